@@ -1,0 +1,15 @@
+#pragma once
+// Each command adds itself to the app: flags -> settings struct -> one call into core, made when the command is parsed.
+
+#include <CLI/CLI.hpp>
+
+namespace moe::cli {
+
+void add_upcycle(CLI::App& app);
+void add_init(CLI::App& app);
+void add_train(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_generate(CLI::App& app);
+
+}  // namespace moe::cli

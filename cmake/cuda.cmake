@@ -1,0 +1,17 @@
+# The CUDA half, included with MOE_CUDA: kernels/*_cuda.cu instead of kernels/no_cuda.cpp, and LibTorch's CUDA libraries.
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/*.cu)
+target_sources(moe_kernels PRIVATE ${moe_cuda_sources})
+target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall>)
+target_link_libraries(moe_kernels PUBLIC CUDA::cudart)
+# --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.
+target_link_libraries(moe_torch INTERFACE -Wl,--no-as-needed ${MOE_TORCH_ROOT}/lib/libtorch_cuda.so
+                                          ${MOE_TORCH_ROOT}/lib/libc10_cuda.so -Wl,--as-needed)
+target_link_options(moe_torch INTERFACE -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR})

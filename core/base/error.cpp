@@ -1,0 +1,49 @@
+#include "core/base/error.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moe {
+
+void fail_check(const char* condition, const char* file, int line, std::string values) {
+  throw std::logic_error(fmt::format("{}:{}: {} does not hold{}{}",
+                                     file,
+                                     line,
+                                     condition,
+                                     values.empty() ? "" : ": ",
+                                     values));
+}
+
+namespace {
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string nearest_name(std::string_view unknown, const std::vector<std::string>& known) {
+  std::string best;
+  size_t best_distance = std::max<size_t>(2, unknown.size() / 3) + 1;
+  for (const auto& name : known) {
+    const size_t distance = edit_distance(unknown, name);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = name;
+    }
+  }
+  return best;
+}
+
+}  // namespace moe

@@ -1,0 +1,38 @@
+#pragma once
+// LLaMA's own sentencepiece tokenizer. Encoding adds no BOS or EOS: who wants them adds bos_id() or eos_id().
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moe::io {
+
+class Tokenizer {
+ public:
+  // Loads FOLDER/tokenizer.model. UserError when it is missing (saying what still works with tokenizer.json alone),
+  // broken, or when its size exceeds `vocab_size` of the model (0 = do not check).
+  static Tokenizer load(const std::filesystem::path& folder, int64_t vocab_size);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  std::vector<int64_t> encode(std::string_view text) const;
+  std::string decode(const std::vector<int64_t>& ids) const;
+  std::string piece(int64_t id) const;  // as stored, with U+2581 for a leading space
+  int64_t bos_id() const;
+  int64_t eos_id() const;
+  int64_t vocab_size() const;
+  // Whether tokenizer_config.json asks for a BOS before every text ("add_bos_token": true); false where it is absent.
+  bool adds_bos() const { return adds_bos_; }
+
+ private:
+  struct Model;
+  Tokenizer();
+  std::unique_ptr<Model> model_;
+  bool adds_bos_ = false;
+};
+
+}  // namespace moe::io

@@ -1,0 +1,65 @@
+#pragma once
+// What config.json says of the model: LLaMA's keys (FACTS section 5) and our "moe" object (SPEC section 10). No tensors.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/route/router_settings.h"
+
+namespace moe::model {
+
+enum class RopeType { kDefault, kLinear, kDynamic, kLlama3 };
+
+struct RopeConfig {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  int64_t original_max_position_embeddings = 0;          // llama3; dynamic: 0 = max_position_embeddings
+};
+
+struct MoeConfig {
+  std::vector<int64_t> layers;  // which layers are MoE, ascending
+  int64_t experts = 0;          // E
+  int64_t expert_width = 0;     // F of one expert
+  int64_t granularity = 1;
+  route::RouterSettings router;
+  double gate_scale = 1.0;
+  int64_t ep_ranks = 1;  // W, logical ranks
+  double lb_coef = 0, entropy_coef = 0;
+  double router_std = 0.02;
+  int64_t router_seed = 0;
+  std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
+};
+
+struct ModelConfig {
+  int64_t vocab_size = 0;         // V
+  int64_t hidden_size = 0;        // D
+  int64_t intermediate_size = 0;  // F of a dense layer
+  int64_t layers = 0;
+  int64_t heads = 0;     // H
+  int64_t kv_heads = 0;  // G
+  int64_t head_dim = 0;  // A
+  int64_t max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
+  double initializer_range = 0.02;
+  RopeConfig rope;
+  std::string dtype = "float32";  // torch_dtype / dtype: float32, bfloat16 or float16
+  std::optional<MoeConfig> moe;
+
+  bool is_moe_layer(int64_t layer) const;
+};
+
+// Reads and checks a config: LlamaForCausalLM, or the qwen2_moe / moe_relu form that `moe` writes. UserError, opened by
+// `where`, for a missing key, an impossible number, an unknown architecture, activation or rope type (named), biases.
+ModelConfig parse_config(const Json& json, const std::string& where);
+
+// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a LlamaForCausalLM config; with
+// moe: qwen2_moe, or moe_relu for ReLU routers (DESIGN section 3).
+OrderedJson config_json(const ModelConfig& config, const Json& parent);
+
+}  // namespace moe::model

@@ -1,0 +1,81 @@
+#pragma once
+// The whole model: embedding, layers of attention and feed-forward (dense or MoE), final norm, head, as transformers
+// computes it. Sequences come packed, [T] tokens with their lengths, so there is no padding anywhere inside.
+
+#include <torch/types.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/io/checkpoint.h"
+#include "core/model/config.h"
+#include "core/model/moe_layer.h"
+
+namespace moe::model {
+
+// T = sum(lengths) tokens; sequence i is the next lengths[i] of them; attention is causal within a sequence and
+// positions start at 0 (plus what a cache holds).
+struct Packed {
+  torch::Tensor ids;             // [T] i64
+  std::vector<int64_t> lengths;  // all positive
+};
+
+// What routing needs besides the weights. By default the folder's own.
+struct RoutingOptions {
+  route::RouterSettings router;
+  int64_t ep_ranks = 1;  // W; tokens of one forward go to ranks by SPEC D1
+};
+
+// Keys and values of the tokens seen so far, one pair a layer, [B, G, S, A]; all B sequences of equal length.
+struct KvCache {
+  std::vector<torch::Tensor> keys, values;
+  int64_t length() const { return keys.empty() ? 0 : keys.front().size(2); }
+};
+
+struct ForwardResult {
+  torch::Tensor hidden;                   // [T, D] after the final norm
+  route::AuxLosses losses;                // summed over MoE layers (SPEC D11)
+  std::vector<route::Counters> counters;  // one a MoE layer, in layer order
+};
+
+struct NamedParameter {
+  std::string name;      // e.g. "model.layers.0.mlp.experts.gate_up", see llama.cpp's table
+  torch::Tensor tensor;  // f32 leaf
+};
+
+class Llama {
+ public:
+  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
+  static Llama load(const io::Checkpoint& checkpoint);
+  ~Llama();
+  Llama(Llama&&) noexcept;
+  Llama& operator=(Llama&&) noexcept;
+
+  const ModelConfig& config() const;
+  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
+
+  // `cache`, when given, is extended in place; all lengths must then be equal.
+  ForwardResult forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache = nullptr) const;
+  torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
+
+  std::vector<NamedParameter> parameters() const;  // every trainable tensor once; tied heads appear once
+  void require_gradients();
+  // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for io::write_tensors.
+  std::vector<io::TensorSource> tensor_sources() const;
+
+ private:
+  struct Weights;
+  Llama();
+  std::unique_ptr<Weights> weights_;
+};
+
+// Writes a whole folder: config.json (router and ep_ranks of `routing` stored), tensors, tokenizer files of `parent`.
+void save_folder(const Llama& model,
+                 const RoutingOptions& routing,
+                 const io::Checkpoint& parent,
+                 const std::filesystem::path& out,
+                 bool force);
+
+}  // namespace moe::model

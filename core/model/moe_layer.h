@@ -1,0 +1,32 @@
+#pragma once
+// One MoE feed-forward layer: route, gather rows by expert, grouped SwiGLU, combine. T tokens, D model width, E experts,
+// F expert width, R routed rows (core/README.md has the legend).
+
+#include <torch/types.h>
+
+#include "core/route/counters.h"
+#include "core/route/losses.h"
+#include "core/route/rule.h"
+
+namespace moe::model {
+
+struct MoeWeights {
+  torch::Tensor router;   // [E, D] f32
+  torch::Tensor gate_up;  // [E, 2F, D], gate rows first
+  torch::Tensor down;     // [E, D, F]
+};
+
+struct MoeOutput {
+  torch::Tensor y;           // [T, D], the residual not included
+  route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11
+  route::Counters counters;  // SPEC section 13, on the device of x
+};
+
+// x [T, D] is the normed input. `group.home` gives each token its logical rank, -1 for padding (its y row is 0).
+MoeOutput moe_forward(const torch::Tensor& x,
+                      const MoeWeights& weights,
+                      const route::RouterSettings& router,
+                      const route::RoutingGroup& group,
+                      double gate_scale);
+
+}  // namespace moe::model

@@ -1,0 +1,1 @@
+// Stands in for every *_cuda entry point in builds without CUDA.

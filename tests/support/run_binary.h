@@ -1,0 +1,42 @@
+#pragma once
+// Runs the moe binary as a user would: arguments in, exit code and both streams out. Nothing here is a terminal.
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/support/temp_dir.h"
+
+namespace moe::test {
+
+struct RunResult {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+inline std::string shell_quote(const std::string& word) {
+  std::string quoted = "'";
+  for (const char c : word) {
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return quoted + "'";
+}
+
+// `prefix` stands before the command: environment settings, ulimit, a redirection of standard input.
+inline RunResult run_moe(const std::vector<std::string>& arguments, const std::string& prefix = "") {
+  const TempDir streams;
+  std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(MOE_BINARY);
+  for (const auto& argument : arguments) {
+    command += " " + shell_quote(argument);
+  }
+  command += " >" + shell_quote((streams / "out").string()) + " 2>" +
+             shell_quote((streams / "err").string()) + " </dev/null";
+  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+          read_file(streams / "out"),
+          read_file(streams / "err")};
+}
+
+}  // namespace moe::test
