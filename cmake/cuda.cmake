@@ -8,7 +8,7 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
 file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/*.cu)
-target_sources(moe_kernels PRIVATE ${moe_cuda_sources})
+target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp)
 target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall>)
 target_link_libraries(moe_kernels PUBLIC CUDA::cudart)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.

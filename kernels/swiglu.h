@@ -1,0 +1,40 @@
+#pragma once
+// SwiGLU's activation: out = silu(gate) * up, with gate and up side by side in one row as one
+// matrix product left them.
+//
+//   hidden [R, 2F] = [gate | up]      out [R, F] = gate * sigmoid(gate) * up
+//   d gate = d out * up * s * (1 + gate * (1 - s))      d up = d out * gate * s        with s =
+//   sigmoid(gate)
+//
+// f32, f64 and bf16 (computed in f32); contiguous rows. Nothing but `hidden` is needed for
+// backward.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace moe::kernels {
+
+at::Tensor swiglu_forward(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
+at::Tensor swiglu_backward(const at::Tensor& grad_out,
+                           const at::Tensor& hidden);  // [R, F], [R, 2F] -> [R, 2F]
+
+// The reference: plain loops in double. hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows,
+// width].
+void swiglu_forward_reference(const float* hidden, float* out, int64_t rows, int64_t width);
+void swiglu_backward_reference(
+    const float* grad_out, const float* hidden, float* grad_hidden, int64_t rows, int64_t width);
+
+// The CUDA entry points (swiglu_cuda.cu, or no_cuda.cpp which refuses). Device pointers, dtype by
+// flag, a cudaStream_t.
+void swiglu_forward_cuda(
+    const void* hidden, void* out, int64_t rows, int64_t width, bool is_bf16, void* stream);
+void swiglu_backward_cuda(const void* grad_out,
+                          const void* hidden,
+                          void* grad_hidden,
+                          int64_t rows,
+                          int64_t width,
+                          bool is_bf16,
+                          void* stream);
+
+}  // namespace moe::kernels
