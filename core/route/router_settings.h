@@ -1,5 +1,12 @@
 #pragma once
-// What --router says (SPEC section 10), parsed, checked, printed back and stored in config.json. No tensors here.
+// What --router says (SPEC section 10), parsed, checked, printed back and stored in config.json. No
+// tensors here.
+//
+//   router := "top" INT { "+ir" | "+fr" } [":" opt {"," opt}]
+//               opt := cf=FLOAT|inf  gate=selected|none  st=on|off  lb=first|selected
+//               order=choice|score
+//           | "topp:" FLOAT {"," "max=" INT}
+//           | "relu:k=" INT {"," ("lambda0=" FLOAT | "mult=" FLOAT | "l1=refined|plain")}
 
 #include <cstdint>
 #include <optional>
@@ -16,40 +23,54 @@ enum class SlotOrder { kChoice, kScore };
 
 struct RouterSettings {
   Family family = Family::kTopK;
-  int64_t k = 1;                          // top-k: experts per token; relu: sets the target sparsity 1 - k/E
-  bool ir = false, fr = false;            // top-k only
+  int64_t k = 1;                // top-k: experts per token; relu: sets the target sparsity 1 - k/E
+  bool ir = false, fr = false;  // top-k only
   std::optional<double> capacity_factor;  // top-k: slots = ceil(CF * T_r / E); empty = dropless
   GateNorm gate_norm = GateNorm::kSelected;
   bool straight_through = true;
-  LbCount lb_count = LbCount::kFirst;
+  LbCount lb_count = LbCount::kFirst;  // top-p: always selected
   SlotOrder slot_order = SlotOrder::kChoice;
-  double p = 0;                           // top-p: probability mass to reach
-  std::optional<int64_t> max_experts;     // top-p: keep at most so many
+  double p = 0;                                    // top-p: probability mass to reach
+  std::optional<int64_t> max_experts;              // top-p: keep at most so many
   double lambda0 = 1e-8, lambda_multiplier = 1.2;  // relu: adaptive L1
   bool l1_refined = true;
 
   bool operator==(const RouterSettings&) const = default;
 };
 
-// Parses the grammar of SPEC section 10, e.g. "top1+ir+fr:cf=0.5". Default capacity factor of top-k: k. Throws UserError
-// that names the offending part and the known forms.
+// Parses the grammar above, in any case of letters. Default capacity factor of top-k: k. Throws
+// UserError that names the offending part and the known forms.
 RouterSettings parse_router(const std::string& text);
 
-// The canonical form: parse_router(to_string(s)) == s.
+// The same with the value of --cf ("0.5", "inf"; "" = not given). UserError when it contradicts a
+// cf= in the text, or when the router has no capacity.
+RouterSettings parse_router(const std::string& text, const std::string& cf);
+
+// The canonical form: parse_router(to_string(s)) == s. Only what differs from the defaults is
+// printed.
 std::string to_string(const RouterSettings& settings);
 
-// The "router" object of config.json's "moe" object, and back.
+// The "router" object of config.json's "moe" object, and back. Keys that mean nothing to the family
+// are null. Throws UserError, opened by `where`, on an unknown key, a wrong type or a value out of
+// range.
 OrderedJson to_json(const RouterSettings& settings);
 RouterSettings router_from_json(const Json& json, const std::string& where);
 
-// UserError when the settings do not fit E experts (k > E, k + 1 is fine with fr).
+// UserError, opened by `where`, when a number is out of range whatever the model is. Both parsers
+// call it.
+void check_ranges(const RouterSettings& settings, const std::string& where);
+
+// UserError when the settings do not fit E experts (k > E; k + 1 > E is fine with fr, which then
+// does nothing).
 void check_router(const RouterSettings& settings, int64_t experts);
 
-// Default coefficients (SPEC section 10): load balance 1e-2 for top-k and top-p, entropy 1e-4 for top-p, else 0.
+// Default coefficients (SPEC section 10): load balance 1e-2 for top-k and top-p, entropy 1e-4 for
+// top-p, else 0.
 double default_lb_coef(const RouterSettings& settings);
 double default_entropy_coef(const RouterSettings& settings);
 
-// Whether an upcycled model with this router computes its dense parent exactly (SPEC section 11), and why, in words.
+// Whether an upcycled model with this router computes its dense parent exactly (SPEC section 11),
+// and why, in words.
 struct Preserves {
   bool exact = false;
   std::string words;
