@@ -1,63 +1,54 @@
 #pragma once
-// A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files. Reading checks
-// that index and shards agree; writing is all or nothing (DESIGN section 3).
+// A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files.
+// Reading checks that index and shards agree; writing is all or nothing (DESIGN section 3).
 
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/json.h"
 #include "core/io/safetensors.h"
+#include "core/io/staged_folder.h"
 
 namespace moe::io {
 
 class Checkpoint {
  public:
-  // Maps every shard, reads headers only. Throws UserError: not a folder, no config.json, no weights, an index that
-  // names a missing shard or disagrees with a shard, a tensor in two shards.
+  // Maps every shard, reads headers only. Throws UserError: not a folder, no config.json, no
+  // weights, an index that names a missing shard or disagrees with a shard, a tensor in two shards.
+  // model.safetensors wins over an index.
   explicit Checkpoint(const std::filesystem::path& folder);
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
-  std::string config_name() const { return (folder_ / "config.json").string(); }  // for error messages
-  std::vector<TensorInfo> tensors() const;                                         // all shards, by name
+  std::string config_name() const {
+    return (folder_ / "config.json").string();
+  }                                         // for error messages
+  std::vector<TensorInfo> tensors() const;  // all shards, by name
   bool has(const std::string& name) const { return where_.count(name) > 0; }
-  const TensorInfo& info(const std::string& name) const;   // UserError when missing
-  const SafetensorsFile& file_of(const std::string& name) const;
-  std::span<const std::byte> bytes(const std::string& name) const { return file_of(name).bytes(name); }
+  const TensorInfo& info(const std::string& name) const;          // UserError when missing
+  const SafetensorsFile& file_of(const std::string& name) const;  // UserError when missing
+  std::span<const std::byte> bytes(const std::string& name) const {
+    return file_of(name).bytes(name);
+  }
 
  private:
-  std::filesystem::path folder_;
-  Json config_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
   struct Place {
     size_t file = 0;
     TensorInfo info;
   };
+  void open_file(const std::filesystem::path& path);
+  void open_shards(const std::filesystem::path& index_path);
+  const Place& place_of(const std::string& name) const;
+
+  std::filesystem::path folder_;
+  Json config_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Place> where_;
-};
-
-// An output folder that exists whole or not at all: everything goes into OUT.partial, commit() syncs and renames it.
-// Destroyed without commit, it removes the partial folder. OUT there already: UserError unless `force`, which replaces
-// it at commit and not before. A stale OUT.partial of a killed run is removed at the start.
-class StagedFolder {
- public:
-  StagedFolder(std::filesystem::path out, bool force);
-  ~StagedFolder();
-  StagedFolder(const StagedFolder&) = delete;
-  StagedFolder& operator=(const StagedFolder&) = delete;
-
-  const std::filesystem::path& path() const { return partial_; }  // write here
-  void write_text(const std::string& name, const std::string& text) const;
-  void commit();
-
- private:
-  std::filesystem::path out_, partial_;
-  bool force_ = false;
-  bool committed_ = false;
 };
 
 // UserError when the disk of `folder` (or its nearest existing parent) has less than `bytes` free.
@@ -70,14 +61,17 @@ struct TensorSource {
 };
 
 // Writes `tensors` in order into `folder`: model.safetensors when they fit into `shard_bytes`, else
-// model-00001-of-0000N.safetensors and model.safetensors.index.json. Returns the bytes of tensor data.
+// model-00001-of-0000N.safetensors and model.safetensors.index.json. A tensor larger than
+// `shard_bytes` gets a shard of its own. `on_bytes` is told after each tensor how many bytes of
+// tensor data are written so far. Returns their sum.
 uint64_t write_tensors(const std::filesystem::path& folder,
                        const std::vector<TensorSource>& tensors,
                        uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes = {});
 
-// Copies tokenizer and generation files of `from` (tokenizer*, special_tokens_map.json, added_tokens.json,
-// chat_template*, generation_config.json); writes a LLaMA tokenizer_config.json where there is none (DESIGN section 3).
+// Copies tokenizer and generation files of `from` (tokenizer*, special_tokens_map.json,
+// added_tokens.json, chat_template*, generation_config.json); writes a LLaMA tokenizer_config.json
+// where a tokenizer.model comes without one (DESIGN section 3).
 void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace moe::io

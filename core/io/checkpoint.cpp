@@ -1,0 +1,176 @@
+// Reading a folder: the config, then headers only. The index is a claim about the shards, held
+// against every one of them.
+#include "core/io/checkpoint.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+
+namespace moe::io {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+void check_folder(const fs::path& folder) {
+  const std::string name = folder.string();
+  std::error_code error;
+  const auto status = fs::status(folder, error);
+  if (!fs::exists(status)) {
+    const std::string replaced = name + ".replaced";
+    if (is_there(replaced)) {
+      throw UserError(
+          "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
+          name,
+          replaced);
+    }
+    throw UserError("{}: no such folder", name);
+  }
+  if (!fs::is_directory(status)) {
+    throw UserError("{}: is a file; give the model folder that holds config.json", name);
+  }
+  if (!is_there(folder / "config.json")) {
+    throw UserError(
+        "{}: has no config.json; a model folder holds config.json and model.safetensors", name);
+  }
+}
+
+[[noreturn]] void throw_no_weights(const fs::path& folder) {
+  const bool is_pickle =
+      is_there(folder / "pytorch_model.bin") || is_there(folder / "pytorch_model.bin.index.json");
+  if (is_pickle) {
+    throw UserError(
+        "{0}: has pytorch_model.bin only, a Python pickle; convert it with: python -c \"from "
+        "transformers import "
+        "AutoModelForCausalLM as M; M.from_pretrained('{0}').save_pretrained('{0}')\"",
+        folder.string());
+  }
+  throw UserError(
+      "{}: has neither {} nor {}; fetch the weights", folder.string(), kSingleFile, kIndexFile);
+}
+
+// tensor name -> shard name, as the index says it.
+std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
+  const std::string where = index_path.string();
+  const Json index = read_json(index_path);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    throw UserError("{}: has no 'weight_map' object; fetch it again", where);
+  }
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [tensor, unused] : index["weight_map"].items()) {
+    const std::string shard = get_string(index["weight_map"], tensor, where);
+    if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos ||
+        shard.find('\0') != std::string::npos) {
+      throw UserError("{}: '{}' is said to be in '{}', which is no file name in this folder",
+                      where,
+                      printable(tensor),
+                      printable(shard));
+    }
+    weight_map[tensor] = shard;
+  }
+  if (weight_map.empty()) {
+    throw UserError("{}: its 'weight_map' is empty; fetch it again", where);
+  }
+  return weight_map;
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
+  check_folder(folder_);
+  config_ = read_json(folder_ / "config.json");
+  if (!config_.is_object()) {
+    throw UserError("{}: must be a JSON object", config_name());
+  }
+  if (is_there(folder_ / kSingleFile)) {
+    open_file(folder_ / kSingleFile);
+  } else if (is_there(folder_ / kIndexFile)) {
+    open_shards(folder_ / kIndexFile);
+  } else {
+    throw_no_weights(folder_);
+  }
+}
+
+void Checkpoint::open_file(const fs::path& path) {
+  files_.push_back(std::make_unique<SafetensorsFile>(path));
+  for (const auto& tensor : files_.back()->tensors()) {
+    const auto [place, is_new] = where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor});
+    if (!is_new) {
+      throw UserError("{}: '{}' is in {} and in {}; fetch the folder again",
+                      folder_.string(),
+                      printable(tensor.name),
+                      files_.at(place->second.file)->path().filename().string(),
+                      path.filename().string());
+    }
+  }
+}
+
+void Checkpoint::open_shards(const fs::path& index_path) {
+  const std::string where = index_path.string();
+  const auto weight_map = read_weight_map(index_path);
+  std::set<std::string> shards;
+  for (const auto& [tensor, shard] : weight_map) {
+    shards.insert(shard);
+  }
+  for (const auto& shard : shards) {
+    if (!is_there(folder_ / shard)) {
+      throw UserError("{}: names the shard '{}', which is not in the folder; fetch it",
+                      where,
+                      printable(shard));
+    }
+    open_file(folder_ / shard);
+  }
+  for (const auto& [tensor, shard] : weight_map) {
+    const auto found = where_.find(tensor);
+    if (found == where_.end() || files_.at(found->second.file)->path().filename() != shard) {
+      throw UserError(
+          "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again",
+          where,
+          printable(tensor),
+          printable(shard));
+    }
+  }
+  for (const auto& [tensor, place] : where_) {
+    if (weight_map.count(tensor) == 0) {
+      throw UserError("{}: does not list '{}', which shard '{}' holds; fetch both again",
+                      where,
+                      printable(tensor),
+                      files_.at(place.file)->path().filename().string());
+    }
+  }
+}
+
+std::vector<TensorInfo> Checkpoint::tensors() const {
+  std::vector<TensorInfo> all;
+  all.reserve(where_.size());
+  for (const auto& [name, place] : where_) {
+    all.push_back(place.info);
+  }
+  return all;
+}
+
+const Checkpoint::Place& Checkpoint::place_of(const std::string& name) const {
+  const auto found = where_.find(name);
+  if (found == where_.end()) {
+    throw UserError("{}: tensor '{}' is missing", folder_.string(), printable(name));
+  }
+  return found->second;
+}
+
+const TensorInfo& Checkpoint::info(const std::string& name) const { return place_of(name).info; }
+
+const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
+  return *files_.at(place_of(name).file);
+}
+
+}  // namespace moe::io

@@ -1,0 +1,37 @@
+#pragma once
+// A file mapped read-only. Moved, not copied; spans live as long as it does. The pages belong to
+// the kernel's cache and count as no anonymous memory of ours. A file that another program cuts
+// short while it is mapped raises SIGBUS on access: the one fault of a file that cannot be checked
+// beforehand (SafetensorsWriter::copy does not suffer from it).
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+#include "core/io/file.h"
+
+namespace moe::io {
+
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  int descriptor() const { return descriptor_.get(); }  // for copies inside the kernel
+  // Gives the pages of `part` back to the kernel's cache, so that a streaming copy keeps none
+  // resident. They may be read again: then from the cache, or from the disk if the kernel needed
+  // the memory.
+  void drop(std::span<const std::byte> part) const;
+
+ private:
+  Descriptor descriptor_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace moe::io

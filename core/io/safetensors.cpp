@@ -1,0 +1,194 @@
+// Reading: nothing of the header is believed before it is checked against the file's size, and no
+// tensor is handed out before all of them were seen to tile the data exactly.
+#include "core/io/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/utf8.h"
+
+namespace moe::io {
+
+namespace {
+
+constexpr uint64_t kLengthBytes = 8;
+
+struct Entry {
+  TensorInfo info;
+  uint64_t begin = 0, end = 0;  // in the data, which starts behind the header
+};
+
+// The text of the header. Errors: a file too short for what it claims, or no safetensors file at
+// all.
+std::string_view header_text(std::span<const std::byte> file, const std::string& where) {
+  if (file.size() < kLengthBytes) {
+    throw UserError(
+        "{}: {} bytes are too few for a safetensors file; fetch it again", where, file.size());
+  }
+  uint64_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) {
+    length |= std::to_integer<uint64_t>(file[i]) << (8 * i);
+  }
+  if (length > kMaxHeaderBytes) {
+    throw UserError(
+        "{}: claims a header of {} bytes, more than the {} that safetensors allows: not a "
+        "safetensors file",
+        where,
+        length,
+        kMaxHeaderBytes);
+  }
+  if (length > file.size() - kLengthBytes) {
+    throw UserError(
+        "{}: truncated: claims a header of {} bytes, the file has {} after the length; fetch it "
+        "again",
+        where,
+        length,
+        file.size() - kLengthBytes);
+  }
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
+  if (!text.starts_with('{')) {
+    throw UserError("{}: the header is not a JSON object: not a safetensors file", where);
+  }
+  return text;
+}
+
+std::vector<int64_t> parse_shape(const Json& entry, const std::string& where) {
+  std::vector<int64_t> shape = get_ints(entry, "shape", where);
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
+    throw UserError("{}: shape {} has a negative size", where, printable(shape_text(shape)));
+  }
+  return shape;
+}
+
+// The bytes that dtype and shape ask for. Multiplied left to right as TensorInfo::elements() does,
+// so that a shape which passes here overflows nowhere.
+int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
+  int64_t product = 1;
+  bool overflows = false;
+  for (const int64_t size : info.shape) {
+    overflows = overflows || __builtin_mul_overflow(product, size, &product);
+  }
+  int64_t bytes = 0;
+  overflows = overflows || __builtin_mul_overflow(product, dtype_bytes(info.dtype), &bytes);
+  if (overflows) {
+    throw UserError(
+        "{}: shape {} is larger than any memory", where, printable(shape_text(info.shape)));
+  }
+  return bytes;
+}
+
+Entry parse_entry(const std::string& name, const Json& value, const std::string& file) {
+  const std::string where = fmt::format("{}: '{}'", file, printable(name));
+  Entry entry;
+  entry.info.name = name;
+  entry.info.dtype = parse_dtype(get_string(value, "dtype", where), where);
+  entry.info.shape = parse_shape(value, where);
+  const std::vector<int64_t> offsets = get_ints(value, "data_offsets", where);
+  if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0]) {
+    throw UserError(
+        "{}: data_offsets {} must be a begin and an end", where, printable(shape_text(offsets)));
+  }
+  const int64_t bytes = checked_bytes(entry.info, where);
+  if (offsets[1] - offsets[0] != bytes) {
+    throw UserError(
+        "{}: {} of shape {} takes {} bytes, its data_offsets {} span {}; fetch the file again",
+        where,
+        dtype_name(entry.info.dtype),
+        printable(shape_text(entry.info.shape)),
+        bytes,
+        shape_text(offsets),
+        offsets[1] - offsets[0]);
+  }
+  entry.begin = static_cast<uint64_t>(offsets[0]);
+  entry.end = static_cast<uint64_t>(offsets[1]);
+  return entry;
+}
+
+std::map<std::string, std::string> parse_metadata(const Json& value, const std::string& file) {
+  const std::string where = file + ": __metadata__";
+  if (!value.is_object()) {
+    throw UserError("{}: must be an object of strings", where);
+  }
+  std::map<std::string, std::string> metadata;
+  for (const auto& [key, unused] : value.items()) {
+    metadata[key] = get_string(value, key, where);
+  }
+  return metadata;
+}
+
+// `entries` by offset must tile [0, data_bytes).
+void check_tiling(const std::vector<Entry>& entries,
+                  uint64_t data_bytes,
+                  const std::string& where) {
+  uint64_t claimed = 0;
+  for (const auto& entry : entries) {
+    claimed = std::max(claimed, entry.end);
+  }
+  if (claimed > data_bytes) {
+    throw UserError("{}: truncated: header says {} bytes of data, the file has {}; fetch it again",
+                    where,
+                    claimed,
+                    data_bytes);
+  }
+  uint64_t at = 0;
+  for (const auto& entry : entries) {
+    if (entry.begin != at) {
+      throw UserError(
+          "{}: '{}' begins at byte {} of the data, the tensor before it ends at {}: {}; fetch the "
+          "file again",
+          where,
+          printable(entry.info.name),
+          entry.begin,
+          at,
+          entry.begin < at ? "they overlap" : "a gap");
+    }
+    at = entry.end;
+  }
+  if (at != data_bytes) {
+    throw UserError(
+        "{}: {} bytes follow the last tensor, which ends at byte {} of the data; fetch the file "
+        "again",
+        where,
+        data_bytes - at,
+        at);
+  }
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path) {
+  const std::string where = path.string();
+  const std::string_view text = header_text(file_.bytes(), where);
+  const Json header = parse_json(text, where + ": header", DuplicateKeys::kRefused);
+  std::vector<Entry> entries;
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") {
+      metadata_ = parse_metadata(value, where);
+    } else {
+      entries.push_back(parse_entry(name, value, where));
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.begin, a.end, a.info.name) < std::tie(b.begin, b.end, b.info.name);
+  });
+  const uint64_t data_begin = kLengthBytes + text.size();
+  check_tiling(entries, file_.bytes().size() - data_begin, where);
+  for (auto& entry : entries) {
+    ranges_[entry.info.name] = {data_begin + entry.begin, data_begin + entry.end};
+    tensors_.push_back(std::move(entry.info));
+  }
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(const std::string& name) const {
+  const auto found = ranges_.find(name);
+  if (found == ranges_.end()) {
+    throw UserError("{}: holds no tensor '{}'", path_.string(), printable(name));
+  }
+  const auto [begin, end] = found->second;
+  return file_.bytes().subspan(begin, end - begin);
+}
+
+}  // namespace moe::io
