@@ -1,0 +1,68 @@
+#pragma once
+// Examples -> batches of packed token rows, without end: one epoch's order follows the other's, and
+// a cursor of three numbers says where the stream stands, so that training can go on from there bit
+// for bit.
+//
+//   stream  SPEC D19: the examples in order, joined into one stream and cut every seq_len tokens;
+//   no padding, plain causal
+//           mask. What is left of an epoch's last row goes on with the next epoch's first example.
+//   none    one example a row, rows of unequal length.
+//
+// Targets are shifted inside the row: position t predicts the label at t+1, the last position
+// predicts nothing.
+
+#include <cstdint>
+#include <vector>
+
+#include "core/data/examples.h"
+
+namespace moe::data {
+
+enum class Pack { kStream, kNone };
+
+struct BatchSettings {
+  Pack pack = Pack::kStream;
+  bool shuffle = true;
+  int64_t seq_len = 2048;  // S: tokens a row, with Pack::kNone at most
+  int64_t rows = 1;        // rows a batch
+  uint64_t seed = 0;
+};
+
+struct Cursor {
+  int64_t epoch = 0;
+  int64_t example = 0;  // place in the epoch's order, not in the file
+  int64_t offset = 0;   // tokens of that example already given out; 0 with Pack::kNone
+  bool operator==(const Cursor&) const = default;
+};
+
+struct Batch {
+  std::vector<int64_t> ids;      // [T]
+  std::vector<int64_t> targets;  // [T], kNoLoss = none
+  std::vector<int64_t> lengths;  // one a row, their sum is T
+  int64_t target_count = 0;
+};
+
+class BatchStream {
+ public:
+  // Keeps a reference to `examples`. UserError with Pack::kNone when an example is longer than
+  // seq_len.
+  BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor = {});
+
+  Batch next();
+  const Cursor& cursor() const { return cursor_; }
+  double rows_per_epoch() const;  // stream: a fraction of the last row counts as such
+
+ private:
+  void add_stream_row(Batch& batch);
+  void add_example_row(Batch& batch);
+  const Example& current() const;
+  void advance_example();
+  void set_order();
+
+  const Examples& examples_;
+  BatchSettings settings_;
+  Cursor cursor_;
+  std::vector<int64_t> order_;  // of cursor_.epoch
+};
+
+}  // namespace moe::data

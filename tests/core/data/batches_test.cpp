@@ -1,0 +1,190 @@
+#include "core/data/batches.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/data/shuffle.h"
+#include "tests/support/catch.h"
+
+using namespace moe;
+using namespace moe::data;
+
+namespace {
+
+// Examples of the given lengths with ids 0, 1, 2, ... through all of them; every third label is no
+// loss.
+Examples numbered(const std::vector<int64_t>& lengths) {
+  Examples examples;
+  examples.files = {"numbers.jsonl"};
+  int32_t next = 0;
+  for (const int64_t length : lengths) {
+    Example example;
+    example.line = static_cast<int64_t>(examples.items.size()) + 1;
+    for (int64_t t = 0; t < length; ++t, ++next) {
+      example.ids.push_back(next);
+      example.labels.push_back(next % 3 == 0 ? kNoLoss : next);
+    }
+    examples.items.push_back(example);
+  }
+  return examples;
+}
+
+struct Rows {
+  std::vector<std::vector<int64_t>> ids, targets;
+  bool operator==(const Rows&) const = default;
+};
+
+void append(Rows& rows, const Batch& batch) {
+  size_t at = 0;
+  for (const int64_t length : batch.lengths) {
+    const auto end = at + static_cast<size_t>(length);
+    rows.ids.emplace_back(batch.ids.begin() + at, batch.ids.begin() + end);
+    rows.targets.emplace_back(batch.targets.begin() + at, batch.targets.begin() + end);
+    at = end;
+  }
+}
+
+Rows take(BatchStream& stream, int64_t batches) {
+  Rows rows;
+  for (int64_t i = 0; i < batches; ++i) {
+    append(rows, stream.next());
+  }
+  return rows;
+}
+
+std::vector<int64_t> shifted(const std::vector<int64_t>& labels) {
+  std::vector<int64_t> targets(labels.begin() + 1, labels.end());
+  targets.push_back(kNoLoss);
+  return targets;
+}
+
+// The slow obvious packer: write all epochs out in one go, then cut.
+Rows pack_slowly(const Examples& examples,
+                 const BatchSettings& settings,
+                 int64_t epochs,
+                 size_t rows_wanted) {
+  std::vector<int64_t> ids, labels;
+  Rows rows;
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    std::vector<int64_t> order(examples.items.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (settings.shuffle) {
+      order = shuffled_order(static_cast<int64_t>(order.size()), settings.seed, epoch);
+    }
+    for (const int64_t index : order) {
+      const Example& example = examples.items[static_cast<size_t>(index)];
+      ids.insert(ids.end(), example.ids.begin(), example.ids.end());
+      labels.insert(labels.end(), example.labels.begin(), example.labels.end());
+      if (settings.pack == Pack::kNone) {
+        rows.ids.push_back(ids);
+        rows.targets.push_back(shifted(labels));
+        ids.clear();
+        labels.clear();
+      }
+    }
+  }
+  const auto length = static_cast<size_t>(settings.seq_len);
+  for (size_t at = 0; settings.pack == Pack::kStream && at + length <= ids.size(); at += length) {
+    rows.ids.emplace_back(ids.begin() + at, ids.begin() + at + length);
+    rows.targets.push_back(shifted({labels.begin() + at, labels.begin() + at + length}));
+  }
+  REQUIRE(rows.ids.size() >= rows_wanted);
+  rows.ids.resize(rows_wanted);
+  rows.targets.resize(rows_wanted);
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("batches equal a packer that writes all epochs out", "[data]") {
+  const std::vector<std::vector<int64_t>> tables = {
+      {3, 5, 2, 7, 4, 2, 9}, {2}, {4, 4, 4}, {17, 2, 2}, {2, 2, 2, 2, 31}};
+  for (const auto& lengths : tables) {
+    const Examples examples = numbered(lengths);
+    for (const Pack pack : {Pack::kStream, Pack::kNone}) {
+      for (const bool shuffle : {true, false}) {
+        for (const int64_t seq_len : {2, 4, 5, 31, 64}) {
+          const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+          if (pack == Pack::kNone && longest > seq_len) {
+            continue;
+          }
+          const BatchSettings settings{pack, shuffle, seq_len, 3, 11};
+          BatchStream stream(examples, settings);
+          CHECK(take(stream, 8) == pack_slowly(examples, settings, 2000, 24));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a stream taken up at any cursor goes on as if it had never stopped", "[data]") {
+  const Examples examples = numbered({3, 5, 2, 7, 4, 2, 9});
+  for (const Pack pack : {Pack::kStream, Pack::kNone}) {
+    const BatchSettings settings{pack, true, 11, 2, 5};
+    BatchStream stream(examples, settings);
+    for (int stop = 0; stop < 12; ++stop) {
+      const Cursor cursor = stream.cursor();
+      BatchStream resumed(examples, settings, cursor);
+      BatchStream original = stream;
+      CHECK(take(resumed, 5) == take(original, 5));
+      stream.next();
+    }
+  }
+}
+
+TEST_CASE("a batch counts its targets and a row's last position predicts nothing", "[data]") {
+  const Examples examples = numbered({4, 3});
+  BatchStream stream(examples, {Pack::kNone, false, 8, 2, 0});
+  const Batch batch = stream.next();
+  CHECK(batch.ids == std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6});
+  CHECK(batch.targets == std::vector<int64_t>{1, 2, -100, -100, 5, -100, -100});
+  CHECK(batch.lengths == std::vector<int64_t>{4, 3});
+  CHECK(batch.target_count == 3);
+  CHECK(stream.rows_per_epoch() == 2);
+  CHECK(BatchStream(examples, {Pack::kStream, false, 4, 2, 0}).rows_per_epoch() == Approx(7.0 / 4));
+}
+
+TEST_CASE("an example longer than the row is an error by its line", "[data]") {
+  const Examples examples = numbered({4, 9});
+  CHECK_THROWS_WITH(BatchStream(examples, {Pack::kNone, true, 8, 2, 0}),
+                    "numbers.jsonl line 2: the example has 9 tokens, --seq-len is 8; raise it, "
+                    "shorten the example or use "
+                    "--pack stream");
+  CHECK_NOTHROW(BatchStream(examples, {Pack::kStream, true, 8, 2, 0}));
+}
+
+TEST_CASE("shuffled orders are permutations that depend on seed and epoch alone", "[data]") {
+  const auto order = shuffled_order(1000, 7, 0);
+  auto sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  for (int64_t i = 0; i < 1000; ++i) {
+    REQUIRE(sorted[static_cast<size_t>(i)] == i);
+  }
+  CHECK(order == shuffled_order(1000, 7, 0));
+  CHECK(order != shuffled_order(1000, 7, 1));
+  CHECK(order != shuffled_order(1000, 8, 0));
+  CHECK(shuffled_order(1000, 7, 1) != shuffled_order(1000, 8, 0));
+  CHECK(shuffled_order(0, 7, 0).empty());
+}
+
+TEST_CASE("SplitMix64 gives the published sequence", "[data]") {
+  SplitMix64 random(1234567);  // Vigna's splitmix64.c with this seed
+  CHECK(random.next() == 6457827717110365317ULL);
+  CHECK(random.next() == 3203168211198807973ULL);
+  CHECK(random.next() == 9817491932198370423ULL);
+}
+
+TEST_CASE("every order of three is equally likely", "[data]") {
+  // 6000 epochs over 6 orders: mean 1000, standard deviation sqrt(6000 * 1/6 * 5/6) = 28.9; 5 of
+  // them = 145.
+  std::map<std::vector<int64_t>, int> seen;
+  for (int64_t epoch = 0; epoch < 6000; ++epoch) {
+    ++seen[shuffled_order(3, 3, epoch)];
+  }
+  REQUIRE(seen.size() == 6);
+  for (const auto& [order, count] : seen) {
+    CHECK(std::abs(count - 1000) < 145);
+  }
+}
