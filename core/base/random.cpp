@@ -1,0 +1,157 @@
+#include "core/base/random.h"
+
+#include <bit>
+#include <cmath>
+
+#include "core/base/error.h"
+
+namespace moe {
+namespace {
+
+constexpr int kLayers = 256;
+constexpr double kTailStart =
+    3.6541528853610088;  // r of Marsaglia and Tsang's table for 256 layers
+
+// Right edges x[0] > x[1] = r > ... > x[256] = 0 of layers of equal area under exp(-x^2/2); layer 0
+// holds the tail.
+struct Ziggurat {
+  std::array<double, kLayers + 1> x{};
+  std::array<double, kLayers>
+      ratio{};  // x[i + 1] / x[i]: below it a point lies under the curve for certain
+
+  Ziggurat() {
+    const double height = std::exp(-0.5 * kTailStart * kTailStart);
+    const double tail = std::sqrt(std::acos(-1.0) / 2.0) * std::erfc(kTailStart / std::sqrt(2.0));
+    const double area = kTailStart * height + tail;
+    x[0] = area / height;
+    x[1] = kTailStart;
+    for (int i = 2; i < kLayers; ++i) {
+      x[i] = std::sqrt(-2.0 * std::log(area / x[i - 1] + std::exp(-0.5 * x[i - 1] * x[i - 1])));
+    }
+    x[kLayers] = 0.0;
+    for (int i = 0; i < kLayers; ++i) {
+      ratio[i] = x[i + 1] / x[i];
+    }
+  }
+};
+
+const Ziggurat& ziggurat() {
+  static const Ziggurat table;
+  return table;
+}
+
+uint64_t splitmix64(uint64_t& state) {
+  uint64_t z = (state += 0x9e3779b97f4a7c15ULL);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+  }
+  return hash;
+}
+
+inline uint64_t advance(std::array<uint64_t, 4>& s) {
+  const uint64_t result = std::rotl(s[0] + s[3], 23) + s[0];
+  const uint64_t shifted = s[1] << 17;
+  s[2] ^= s[0];
+  s[3] ^= s[1];
+  s[1] ^= s[2];
+  s[0] ^= s[3];
+  s[2] ^= shifted;
+  s[3] = std::rotl(s[3], 45);
+  return result;
+}
+
+// The upper 53 bits as a number in (-1, 1), odd multiples of 2^-53: never 0, and symmetric.
+inline double symmetric(uint64_t bits) {
+  const auto whole = static_cast<int64_t>(bits >> 11);  // [0, 2^53)
+  return static_cast<double>(2 * whole + 1 - (int64_t{1} << 53)) * 0x1p-53;
+}
+
+}  // namespace
+
+Random::Random(uint64_t seed, std::string_view stream) {
+  uint64_t mixer = seed;
+  mixer = splitmix64(mixer) ^ fnv1a(stream);
+  for (auto& word : state_) {
+    word = splitmix64(mixer);
+  }
+}
+
+uint64_t Random::bits() { return advance(state_); }
+
+double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+
+uint64_t Random::below(uint64_t count) {
+  MOE_CHECK(count >= 1);
+  const uint64_t refuse =
+      (0 - count) % count;  // 2^64 mod count: drawing again below it leaves whole multiples
+  uint64_t drawn = bits();
+  while (drawn < refuse) {
+    drawn = bits();
+  }
+  return drawn % count;
+}
+
+// A point beyond the certain part of its layer: the tail of layer 0, or the wedge under the curve
+// of the others.
+double Random::normal_outside(uint64_t layer, double u, bool& accepted) {
+  const Ziggurat& table = ziggurat();
+  accepted = true;
+  if (layer == 0) {
+    double x = 0, y = 0;
+    do {
+      x = std::log1p(-uniform()) / kTailStart;
+      y = std::log1p(-uniform());
+    } while (-2.0 * y < x * x);
+    return u < 0 ? x - kTailStart : kTailStart - x;
+  }
+  const double x = u * table.x[layer];
+  const double upper = std::exp(-0.5 * (table.x[layer] * table.x[layer] - x * x));
+  const double lower = std::exp(-0.5 * (table.x[layer + 1] * table.x[layer + 1] - x * x));
+  accepted = lower + uniform() * (upper - lower) < 1.0;
+  return x;
+}
+
+double Random::normal() {
+  const Ziggurat& table = ziggurat();
+  for (;;) {
+    const uint64_t drawn = bits();
+    const uint64_t layer = drawn & (kLayers - 1);  // bits 0..7; the value takes 11..63
+    const double u = symmetric(drawn);
+    if (std::abs(u) < table.ratio[layer]) {
+      return u * table.x[layer];
+    }
+    bool accepted = false;
+    const double x = normal_outside(layer, u, accepted);
+    if (accepted) {
+      return x;
+    }
+  }
+}
+
+void Random::fill_normal(std::span<float> out, double std) {
+  const Ziggurat& table = ziggurat();
+  std::array<uint64_t, 4> state = state_;  // in registers: half the time of normal() one by one
+  for (float& value : out) {
+    std::array<uint64_t, 4> before = state;
+    const uint64_t drawn = advance(state);
+    const uint64_t layer = drawn & (kLayers - 1);
+    const double u = symmetric(drawn);
+    if (std::abs(u) < table.ratio[layer]) {
+      value = static_cast<float>(u * table.x[layer] * std);
+      continue;
+    }
+    state_ = before;
+    value = static_cast<float>(normal() * std);
+    state = state_;
+  }
+  state_ = state;
+}
+
+}  // namespace moe

@@ -1,0 +1,28 @@
+#pragma once
+// Weights from one floating type to another, block by block: F32, BF16 and F16, widening exactly,
+// narrowing to the nearest with ties to even, as PyTorch does. No tensors, no memory beyond the
+// caller's blocks.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/io/safetensors.h"
+
+namespace moe::model {
+
+uint16_t float_to_bf16(float value);  // NaN stays NaN (quiet), overflow goes to infinity
+uint16_t float_to_f16(float value);
+float bf16_to_float(uint16_t bits);
+float f16_to_float(uint16_t bits);
+
+// `in` holds n values of `from`, `out` gets n values of `to`; both may be unaligned.
+void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out, io::DType to);
+
+// Sends a mapped tensor to `writer` as `to`, through a block of at most 4 MiB.
+void write_converted(std::span<const std::byte> in,
+                     io::DType from,
+                     io::SafetensorsWriter& writer,
+                     io::DType to);
+
+}  // namespace moe::model
