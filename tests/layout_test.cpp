@@ -1,0 +1,207 @@
+// Holds the tree to its shape: arrows between folders point down (an arrow is an #include),
+// LibTorch stays out of .cu files and of the parts that build in two seconds without it. The rules
+// are checked on small made-up trees first, so that each of them is known to be able to fail.
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+using Strings = std::vector<std::string>;
+using Tree = std::map<std::string, std::string>;  // path from the root -> text
+
+// What each folder may include beside itself and the folders that those may include. core/base
+// stands below everything: kernels take their errors from it and nothing else of core.
+const std::map<std::string, std::set<std::string>>& arrows_down() {
+  static const std::map<std::string, std::set<std::string>> arrows = {
+      {"core/base", {}},
+      {"kernels", {"core/base"}},
+      {"core/io", {"core/base"}},
+      {"core/dist", {"kernels"}},
+      {"core/route", {"kernels"}},
+      {"core/data", {"core/io"}},
+      {"core/model", {"core/route", "core/dist", "core/io"}},
+      {"core/train", {"core/model", "core/data"}},
+      {"core/eval", {"core/model", "core/data"}},
+      {"cli", {"core/train", "core/eval"}},
+  };
+  return arrows;
+}
+
+bool may_include(const std::string& from, const std::string& to) {
+  if (from == to) {
+    return true;
+  }
+  const auto below = arrows_down().find(from);
+  return below != arrows_down().end() &&
+         std::any_of(below->second.begin(), below->second.end(), [&](const std::string& next) {
+           return may_include(next, to);
+         });
+}
+
+// "core/io/file.h" -> "core/io", "kernels/rope.cpp" -> "kernels", "cmake/pch.h" -> "cmake".
+std::string folder_of(const std::string& path) {
+  const size_t first = path.find('/');
+  const bool in_core = path.compare(0, 5, "core/") == 0;
+  return path.substr(0, in_core ? path.find('/', first + 1) : first);
+}
+
+struct Include {
+  std::string path;
+  bool quoted = false;  // "..." and not <...>
+};
+
+std::vector<Include> includes_of(const std::string& text) {
+  static const std::regex line(R"re((?:^|\n)[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">])re");
+  std::vector<Include> found;
+  for (std::sregex_iterator match(text.begin(), text.end(), line), end; match != end; ++match) {
+    found.push_back({(*match)[2], (*match)[1] == "\""});
+  }
+  return found;
+}
+
+bool is_libtorch(const Include& include) {
+  static const std::regex torch(R"((torch|ATen|c10)/.*)");
+  return std::regex_match(include.path, torch);
+}
+
+bool has_suffix(const std::string& text, const std::string& suffix) {
+  return text.size() >= suffix.size() &&
+         text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+Strings arrows_up(const Tree& tree) {
+  Strings wrong;
+  for (const auto& [path, text] : tree) {
+    for (const auto& include : includes_of(text)) {
+      if (include.quoted && !may_include(folder_of(path), folder_of(include.path))) {
+        wrong.push_back(path + " includes " + include.path);
+      }
+    }
+  }
+  return wrong;
+}
+
+Strings libtorch_in_cuda_files(const Tree& tree) {
+  Strings wrong;
+  for (const auto& [path, text] : tree) {
+    for (const auto& include : includes_of(text)) {
+      if ((has_suffix(path, ".cu") || has_suffix(path, ".cuh")) && is_libtorch(include)) {
+        wrong.push_back(path + " includes " + include.path);
+      }
+    }
+  }
+  return wrong;
+}
+
+// Readers of hostile files: they build in seconds and are fuzzed with another compiler, so LibTorch
+// may not reach them.
+bool must_be_torch_free(const std::string& path) {
+  static const std::regex parts(
+      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/(config|config_json|weights)\..*)");
+  return std::regex_match(path, parts);
+}
+
+// The chain of headers by which LibTorch reaches `path`, or nothing.
+std::string way_to_libtorch(const Tree& tree,
+                            const std::string& path,
+                            std::set<std::string>& seen) {
+  const auto file = tree.find(path);
+  if (file == tree.end() || !seen.insert(path).second) {
+    return "";
+  }
+  for (const auto& include : includes_of(file->second)) {
+    if (is_libtorch(include)) {
+      return path + " -> " + include.path;
+    }
+    const std::string way = way_to_libtorch(tree, include.path, seen);
+    if (!way.empty()) {
+      return path + " -> " + way;
+    }
+  }
+  return "";
+}
+
+Strings libtorch_where_it_may_not_be(const Tree& tree) {
+  Strings wrong;
+  for (const auto& entry : tree) {
+    std::set<std::string> seen;
+    const std::string way =
+        must_be_torch_free(entry.first) ? way_to_libtorch(tree, entry.first, seen) : "";
+    if (!way.empty()) {
+      wrong.push_back(way);
+    }
+  }
+  return wrong;
+}
+
+Tree our_tree() {
+  const std::filesystem::path root = MOE_SOURCE_DIR;
+  Tree tree;
+  for (const char* top : {"cli", "core", "kernels"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
+      const std::string name = entry.path().filename().string();
+      if (entry.is_regular_file() && std::regex_match(name, std::regex(R"(.*\.(h|cpp|cu|cuh))"))) {
+        tree[std::filesystem::relative(entry.path(), root).generic_string()] =
+            moe::test::read_file(entry.path());
+      }
+    }
+  }
+  return tree;
+}
+
+}  // namespace
+
+TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
+  CHECK(arrows_up({{"core/io/file.cpp", "#include \"core/model/llama.h\"\n"}}) ==
+        Strings{"core/io/file.cpp includes core/model/llama.h"});
+  CHECK(arrows_up({{"kernels/rope.cpp", "// first\n  #  include \"core/route/plan.h\""}}).size() ==
+        1);
+  CHECK(arrows_up({{"core/train/a.cpp", "#include \"core/eval/b.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/route/a.cpp", "#include \"core/io/b.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/base/a.h", "#include \"cli/flags.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/io/a.cpp", "#include \"tests/support/data.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/nowhere/a.cpp", "#include \"core/base/error.h\""}}).size() == 1);
+  CHECK(
+      arrows_up({{"cli/train.cpp", "#include \"kernels/rope.h\"\n#include \"core/base/json.h\"\n"},
+                 {"core/model/llama.cpp", "#include <ATen/ATen.h>\n#include \"core/io/file.h\"\n"}})
+          .empty());
+}
+
+TEST_CASE("LibTorch in a .cu file is found", "[layout]") {
+  CHECK(libtorch_in_cuda_files({{"kernels/a.cu", "#include <torch/types.h>\n"},
+                                {"kernels/b.cuh", "#include \"ATen/ATen.h\"\n"},
+                                {"kernels/c.cpp", "#include <ATen/ATen.h>\n"}})
+            .size() == 2);
+}
+
+TEST_CASE("LibTorch that reaches a reader through headers is found", "[layout]") {
+  const Tree tree = {
+      {"core/model/config.h", "#include \"core/route/plan.h\"\n"},
+      {"core/route/plan.h", "#include <ATen/ATen.h>\n#include \"core/route/plan.h\"\n"},
+      {"core/io/file.h", "#include <string>\n"}};
+  CHECK(libtorch_where_it_may_not_be(tree) ==
+        Strings{"core/model/config.h -> core/route/plan.h -> ATen/ATen.h"});
+}
+
+TEST_CASE("Every arrow of this tree points down", "[layout]") {
+  const Tree tree = our_tree();
+  CHECK(tree.size() > 50);  // the tree was found
+  CHECK(arrows_up(tree) == Strings{});
+}
+
+TEST_CASE("No .cu file includes LibTorch", "[layout]") {
+  CHECK(libtorch_in_cuda_files(our_tree()) == Strings{});
+}
+
+TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
+  CHECK(libtorch_where_it_may_not_be(our_tree()) == Strings{});
+}
