@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 or Ubuntu 24.04 to ./moe. Run it again at any time: what is there already is left alone.
+#
+#   recipes/setup.sh                 gpu where nvcc is, else cpu; ./moe is a link to the binary
+#   recipes/setup.sh cpu asan        these presets (CMakePresets.json), the moe binary of each
+#   recipes/setup.sh --checks cpu    also what the checks need: clang for fuzzing, clang-format
+#   recipes/setup.sh --no-build      packages and LibTorch only
+#
+# LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
+# wheels of recipes/libtorch.txt into .venv. System packages are those of the release, so nothing here floats.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+cd -- "$root"
+
+say() { printf '%s\n' "setup: $*" >&2; }
+stop() { say "$@"; exit 2; }
+
+checks=no build=yes presets=()
+for word in "$@"; do
+  case "$word" in
+    --checks) checks=yes ;;
+    --no-build) build=no ;;
+    -*) stop "unknown option '$word'; known: --checks --no-build, then presets" ;;
+    *) presets+=("$word") ;;
+  esac
+done
+
+nvcc_folder() {
+  local found
+  if found=$(command -v nvcc); then dirname -- "$found"
+  elif [ -x /usr/local/cuda/bin/nvcc ]; then echo /usr/local/cuda/bin
+  fi
+}
+cuda=$(nvcc_folder)
+if [ ${#presets[@]} -eq 0 ]; then
+  if [ -n "$cuda" ]; then presets=(gpu); else presets=(cpu); fi
+fi
+
+# --- LibTorch given by the user: a folder that holds lib/libtorch_cpu.so -------------------------------------------------
+cmake_options=()
+given_torch=""
+find_given_torch() {
+  local prefix
+  if [ -n "${Torch_DIR:-}" ]; then
+    [ -e "$Torch_DIR/../../../lib/libtorch_cpu.so" ] ||
+      stop "Torch_DIR=$Torch_DIR is not LibTorch's share/cmake/Torch: no lib/libtorch_cpu.so three folders up"
+    given_torch=$Torch_DIR
+    cmake_options+=("-DTorch_DIR=$Torch_DIR")
+    return
+  fi
+  local -a prefixes
+  IFS=':;' read -r -a prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for prefix in ${prefixes[@]+"${prefixes[@]}"}; do
+    if [ -e "$prefix/lib/libtorch_cpu.so" ] || [ -e "$prefix/torch/lib/libtorch_cpu.so" ]; then
+      given_torch=$prefix
+      cmake_options+=("-DCMAKE_PREFIX_PATH=${CMAKE_PREFIX_PATH//:/;}")
+      return
+    fi
+  done
+}
+find_given_torch
+
+# --- System packages ------------------------------------------------------------------------------------------------------
+installed() { dpkg-query -W -f='${Status}\n' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
+
+install_packages() {
+  local -a needed=(g++ cmake ninja-build pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
+                   libspdlog-dev catch2 libsentencepiece-dev)
+  local -a wished=(git ccache mold)  # faster builds; everything works without them
+  local -a missing=() nice=()
+  local package
+  [ -n "$given_torch" ] || needed+=(python3-venv)
+  # Version 14 by name: the checks give the same answer on both releases.
+  [ "$checks" = no ] || needed+=(clang-14 clang-format-14 libclang-rt-14-dev)
+  if ! command -v dpkg-query >/dev/null; then
+    say "no dpkg here: expecting what Debian calls ${needed[*]}"
+    return
+  fi
+  for package in "${needed[@]}"; do installed "$package" || missing+=("$package"); done
+  for package in "${wished[@]}"; do installed "$package" || nice+=("$package"); done
+  [ $((${#missing[@]} + ${#nice[@]})) -gt 0 ] || return 0
+
+  local -a as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      as_root=(sudo -n)
+    elif [ ${#missing[@]} -gt 0 ]; then
+      stop "please install, then run this again: sudo apt-get install ${missing[*]} ${nice[*]+"${nice[*]}"}"
+    else
+      return 0
+    fi
+  fi
+  local -a all=(${missing[@]+"${missing[@]}"} ${nice[@]+"${nice[@]}"})
+  say "installing system packages: ${all[*]}"
+  local log
+  log=$(mktemp)
+  if ! { ${as_root[@]+"${as_root[@]}"} apt-get -q update &&
+         ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
+           apt-get -q -y --no-install-recommends install "${all[@]}"; } </dev/null >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    stop "apt-get could not install ${all[*]} (its last words are above)"
+  fi
+  rm -f "$log"
+}
+install_packages
+
+# --- LibTorch's wheels ----------------------------------------------------------------------------------------------------
+site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 1 || true; }
+
+# Prints the lines of a requirements file that .venv lacks, by the names of the .dist-info folders: no Python is started.
+lacking() {
+  local site line name
+  site=$(site_packages)
+  while read -r line; do
+    case "$line" in '' | '#'*) continue ;; esac
+    name=${line%%==*}
+    [ -n "$site" ] && [ -d "$site/${name//-/_}-${line##*==}.dist-info" ] || printf '%s\n' "$line"
+  done <"$1"
+}
+
+pip_install() {  # into .venv, exactly what is named and nothing it asks for
+  "$root/.venv/bin/python" -m pip install -q --disable-pip-version-check --no-input --no-deps "$@" </dev/null >&2 ||
+    stop "pip could not install: $*"
+}
+
+# A toolkit may lack cuDNN, NCCL or a later library: then torch's own list, which pins every one exactly, fills the gap.
+complete_cuda_libraries() {
+  local torch=$1/torch
+  [ -e "$torch/lib/libtorch_cuda.so" ] || return 0
+  ldd "$torch/lib/libtorch_cuda.so" 2>/dev/null | grep -q 'not found' || return 0
+  local -a wheels
+  mapfile -t wheels < <(sed -n 's/^Requires-Dist: \(nvidia-[a-z0-9-]*\)\(==[0-9.]*\).*/\1\2/p' "$1"/torch-*.dist-info/METADATA)
+  [ ${#wheels[@]} -eq 0 ] || { say "completing the CUDA libraries: ${wheels[*]}"; pip_install "${wheels[@]}"; }
+}
+
+install_libtorch() {
+  if [ ! -x .venv/bin/python ]; then
+    say "making .venv"
+    python3 -m venv .venv </dev/null >&2 || stop "python3 -m venv failed: install python3-venv, remove .venv, run this again"
+  fi
+  local -a wheels
+  mapfile -t wheels < <(lacking recipes/libtorch.txt)
+  if [ ${#wheels[@]} -gt 0 ]; then
+    say "installing LibTorch into .venv: ${wheels[*]}"
+    pip_install "${wheels[@]}"
+  fi
+}
+if [ -z "$given_torch" ]; then
+  install_libtorch
+fi
+
+# --- Build ----------------------------------------------------------------------------------------------------------------
+[ "$build" = yes ] || exit 0
+
+build_preset() {
+  local preset=$1 log
+  if [ "$preset" = gpu ]; then
+    [ -n "$cuda" ] || stop "preset gpu needs nvcc (CUDA 13) on PATH or in /usr/local/cuda/bin; preset cpu needs none"
+    export PATH="$PATH:$cuda"
+    [ -n "$given_torch" ] || complete_cuda_libraries "$(site_packages)"
+  fi
+  log=$(mktemp)
+  if ! cmake --preset "$preset" ${cmake_options[@]+"${cmake_options[@]}"} >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    stop "cmake --preset $preset failed (see above)"
+  fi
+  rm -f "$log"
+  cmake --build --preset "$preset" --target moe >&2 || { say "building $preset failed"; exit 1; }
+  case "$preset" in
+    cpu | gpu) ln -sfn "build/$preset/moe" moe; say "./moe -> build/$preset/moe" ;;
+  esac
+}
+for preset in "${presets[@]}"; do
+  build_preset "$preset"
+done
