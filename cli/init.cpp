@@ -1,0 +1,126 @@
+// moe init: a folder of random weights from a config, dense or mixture.
+
+#include "core/model/init.h"
+
+#include <chrono>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "core/base/error.h"
+#include "core/model/inspect.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct InitFlags {
+  std::string config, out, dtype = "keep", shard_size = "5GB", tokenizer,
+                           experts_init = "independent";
+  RouterFlags router;
+  model::InitSettings settings;
+  bool quiet = false, json = false;
+};
+
+void check(const InitFlags& flags) {
+  const bool router =
+      !flags.router.router.empty() || !flags.router.cf.empty() || flags.router.ep_ranks;
+  if (!flags.settings.experts && (router || flags.settings.layers != "all")) {
+    throw UserError(
+        "--router, --cf, --ep-ranks and --layers need --experts; a config that describes a mixture "
+        "has its own");
+  }
+}
+
+model::InitSettings settings_from(const InitFlags& flags) {
+  model::InitSettings settings = flags.settings;
+  settings.config = flags.config;
+  settings.out = flags.out;
+  settings.router = resolve_router(flags.router, route::parse_router("top2:cf=inf"));
+  settings.ep_ranks = flags.router.ep_ranks;
+  settings.dtype = flags.dtype == "keep"   ? ""
+                   : flags.dtype == "bf16" ? "bfloat16"
+                   : flags.dtype == "fp16" ? "float16"
+                                           : "float32";
+  settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
+  settings.tokenizer = flags.tokenizer;
+  settings.same_experts = flags.experts_init == "same";
+  return settings;
+}
+
+void print_result(const InitFlags& flags,
+                  const model::InitPlan& plan,
+                  OrderedJson report,
+                  double seconds) {
+  if (flags.json) {
+    report["out"] = flags.out;
+    report["seconds"] = seconds;
+    fmt::print("{}\n", report.dump(2));
+    return;
+  }
+  const auto bytes = static_cast<double>(plan.bytes);
+  if (plan.config.moe) {
+    fmt::print("layers {} of {} are mixtures of {} experts, router {}\n",
+               model::layer_ranges(plan.config.moe->layers),
+               plan.config.layers,
+               plan.config.moe->experts,
+               route::to_string(plan.config.moe->router));
+  }
+  fmt::print("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
+             format_count(static_cast<double>(plan.parameters.total)),
+             format_count(static_cast<double>(plan.parameters.active)),
+             format_bytes(bytes),
+             flags.out,
+             format_seconds(seconds),
+             format_bytes(bytes / std::max(seconds, 1e-9)));
+}
+
+void run(const InitFlags& flags) {
+  check(flags);
+  const model::InitSettings settings = settings_from(flags);
+  const model::InitPlan plan = model::plan_init(settings);
+  const auto start = std::chrono::steady_clock::now();
+  Progress progress("init", "B", plan.bytes, flags.quiet);
+  OrderedJson report = model::init(plan, settings, [&](uint64_t done) { progress.set(done); });
+  progress.finish();
+  print_result(flags,
+               plan,
+               std::move(report),
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+}  // namespace
+
+void add_init(CLI::App& app) {
+  auto flags = std::make_shared<InitFlags>();
+  CLI::App* command = app.add_subcommand("init", "random weights from a config, dense or mixture");
+  command->add_option("CONFIG", flags->config, "a config.json, or a folder that holds one")
+      ->required();
+  command->add_option("-o,--out", flags->out, "the folder to write")->required();
+  command->add_option(
+      "--experts", flags->settings.experts, "make a dense config a mixture of so many experts");
+  command->add_option(
+      "--layers", flags->settings.layers, "with --experts: all (default), even, odd or a list");
+  add_router_flags(*command, flags->router);
+  command
+      ->add_option("--experts-init",
+                   flags->experts_init,
+                   "independent (default) or same: equal experts within a layer")
+      ->check(CLI::IsMember({"independent", "same"}));
+  command->add_option("--seed", flags->settings.seed, "seed of all weights (1)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--dtype", flags->dtype, "keep (default: the config's), bf16, fp16 or fp32")
+      ->check(CLI::IsMember({"keep", "bf16", "fp16", "fp32"}));
+  command->add_option(
+      "--shard-size", flags->shard_size, "largest file, like 5GB (default) or 200MB");
+  command->add_option("--tokenizer",
+                      flags->tokenizer,
+                      "a tokenizer.model or a folder with tokenizer files to copy");
+  add_force(*command, flags->settings.force);
+  add_quiet(*command, flags->quiet);
+  add_json(*command, flags->json);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

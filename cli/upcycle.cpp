@@ -1,0 +1,177 @@
+// moe upcycle: a dense LLaMA folder becomes a mixture of experts.
+
+#include "core/model/upcycle.h"
+
+#include <chrono>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "core/base/disk_probe.h"
+#include "core/base/error.h"
+#include "core/model/inspect.h"
+#include "core/model/verify.h"
+
+namespace moe::cli {
+
+namespace {
+
+constexpr int64_t kVerifyTokens = 2048;
+
+struct UpcycleFlags {
+  std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text;
+  double router_std = -1;
+  RouterFlags router;
+  model::UpcycleSettings settings;
+  bool dry_run = false, quiet = false, json = false, verify = false;
+};
+
+model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
+  model::UpcycleSettings settings = flags.settings;
+  settings.out = flags.out;
+  // The default keeps the parent's function exactly and gives every token two experts to learn
+  // from.
+  settings.router = resolve_router(flags.router, route::parse_router("top2:cf=inf"));
+  settings.ep_ranks = flags.router.ep_ranks;
+  if (flags.router_std >= 0) {
+    settings.router_std = flags.router_std;
+  }
+  settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
+  settings.dtype = flags.dtype == "keep"   ? model::StoredType::kKeep
+                   : flags.dtype == "bf16" ? model::StoredType::kBF16
+                                           : model::StoredType::kF32;
+  return settings;
+}
+
+std::string describe(const model::UpcyclePlan& plan) {
+  const model::MoeConfig& moe = *plan.child.moe;
+  return fmt::format(
+      "layers {} of {} become mixtures of {} experts, router {}\n"
+      "parameters   {} dense -> {} total, {} active per token\n",
+      model::layer_ranges(moe.layers),
+      plan.child.layers,
+      moe.experts,
+      route::to_string(moe.router),
+      format_count(static_cast<double>(plan.dense.total)),
+      format_count(static_cast<double>(plan.mixture.total)),
+      format_count(static_cast<double>(plan.mixture.active)));
+}
+
+void dry_run(const UpcycleFlags& flags,
+             const model::UpcycleSettings& settings,
+             const model::UpcyclePlan& plan) {
+  const double rate = probe_disk(settings.out);
+  const double seconds = static_cast<double>(plan.bytes) / rate;
+  if (flags.json) {
+    const OrderedJson json = {{"tensor_bytes", plan.bytes},
+                              {"parameters",
+                               {{"dense", plan.dense.total},
+                                {"total", plan.mixture.total},
+                                {"active", plan.mixture.active}}},
+                              {"disk_bytes_per_second", rate},
+                              {"estimated_seconds", seconds}};
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  fmt::print("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n",
+             describe(plan),
+             format_bytes(static_cast<double>(plan.bytes)),
+             format_seconds(seconds),
+             format_bytes(rate));
+}
+
+model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense) {
+  if (!flags.verify && flags.verify_text.empty()) {
+    return {};
+  }
+  const auto text =
+      model::verify_text(dense, flags.verify_text, kVerifyTokens);  // before any byte is written
+  return [&dense, text](const std::filesystem::path& staged) {
+    return model::to_json(model::verify_equality(dense, io::Checkpoint(staged), text));
+  };
+}
+
+void print_result(const UpcycleFlags& flags,
+                  const model::UpcyclePlan& plan,
+                  OrderedJson report,
+                  double seconds) {
+  if (flags.json) {
+    report["out"] = flags.out;
+    report["seconds"] = seconds;
+    fmt::print("{}\n", report.dump(2));
+    return;
+  }
+  const auto bytes = static_cast<double>(plan.bytes);
+  fmt::print("{}written      {} to {} in {} ({}/s)\n",
+             describe(plan),
+             format_bytes(bytes),
+             flags.out,
+             format_seconds(seconds),
+             format_bytes(bytes / std::max(seconds, 1e-9)));
+  if (report.contains("certificate")) {
+    fmt::print("certificate  {}\n", report["certificate"].value("words", ""));
+  } else {
+    fmt::print("function     {}\n", report["preserves_function"].value("words", ""));
+  }
+  fmt::print(
+      "next         moe train {} -o RUN --data FILE   (moe inspect {} shows what it holds)\n",
+      flags.out,
+      flags.out);
+}
+
+void run(const UpcycleFlags& flags) {
+  const model::UpcycleSettings settings = settings_from(flags);
+  const io::Checkpoint dense(flags.dense);
+  const model::UpcyclePlan plan = model::plan_upcycle(dense, settings);
+  if (flags.dry_run) {
+    return dry_run(flags, settings, plan);
+  }
+  const model::Certify certify = certifier(flags, dense);
+  const auto start = std::chrono::steady_clock::now();
+  Progress progress("upcycle", "B", plan.bytes, flags.quiet);
+  OrderedJson report = model::upcycle(
+      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify);
+  progress.finish();
+  print_result(flags,
+               plan,
+               std::move(report),
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+}  // namespace
+
+void add_upcycle(CLI::App& app) {
+  auto flags = std::make_shared<UpcycleFlags>();
+  CLI::App* command =
+      app.add_subcommand("upcycle", "a dense LLaMA folder becomes a mixture of experts");
+  command->add_option("DENSE", flags->dense, "a dense LLaMA folder")->required();
+  command->add_option("-o,--out", flags->out, "the folder to write")->required();
+  command->add_option("--experts", flags->settings.experts, "experts in each MoE layer (8)");
+  command->add_option(
+      "--layers", flags->settings.layers, "even (default), odd, all, or a list like 0,3,5 or 0-3");
+  add_router_flags(*command, flags->router);
+  command
+      ->add_option("--router-std",
+                   flags->router_std,
+                   "standard deviation of the router's weights (the config's initializer_range)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")
+      ->check(CLI::IsMember({"keep", "bf16", "fp32"}));
+  command->add_option(
+      "--shard-size", flags->shard_size, "largest file, like 5GB (default) or 200MB");
+  command->add_flag("--verify",
+                    flags->verify,
+                    "run parent and child on a text and write the equality certificate");
+  command->add_option(
+      "--verify-text", flags->verify_text, "the text to verify on (an embedded one)");
+  command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
+  add_force(*command, flags->settings.force);
+  add_quiet(*command, flags->quiet);
+  add_json(*command, flags->json);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli
