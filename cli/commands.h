@@ -1,5 +1,6 @@
 #pragma once
-// Each command adds itself to the app: flags -> settings struct -> one call into core, made when the command is parsed.
+// Each command adds itself to the app: flags -> settings struct -> one call into core, made when
+// the command is parsed.
 
 #include <CLI/CLI.hpp>
 

@@ -1,1 +1,100 @@
-int main() { return 0; }
+// The app: commands, one catch for every error, exit codes (0 done, 1 the run failed, 2 the user
+// can mend it, 130 interrupted after saving).
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <new>
+
+#include "cli/commands.h"
+#include "core/base/error.h"
+#include "core/base/version.h"
+
+namespace {
+
+constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+// CLI11's sentence, with the nearest known flag or command where one was not understood.
+std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  std::string text = error.what();
+  const auto chosen = app.get_subcommands();
+  const CLI::App& scope = chosen.empty() ? app : *chosen.front();
+  if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
+    const std::string near = moe::nearest_name(argv[1], command_names(app));
+    return fmt::format("unknown command '{}'{}; known: {}",
+                       argv[1],
+                       near.empty() ? "" : ", did you mean '" + near + "'?",
+                       fmt::join(command_names(app), ", "));
+  }
+  const auto known = option_names(scope);
+  for (int index = 1; index < argc; ++index) {
+    std::string word = argv[index];
+    word = word.substr(0, word.find('='));
+    if (word.rfind("--", 0) == 0 && std::find(known.begin(), known.end(), word) == known.end()) {
+      const std::string near = moe::nearest_name(word, known);
+      return fmt::format("unknown flag '{}'{}; see moe {} --help",
+                         word,
+                         near.empty() ? "" : ", did you mean '" + near + "'?",
+                         scope.get_name());
+    }
+  }
+  return fmt::format("{}; see moe {} --help", text, chosen.empty() ? "" : scope.get_name());
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "moe: turn a dense LLaMA checkpoint into a mixture of experts, train it, evaluate it", "moe"};
+  app.set_version_flag("--version", std::string("moe ") + moe::kVersion);
+  app.require_subcommand(1);
+  moe::cli::add_upcycle(app);
+  moe::cli::add_init(app);
+  moe::cli::add_train(app);
+  moe::cli::add_eval(app);
+  moe::cli::add_inspect(app);
+  moe::cli::add_generate(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help and --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    throw moe::UserError("{}", explain(app, error, argc, argv));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const moe::UserError& error) {
+    fmt::print(stderr, "moe: {}\n", error.what());
+    return kUserError;
+  } catch (const moe::Interrupted& stopped) {
+    fmt::print(stderr, "moe: {}\n", stopped.what());
+    return kInterrupted;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "moe: out of memory\n");
+    return kFailed;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "moe: {}\n", error.what());
+    return kFailed;
+  }
+}

@@ -1,6 +1,7 @@
 #pragma once
-// The whole model: embedding, layers of attention and feed-forward (dense or MoE), final norm, head, as transformers
-// computes it. Sequences come packed, [T] tokens with their lengths, so there is no padding anywhere inside.
+// The whole model: embedding, layers of attention and feed-forward (dense or MoE), final norm,
+// head, as transformers computes it. Sequences come packed, [T] tokens with their lengths, so there
+// is no padding anywhere inside.
 
 #include <torch/types.h>
 
@@ -10,13 +11,14 @@
 #include <vector>
 
 #include "core/io/checkpoint.h"
+#include "core/model/attention.h"
 #include "core/model/config.h"
 #include "core/model/moe_layer.h"
 
 namespace moe::model {
 
-// T = sum(lengths) tokens; sequence i is the next lengths[i] of them; attention is causal within a sequence and
-// positions start at 0 (plus what a cache holds).
+// T = sum(lengths) tokens; sequence i is the next lengths[i] of them; attention is causal within a
+// sequence and positions start at 0 (plus what a cache holds).
 struct Packed {
   torch::Tensor ids;             // [T] i64
   std::vector<int64_t> lengths;  // all positive
@@ -28,10 +30,10 @@ struct RoutingOptions {
   int64_t ep_ranks = 1;  // W; tokens of one forward go to ranks by SPEC D1
 };
 
-// Keys and values of the tokens seen so far, one pair a layer, [B, G, S, A]; all B sequences of equal length.
+// Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
+// Starts empty.
 struct KvCache {
-  std::vector<torch::Tensor> keys, values;
-  int64_t length() const { return keys.empty() ? 0 : keys.front().size(2); }
+  std::vector<LayerCache> layers;
 };
 
 struct ForwardResult {
@@ -41,7 +43,7 @@ struct ForwardResult {
 };
 
 struct NamedParameter {
-  std::string name;      // e.g. "model.layers.0.mlp.experts.gate_up", see llama.cpp's table
+  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it
   torch::Tensor tensor;  // f32 leaf
 };
 
@@ -57,12 +59,16 @@ class Llama {
   RoutingOptions default_routing() const;  // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
-  ForwardResult forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache = nullptr) const;
+  ForwardResult forward(const Packed& tokens,
+                        const RoutingOptions& routing,
+                        KvCache* cache = nullptr) const;
   torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
 
-  std::vector<NamedParameter> parameters() const;  // every trainable tensor once; tied heads appear once
+  std::vector<NamedParameter> parameters()
+      const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
-  // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for io::write_tensors.
+  // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for
+  // io::write_tensors.
   std::vector<io::TensorSource> tensor_sources() const;
 
  private:
@@ -71,7 +77,15 @@ class Llama {
   std::unique_ptr<Weights> weights_;
 };
 
-// Writes a whole folder: config.json (router and ep_ranks of `routing` stored), tensors, tokenizer files of `parent`.
+// Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing`,
+// other keys of `parent` kept), tensors, tokenizer files of `parent`. The caller may add files and
+// commits.
+void write_folder(const Llama& model,
+                  const RoutingOptions& routing,
+                  const io::Checkpoint& parent,
+                  const io::StagedFolder& folder);
+
+// write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
 void save_folder(const Llama& model,
                  const RoutingOptions& routing,
                  const io::Checkpoint& parent,

@@ -1,0 +1,200 @@
+#include "cli/flags.h"
+
+#include <ATen/Parallel.h>
+#include <toml++/toml.h>
+
+#include <fstream>
+
+#include "core/base/error.h"
+#include "kernels/stream.h"
+
+namespace moe::cli {
+
+namespace {
+
+// CLI11 asks for a flat list of (parents, name, values); toml++ does the reading.
+class TomlConfig : public CLI::Config {
+ public:
+  explicit TomlConfig(std::string command) : command_(std::move(command)) {}
+
+  // Recipes are written by the commands themselves (settings.toml), not by CLI11.
+  std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
+
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    toml::table recipe;
+    try {
+      recipe = toml::parse(input);
+    } catch (const toml::parse_error& error) {
+      throw UserError("--config, line {}: {}", error.source().begin.line, error.description());
+    }
+    std::vector<CLI::ConfigItem> items;
+    for (const auto& [key, node] : recipe) {
+      const toml::table* table = node.as_table();
+      if (table == nullptr) {
+        throw UserError("--config: '{}' stands outside a table; write it under [{}]",
+                        std::string(key),
+                        command_);
+      }
+      if (std::string(key) == command_) {
+        for (const auto& [name, value] : *table) {
+          items.push_back(item(std::string(name), value));
+        }
+      }
+    }
+    return items;
+  }
+
+ private:
+  CLI::ConfigItem item(const std::string& name, const toml::node& value) const {
+    CLI::ConfigItem result;
+    result.name = name;
+    if (const auto* list = value.as_array()) {
+      for (const auto& element : *list) {
+        result.inputs.push_back(text(name, element));
+      }
+    } else {
+      result.inputs.push_back(text(name, value));
+    }
+    return result;
+  }
+
+  std::string text(const std::string& name, const toml::node& value) const {
+    if (const auto* string = value.as_string()) {
+      return string->get();
+    }
+    if (const auto* number = value.as_integer()) {
+      return fmt::format("{}", number->get());
+    }
+    if (const auto* number = value.as_floating_point()) {
+      return fmt::format("{}", number->get());
+    }
+    if (const auto* flag = value.as_boolean()) {
+      return flag->get() ? "true" : "false";
+    }
+    throw UserError(
+        "--config: '{}' under [{}] is neither text, number, true/false nor a list of these",
+        name,
+        command_);
+  }
+
+  std::string command_;
+};
+
+std::optional<double> parse_cf(const std::string& text) {
+  if (text == "inf") {
+    return std::nullopt;
+  }
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used != text.size() || !(value > 0) || value > 1e9) {
+    throw UserError("--cf '{}' is not a positive number or 'inf'", text);
+  }
+  return value;
+}
+
+}  // namespace
+
+void add_router_flags(CLI::App& command, RouterFlags& flags) {
+  command.add_option("--router",
+                     flags.router,
+                     "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K, e.g. top1+ir+fr");
+  command.add_option("--cf", flags.cf, "capacity factor of a top-k router, or inf");
+  command.add_option("--ep-ranks", flags.ep_ranks, "logical expert-parallel ranks W");
+}
+
+route::RouterSettings resolve_router(const RouterFlags& flags,
+                                     const route::RouterSettings& stored) {
+  route::RouterSettings router = flags.router.empty() ? stored : route::parse_router(flags.router);
+  if (flags.cf.empty()) {
+    return router;
+  }
+  const auto cf = parse_cf(flags.cf);
+  if (router.family != route::Family::kTopK) {
+    throw UserError("--cf {} beside router {}: only top-k routers have a capacity",
+                    flags.cf,
+                    route::to_string(router));
+  }
+  if (flags.router.find("cf=") != std::string::npos && router.capacity_factor != cf) {
+    throw UserError("--cf {} contradicts --router {}; give one of them", flags.cf, flags.router);
+  }
+  router.capacity_factor = cf;
+  return router;
+}
+
+void add_quiet(CLI::App& command, bool& quiet) {
+  command.add_flag("-q,--quiet", quiet, "no progress on standard error");
+}
+
+void add_json(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "print the result as JSON");
+}
+
+void add_force(CLI::App& command, bool& force) {
+  command.add_flag("--force", force, "replace an output that is there already");
+}
+
+void add_threads(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "CPU threads (default: one a core)")
+      ->check(CLI::Range(1, 4096));
+}
+
+void apply_threads(int threads) {
+  if (threads > 0) {
+    at::set_num_threads(threads);
+  }
+}
+
+void add_device(CLI::App& command, std::string& device) {
+  command.add_option_function<std::string>(
+      "--device",
+      [&device](const std::string& value) {
+        if (value == "cuda") {
+          throw UserError("--device cuda: {}; use --device cpu",
+                          kernels::built_with_cuda()
+                              ? "commands run on the CPU in this version"
+                              : "this moe was built without CUDA (preset cpu)");
+        }
+        if (value != "cpu") {
+          throw UserError("--device '{}' is unknown; known: cpu, cuda", value);
+        }
+        device = value;
+      },
+      "cpu (default) or cuda");
+}
+
+void add_config(CLI::App& command) {
+  command.set_config("--config", "", "a TOML recipe with a table [" + command.get_name() + "]");
+  command.config_formatter(std::make_shared<TomlConfig>(command.get_name()));
+  command.allow_config_extras(CLI::config_extras_mode::error);
+}
+
+uint64_t parse_bytes(const std::string& text, const std::string& flag) {
+  const std::map<std::string, double> units{{"", 1},
+                                            {"B", 1},
+                                            {"KB", 1e3},
+                                            {"MB", 1e6},
+                                            {"GB", 1e9},
+                                            {"TB", 1e12},
+                                            {"KiB", 1024.0},
+                                            {"MiB", 1048576.0},
+                                            {"GiB", 1073741824.0}};
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = std::string::npos;
+  }
+  const auto unit = used == std::string::npos ? units.end() : units.find(text.substr(used));
+  if (unit == units.end() || !(value > 0) || value * unit->second > 1e18) {
+    throw UserError("{} '{}' is not a size; write it like 5GB, 200KB or 64MiB", flag, text);
+  }
+  return static_cast<uint64_t>(value * unit->second);
+}
+
+}  // namespace moe::cli

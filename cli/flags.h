@@ -1,0 +1,47 @@
+#pragma once
+// Flags that several commands share, so that they are named and explained alike, and the recipe
+// reader behind --config.
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "core/model/config.h"
+#include "core/route/router_settings.h"
+
+namespace moe::cli {
+
+// --router, --cf and --ep-ranks as given; what was not given stays empty.
+struct RouterFlags {
+  std::string router;
+  std::string cf;  // a number or "inf"
+  std::optional<int64_t> ep_ranks;
+};
+void add_router_flags(CLI::App& command, RouterFlags& flags);
+
+// The router that the flags ask for: --router if given, else `stored`, with --cf over it. A --cf
+// that contradicts
+// --router's own cf=, or that stands beside a router without capacity, is a UserError.
+route::RouterSettings resolve_router(const RouterFlags& flags, const route::RouterSettings& stored);
+
+// --quiet, --json, --force, --dry-run: one line each, only those a command has.
+void add_quiet(CLI::App& command, bool& quiet);
+void add_json(CLI::App& command, bool& json);
+void add_force(CLI::App& command, bool& force);
+
+// --threads N (default: what LibTorch finds), applied when the command runs.
+void add_threads(CLI::App& command, int& threads);
+void apply_threads(int threads);
+
+// --device cpu|cuda; cuda is refused by name where this binary or machine has none.
+void add_device(CLI::App& command, std::string& device);
+
+// A recipe is a TOML file with one table a command, read by toml++: CLI11's own reader misreads `#`
+// inside strings. Tables of other commands are left alone; a key this command does not know is an
+// error.
+void add_config(CLI::App& command);
+
+// "5GB", "200KB", "64MiB", "1000": bytes. UserError naming `flag` otherwise.
+uint64_t parse_bytes(const std::string& text, const std::string& flag);
+
+}  // namespace moe::cli

@@ -1,0 +1,113 @@
+// moe generate: text, to see with one's own eyes that a model lives.
+
+#include "core/model/generate.h"
+
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "core/base/error.h"
+#include "core/io/tokenizer.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct GenerateFlags {
+  std::string model, prompt, bos = "on", device;
+  RouterFlags router;
+  model::GenerateSettings settings;
+  int threads = 0;
+  bool json = false;
+};
+
+void check(const GenerateFlags& flags) {
+  if (!(flags.settings.temperature >= 0) ||
+      !(flags.settings.top_p > 0 && flags.settings.top_p <= 1)) {
+    throw UserError("--temperature must be 0 or more and --top-p in (0, 1]");
+  }
+}
+
+model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama& llama) {
+  model::RoutingOptions routing = llama.default_routing();
+  if (flags.router.router.empty() && flags.router.cf.empty()) {
+    return model::generation_routing(routing);
+  }
+  routing.router = resolve_router(flags.router, routing.router);
+  routing.ep_ranks = flags.router.ep_ranks.value_or(routing.ep_ranks);
+  return routing;
+}
+
+void run(const GenerateFlags& flags) {
+  check(flags);
+  apply_threads(flags.threads);
+  const io::Checkpoint checkpoint(flags.model);
+  const auto llama = model::Llama::load(checkpoint);
+  const auto tokenizer = io::Tokenizer::load(flags.model, llama.config().vocab_size);
+  std::vector<int64_t> prompt = tokenizer.encode(flags.prompt);
+  if (flags.bos == "on" || prompt.empty()) {
+    prompt.insert(prompt.begin(), tokenizer.bos_id());
+  }
+  if (static_cast<int64_t>(prompt.size()) >= llama.config().max_position_embeddings) {
+    throw UserError("--prompt is {} tokens, the model takes {}; shorten it",
+                    prompt.size(),
+                    llama.config().max_position_embeddings);
+  }
+  model::GenerateSettings settings = flags.settings;
+  settings.eos_id = tokenizer.eos_id();
+
+  // Pieces are printed as they come: what the whole decodes to, past what stands there already.
+  std::vector<int64_t> so_far = prompt;
+  size_t printed = 0;
+  const auto print_more = [&](int64_t id) {
+    so_far.push_back(id);
+    const std::string text = tokenizer.decode(so_far);
+    std::fwrite(text.data() + printed, 1, text.size() - printed, stdout);
+    std::fflush(stdout);
+    printed = text.size();
+  };
+  if (!flags.json) {
+    const std::string text = tokenizer.decode(prompt);
+    fmt::print("{}", text);
+    printed = text.size();
+  }
+  const auto ids = model::generate(llama,
+                                   routing_for(flags, llama),
+                                   prompt,
+                                   settings,
+                                   flags.json ? std::function<void(int64_t)>() : print_more);
+  if (flags.json) {
+    std::vector<int64_t> all = prompt;
+    all.insert(all.end(), ids.begin(), ids.end());
+    fmt::print(
+        "{}\n",
+        OrderedJson{{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer.decode(all)}}.dump());
+  } else {
+    fmt::print("\n");
+  }
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app.add_subcommand("generate", "text from a model, greedy or sampled");
+  command->add_option("MODEL", flags->model, "a model folder")->required();
+  command->add_option("--prompt", flags->prompt, "text to go on from")->required();
+  command
+      ->add_option("--max-tokens", flags->settings.max_tokens, "at most so many new tokens (256)")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", flags->settings.temperature, "0 = greedy (default)");
+  command->add_option("--top-p", flags->settings.top_p, "nucleus of the sampled tokens (1 = all)");
+  command->add_option("--seed", flags->settings.seed, "seed of the sampling (1)");
+  command->add_option("--bos", flags->bos, "on (default) or off: begin with the BOS token")
+      ->check(CLI::IsMember({"on", "off"}));
+  add_router_flags(*command, flags->router);
+  add_device(*command, flags->device);
+  add_threads(*command, flags->threads);
+  add_json(*command, flags->json);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,39 @@
+#pragma once
+// What a person sees while work goes on: on a terminal a bar with rate and ETA, in a pipe plain
+// lines at a decent pace. Everything goes to standard error; results go elsewhere.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace moe::cli {
+
+bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
+bool use_colour(int descriptor);   // a terminal, and NO_COLOR is not set
+
+std::string format_bytes(double bytes);      // "1.5 GB"
+std::string format_count(double count);      // "1.05 M"
+std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"
+
+class Progress {
+ public:
+  // `unit` names what is counted ("B" prints bytes). total 0 = unknown. quiet prints nothing.
+  Progress(std::string label, std::string unit, uint64_t total, bool quiet);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void add(uint64_t amount) { set(done_ + amount); }
+  void set(uint64_t done);
+  void line(const std::string& text);  // a line above the bar
+  void finish();
+
+ private:
+  void print(bool last);
+  std::string label_, unit_;
+  uint64_t total_ = 0, done_ = 0;
+  bool quiet_ = false, terminal_ = false, finished_ = false;
+  std::chrono::steady_clock::time_point start_, printed_;
+};
+
+}  // namespace moe::cli

@@ -1,0 +1,259 @@
+// Weights live in few large tensors (one qkv, one gate_up, one down a layer) so that a layer is few
+// matrix products; `stored_views` is the table that ties them to the names and shapes of the
+// Hugging Face files, for loading and saving.
+
+#include "core/model/llama.h"
+
+#include <map>
+
+#include "core/base/error.h"
+#include "core/model/weights.h"
+#include "kernels/grouped_swiglu.h"
+#include "kernels/rms_norm.h"
+
+namespace moe::model {
+
+using torch::Tensor;
+
+namespace {
+
+struct Layer {
+  Tensor input_norm, post_norm;  // [D]
+  AttentionWeights attention;
+  Tensor router;   // [E, D], undefined in a dense layer
+  Tensor gate_up;  // [E, 2F, D]; a dense layer has E = 1
+  Tensor down;     // [E, D, F]
+};
+
+at::ScalarType scalar_type(io::DType dtype) {
+  switch (dtype) {
+    case io::DType::kF32:
+      return at::kFloat;
+    case io::DType::kF16:
+      return at::kHalf;
+    case io::DType::kBF16:
+      return at::kBFloat16;
+    default:
+      MOE_CHECK(false, "weights of dtype {}", io::dtype_name(dtype));
+  }
+}
+
+Layer empty_layer(const ModelConfig& config, int64_t index) {
+  const bool is_moe = config.is_moe_layer(index);
+  const int64_t width = config.hidden_size;
+  const int64_t experts = is_moe ? config.moe->experts : 1;
+  const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
+  Layer layer;
+  layer.input_norm = at::empty({width});
+  layer.post_norm = at::empty({width});
+  layer.attention.qkv = at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width});
+  layer.attention.output = at::empty({width, config.heads * config.head_dim});
+  if (is_moe) {
+    layer.router = at::empty({experts, width});
+  }
+  layer.gate_up = at::empty({experts, 2 * inner, width});
+  layer.down = at::empty({experts, width, inner});
+  return layer;
+}
+
+}  // namespace
+
+struct Llama::Weights {
+  ModelConfig config;
+  Tensor embedding;  // [V, D]
+  Tensor norm;       // [D]
+  Tensor head;       // [V, D], undefined when tied
+  std::vector<Layer> layers;
+
+  explicit Weights(const ModelConfig& model_config) : config(model_config) {
+    embedding = at::empty({config.vocab_size, config.hidden_size});
+    norm = at::empty({config.hidden_size});
+    if (!config.tie_word_embeddings) {
+      head = at::empty({config.vocab_size, config.hidden_size});
+    }
+    for (int64_t index = 0; index < config.layers; ++index) {
+      layers.push_back(empty_layer(config, index));
+    }
+  }
+
+  // File name -> the part of a weight tensor that holds it.
+  std::map<std::string, Tensor> stored_views() const {
+    std::map<std::string, Tensor> views{{"model.embed_tokens.weight", embedding.detach()},
+                                        {"model.norm.weight", norm.detach()}};
+    if (head.defined()) {
+      views["lm_head.weight"] = head.detach();
+    }
+    for (int64_t index = 0; index < config.layers; ++index) {
+      add_layer_views(index, views);
+    }
+    return views;
+  }
+
+ private:
+  void add_layer_views(int64_t index, std::map<std::string, Tensor>& views) const {
+    const Layer& layer = layers[index];
+    const std::string prefix = fmt::format("model.layers.{}.", index);
+    const int64_t query_rows = config.heads * config.head_dim;
+    const int64_t key_rows = config.kv_heads * config.head_dim;
+    const Tensor qkv = layer.attention.qkv.detach();
+    views[prefix + "input_layernorm.weight"] = layer.input_norm.detach();
+    views[prefix + "post_attention_layernorm.weight"] = layer.post_norm.detach();
+    views[prefix + "self_attn.q_proj.weight"] = qkv.narrow(0, 0, query_rows);
+    views[prefix + "self_attn.k_proj.weight"] = qkv.narrow(0, query_rows, key_rows);
+    views[prefix + "self_attn.v_proj.weight"] = qkv.narrow(0, query_rows + key_rows, key_rows);
+    views[prefix + "self_attn.o_proj.weight"] = layer.attention.output.detach();
+    if (layer.router.defined()) {
+      views[prefix + "mlp.gate.weight"] = layer.router.detach();
+    }
+    const int64_t inner = layer.down.size(2);
+    for (int64_t expert = 0; expert < layer.down.size(0); ++expert) {
+      const std::string mlp = layer.router.defined()
+                                  ? fmt::format("{}mlp.experts.{}.", prefix, expert)
+                                  : prefix + "mlp.";
+      const Tensor gate_up = layer.gate_up.detach()[expert];
+      views[mlp + "gate_proj.weight"] = gate_up.narrow(0, 0, inner);
+      views[mlp + "up_proj.weight"] = gate_up.narrow(0, inner, inner);
+      views[mlp + "down_proj.weight"] = layer.down.detach()[expert];
+    }
+  }
+};
+
+Llama::Llama() = default;
+Llama::~Llama() = default;
+Llama::Llama(Llama&&) noexcept = default;
+Llama& Llama::operator=(Llama&&) noexcept = default;
+
+Llama Llama::load(const io::Checkpoint& checkpoint) {
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, config);
+  Llama model;
+  model.weights_ = std::make_unique<Weights>(config);
+  for (const auto& [name, view] : model.weights_->stored_views()) {
+    const auto& info = checkpoint.info(name);
+    // LibTorch has no read-only tensors; this one is only read from.
+    void* data = const_cast<std::byte*>(checkpoint.bytes(name).data());
+    view.copy_(at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype))));
+  }
+  return model;
+}
+
+const ModelConfig& Llama::config() const { return weights_->config; }
+
+RoutingOptions Llama::default_routing() const {
+  const auto& moe = weights_->config.moe;
+  return moe ? RoutingOptions{moe->router, moe->ep_ranks} : RoutingOptions{};
+}
+
+ForwardResult Llama::forward(const Packed& tokens,
+                             const RoutingOptions& routing,
+                             KvCache* cache) const {
+  const ModelConfig& config = weights_->config;
+  const int64_t count = tokens.ids.size(0);
+  if (cache != nullptr) {
+    cache->layers.resize(config.layers);
+  }
+  const route::RoutingGroup group = route::spread_over_ranks(count, routing.ep_ranks);
+  ForwardResult result;
+  Tensor x = at::embedding(weights_->embedding, tokens.ids);  // [T, D]
+  for (int64_t index = 0; index < config.layers; ++index) {
+    const Layer& layer = weights_->layers[index];
+    x = x + attention_forward(kernels::rms_norm(x, layer.input_norm, config.rms_norm_eps),
+                              layer.attention,
+                              config,
+                              tokens.lengths,
+                              cache == nullptr ? nullptr : &cache->layers[index]);
+    const Tensor normed = kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps);
+    if (layer.router.defined()) {
+      MoeOutput out = moe_forward(normed,
+                                  {layer.router, layer.gate_up, layer.down},
+                                  routing.router,
+                                  group,
+                                  config.moe->gate_scale);
+      result.losses += out.losses;
+      result.counters.push_back(std::move(out.counters));
+      x = x + out.y;
+    } else {
+      x = x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {count});
+    }
+  }
+  result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
+  return result;
+}
+
+Tensor Llama::head(const Tensor& hidden) const {
+  return at::mm(hidden, (weights_->head.defined() ? weights_->head : weights_->embedding).t());
+}
+
+std::vector<NamedParameter> Llama::parameters() const {
+  std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
+  for (size_t index = 0; index < weights_->layers.size(); ++index) {
+    const Layer& layer = weights_->layers[index];
+    const std::string prefix = fmt::format("model.layers.{}.", index);
+    all.push_back({prefix + "input_layernorm", layer.input_norm});
+    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv});
+    all.push_back({prefix + "self_attn.o_proj", layer.attention.output});
+    all.push_back({prefix + "post_attention_layernorm", layer.post_norm});
+    if (layer.router.defined()) {
+      all.push_back({prefix + "mlp.router", layer.router});
+    }
+    all.push_back({prefix + "mlp.gate_up", layer.gate_up});
+    all.push_back({prefix + "mlp.down", layer.down});
+  }
+  all.push_back({"model.norm", weights_->norm});
+  if (weights_->head.defined()) {
+    all.push_back({"lm_head", weights_->head});
+  }
+  return all;
+}
+
+void Llama::require_gradients() {
+  for (auto& parameter : parameters()) {
+    parameter.tensor.requires_grad_(true);
+  }
+}
+
+std::vector<io::TensorSource> Llama::tensor_sources() const {
+  const auto views = weights_->stored_views();
+  std::vector<io::TensorSource> sources;
+  for (const auto& info : expected_tensors(weights_->config)) {
+    const Tensor view = views.at(info.name);
+    sources.push_back({info, [view, info](io::SafetensorsWriter& writer) {
+                         const Tensor stored = view.to(scalar_type(info.dtype)).contiguous();
+                         writer.write({static_cast<const std::byte*>(stored.const_data_ptr()),
+                                       static_cast<size_t>(info.bytes())});
+                       }});
+  }
+  for (const auto& info : shared_expert_tensors(weights_->config)) {
+    sources.push_back({info, [info](io::SafetensorsWriter& writer) {
+                         writer.write(std::vector<std::byte>(info.bytes()));
+                       }});
+  }
+  return sources;
+}
+
+void write_folder(const Llama& model,
+                  const RoutingOptions& routing,
+                  const io::Checkpoint& parent,
+                  const io::StagedFolder& folder) {
+  constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+  ModelConfig config = model.config();
+  if (config.moe) {
+    config.moe->router = routing.router;
+    config.moe->ep_ranks = routing.ep_ranks;
+  }
+  folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
+  io::write_tensors(folder.path(), model.tensor_sources(), kShardBytes);
+  io::copy_tokenizer_files(parent.folder(), folder.path());
+}
+
+void save_folder(const Llama& model,
+                 const RoutingOptions& routing,
+                 const io::Checkpoint& parent,
+                 const std::filesystem::path& out,
+                 bool force) {
+  io::StagedFolder folder(out, force);
+  write_folder(model, routing, parent, folder);
+  folder.commit();
+}
+
+}  // namespace moe::model
