@@ -2,6 +2,7 @@
 // written pages pile up and makes fsync wait for all of them; so every few blocks it is told to
 // begin writing back.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,6 +76,16 @@ uint64_t copy_in_kernel(int source,
   return copied;
 }
 
+// Pages of a mapping that lost their file raise SIGBUS; write() only fails on them, with a message
+// that helps nobody.
+void check_still_whole(const SafetensorsFile& source) {
+  struct stat status {};
+  if (::fstat(source.file().descriptor(), &status) == 0 &&
+      static_cast<uint64_t>(status.st_size) < source.file().bytes().size()) {
+    throw UserError("{}: became shorter while it was read; fetch it again", source.path().string());
+  }
+}
+
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
@@ -132,6 +143,7 @@ void SafetensorsWriter::copy(const SafetensorsFile& source, const std::string& n
       in_kernel = done == block.size();
     }
     if (done < block.size()) {
+      check_still_whole(source);
       write_all(file_, block.subspan(done), path_);
       source.file().drop(block);
     }
