@@ -4,6 +4,8 @@
 #   recipes/setup.sh                 gpu where nvcc is, else cpu; ./moe is a link to the binary
 #   recipes/setup.sh cpu asan        these presets (CMakePresets.json), the moe binary of each
 #   recipes/setup.sh --checks cpu    also what the checks need: clang for fuzzing, clang-format
+#   recipes/setup.sh --target all    build this target (may be given again) in place of moe
+#   recipes/setup.sh --python FILE   also the pinned Python packages of FILE into .venv
 #   recipes/setup.sh --no-build      packages and LibTorch only
 #
 # LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
@@ -16,15 +18,22 @@ cd -- "$root"
 say() { printf '%s\n' "setup: $*" >&2; }
 stop() { say "$@"; exit 2; }
 
-checks=no build=yes presets=()
-for word in "$@"; do
-  case "$word" in
+called_from=$OLDPWD
+checks=no build=yes presets=() targets=() python_packages=()
+while [ $# -gt 0 ]; do
+  case "$1" in
     --checks) checks=yes ;;
     --no-build) build=no ;;
-    -*) stop "unknown option '$word'; known: --checks --no-build, then presets" ;;
-    *) presets+=("$word") ;;
+    --target | --python)
+      [ $# -ge 2 ] || stop "$1 needs a value"
+      if [ "$1" = --target ]; then targets+=("$2"); else python_packages+=("$(cd -- "$called_from" && realpath -- "$2")"); fi
+      shift ;;
+    -*) stop "unknown option '$1'; known: --checks --target --python --no-build, then presets" ;;
+    *) presets+=("$1") ;;
   esac
+  shift
 done
+[ ${#targets[@]} -gt 0 ] || targets=(moe)
 
 nvcc_folder() {
   local found
@@ -111,12 +120,14 @@ site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 
 
 # Prints the lines of a requirements file that .venv lacks, by the names of the .dist-info folders: no Python is started.
 lacking() {
-  local site line name
+  local site line name there
   site=$(site_packages)
+  there=$(ls -- "$site" 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
   while read -r line; do
     case "$line" in '' | '#'*) continue ;; esac
     name=${line%%==*}
-    [ -n "$site" ] && [ -d "$site/${name//-/_}-${line##*==}.dist-info" ] || printf '%s\n' "$line"
+    name=${name//-/_}-${line##*==}.dist-info
+    grep -qxF "${name,,}" <<<"$there" || printf '%s\n' "$line"
   done <"$1"
 }
 
@@ -135,21 +146,19 @@ complete_cuda_libraries() {
   [ ${#wheels[@]} -eq 0 ] || { say "completing the CUDA libraries: ${wheels[*]}"; pip_install "${wheels[@]}"; }
 }
 
-install_libtorch() {
+install_wheels() {  # those of a requirements file that are not there
+  local -a wheels
   if [ ! -x .venv/bin/python ]; then
     say "making .venv"
     python3 -m venv .venv </dev/null >&2 || stop "python3 -m venv failed: install python3-venv, remove .venv, run this again"
   fi
-  local -a wheels
-  mapfile -t wheels < <(lacking recipes/libtorch.txt)
-  if [ ${#wheels[@]} -gt 0 ]; then
-    say "installing LibTorch into .venv: ${wheels[*]}"
-    pip_install "${wheels[@]}"
-  fi
+  mapfile -t wheels < <(lacking "$1")
+  [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]}"; pip_install "${wheels[@]}"; }
 }
-if [ -z "$given_torch" ]; then
-  install_libtorch
-fi
+[ -n "$given_torch" ] || install_wheels recipes/libtorch.txt
+for file in ${python_packages[@]+"${python_packages[@]}"}; do
+  install_wheels "$file"
+done
 
 # --- Build ----------------------------------------------------------------------------------------------------------------
 [ "$build" = yes ] || exit 0
@@ -168,7 +177,7 @@ build_preset() {
     stop "cmake --preset $preset failed (see above)"
   fi
   rm -f "$log"
-  cmake --build --preset "$preset" --target moe >&2 || { say "building $preset failed"; exit 1; }
+  cmake --build --preset "$preset" --target "${targets[@]}" >&2 || { say "building $preset failed"; exit 1; }
   case "$preset" in
     cpu | gpu) ln -sfn "build/$preset/moe" moe; say "./moe -> build/$preset/moe" ;;
   esac
