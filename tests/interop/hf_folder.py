@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Folders that moe writes, read by stock transformers: a clean load report, the same logits, text and token ids.
+
+The real stories260K model is upcycled (even layers, 8 experts, top-2 dropless) whole, in shards and in bf16; each folder is
+loaded by AutoModelForCausalLM and held to its parent and to `moe eval --requests` and `moe generate` on the same folder.
+
+usage: hf_folder.py           environment: MOE (the binary), MOE_SHARED_DATA
+"""
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MOE = os.environ.get("MOE", "./moe")
+PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
+UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
+PROMPT = "Once upon a time, there was a little girl named"
+# fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the issue's bound is 1e-4.
+FP32 = 1e-4
+# Runs of spaces are left out: transformers' LlamaTokenizer made from a bare tokenizer.model differs from sentencepiece there.
+STRINGS = [PROMPT, "Hello world", "naïve café über straße", "日本語 and 👍 emoji", "1234567890 3.14",
+           "tab\tand\nnew line", "trailing ", "a", "ZZZ qqq", "\"quoted\" 'text' (and) [more]", "don't won't can't"]
+
+outcomes = []
+
+
+def check(what, good, detail=""):
+    outcomes.append(bool(good))
+    print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+
+
+def moe(*words, stdin=None):
+    done = subprocess.run([MOE, *map(str, words)], input=stdin, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"FAILED moe {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def load(folder, dtype=torch.float32):
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    return model.eval(), report
+
+
+def check_report(name, report):
+    bad = {key: value for key, value in report.items() if value}
+    check(f"{name}: transformers loads it with nothing missing, unexpected or mismatched", not bad, bad or "")
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].float()
+
+
+def distance(a, b):
+    return (a - b).abs().max().item()
+
+
+def our_ids(folder, text):
+    return json.loads(moe("generate", folder, "--prompt", text, "--bos", "on", "--max-tokens", 1, "--json"))["prompt_ids"]
+
+
+def check_tokenizer(name, folder):
+    theirs = AutoTokenizer.from_pretrained(folder)
+    differing = [text for text in STRINGS if theirs.encode(text, add_special_tokens=False) != our_ids(folder, text)[1:]]
+    check(f"{name}: transformers' tokenizer gives our ids on {len(STRINGS)} strings", not differing, differing or "")
+    return theirs
+
+
+def check_greedy(name, folder, model, prompt_ids, count=60):
+    ours = json.loads(moe("generate", folder, "--prompt", PROMPT, "--max-tokens", count, "--json"))
+    with torch.no_grad():
+        theirs = model.generate(torch.tensor([prompt_ids]), max_new_tokens=count, do_sample=False, use_cache=True)[0].tolist()
+    check(f"{name}: greedy text equals moe generate's, {count} tokens", ours["prompt_ids"] + ours["ids"] == theirs)
+
+
+def check_scores(name, folder, model, tolerance):
+    """Log-probabilities of whole continuations: ours against log_softmax of transformers' logits."""
+    stories = ["Lily. She loved to play outside in the park.", "a big, red ball and a dog", "Tim"]
+    requests = "".join(json.dumps({"context": PROMPT, "continuation": " " + story}) + "\n" for story in stories)
+    with tempfile.TemporaryDirectory() as folder_of_requests:
+        path = pathlib.Path(folder_of_requests) / "requests.jsonl"
+        path.write_text(requests)
+        ours = [json.loads(line) for line in moe("eval", folder, "--requests", path, "--bos", "on").splitlines()]
+    worst = 0.0
+    for story, score in zip(stories, ours):
+        context, whole = our_ids(folder, PROMPT), our_ids(folder, PROMPT + " " + story)
+        rows = logits(model, whole[:-1]).log_softmax(-1)[len(context) - 1:]
+        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
+        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
+    check(f"{name}: moe eval --requests gives transformers' log-probabilities within {tolerance} a token",
+          len(ours) == len(stories) and worst < tolerance, f"{worst:.2e}")
+
+
+def check_child(name, folder, parent_logits, ids):
+    model, report = load(folder)
+    check_report(name, report)
+    check(f"{name}: transformers takes it for {type(model).__name__}", type(model).__name__ == "Qwen2MoeForCausalLM")
+    far = distance(logits(model, ids), parent_logits)
+    check(f"{name}: logits equal the parent's within {FP32}", far < FP32, f"{far:.2e}")
+    return model
+
+
+def check_certificate(name, folder):
+    certificate = json.loads((folder / "upcycle.json").read_text())["certificate"]
+    difference = certificate["max_abs_logit_difference"]
+    check(f"{name}: the certificate says the same, over {certificate['tokens']} tokens",
+          math.isfinite(difference) and difference < FP32 and certificate["tokens"] > 100, f"{difference:.2e}")
+
+
+def main():
+    if not PARENT.is_dir():
+        print(f"skipped: no {PARENT}; set MOE_SHARED_DATA")
+        return 77
+    parent, report = load(PARENT)
+    ids = our_ids(PARENT, PROMPT + " Lily. She loved to play outside in the park. One day, she saw a big, red ball.")
+    parent_logits = logits(parent, ids)
+    check_report("parent", report)
+    check_tokenizer("parent", PARENT)
+    check_scores("parent", PARENT, parent, FP32)
+    with tempfile.TemporaryDirectory() as work:
+        work = pathlib.Path(work)
+        child = work / "child"
+        moe("upcycle", PARENT, "-o", child, *UPCYCLE)
+        model = check_child("child", child, parent_logits, ids)
+        check_certificate("child", child)
+        theirs = check_tokenizer("child", child)
+        check("child: by default transformers puts the BOS that training saw", theirs.encode(PROMPT) == our_ids(child, PROMPT))
+        check_scores("child", child, model, FP32)
+        check_greedy("child", child, model, our_ids(child, PROMPT))
+
+        shards = work / "shards"
+        moe("upcycle", PARENT, "-o", shards, *UPCYCLE, "--shard-size", "200KB")
+        files = sorted(shards.glob("model-*-of-*.safetensors"))
+        check("shards: there are several, and an index", len(files) > 3 and (shards / "model.safetensors.index.json").exists(),
+              f"{len(files)} files")
+        check_child("shards", shards, parent_logits, ids)
+        check_certificate("shards", shards)
+
+        half = work / "half"
+        moe("upcycle", PARENT, "-o", half, *UPCYCLE, "--dtype", "bf16")
+        half_parent = load(PARENT, torch.bfloat16)[0].float()  # the parent's weights rounded once, as ours are
+        check_child("bf16", half, logits(half_parent, ids), ids)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    if code == 77:
+        sys.exit(77)
+    print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed, 0 skipped")
+    sys.exit(0 if all(outcomes) else 1)
