@@ -26,8 +26,8 @@ message(STATUS "LibTorch: ${MOE_TORCH_ROOT}")
 add_library(moe_torch INTERFACE)
 # After the system's own headers: LibTorch brings a copy of fmt, and ours must be the one we link.
 target_compile_options(moe_torch INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${MOE_TORCH_ROOT}/include>"
-  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${MOE_TORCH_ROOT}/include/torch/csrc/api/include>")
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter \"${MOE_TORCH_ROOT}/include\">"
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter \"${MOE_TORCH_ROOT}/include/torch/csrc/api/include\">")
 target_link_libraries(moe_torch INTERFACE ${MOE_TORCH_ROOT}/lib/libtorch_cpu.so ${MOE_TORCH_ROOT}/lib/libc10.so)
 
 # The wheel's libraries find each other in the wheels beside them.
