@@ -1,0 +1,168 @@
+#include "core/model/weights.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+namespace moe::model {
+namespace {
+
+ModelConfig tiny(bool tied = false) {
+  return parse_config(Json(test::tiny_config({.tied = tied})), "tiny");
+}
+
+ModelConfig tiny_mixture() {
+  ModelConfig config = tiny();
+  MoeConfig moe;
+  moe.layers = {1};
+  moe.experts = 4;
+  moe.expert_width = 24;
+  moe.router = route::parse_router("top2");
+  moe.ep_ranks = 4;
+  config.moe = moe;
+  return config;
+}
+
+const io::TensorInfo* find(const std::vector<io::TensorInfo>& list, const std::string& name) {
+  for (const auto& info : list) {
+    if (info.name == name) {
+      return &info;
+    }
+  }
+  return nullptr;
+}
+
+// The tiny folder with `change` applied to its tensor list, then checked.
+std::string message_for(const std::function<void(std::vector<io::TensorInfo>&)>& change,
+                        bool tied = false) {
+  const test::TempDir folder;
+  std::vector<io::TensorInfo> tensors = test::tiny_tensors({.tied = tied});
+  change(tensors);
+  io::write_file(folder / "config.json", test::tiny_config({.tied = tied}).dump());
+  std::vector<io::TensorSource> sources;
+  for (const auto& info : tensors) {
+    sources.push_back({info, [info](io::SafetensorsWriter& writer) {
+                         const std::string zeros(static_cast<size_t>(info.bytes()), '\0');
+                         writer.write(std::as_bytes(std::span(zeros)));
+                       }});
+  }
+  io::write_tensors(folder.path(), sources, uint64_t{1} << 40);
+  const io::Checkpoint checkpoint(folder.path());
+  const std::string message = test::user_error_of([&] { check_tensors(checkpoint, tiny(tied)); });
+  const size_t at = message.find(": ");
+  return at == std::string::npos ? message
+                                 : message.substr(at + 2);  // without the temporary folder
+}
+
+TEST_CASE("the table of a dense model is LLaMA's list of names and shapes", "[model][weights]") {
+  for (const bool tied : {false, true}) {
+    const auto expected = expected_tensors(tiny(tied));
+    const auto written = test::tiny_tensors({.tied = tied});
+    REQUIRE(expected.size() == written.size());
+    for (const auto& info : written) {
+      const auto* entry = find(expected, info.name);
+      REQUIRE(entry != nullptr);
+      CHECK(entry->shape == info.shape);
+      CHECK(entry->dtype == info.dtype);
+    }
+  }
+}
+
+TEST_CASE("a MoE layer has a router in F32 and three matrices an expert", "[model][weights]") {
+  ModelConfig config = tiny_mixture();
+  config.dtype = "bfloat16";
+  const auto expected = expected_tensors(config);
+  const auto* router = find(expected, "model.layers.1.mlp.gate.weight");
+  REQUIRE(router != nullptr);
+  CHECK(router->dtype == io::DType::kF32);
+  CHECK(router->shape == std::vector<int64_t>{4, 16});
+  const auto* down = find(expected, "model.layers.1.mlp.experts.3.down_proj.weight");
+  REQUIRE(down != nullptr);
+  CHECK(down->dtype == io::DType::kBF16);
+  CHECK(down->shape == std::vector<int64_t>{16, 24});
+  CHECK(find(expected, "model.layers.1.mlp.down_proj.weight") == nullptr);
+  CHECK(find(expected, "model.layers.1.mlp.experts.4.down_proj.weight") == nullptr);
+  CHECK(find(expected, "model.layers.0.mlp.down_proj.weight") != nullptr);
+  const auto shared = shared_expert_tensors(config);
+  REQUIRE(shared.size() == 4);
+  CHECK(find(shared, "model.layers.1.mlp.shared_expert.gate_proj.weight")->shape ==
+        std::vector<int64_t>{0, 16});
+  CHECK(find(shared, "model.layers.1.mlp.shared_expert.down_proj.weight")->shape ==
+        std::vector<int64_t>{16, 0});
+  CHECK(find(shared, "model.layers.1.mlp.shared_expert_gate.weight")->shape ==
+        std::vector<int64_t>{1, 16});
+  CHECK(shared_expert_tensors(tiny()).empty());
+}
+
+TEST_CASE("parameters are counted in total and as one token meets them", "[model][weights]") {
+  // V D + (2 D + D HA + 2 D GA + HA D) a layer + 3 D F a dense layer + D + V D, with D = HA = 16,
+  // GA = 8, F = 24, V = 64.
+  const int64_t attention = 16 * 16 + 2 * 16 * 8 + 16 * 16, norms = 2 * 16,
+                feed_forward = 3 * 16 * 24;
+  const int64_t dense = 2 * 64 * 16 + 16 + 3 * (attention + norms + feed_forward);
+  CHECK(count_parameters(tiny()).total == dense);
+  CHECK(count_parameters(tiny()).active == dense);
+  CHECK(count_parameters(tiny(true)).total == dense - 64 * 16);
+  ModelConfig config = tiny_mixture();
+  const int64_t router = 4 * 16;
+  CHECK(count_parameters(config).total == dense + 3 * feed_forward + router);
+  CHECK(count_parameters(config).active == dense + 1 * feed_forward + router);
+  config.moe->router = route::parse_router("topp:0.4");
+  CHECK(count_parameters(config).active == dense + router);
+}
+
+TEST_CASE("a folder whose tensors do not fit its config is refused with the tensor's name",
+          "[model][weights]") {
+  CHECK(message_for([](auto&) {}).empty());
+  CHECK(message_for([](auto& tensors) { tensors.erase(tensors.begin() + 3); }) ==
+        "tensor 'model.layers.0.self_attn.k_proj.weight' [8, 16] is missing; is every shard there, "
+        "and config.json that "
+        "of this model?");
+  CHECK(message_for([](auto& tensors) { tensors[1].shape = {17}; }) ==
+        "'model.layers.0.input_layernorm.weight' is [17], config.json says [16]: they belong to "
+        "different models; fetch "
+        "both again");
+  CHECK(
+      message_for([](auto& tensors) { tensors[1].dtype = io::DType::kI32; }) ==
+      "'model.layers.0.input_layernorm.weight' is stored as I32; weights must be F32, F16 or BF16");
+  CHECK(message_for([](auto& tensors) {
+          tensors.push_back({"model.layers.3.input_layernorm.weight", io::DType::kF32, {16}});
+        }) ==
+        "tensor 'model.layers.3.input_layernorm.weight' [16] is not one of the 3 layers that "
+        "config.json describes");
+}
+
+TEST_CASE("leftovers that mean nothing are let pass, and nothing else", "[model][weights]") {
+  const auto with = [](const char* name, std::vector<int64_t> shape, bool tied = false) {
+    return message_for(
+        [&](auto& tensors) {
+          tensors.push_back({name, io::DType::kF32, shape});
+        },
+        tied);
+  };
+  CHECK(with("model.layers.0.self_attn.rotary_emb.inv_freq", {2}).empty());
+  CHECK(with("lm_head.weight", {64, 16}, true).empty());
+  CHECK(with("lm_head.weight", {32, 16}, true) ==
+        "'lm_head.weight' is [32, 16], config.json says [64, 16]: they belong to different models; "
+        "fetch both again");
+  CHECK(with("model.layers.0.self_attn.q_proj.bias", {16})
+            .find("'model.layers.0.self_attn.q_proj.bias' [16] is not") != std::string::npos);
+}
+
+TEST_CASE("the real stories260K folder passes and has 260032 parameters", "[model][weights]") {
+  MOE_NEED_SHARED_DATA();
+  const io::Checkpoint checkpoint(test::shared_data() / "stories260K-hf");
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, config);
+  int64_t stored = 0;
+  for (const auto& info : checkpoint.tensors()) {
+    stored += info.elements();
+  }
+  CHECK(count_parameters(config).total == stored);
+  CHECK(stored == 260032);
+}
+
+}  // namespace
+}  // namespace moe::model
