@@ -18,7 +18,7 @@ struct RopeConfig {
   double theta = 10000.0;
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
-  int64_t original_max_position_embeddings = 0;          // llama3; dynamic: 0 = max_position_embeddings
+  int64_t original_max_position_embeddings = 0;          // llama3
 };
 
 struct MoeConfig {

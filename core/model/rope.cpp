@@ -59,12 +59,9 @@ Tensor rope_frequencies(const RopeConfig& rope,
       return plain_frequencies(rope.theta, head_dim);
     case RopeType::kLinear:
       return plain_frequencies(rope.theta, head_dim) / rope.factor;
-    case RopeType::kDynamic: {
-      const int64_t original = rope.original_max_position_embeddings > 0
-                                   ? rope.original_max_position_embeddings
-                                   : max_position_embeddings;
-      return plain_frequencies(dynamic_theta(rope, head_dim, original, sequence_length), head_dim);
-    }
+    case RopeType::kDynamic:
+      return plain_frequencies(
+          dynamic_theta(rope, head_dim, max_position_embeddings, sequence_length), head_dim);
     case RopeType::kLlama3:
       return llama3_frequencies(rope, plain_frequencies(rope.theta, head_dim));
   }

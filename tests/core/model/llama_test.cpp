@@ -1,0 +1,228 @@
+// The model against a plain one in f64, against itself in other packings, and against a real
+// checkpoint's reference.
+
+#include "core/model/llama.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/io/tokenizer.h"
+#include "core/model/generate.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using moe::model::Llama;
+using torch::Tensor;
+
+namespace {
+
+// A LLaMA written the slow obvious way: one sequence, f64, one head and one query at a time.
+class PlainLlama {
+ public:
+  explicit PlainLlama(const moe::io::Checkpoint& checkpoint)
+      : checkpoint_(checkpoint),
+        config_(moe::model::parse_config(checkpoint.config(), checkpoint.config_name())) {}
+
+  Tensor logits(const std::vector<int64_t>& ids) const {
+    Tensor x = weight("model.embed_tokens").index_select(0, at::tensor(ids, at::kLong));
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      const std::string prefix = fmt::format("model.layers.{}.", layer);
+      x = x + attention(prefix + "self_attn.", norm(x, prefix + "input_layernorm"));
+      const Tensor normed = norm(x, prefix + "post_attention_layernorm");
+      const Tensor gate = normed.mm(weight(prefix + "mlp.gate_proj").t());
+      const Tensor up = normed.mm(weight(prefix + "mlp.up_proj").t());
+      x = x + (gate * gate.sigmoid() * up).mm(weight(prefix + "mlp.down_proj").t());
+    }
+    return norm(x, "model.norm")
+        .mm(weight(config_.tie_word_embeddings ? "model.embed_tokens" : "lm_head").t());
+  }
+
+ private:
+  Tensor weight(const std::string& name) const {
+    const auto& info = checkpoint_.info(name + ".weight");
+    const auto type = info.dtype == moe::io::DType::kF32    ? at::kFloat
+                      : info.dtype == moe::io::DType::kBF16 ? at::kBFloat16
+                                                            : at::kHalf;
+    void* data = const_cast<std::byte*>(checkpoint_.bytes(info.name).data());
+    return at::from_blob(data, info.shape, at::TensorOptions(type)).to(at::kDouble);
+  }
+
+  Tensor norm(const Tensor& x, const std::string& name) const {
+    return x / at::sqrt(x.pow(2).mean(-1, true) + config_.rms_norm_eps) * weight(name);
+  }
+
+  // Pair (i, i + A / 2) of a head turned by position * theta^(-2 i / A).
+  Tensor rotated(const Tensor& head, int64_t position) const {
+    Tensor out = head.clone();
+    const int64_t half = config_.head_dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(position) *
+          std::pow(config_.rope.theta, -2.0 * static_cast<double>(i) / config_.head_dim);
+      out[i] = head[i] * std::cos(angle) - head[i + half] * std::sin(angle);
+      out[i + half] = head[i + half] * std::cos(angle) + head[i] * std::sin(angle);
+    }
+    return out;
+  }
+
+  Tensor attention(const std::string& prefix, const Tensor& x) const {
+    const int64_t count = x.size(0), width = config_.head_dim;
+    const auto heads = [&](const char* name, int64_t number) {
+      return x.mm(weight(prefix + name).t()).view({count, number, width});
+    };
+    const Tensor query = heads("q_proj", config_.heads), key = heads("k_proj", config_.kv_heads);
+    const Tensor value = heads("v_proj", config_.kv_heads);
+    Tensor out = at::zeros({count, config_.heads, width}, at::kDouble);
+    for (int64_t head = 0; head < config_.heads; ++head) {
+      const int64_t shared = head / (config_.heads / config_.kv_heads);
+      for (int64_t i = 0; i < count; ++i) {
+        Tensor scores = at::zeros({i + 1}, at::kDouble);
+        for (int64_t j = 0; j <= i; ++j) {
+          scores[j] = rotated(query[i][head], i).dot(rotated(key[j][shared], j));
+        }
+        const Tensor share = (scores / std::sqrt(static_cast<double>(width))).softmax(0);
+        out[i][head] = share.matmul(value.narrow(0, 0, i + 1).select(1, shared));
+      }
+    }
+    return out.view({count, config_.heads * width}).mm(weight(prefix + "o_proj").t());
+  }
+
+  const moe::io::Checkpoint& checkpoint_;
+  moe::model::ModelConfig config_;
+};
+
+Tensor run(const Llama& model,
+           const std::vector<int64_t>& ids,
+           const std::vector<int64_t>& lengths) {
+  const at::NoGradGuard no_gradients;
+  return model.head(
+      model.forward({at::tensor(ids, at::kLong), lengths}, model.default_routing()).hidden);
+}
+
+// f32 against f64 through three layers of a few hundred terms each, logits of order 1.
+constexpr double kTolerance = 1e-5;
+
+double distance(const Tensor& a, const Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+}  // namespace
+
+TEST_CASE("the model equals a plain f64 LLaMA", "[model]") {
+  moe::test::TinyCheckpoint options;
+  const auto variant = GENERATE(0, 1, 2, 3, 4);
+  options.tied = variant == 1;
+  options.kv_heads = variant == 2 ? 4 : 2;
+  options.head_dim = variant == 3 ? 6 : 0;  // heads * head_dim != hidden
+  options.dtype = variant == 4 ? moe::io::DType::kBF16 : moe::io::DType::kF32;
+  CAPTURE(variant);
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", options);
+  const moe::io::Checkpoint checkpoint(folder / "m");
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  CHECK(distance(run(Llama::load(checkpoint), ids, {7}), PlainLlama(checkpoint).logits(ids)) <
+        kTolerance);
+}
+
+TEST_CASE("a pack of sequences gives each sequence's own logits", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {});
+  const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
+  const std::vector<int64_t> ids{1, 5, 9, 1, 7, 2, 1, 8, 3, 3, 4};
+  const std::vector<int64_t> lengths{3, 3, 1, 4};  // two alike, one of a single token
+  const Tensor packed = run(model, ids, lengths);
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const std::vector<int64_t> alone(ids.begin() + first, ids.begin() + first + length);
+    CHECK(distance(packed.narrow(0, first, length), run(model, alone, {length})) < kTolerance);
+    first += length;
+  }
+}
+
+TEST_CASE("a cache gives the logits of the whole sequence", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {});
+  const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
+  const std::vector<int64_t> ids{1, 5, 9, 11, 7, 2, 40};
+  const Tensor whole = run(model, ids, {7});
+  const at::NoGradGuard no_gradients;
+  moe::model::KvCache cache;
+  int64_t first = 0;
+  for (const int64_t count : {3, 1, 2, 1}) {  // one token and several after a past
+    const std::vector<int64_t> part(ids.begin() + first, ids.begin() + first + count);
+    const Tensor hidden =
+        model.forward({at::tensor(part, at::kLong), {count}}, model.default_routing(), &cache)
+            .hidden;
+    CHECK(distance(model.head(hidden), whole.narrow(0, first, count)) < kTolerance);
+    first += count;
+  }
+}
+
+TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {
+  const auto dtype = GENERATE(moe::io::DType::kF32, moe::io::DType::kBF16, moe::io::DType::kF16);
+  moe::test::TinyCheckpoint options;
+  options.dtype = dtype;
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", options);
+  const moe::io::Checkpoint parent(folder / "m");
+  const auto model = Llama::load(parent);
+  moe::model::save_folder(model, model.default_routing(), parent, folder / "copy", false);
+  const moe::io::Checkpoint copy(folder / "copy");
+  for (const auto& info : parent.tensors()) {
+    CAPTURE(info.name);
+    REQUIRE(copy.has(info.name));
+    const auto a = parent.bytes(info.name), b = copy.bytes(info.name);
+    CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end()));
+  }
+}
+
+TEST_CASE("every parameter gets a gradient", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {});
+  auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
+  model.require_gradients();
+  const auto result =
+      model.forward({at::tensor({1, 5, 9, 2}, at::kLong), {4}}, model.default_routing());
+  model.head(result.hidden).log_softmax(-1).select(1, 3).sum().backward();
+  for (const auto& parameter : model.parameters()) {
+    CAPTURE(parameter.name);
+    REQUIRE(parameter.tensor.grad().defined());
+    CHECK(parameter.tensor.grad().abs().sum().item<double>() > 0);
+  }
+}
+
+TEST_CASE("the real model gives its reference ids, logits, text and losses", "[model]") {
+  MOE_NEED_SHARED_DATA();
+  const auto folder = moe::test::shared_data() / "stories260K-hf";
+  const auto reference = moe::read_json(folder / "reference.json");
+  const auto model = Llama::load(moe::io::Checkpoint(folder));
+  const auto tokenizer = moe::io::Tokenizer::load(folder, model.config().vocab_size);
+
+  std::vector<int64_t> prompt = tokenizer.encode(reference.at("prompt").get<std::string>());
+  prompt.insert(prompt.begin(), tokenizer.bos_id());
+  REQUIRE(prompt == reference.at("prompt_ids_with_bos").get<std::vector<int64_t>>());
+  const Tensor logits = run(model, prompt, {static_cast<int64_t>(prompt.size())})[-1];
+  const auto expected = reference.at("last_position_logits").get<std::vector<double>>();
+  CHECK(distance(logits, at::tensor(expected, at::kDouble)) < 1e-4);
+
+  moe::model::GenerateSettings settings;
+  settings.max_tokens = 256;
+  auto greedy = moe::model::generate(model, model.default_routing(), {1}, settings);
+  greedy.insert(greedy.begin(), 1);
+  CHECK(greedy == reference.at("greedy_256_from_bos_ids").get<std::vector<int64_t>>());
+  CHECK(tokenizer.decode(greedy) == reference.at("greedy_256_text").get<std::string>());
+
+  const auto& story = reference.at("first_story");
+  const auto ids = story.at("ids_with_bos").get<std::vector<int64_t>>();
+  const auto count = static_cast<int64_t>(ids.size());
+  const Tensor log_p = run(model, ids, {count}).log_softmax(-1);
+  const Tensor nll =
+      -log_p.narrow(0, 0, count - 1)
+           .gather(1, at::tensor(ids, at::kLong).narrow(0, 1, count - 1).unsqueeze(1))
+           .squeeze(1);
+  const auto token_nll = story.at("token_nll").get<std::vector<double>>();
+  CHECK(distance(nll, at::tensor(token_nll, at::kDouble)) < 1e-4);
+}

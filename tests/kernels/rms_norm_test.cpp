@@ -1,0 +1,39 @@
+#include "kernels/rms_norm.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tests/support/catch.h"
+
+using torch::Tensor;
+
+namespace {
+
+Tensor plain(const Tensor& x, const Tensor& weight, double epsilon) {
+  return weight * (x / at::sqrt((x * x).mean(-1, true) + epsilon));
+}
+
+}  // namespace
+
+TEST_CASE("rms_norm equals the formula, values and gradients", "[kernels]") {
+  at::manual_seed(1);
+  for (const auto& [rows, width] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {1, 1}, {1, 33}, {31, 7}, {33, 64}}) {
+    CAPTURE(rows, width);
+    const Tensor x = at::randn({rows, width}, at::kDouble).requires_grad_(true);
+    const Tensor weight = at::randn({width}, at::kDouble).requires_grad_(true);
+    const Tensor upstream = at::randn({rows, width}, at::kDouble);
+    const Tensor fast = moe::kernels::rms_norm(x, weight, 1e-5), slow = plain(x, weight, 1e-5);
+    CHECK(at::allclose(fast, slow, 1e-12, 1e-12));  // f64, at most 64 terms of 2^-53
+    const auto actual = torch::autograd::grad({(fast * upstream).sum()}, {x, weight});
+    const auto expected = torch::autograd::grad({(slow * upstream).sum()}, {x, weight});
+    CHECK(at::allclose(actual[0], expected[0], 1e-11, 1e-11));
+    CHECK(at::allclose(actual[1], expected[1], 1e-11, 1e-11));
+  }
+}
+
+TEST_CASE("rms_norm of a row of zeros is zero with a finite gradient", "[kernels]") {
+  const Tensor x = at::zeros({2, 8}).requires_grad_(true);
+  const Tensor out = moe::kernels::rms_norm(x, at::ones({8}), 1e-6);
+  CHECK(out.abs().sum().item<double>() == 0);
+  CHECK(torch::autograd::grad({out.sum()}, {x})[0].isfinite().all().item<bool>());
+}
