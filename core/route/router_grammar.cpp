@@ -230,11 +230,12 @@ RouterSettings parse_relu(const std::string& where, const std::vector<std::strin
 }
 
 RouterSettings parse_family(const std::string& where, const std::string& text) {
-  const size_t colon = text.find(':');
-  const std::string head = text.substr(0, colon);
-  const std::vector<std::string> words =
-      colon == std::string::npos ? std::vector<std::string>() : split(text.substr(colon + 1), ',');
-  const std::string family = head.substr(0, head.find('+'));
+  const auto colon = std::find(text.begin(), text.end(), ':');
+  const std::string head(text.begin(), colon);
+  const std::vector<std::string> words = colon == text.end()
+                                             ? std::vector<std::string>()
+                                             : split(std::string(colon + 1, text.end()), ',');
+  const std::string family(head.begin(), std::find(head.begin(), head.end(), '+'));
   if (family == "topp" || family == "relu") {
     if (family != head) {
       throw UserError(

@@ -1,0 +1,53 @@
+#include "core/model/moe_layer.h"
+
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/route/routers.h"
+#include "kernels/grouped_swiglu.h"
+
+namespace moe::model {
+namespace {
+
+std::vector<int64_t> to_host(const torch::Tensor& numbers) {
+  const torch::Tensor host = numbers.cpu().contiguous();
+  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
+// Router arithmetic is f32 whatever the model's dtype is; f64 stays, for gradient checks.
+torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router) {
+  const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
+  return torch::matmul(x.to(type), router.to(type).t());
+}
+
+}  // namespace
+
+MoeOutput moe_forward(const torch::Tensor& x,
+                      const MoeWeights& weights,
+                      const route::RouterSettings& router,
+                      const route::RoutingGroup& group,
+                      double gate_scale) {
+  MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
+            "x has {} dimensions, width {}, the router {}",
+            x.dim(),
+            x.size(-1),
+            weights.router.size(1));
+  const torch::Tensor logits = router_logits(x, weights.router);
+  const route::Routing routing = route::route(logits, router, group);
+
+  // Unused rows stand last: reading the loads back lets the products skip them.
+  const std::vector<int64_t> loads = to_host(routing.plan.rows);
+  const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
+  const torch::Tensor out =
+      kernels::grouped_swiglu(x.index_select(0, token), weights.gate_up, weights.down, loads);
+  const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
+
+  const torch::Tensor weighted = out.to(logits.scalar_type()) * gate.unsqueeze(1);
+  const torch::Tensor y = torch::zeros({x.size(0), x.size(1)}, weighted.options())
+                              .index_add(0, token, weighted)
+                              .to(x.scalar_type());
+  return {y, routing.losses, routing.counters};
+}
+
+}  // namespace moe::model

@@ -1,0 +1,121 @@
+#include "core/route/routers.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/route/gates.h"
+
+namespace moe::route {
+namespace {
+
+torch::Tensor softmax_scores(const torch::Tensor& logits) { return torch::softmax(logits, 1); }
+torch::Tensor relu_scores(const torch::Tensor& logits) { return torch::relu(logits); }
+
+std::vector<Rule> top_k_rules(const RouterSettings& settings) {
+  return {top_k(settings.slot_order), within_capacity};
+}
+std::vector<Rule> top_p_rules(const RouterSettings& settings) { return {top_p(settings.p)}; }
+std::vector<Rule> relu_rules(const RouterSettings&) { return {positive}; }
+
+torch::Tensor top_k_gates(const torch::Tensor& logits,
+                          const torch::Tensor& count,
+                          const RouterSettings& settings) {
+  const bool normalise = settings.gate_norm == GateNorm::kSelected;
+  return softmax_gates(logits, count, normalise, settings.straight_through);
+}
+torch::Tensor probability_gates(const torch::Tensor& logits,
+                                const torch::Tensor& count,
+                                const RouterSettings&) {
+  return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
+}
+torch::Tensor positive_gates(const torch::Tensor& logits,
+                             const torch::Tensor& count,
+                             const RouterSettings&) {
+  return relu_gates(logits, count);
+}
+
+AuxLosses balance(const torch::Tensor& logits,
+                  const RouteInput& input,
+                  const torch::Tensor& count,
+                  const RouterSettings& settings) {
+  return {load_balance_loss(logits, input, count, settings), {}, {}};
+}
+AuxLosses balance_and_entropy(const torch::Tensor& logits,
+                              const RouteInput& input,
+                              const torch::Tensor& count,
+                              const RouterSettings& settings) {
+  return {load_balance_loss(logits, input, count, settings), entropy_loss(logits, input), {}};
+}
+AuxLosses sparsity(const torch::Tensor& logits,
+                   const RouteInput& input,
+                   const torch::Tensor& count,
+                   const RouterSettings& settings) {
+  return {{}, {}, l1_loss(logits, input, count, settings)};
+}
+
+const RouterFamily& family_of(const RouterSettings& settings) {
+  const auto& families = router_families();
+  const auto entry = std::find_if(families.begin(), families.end(), [&](const auto& each) {
+    return each.family == settings.family;
+  });
+  MOE_CHECK(entry != families.end(), "router '{}' is not in the table", to_string(settings));
+  return *entry;
+}
+
+}  // namespace
+
+const std::vector<RouterFamily>& router_families() {
+  static const std::vector<RouterFamily> families = {
+      {Family::kTopK,
+       {"top1", "top2", "top3:order=score", "top2:cf=inf,gate=none"},
+       softmax_scores,
+       top_k_rules,
+       top_k_gates,
+       balance},
+      {Family::kTopP,
+       {"topp:0.4", "topp:0.7,max=2"},
+       softmax_scores,
+       top_p_rules,
+       probability_gates,
+       balance_and_entropy},
+      {Family::kRelu, {"relu:k=1"}, relu_scores, relu_rules, positive_gates, sparsity},
+  };
+  return families;
+}
+
+const std::vector<RouterModifier>& router_modifiers() {
+  // Fill-in first: a token it rescues needs no expert at home (D8).
+  static const std::vector<RouterModifier> modifiers = {
+      {"+fr", &RouterSettings::fr, fill_in},
+      {"+ir", &RouterSettings::ir, intra_gpu},
+  };
+  return modifiers;
+}
+
+Routing route(const torch::Tensor& logits,
+              const RouterSettings& settings,
+              const RoutingGroup& group) {
+  const RouterFamily& family = family_of(settings);
+  Routing routing;
+  torch::Tensor count;  // [T, E]
+  {
+    const torch::NoGradGuard no_grad;
+    routing.input = make_input(logits, family.scores(logits), settings, group);
+    for (const auto& rule : family.rules(settings)) {
+      routing.plan = rule(routing.input, std::move(routing.plan));
+    }
+    for (const auto& modifier : router_modifiers()) {
+      if (settings.*modifier.is_on) {
+        routing.plan = modifier.rule(routing.input, std::move(routing.plan));
+      }
+    }
+    count = multiplicities(routing.input, routing.plan);
+    routing.counters = count_plan(routing.input, routing.plan, settings);
+  }
+  routing.combine = family.gates(logits, count, settings);
+  routing.weights = row_weights(routing.combine, count, routing.input, routing.plan);
+  routing.losses = family.losses(logits, routing.input, count, settings);
+  return routing;
+}
+
+}  // namespace moe::route

@@ -1,0 +1,56 @@
+#pragma once
+// The table of routers: a name, its scores, its rules, its gates, its losses. A new router is one
+// file with its rule, one test and one line here. route() runs one.
+
+#include <string>
+#include <vector>
+
+#include "core/route/counters.h"
+#include "core/route/losses.h"
+#include "core/route/rule.h"
+
+namespace moe::route {
+
+// What a family of routers is made of. T tokens, E experts.
+struct RouterFamily {
+  Family family;
+  std::vector<std::string> examples;  // texts that the tests run over
+  // [T, E] what tokens are compared by, of the logits [T, E].
+  torch::Tensor (*scores)(const torch::Tensor& logits);
+  std::vector<Rule> (*rules)(const RouterSettings& settings);
+  // [T, E] combine weights with gradient, of logits and constant multiplicities.
+  torch::Tensor (*gates)(const torch::Tensor& logits,
+                         const torch::Tensor& count,
+                         const RouterSettings& settings);
+  AuxLosses (*losses)(const torch::Tensor& logits,
+                      const RouteInput& input,
+                      const torch::Tensor& count,
+                      const RouterSettings& settings);
+};
+
+// A modifier of top-k appends its rule, in the order of the table.
+struct RouterModifier {
+  std::string name;
+  bool RouterSettings::*is_on;
+  Rule rule;
+};
+
+const std::vector<RouterFamily>& router_families();
+const std::vector<RouterModifier>& router_modifiers();
+
+struct Routing {
+  RouteInput input;
+  Plan plan;
+  torch::Tensor combine;  // [T, E] weights with gradient; w of SPEC section 1
+  torch::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
+  AuxLosses losses;
+  Counters counters;
+};
+
+// Routes `logits` [T, E] f32 (with gradient). The plan is made without reading the device. Settings
+// must fit E (check_router).
+Routing route(const torch::Tensor& logits,
+              const RouterSettings& settings,
+              const RoutingGroup& group);
+
+}  // namespace moe::route

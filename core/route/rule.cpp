@@ -1,0 +1,80 @@
+// What rules read, made once per group: homes, capacities, and every token's experts best first.
+
+#include "core/route/rule.h"
+
+#include <cmath>
+
+#include "core/base/error.h"
+
+namespace moe::route {
+
+RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks) {
+  RoutingGroup group;
+  group.ranks = ranks;
+  group.home.resize(tokens);
+  for (int64_t token = 0; token < tokens; ++token) {
+    group.home[token] = token * ranks / tokens;
+  }
+  return group;
+}
+
+int64_t capacity_slots(std::optional<double> capacity_factor,
+                       int64_t rank_tokens,
+                       int64_t experts) {
+  if (rank_tokens == 0 || !capacity_factor) {
+    return rank_tokens;
+  }
+  // 1e-6 guards products like 2.2 * 100 / 4, which is 55.000000000000001 in binary (D3).
+  const double slots = std::ceil(
+      *capacity_factor * static_cast<double>(rank_tokens) / static_cast<double>(experts) - 1e-6);
+  return std::max<int64_t>(1, static_cast<int64_t>(slots));
+}
+
+RouteInput make_input(const torch::Tensor& logits,
+                      const torch::Tensor& scores,
+                      const RouterSettings& settings,
+                      const RoutingGroup& group) {
+  const int64_t tokens = logits.size(0);
+  const int64_t experts = logits.size(1);
+  MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens,
+            "{} homes for {} tokens",
+            group.home.size(),
+            tokens);
+  MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0,
+            "{} ranks, {} experts: every rank holds as many experts",
+            group.ranks,
+            experts);
+  RouteInput input;
+  input.logits = logits.detach();
+  input.scores = scores.detach();
+  input.ranked =
+      std::get<1>(torch::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  input.ranks = group.ranks;
+  const bool has_capacity = settings.family == Family::kTopK;
+  input.k = has_capacity ? settings.k : settings.max_experts.value_or(experts);
+  MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
+  input.dropless = !has_capacity || !settings.capacity_factor;
+
+  std::vector<int64_t> homes(tokens), rank_tokens(group.ranks, 0);
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t home = group.home[token];
+    MOE_CHECK(home >= -1 && home < group.ranks,
+              "token {} at home on rank {} of {}",
+              token,
+              home,
+              group.ranks);
+    homes[token] = home < 0 ? group.ranks : home;
+    if (home >= 0) {
+      ++rank_tokens[home];
+      ++input.valid_tokens;
+    }
+  }
+  input.home = torch::tensor(homes, torch::kLong).to(logits.device());
+  for (const int64_t count : rank_tokens) {
+    input.capacity.push_back(has_capacity ? capacity_slots(settings.capacity_factor, count, experts)
+                                          : 0);
+  }
+  return input;
+}
+
+}  // namespace moe::route

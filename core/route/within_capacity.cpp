@@ -1,0 +1,28 @@
+// Expert capacity (P1 section 3): of the requests of one (source rank, expert), in slot order, the
+// first C_r stay; the others are dropped into the overflow. Capacity is per source rank (D4), so
+// that routing needs no communication.
+
+#include "core/route/rows.h"
+
+namespace moe::route {
+
+Plan within_capacity(const RouteInput& input, Plan plan) {
+  const Rows rows = rows_of(plan);
+  if (input.dropless) {
+    return plan;
+  }
+  const torch::Tensor groups = groups_of(input, rows);
+  const torch::Tensor fits =
+      slots_of(input, groups) < group_capacity(input).index_select(0, groups);
+  const torch::Tensor refused =
+      torch::logical_and(fits.logical_not(), rows.expert < input.experts());
+
+  const Rows dropped = sort_by_group(input, keep_only(rows, refused, input.experts()));
+  plan.overflow_token = dropped.token;
+  plan.overflow_expert = dropped.expert;
+  plan.overflow_choice = dropped.choice;
+  const Rows accepted = sort_by_group(input, keep_only(rows, fits, input.experts()));
+  return with_rows(input, accepted, accepted_max(input, rows.token.size(0)), plan);
+}
+
+}  // namespace moe::route

@@ -1,0 +1,138 @@
+#pragma once
+// Random inputs of routing, and plans as rows one can compare and print.
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/route/routers.h"
+#include "tests/core/route/reference.h"
+#include "tests/support/catch.h"
+
+namespace moe::test {
+
+struct RandomRouting {
+  torch::Tensor logits;  // [T, E] f32
+  route::RoutingGroup group;
+};
+
+// `grid` > 0 rounds logits to multiples of it, which makes ties; `padding` is the share of padding.
+inline RandomRouting random_routing(std::mt19937& random,
+                                    int64_t tokens,
+                                    int64_t experts,
+                                    int64_t ranks,
+                                    double grid = 0,
+                                    double padding = 0) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform;
+  RandomRouting result;
+  std::vector<float> logits;
+  const double skew = uniform(random) < 0.5 ? 0.0 : 0.3;
+  for (int64_t i = 0; i < tokens * experts; ++i) {
+    const double a = normal(random) - skew * static_cast<double>(i % experts);
+    logits.push_back(static_cast<float>(grid > 0 ? std::round(a / grid) * grid : a));
+  }
+  result.logits = torch::tensor(logits, torch::kFloat).view({tokens, experts});
+  result.group = route::spread_over_ranks(tokens, ranks);
+  if (uniform(random) < 0.5) {  // uneven, interleaved homes
+    for (auto& home : result.group.home) {
+      home = static_cast<int64_t>(uniform(random) * uniform(random) * static_cast<double>(ranks));
+    }
+  }
+  for (auto& home : result.group.home) {
+    home = uniform(random) < padding ? -1 : home;
+  }
+  return result;
+}
+
+inline Matrix matrix_of(const torch::Tensor& values) {
+  const torch::Tensor wide = values.detach().to(torch::kDouble).contiguous();
+  const auto* next = wide.data_ptr<double>();
+  Matrix matrix(wide.size(0));
+  for (auto& row : matrix) {
+    row.assign(next, next + wide.size(1));
+    next += wide.size(1);
+  }
+  return matrix;
+}
+
+inline std::vector<int64_t> numbers_of(const torch::Tensor& values) {
+  const torch::Tensor host = values.contiguous();
+  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
+// The rows in use; checks that unused ones stand last.
+inline std::vector<ReferenceRow> used_rows(const torch::Tensor& token,
+                                           const torch::Tensor& expert,
+                                           const torch::Tensor& choice,
+                                           const torch::Tensor& count,
+                                           const route::RoutingGroup& group,
+                                           int64_t experts) {
+  const auto tokens = numbers_of(token), of_expert = numbers_of(expert),
+             choices = numbers_of(choice), counts = numbers_of(count);
+  std::vector<ReferenceRow> rows;
+  bool ended = false;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (of_expert[i] == experts) {
+      ended = true;
+    } else {
+      CHECK_FALSE(ended);
+      rows.push_back({of_expert[i], group.home.at(tokens[i]), tokens[i], choices[i], counts[i]});
+    }
+  }
+  return rows;
+}
+
+inline std::vector<ReferenceRow> used_rows(const route::Plan& plan,
+                                           const route::RoutingGroup& group,
+                                           int64_t experts) {
+  return used_rows(plan.token, plan.expert, plan.choice, plan.count, group, experts);
+}
+
+inline std::vector<ReferenceRow> refused_rows(const route::Plan& plan,
+                                              const route::RoutingGroup& group,
+                                              int64_t experts) {
+  return used_rows(plan.overflow_token,
+                   plan.overflow_expert,
+                   plan.overflow_choice,
+                   torch::ones_like(plan.overflow_token),
+                   group,
+                   experts);
+}
+
+// "e0:t3 e0:t5+ir2 e1:t0+fr": so that a failure reads like a sentence.
+inline std::string words_of(const std::vector<ReferenceRow>& rows, int64_t k) {
+  std::string words;
+  for (const auto& row : rows) {
+    words += (words.empty() ? "e" : " e") + std::to_string(row.expert) + ":t" +
+             std::to_string(row.token);
+    words += row.choice == k ? "+fr" : row.choice > k ? "+ir" + std::to_string(row.count) : "";
+  }
+  return words;
+}
+
+// Every router of the table: its examples, and for top-k each set of modifiers.
+inline std::vector<route::RouterSettings> all_routers() {
+  std::vector<route::RouterSettings> routers;
+  for (const auto& family : route::router_families()) {
+    for (const auto& example : family.examples) {
+      std::vector<route::RouterSettings> forms = {route::parse_router(example)};
+      for (const auto& modifier : route::router_modifiers()) {
+        const size_t before = family.family == route::Family::kTopK ? forms.size() : 0;
+        for (size_t i = 0; i < before; ++i) {
+          forms.push_back(forms[i]);
+          forms.back().*modifier.is_on = true;
+        }
+      }
+      routers.insert(routers.end(), forms.begin(), forms.end());
+    }
+  }
+  return routers;
+}
+
+inline bool fits(const route::RouterSettings& settings, int64_t experts) {
+  return (settings.family == route::Family::kTopP || settings.k <= experts) &&
+         settings.max_experts.value_or(1) <= experts;
+}
+
+}  // namespace moe::test

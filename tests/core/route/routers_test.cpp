@@ -1,0 +1,263 @@
+// Every router of the table keeps the promises that all routers make, and agrees with the plain
+// loops of reference.h on random inputs with ties, padding and uneven ranks.
+
+#include "core/route/routers.h"
+
+#include <map>
+#include <set>
+
+#include "tests/core/route/random_routing.h"
+#include "tests/support/gradcheck.h"
+
+namespace moe::test {
+namespace {
+
+using route::Family;
+using route::RouterSettings;
+
+// Rows ordered by (expert, home), each (token, expert) once, plus once by IR.
+void check_rows_are_sorted_and_unique(const std::vector<ReferenceRow>& rows, int64_t k) {
+  std::set<std::tuple<int64_t, int64_t, bool>> seen;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    CHECK((i == 0 || std::pair(rows[i - 1].expert, rows[i - 1].home) <=
+                         std::pair(rows[i].expert, rows[i].home)));
+    CHECK(seen.emplace(rows[i].token, rows[i].expert, rows[i].choice > k).second);
+    CHECK(rows[i].count >= 1);
+  }
+}
+
+void check_load_within_capacity(const route::Routing& routing,
+                                const std::vector<ReferenceRow>& rows) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> load;
+  for (const auto& row : rows) {
+    if (row.choice <= routing.input.k) {
+      const int64_t taken = ++load[{row.home, row.expert}];
+      CHECK(taken <= routing.input.capacity.at(row.home));
+    }
+  }
+}
+
+// Each of the first k choices of each valid token stands in a row or in the overflow, and in one
+// only.
+void check_nothing_is_lost(const route::Routing& routing,
+                           const route::RoutingGroup& group,
+                           std::vector<ReferenceRow> rows) {
+  const auto refused = refused_rows(routing.plan, group, routing.input.experts());
+  rows.insert(rows.end(), refused.begin(), refused.end());
+  std::multiset<std::tuple<int64_t, int64_t, int64_t>> asked, stands;
+  const auto ranked = matrix_of(routing.input.ranked);
+  for (int64_t token = 0; token < routing.input.tokens(); ++token) {
+    for (int64_t choice = 0; group.home[token] >= 0 && choice < routing.input.k; ++choice) {
+      asked.emplace(token, choice, static_cast<int64_t>(ranked[token][choice]));
+    }
+  }
+  for (const auto& row : rows) {
+    if (row.choice < routing.input.k) {
+      stands.emplace(row.token, row.choice, row.expert);
+    }
+  }
+  CHECK((asked == stands));
+}
+
+void check_promises(const torch::Tensor& logits,
+                    const RouterSettings& settings,
+                    const route::RoutingGroup& group) {
+  const auto routing = route::route(logits, settings, group);
+  const int64_t experts = logits.size(1);
+  const auto rows = used_rows(routing.plan, group, experts);
+  check_rows_are_sorted_and_unique(rows, routing.input.k);
+  std::vector<int64_t> load(experts, 0);
+  for (const auto& row : rows) {
+    CHECK(group.home.at(row.token) >= 0);
+    ++load[row.expert];
+  }
+  CHECK(load == numbers_of(routing.plan.rows));
+  if (settings.family == Family::kTopK) {
+    check_load_within_capacity(routing, rows);
+    check_nothing_is_lost(routing, group, rows);
+  }
+  CHECK(torch::isfinite(routing.combine).all().item<bool>());
+  CHECK(routing.combine.min().item<double>() >= 0);
+
+  const auto again = route::route(logits, settings, group);
+  CHECK(torch::equal(again.plan.token, routing.plan.token));
+  CHECK(torch::equal(again.plan.expert, routing.plan.expert));
+  CHECK(torch::equal(again.weights, routing.weights));
+}
+
+// Bound of |w - reference|: softmax of f32 logits up to A = 10 has the relative error (A + E) eps,
+// with E <= 32 terms 42 * 1.2e-7 = 5e-6.
+constexpr double kWeightTolerance = 1e-5;
+
+void check_against_reference(const RandomRouting& input, const RouterSettings& settings) {
+  const int64_t experts = input.logits.size(1);
+  const auto routing = route::route(input.logits, settings, input.group);
+  const auto reference = reference_route(
+      matrix_of(input.logits), matrix_of(routing.input.scores), settings, input.group);
+  const int64_t k = routing.input.k;
+  CHECK(words_of(used_rows(routing.plan, input.group, experts), k) == words_of(reference.rows, k));
+  CHECK((used_rows(routing.plan, input.group, experts) == reference.rows));
+  CHECK((refused_rows(routing.plan, input.group, experts) == reference.refused));
+  torch::Tensor rebuilt = torch::zeros({input.logits.size(0) * experts});
+  const torch::Tensor cell = (routing.plan.token * experts + routing.plan.expert)
+                                 .masked_fill(routing.plan.expert == experts, 0);
+  if (cell.numel() > 0) {
+    rebuilt = rebuilt.index_add(0, cell, routing.weights);
+  }
+  const Matrix weights = matrix_of(routing.combine),
+               by_rows = matrix_of(rebuilt.view_as(input.logits));
+  double worst = 0;
+  for (size_t token = 0; token < weights.size(); ++token) {
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      const double want = reference.weights[token][expert];
+      worst = std::max({worst,
+                        std::abs(weights[token][expert] - want) / (1 + want),
+                        std::abs(by_rows[token][expert] - want) / (1 + want)});
+    }
+  }
+  CHECK(worst < kWeightTolerance);
+}
+
+template <typename Value>
+Value pick(std::mt19937& random, const std::vector<Value>& values) {
+  return values[random() % values.size()];
+}
+
+RouterSettings random_settings(std::mt19937& random, int64_t experts) {
+  RouterSettings settings;
+  const int64_t family = random() % 6;
+  if (family == 0) {
+    settings = route::parse_router("topp:0.4");
+    settings.p = pick<double>(random, {0, 0.1, 0.37, 0.7, 1});
+    if (random() % 2 == 0) {
+      settings.max_experts = 1 + static_cast<int64_t>(random() % experts);
+    }
+    return settings;
+  }
+  if (family == 1) {
+    return route::parse_router("relu:k=1");
+  }
+  settings.k = 1 + static_cast<int64_t>(
+                       random() % std::min<int64_t>(experts, random() % 4 == 0 ? experts : 3));
+  const double factor = pick<double>(random, {0, 0.25, 0.5, 0.75, 1, 1.25, 2});
+  if (factor > 0) {
+    settings.capacity_factor = factor;
+  }
+  settings.ir = random() % 2 == 0;
+  settings.fr = random() % 2 == 0;
+  settings.gate_norm = random() % 4 == 0 ? route::GateNorm::kNone : route::GateNorm::kSelected;
+  settings.slot_order = random() % 4 == 0 ? route::SlotOrder::kScore : route::SlotOrder::kChoice;
+  return settings;
+}
+
+}  // namespace
+
+TEST_CASE("every router agrees with the plain loops on random inputs", "[route]") {
+  std::mt19937 random(1);
+  for (int round = 0; round < 500; ++round) {
+    const int64_t ranks = pick<int64_t>(random, {1, 1, 2, 3, 4, 8});
+    const int64_t experts = ranks * (1 + static_cast<int64_t>(random() % (32 / ranks)));
+    const int64_t tokens = pick<int64_t>(random, {0, 1, 2, 3, 7, 16, 33, 64, 255, 256});
+    const double grid = pick<double>(random, {0, 0, 0.5, 2});
+    const double padding = pick<double>(random, {0, 0, 0.3, 1});
+    const auto settings = random_settings(random, experts);
+    INFO("round " << round << ": " << to_string(settings) << " T " << tokens << " E " << experts
+                  << " W " << ranks << " grid " << grid << " padding " << padding);
+    check_against_reference(random_routing(random, tokens, experts, ranks, grid, padding),
+                            settings);
+  }
+}
+
+TEST_CASE("every router keeps its promises on awkward shapes", "[route]") {
+  struct Shape {
+    int64_t tokens, experts, ranks;
+    double grid, padding;
+  };
+  const std::vector<Shape> shapes = {{1, 1, 1, 0, 0},     // one expert
+                                     {9, 1, 1, 0, 0},     //
+                                     {1, 8, 4, 0, 0},     // one token, most ranks empty
+                                     {3, 8, 2, 0, 0},     // fewer tokens than experts
+                                     {40, 4, 4, 0, 0.3},  //
+                                     {64, 8, 2, 9, 0.2},  // almost all scores equal
+                                     {5, 4, 2, 0, 1}};    // padding only
+  std::mt19937 random(2);
+  for (const auto& shape : shapes) {
+    for (const auto& settings : all_routers()) {
+      if (fits(settings, shape.experts)) {
+        INFO(to_string(settings) << " T " << shape.tokens << " E " << shape.experts);
+        const auto input = random_routing(
+            random, shape.tokens, shape.experts, shape.ranks, shape.grid, shape.padding);
+        check_promises(input.logits, settings, input.group);
+      }
+    }
+  }
+}
+
+TEST_CASE("an empty batch gives an empty plan, zero losses and zero counters", "[route]") {
+  for (const auto& settings : all_routers()) {
+    INFO(to_string(settings));
+    const auto logits = torch::zeros({0, 4}).requires_grad_(true);
+    const auto routing = route::route(logits, settings, route::spread_over_ranks(0, 2));
+    CHECK(routing.plan.token.numel() == 0);
+    CHECK(routing.combine.sizes() == torch::IntArrayRef({0, 4}));
+    CHECK(routing.weights.numel() == 0);
+    const auto values = route::read_counters({routing.counters})[0];
+    CHECK(values.tokens + values.requests + values.slots_total + values.rows() == 0);
+    CHECK(values.load.size() == 4);
+    for (const auto& loss :
+         {routing.losses.load_balance, routing.losses.entropy, routing.losses.l1}) {
+      CHECK((!loss.defined() || loss.item<double>() == 0));
+    }
+  }
+}
+
+TEST_CASE("permuted tokens give the permuted plan when no scores tie", "[route]") {
+  std::mt19937 random(3);
+  for (const auto& settings : all_routers()) {
+    INFO(to_string(settings));
+    const auto input = random_routing(random, 48, 8, 2, 0, 0.1);
+    std::vector<int64_t> order(48);
+    for (int64_t i = 0; i < 48; ++i) {
+      order[i] = i;
+    }
+    std::shuffle(order.begin(), order.end(), random);
+    route::RoutingGroup moved = input.group;
+    for (int64_t i = 0; i < 48; ++i) {
+      moved.home[i] = input.group.home[order[i]];
+    }
+    const auto straight = route::route(input.logits, settings, input.group);
+    const auto permuted =
+        route::route(input.logits.index_select(0, torch::tensor(order)), settings, moved);
+    std::set<std::tuple<int64_t, int64_t, int64_t, int64_t>> before, after;
+    for (const auto& row : used_rows(straight.plan, input.group, 8)) {
+      before.emplace(row.expert, row.token, row.choice, row.count);
+    }
+    for (const auto& row : used_rows(permuted.plan, moved, 8)) {
+      after.emplace(row.expert, order[row.token], row.choice, row.count);
+    }
+    CHECK((before == after));
+  }
+}
+
+TEST_CASE("equal scores are settled by the lower index", "[route]") {
+  const auto group = route::spread_over_ranks(8, 2);
+  const auto routing =
+      route::route(torch::zeros({8, 4}), route::parse_router("top2+ir+fr:cf=1"), group);
+  // All ask e0, then e1, then e2; one slot per (rank, expert). Rank 1 rescues with its own e2.
+  CHECK(words_of(used_rows(routing.plan, group, 4), 2) ==
+        "e0:t0 e0:t1+ir2 e0:t2+ir2 e0:t3+ir2 e0:t4 e1:t0 e1:t4 e2:t0+fr e2:t4+fr e2:t5+ir2 "
+        "e2:t6+ir2 e2:t7+ir2");
+}
+
+TEST_CASE("the number of rows does not depend on the scores", "[route]") {
+  std::mt19937 random(4);
+  for (const auto& settings : all_routers()) {
+    const auto a = random_routing(random, 32, 8, 2);
+    auto b = random_routing(random, 32, 8, 2, 1);
+    b.group = a.group;
+    CHECK(route::route(a.logits, settings, a.group).plan.token.numel() ==
+          route::route(b.logits, settings, b.group).plan.token.numel());
+  }
+}
+
+}  // namespace moe::test

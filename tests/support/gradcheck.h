@@ -1,0 +1,53 @@
+#pragma once
+// A gradient test is a finite difference: central, in f64. With step h the error of the difference
+// is O(h^2) from curvature plus O(eps / h) from rounding; h = 1e-6 makes both about 1e-10 for
+// numbers of order one, so a tolerance of 1e-7 leaves room for third derivatives and sums of a few
+// hundred terms.
+
+#include <torch/types.h>
+
+#include <functional>
+
+namespace moe::test {
+
+inline constexpr double kGradTolerance = 1e-7;
+
+// d f(x) / d x for a scalar function; x f64, any shape. f must not change its argument.
+inline torch::Tensor finite_difference(const std::function<torch::Tensor(const torch::Tensor&)>& f,
+                                       const torch::Tensor& x,
+                                       double step = 1e-6) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor at = x.detach().clone().contiguous();
+  torch::Tensor gradient = torch::zeros_like(at);
+  auto* value = at.data_ptr<double>();
+  auto* slope = gradient.data_ptr<double>();
+  for (int64_t i = 0; i < at.numel(); ++i) {
+    const double kept = value[i];
+    value[i] = kept + step;
+    const double above = f(at).item<double>();
+    value[i] = kept - step;
+    const double below = f(at).item<double>();
+    value[i] = kept;
+    slope[i] = (above - below) / (2 * step);
+  }
+  return gradient;
+}
+
+// The same by autograd.
+inline torch::Tensor autograd(const std::function<torch::Tensor(const torch::Tensor&)>& f,
+                              const torch::Tensor& x) {
+  const torch::Tensor at = x.detach().clone().requires_grad_(true);
+  f(at).backward();
+  return at.grad().defined() ? at.grad() : torch::zeros_like(at);
+}
+
+// Largest |a - b| / (1 + |b|).
+inline double distance(const torch::Tensor& a, const torch::Tensor& b) {
+  if (a.numel() == 0) {
+    return a.sizes() == b.sizes() ? 0 : 1e300;
+  }
+  const torch::Tensor wide = b.to(torch::kDouble);
+  return ((a.to(torch::kDouble) - wide).abs() / (wide.abs() + 1)).max().item<double>();
+}
+
+}  // namespace moe::test

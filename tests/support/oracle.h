@@ -1,0 +1,103 @@
+#pragma once
+// The golden routing cases (SPEC section 15): where they are, one by one, and their numbers as
+// tensors.
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/route/routers.h"
+#include "tests/support/data.h"
+
+namespace moe::test {
+
+// oracle/cases beside the shared data; empty = absent: MOE_SKIP.
+inline std::filesystem::path oracle_cases() {
+  const auto folder = shared_data() / ".." / "oracle" / "cases";
+  return !shared_data().empty() && std::filesystem::is_directory(folder) ? folder
+                                                                         : std::filesystem::path();
+}
+
+// All cases of one kind, by name.
+inline std::vector<nlohmann::json> oracle_cases_of(const std::string& kind) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(oracle_cases())) {
+    files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::vector<nlohmann::json> cases;
+  for (const auto& file : files) {
+    std::ifstream in(file);
+    auto one = nlohmann::json::parse(in);
+    if (one.at("kind") == kind) {
+      cases.push_back(std::move(one));
+    }
+  }
+  return cases;
+}
+
+// A rectangular nested list as a tensor of its shape.
+inline torch::Tensor tensor_of(const nlohmann::json& rows, torch::ScalarType type) {
+  std::vector<double> numbers;
+  for (const auto& row : rows) {
+    for (const auto& number : row) {
+      numbers.push_back(number.get<double>());
+    }
+  }
+  const auto height = static_cast<int64_t>(rows.size());
+  const int64_t width = height == 0 ? 0 : static_cast<int64_t>(rows.at(0).size());
+  return torch::tensor(numbers, torch::kDouble).view({height, width}).to(type);
+}
+
+inline route::RoutingGroup group_of(const nlohmann::json& input) {
+  route::RoutingGroup group;
+  group.ranks = input.at("num_ranks").get<int64_t>();
+  group.home = input.at("home").get<std::vector<int64_t>>();
+  if (input.contains("valid")) {
+    for (size_t token = 0; token < group.home.size(); ++token) {
+      const auto& valid = input.at("valid").at(token);
+      if (!(valid.is_boolean() ? valid.get<bool>() : valid.get<int>() != 0)) {
+        group.home[token] = -1;
+      }
+    }
+  }
+  return group;
+}
+
+// The settings of a case: `kind` is a router family; layer cases keep them in input.router.
+inline route::RouterSettings settings_of(const nlohmann::json& input, const std::string& family) {
+  route::RouterSettings settings;
+  if (family == "topp") {
+    settings.family = route::Family::kTopP;
+    settings.lb_count = route::LbCount::kSelected;
+    settings.p = input.at("p").get<double>();
+    if (input.contains("max_experts") && !input.at("max_experts").is_null()) {
+      settings.max_experts = input.at("max_experts").get<int64_t>();
+    }
+    return settings;
+  }
+  settings.k = input.at("k").get<int64_t>();
+  if (family == "relu") {
+    settings.family = route::Family::kRelu;
+    settings.l1_refined = input.value("l1", "refined") == "refined";
+    return settings;
+  }
+  if (!input.at("capacity_factor").is_null()) {
+    settings.capacity_factor = input.at("capacity_factor").get<double>();
+  }
+  settings.ir = input.value("ir", false);
+  settings.fr = input.value("fr", false);
+  settings.gate_norm = input.value("gate_norm", "selected") == "none" ? route::GateNorm::kNone
+                                                                      : route::GateNorm::kSelected;
+  settings.slot_order = input.value("slot_order", "choice") == "score" ? route::SlotOrder::kScore
+                                                                       : route::SlotOrder::kChoice;
+  return settings;
+}
+
+}  // namespace moe::test
