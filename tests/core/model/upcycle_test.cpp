@@ -1,0 +1,381 @@
+#include "core/model/upcycle.h"
+
+#include <cstring>
+
+#include "core/model/convert.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+namespace moe::model {
+namespace {
+
+using test::TempDir;
+
+UpcycleSettings settings_for(const std::filesystem::path& out) {
+  UpcycleSettings settings;
+  settings.out = out;
+  settings.experts = 4;
+  settings.router = route::parse_router("top2:cf=inf");
+  return settings;
+}
+
+// Upcycles `dense` to `out` and opens both.
+struct Pair {
+  Pair(const std::filesystem::path& dense_folder, const UpcycleSettings& settings)
+      : dense(dense_folder),
+        report(upcycle(dense, plan_upcycle(dense, settings), settings)),
+        child(settings.out),
+        config(parse_config(child.config(), "child")) {
+    check_tensors(child, config);
+  }
+  io::Checkpoint dense;
+  OrderedJson report;
+  io::Checkpoint child;
+  ModelConfig config;
+};
+
+bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
+  std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
+  convert(checkpoint.bytes(name),
+          checkpoint.info(name).dtype,
+          std::as_writable_bytes(std::span(values)),
+          io::DType::kF32);
+  return values;
+}
+
+bool is_router(const std::string& name) { return name.ends_with("mlp.gate.weight"); }
+bool is_shared(const std::string& name) { return name.find("shared_expert") != std::string::npos; }
+
+// Every tensor but routers and the empty shared expert is, byte for byte, the parent's tensor of
+// its layer.
+void check_copies(const Pair& pair) {
+  size_t copies = 0, experts = 0;
+  for (const auto& info : pair.child.tensors()) {
+    if (is_router(info.name) || is_shared(info.name)) {
+      continue;
+    }
+    INFO(info.name);
+    const std::string parent = dense_name(info.name);
+    CHECK(info.dtype == pair.dense.info(parent).dtype);
+    CHECK(same_bytes(pair.child.bytes(info.name), pair.dense.bytes(parent)));
+    ++copies;
+    experts += parent != info.name ? 1 : 0;
+  }
+  const auto layers = static_cast<size_t>(pair.config.moe->layers.size());
+  CHECK(experts == layers * static_cast<size_t>(pair.config.moe->experts) * 3);
+  CHECK(copies == experts + pair.dense.tensors().size() - 3 * layers);
+}
+
+TEST_CASE("every expert is a bitwise copy of its layer's feed-forward, all else of its tensor",
+          "[model][upcycle]") {
+  for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
+    for (const bool tied : {false, true}) {
+      for (const char* layers : {"even", "odd", "all", "1", "2", "0,2"}) {
+        INFO(io::dtype_name(dtype) << " tied " << tied << " layers " << layers);
+        const TempDir folder;
+        test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype, .tied = tied});
+        UpcycleSettings settings = settings_for(folder / "out");
+        settings.layers = layers;
+        check_copies(Pair(folder / "dense", settings));
+      }
+    }
+  }
+}
+
+TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "one", {.layers = 1});
+  UpcycleSettings settings = settings_for(folder / "one-out");
+  settings.experts = 1;
+  settings.router = route::parse_router("top1");
+  check_copies(Pair(folder / "one", settings));
+
+  test::write_tiny_checkpoint(folder / "sharded", {.shard_bytes = 8000});
+  REQUIRE(std::filesystem::exists(folder / "sharded/model.safetensors.index.json"));
+  settings = settings_for(folder / "sharded-out");
+  settings.shard_bytes = 10'000;
+  const Pair sharded(folder / "sharded", settings);
+  CHECK(std::filesystem::exists(folder / "sharded-out/model.safetensors.index.json"));
+  check_copies(sharded);
+
+  test::write_tiny_checkpoint(folder / "whole");
+  settings.out = folder / "whole-out";
+  settings.shard_bytes = uint64_t{1} << 40;
+  const Pair whole(folder / "whole", settings);
+  CHECK(std::filesystem::exists(folder / "whole-out/model.safetensors"));
+  for (const auto& info : whole.child.tensors()) {
+    CHECK(same_bytes(whole.child.bytes(info.name), sharded.child.bytes(info.name)));
+  }
+  CHECK(whole.report["source"]["config_sha256"] == sharded.report["source"]["config_sha256"]);
+  const char* sampled = "tensor_names_types_shapes_and_first_4096_bytes_sha256";
+  CHECK(whole.report["source"][sampled] == sharded.report["source"][sampled]);
+}
+
+TEST_CASE("conversion changes every value to its nearest and no router", "[model][upcycle]") {
+  struct Case {
+    io::DType from;
+    StoredType type;
+    io::DType to;
+    const char* dtype;
+  };
+  for (const Case& c : {Case{io::DType::kF32, StoredType::kBF16, io::DType::kBF16, "bfloat16"},
+                        Case{io::DType::kBF16, StoredType::kF32, io::DType::kF32, "float32"},
+                        Case{io::DType::kF16, StoredType::kBF16, io::DType::kBF16, "bfloat16"},
+                        Case{io::DType::kF16, StoredType::kF32, io::DType::kF32, "float32"}}) {
+    const TempDir folder;
+    test::write_tiny_checkpoint(folder / "dense", {.dtype = c.from});
+    UpcycleSettings settings = settings_for(folder / "out");
+    settings.dtype = c.type;
+    const Pair pair(folder / "dense", settings);
+    CHECK(pair.config.dtype == c.dtype);
+    for (const auto& info : pair.child.tensors()) {
+      INFO(info.name);
+      if (is_router(info.name)) {
+        CHECK(info.dtype == io::DType::kF32);
+        continue;
+      }
+      CHECK(info.dtype == c.to);
+      if (is_shared(info.name)) {
+        continue;
+      }
+      std::vector<float> expected = floats(pair.dense, dense_name(info.name));
+      for (float& value : expected) {  // the plain rounding of tests/support
+        value = c.to == io::DType::kBF16 ? bf16_to_float(test::to_bf16(value)) : value;
+      }
+      CHECK(floats(pair.child, info.name) == expected);
+    }
+  }
+}
+
+TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.hidden = 256, .intermediate = 8});
+  UpcycleSettings settings = settings_for(folder / "a");
+  settings.experts = 16;
+  settings.router_std = 0.006;
+  settings.layers = "all";
+  const Pair all(folder / "dense", settings);
+  settings.out = folder / "b";
+  settings.layers = "1";
+  settings.shard_bytes = 20'000;
+  settings.dtype = StoredType::kBF16;
+  const Pair one(folder / "dense", settings);
+  const char* name = "model.layers.1.mlp.gate.weight";
+  CHECK(same_bytes(all.child.bytes(name), one.child.bytes(name)));
+  CHECK_FALSE(same_bytes(all.child.bytes(name), all.child.bytes("model.layers.0.mlp.gate.weight")));
+  settings.out = folder / "c";
+  settings.seed = 2;
+  CHECK_FALSE(
+      same_bytes(one.child.bytes(name), Pair(folder / "dense", settings).child.bytes(name)));
+
+  double sum = 0, square = 0;
+  const std::vector<float> values = floats(all.child, name);
+  for (const float value : values) {
+    sum += value;
+    square += double{value} * value;
+  }
+  // Five standard errors of the mean and of the variance, n = 4096.
+  const auto count = static_cast<double>(values.size());
+  CHECK(std::abs(sum / count) < 5 * 0.006 / std::sqrt(count));
+  CHECK(std::abs(square / count / (0.006 * 0.006) - 1) < 5 * std::sqrt(2 / count));
+  CHECK(all.config.moe->router_std == 0.006);
+}
+
+TEST_CASE("the folder says what it is and where it comes from", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  io::write_file(folder / "dense/tokenizer.json", std::string("{}"));
+  io::write_file(folder / "dense/generation_config.json", std::string("{\"a\": 1}"));
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.router = route::parse_router("top1+ir+fr:cf=0.5");
+  settings.ep_ranks = 2;
+  settings.seed = 11;
+  const Pair pair(folder / "dense", settings);
+  const MoeConfig& moe = *pair.config.moe;
+  CHECK(moe.layers == std::vector<int64_t>{0, 2});
+  CHECK(moe.experts == 4);
+  CHECK(moe.expert_width == 24);
+  CHECK(moe.ep_ranks == 2);
+  CHECK(moe.router == settings.router);
+  CHECK(moe.lb_coef == 0.01);
+  CHECK(moe.router_std == 0.02);  // transformers' initializer_range, which the config does not give
+  CHECK(moe.router_seed == 11);
+  CHECK(moe.source_name == "dense");
+  CHECK(moe.source_sha256.size() == 64);
+  CHECK(read_json(folder / "out/upcycle.json") == Json(pair.report));
+  CHECK(pair.report["router"] == "top1+ir+fr:cf=0.5");
+  CHECK(pair.report["parameters"]["total"] == count_parameters(pair.config).total);
+  CHECK(test::read_file(folder / "out/generation_config.json") == "{\"a\": 1}");
+  CHECK(std::filesystem::exists(folder / "out/tokenizer.json"));
+  for (const auto& info : pair.child.tensors()) {
+    if (is_shared(info.name)) {
+      for (const std::byte byte : pair.child.bytes(info.name)) {
+        CHECK(byte == std::byte{0});
+      }
+    }
+  }
+  // Once more: the same bytes in every file.
+  settings.out = folder / "again";
+  const Pair again(folder / "dense", settings);
+  for (const char* file : {"config.json", "upcycle.json", "model.safetensors"}) {
+    CHECK(test::read_file(folder / "out" / file) == test::read_file(folder / "again" / file));
+  }
+}
+
+TEST_CASE("a parent whose config names no dtype gives a child of the stored one",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kBF16});
+  Json config = read_json(folder / "dense/config.json");
+  config.erase("torch_dtype");
+  test::write_file(folder / "dense/config.json", config.dump());
+  CHECK(Pair(folder / "dense", settings_for(folder / "out")).config.dtype == "bfloat16");
+}
+
+TEST_CASE("a stored head of a tied model and rope leftovers are not carried over",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  Json config = read_json(folder / "dense/config.json");
+  config["tie_word_embeddings"] = true;
+  test::write_file(folder / "dense/config.json", config.dump());
+  CHECK_FALSE(Pair(folder / "dense", settings_for(folder / "out")).child.has("lm_head.weight"));
+}
+
+TEST_CASE("the certificate is made from the staged folder and a failing one leaves nothing",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const io::Checkpoint dense(folder / "dense");
+  const UpcycleSettings settings = settings_for(folder / "out");
+  const UpcyclePlan plan = plan_upcycle(dense, settings);
+  CHECK_THROWS_AS(
+      upcycle(dense,
+              plan,
+              settings,
+              {},
+              [](const std::filesystem::path&) -> OrderedJson { throw UserError("no text"); }),
+      UserError);
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+  CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
+  upcycle(dense, plan, settings, {}, [&](const std::filesystem::path& staged) {
+    CHECK_FALSE(std::filesystem::exists(folder / "out"));
+    return OrderedJson{{"tensors", io::Checkpoint(staged).tensors().size()}};
+  });
+  CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
+}
+
+TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const io::Checkpoint dense(folder / "dense");
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.shard_bytes = 10'000;
+  const UpcyclePlan plan = plan_upcycle(dense, settings);
+  uint64_t last = 0;
+  upcycle(dense, plan, settings, [&](uint64_t done) {
+    CHECK(done >= last);
+    last = done;
+  });
+  CHECK(last == plan.bytes);
+}
+
+TEST_CASE("what cannot be upcycled is refused before anything is written", "[model][upcycle]") {
+  const TempDir folder;
+  const std::filesystem::path dense = folder / "dense", out = folder / "out";
+  test::write_tiny_checkpoint(dense);
+  const auto message = [&](const std::function<void(UpcycleSettings&)>& change,
+                           const std::filesystem::path& from) {
+    UpcycleSettings settings = settings_for(out);
+    change(settings);
+    return test::user_error_of([&] { Pair(from, settings); });
+  };
+  CHECK(message([](auto& s) { s.experts = 0; }, dense) ==
+        "--experts 0: must be between 1 and 65536");
+  CHECK(message([](auto& s) { s.experts = 1 << 20; }, dense) ==
+        "--experts 1048576: must be between 1 and 65536");
+  CHECK(message([](auto& s) { s.experts = 1; }, dense) ==
+        "router 'top2:cf=inf' asks for 2 experts per token, the layers have 1: give a smaller k or "
+        "more experts");
+  CHECK(message([](auto& s) { s.ep_ranks = 3; }, dense) ==
+        "--ep-ranks 3: 4 experts do not divide over so many ranks; give a divisor of 4");
+  CHECK(message([](auto& s) { s.ep_ranks = 0; }, dense) ==
+        "--ep-ranks 0: 4 experts do not divide over so many ranks; give a divisor of 4");
+  CHECK(message([](auto& s) { s.layers = "0,3"; }, dense) ==
+        "--layers 0,3: layer 3 does not exist; the model has layers 0 to 2");
+  CHECK(message([](auto& s) { s.router_std = -1; }, dense) ==
+        "--router-std -1: must be zero or a positive number");
+  CHECK(message([&](auto& s) { s.out = dense; }, dense) ==
+        dense.string() + ": holds the dense model " + dense.string() +
+            "; give another output folder");
+  CHECK(message(
+            [&](auto& s) {
+              s.out = folder.path().string() + "/";
+              s.force = true;
+            },
+            dense) == folder.path().string() + "/: holds the dense model " + dense.string() +
+                          "; give another output folder");
+  CHECK_FALSE(std::filesystem::exists(out));
+
+  Pair(dense, settings_for(out));
+  CHECK(message([](auto&) {}, dense) ==
+        out.string() + ": exists already; give another output folder, or --force to replace it");
+  CHECK(message([](auto& s) { s.force = true; }, dense).empty());
+  CHECK(message([&](auto& s) { s.out = folder / "twice"; }, out) ==
+        out.string() +
+            ": is a mixture of experts already (router top2:cf=inf); upcycling starts from a dense "
+            "folder");
+  CHECK_FALSE(std::filesystem::exists(folder / "twice"));
+}
+
+TEST_CASE("space is checked before the first byte", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const io::Checkpoint dense(folder / "dense");
+  const UpcycleSettings settings = settings_for(folder / "out");
+  UpcyclePlan plan = plan_upcycle(dense, settings);
+  plan.bytes = uint64_t{1} << 60;  // more than any disk has
+  const std::string message = test::user_error_of([&] { upcycle(dense, plan, settings); });
+  CHECK(message.find("disk full: ") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+  CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
+}
+
+TEST_CASE("the sampled digest tells other weights, types and names apart", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "a");
+  test::write_tiny_checkpoint(folder / "same", {.shard_bytes = 8000});
+  test::write_tiny_checkpoint(folder / "seed", {.seed = 2});
+  test::write_tiny_checkpoint(folder / "type", {.dtype = io::DType::kBF16});
+  const auto digest = [&](const char* name) {
+    return sampled_sha256(io::Checkpoint(folder / name));
+  };
+  CHECK(digest("a") == digest("same"));
+  CHECK(digest("a") != digest("seed"));
+  CHECK(digest("a") != digest("type"));
+}
+
+TEST_CASE("the real stories260K upcycles with every expert a copy", "[model][upcycle]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.experts = 8;
+  const Pair pair(test::shared_data() / "stories260K-hf", settings);
+  check_copies(pair);
+  CHECK(pair.config.moe->layers == std::vector<int64_t>{0, 2, 4});
+  CHECK(pair.config.tie_word_embeddings);
+  CHECK(std::filesystem::exists(folder / "out/tokenizer.model"));
+  CHECK(read_json(folder / "out/tokenizer_config.json")["tokenizer_class"] == "LlamaTokenizer");
+  CHECK(test::read_file(folder / "out/tokenizer.model") ==
+        test::read_file(test::shared_data() / "stories260K-hf/tokenizer.model"));
+}
+
+}  // namespace
+}  // namespace moe::model
