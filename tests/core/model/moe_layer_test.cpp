@@ -1,0 +1,279 @@
+// The whole layer: golden layer cases with every gradient, function preservation of equal experts,
+// awkward shapes, and finite differences through routing, experts and combine.
+
+#include "core/model/moe_layer.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "core/route/routers.h"
+#include "tests/support/catch.h"
+#include "tests/support/gradcheck.h"
+#include "tests/support/oracle.h"
+
+namespace moe::test {
+namespace {
+
+using model::MoeWeights;
+using nlohmann::json;
+
+torch::Tensor random(torch::IntArrayRef shape, torch::ScalarType type = torch::kDouble) {
+  return torch::randn(shape, type);
+}
+
+MoeWeights random_weights(int64_t experts,
+                          int64_t width,
+                          int64_t inner,
+                          torch::ScalarType type = torch::kDouble) {
+  return {random({experts, width}, type),
+          random({experts, 2 * inner, width}, type) * 0.5,
+          random({experts, width, inner}, type) * 0.5};
+}
+
+// One FFN of `weights`' expert, as written in the paper.
+torch::Tensor dense(const torch::Tensor& x, const MoeWeights& weights, int64_t expert) {
+  const torch::Tensor hidden = torch::matmul(x, weights.gate_up[expert].t());
+  const int64_t inner = hidden.size(1) / 2;
+  return torch::matmul(torch::silu(hidden.narrow(1, 0, inner)) * hidden.narrow(1, inner, inner),
+                       weights.down[expert].t());
+}
+
+MoeWeights case_weights(const json& input) {
+  std::vector<torch::Tensor> gate_up, down;
+  for (const auto& expert : input.at("experts")) {
+    gate_up.push_back(torch::cat(
+        {tensor_of(expert.at("gate"), torch::kFloat), tensor_of(expert.at("up"), torch::kFloat)}));
+    down.push_back(tensor_of(expert.at("down"), torch::kFloat));
+  }
+  return {tensor_of(input.at("router_weight"), torch::kFloat).requires_grad_(true),
+          torch::stack(gate_up).requires_grad_(true),
+          torch::stack(down).requires_grad_(true)};
+}
+
+// Sum over the auxiliary losses of a case of coefficient * loss; checks each loss on the way.
+torch::Tensor weighted_losses(const json& one, const route::AuxLosses& losses) {
+  torch::Tensor total = torch::zeros({});
+  for (const auto& [name, coefficient] : one["input"]["aux"].items()) {
+    const torch::Tensor loss = name == "entropy" ? losses.entropy
+                               : name == "l1"    ? losses.l1
+                                                 : losses.load_balance;
+    CHECK(loss.item<double>() == Approx(one["loss"][name].get<double>()).epsilon(1e-5));
+    total = total + coefficient.get<double>() * loss;
+  }
+  return total;
+}
+
+void check_layer_case(const json& one) {
+  const json& input = one.at("input");
+  const auto settings = settings_of(input.at("router"), input["router"]["family"]);
+  const MoeWeights weights = case_weights(input);
+  const auto x = tensor_of(input.at("x"), torch::kFloat).requires_grad_(true);
+  const auto out = model::moe_forward(x, weights, settings, group_of(input), 1.0);
+  CHECK(distance(out.y, tensor_of(one["expect"]["y"], torch::kDouble)) < 1e-5);
+
+  const auto dy = tensor_of(input.at("dy"), torch::kFloat);
+  ((out.y * dy).sum() + weighted_losses(one, out.losses)).backward();
+  const double tolerance = 1e-4;  // SPEC section 15, for gradients of layers
+  const json& grad = one.at("grad");
+  CHECK(distance(x.grad(), tensor_of(grad.at("x"), torch::kDouble)) < tolerance);
+  CHECK(distance(weights.router.grad(), tensor_of(grad.at("router_weight"), torch::kDouble)) <
+        tolerance);
+  for (size_t expert = 0; expert < grad.at("experts").size(); ++expert) {
+    const json& want = grad["experts"][expert];
+    const auto index = static_cast<int64_t>(expert);
+    const auto gate_up = torch::cat(
+        {tensor_of(want.at("gate"), torch::kDouble), tensor_of(want.at("up"), torch::kDouble)});
+    CHECK(distance(weights.gate_up.grad()[index], gate_up) < tolerance);
+    CHECK(distance(weights.down.grad()[index], tensor_of(want.at("down"), torch::kDouble)) <
+          tolerance);
+  }
+}
+
+// Bound of |MoE - dense| in f64: weights sum to one within 3 eps, sums of F D = 48 products within
+// 48 eps, outputs of order 10: 51 * 2.2e-16 * 10 = 1.1e-13.
+constexpr double kPreserved = 1e-12;
+
+}  // namespace
+
+TEST_CASE("layers compute and learn as the golden cases", "[model]") {
+  if (oracle_cases().empty()) {
+    MOE_SKIP("no golden cases: put the oracle folder beside the shared data");
+  }
+  const auto cases = oracle_cases_of("layer");
+  REQUIRE(cases.size() == 5);
+  for (const auto& one : cases) {
+    INFO(one.at("name"));
+    check_layer_case(one);
+  }
+}
+
+TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[model]") {
+  torch::manual_seed(41);
+  for (const double router_scale : {0.0, 0.02, 1.0, 30.0}) {
+    MoeWeights weights = random_weights(8, 8, 6);
+    weights.router = weights.router * router_scale;
+    weights.gate_up = weights.gate_up.narrow(0, 0, 1).repeat({8, 1, 1});
+    weights.down = weights.down.narrow(0, 0, 1).repeat({8, 1, 1});
+    const auto x = random({40, 8});
+    for (const char* text : {"top1+ir:cf=0.25",
+                             "top1+ir:cf=0.5",
+                             "top1+ir:cf=1",
+                             "top1+ir:cf=2",
+                             "top2+ir+fr",
+                             "top2+ir+fr:cf=0.5",
+                             "top2:cf=inf",
+                             "top1:cf=inf"}) {
+      const auto settings = route::parse_router(text);
+      REQUIRE(route::preserves_function(settings).exact);
+      for (const int64_t ranks : {1, 2, 8}) {
+        INFO(text << " W " << ranks << " router scale " << router_scale);
+        const auto out =
+            model::moe_forward(x, weights, settings, route::spread_over_ranks(40, ranks), 1.0);
+        CHECK(distance(out.y, dense(x, weights, 0)) < kPreserved);
+      }
+    }
+  }
+}
+
+TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") {
+  torch::manual_seed(42);
+  const auto settings = route::parse_router("top1:cf=0.5");
+  const MoeWeights weights = random_weights(4, 8, 6);
+  const auto out = model::moe_forward(
+      random({1, 8}).repeat({8, 1}), weights, settings, route::spread_over_ranks(8, 1), 1.0);
+  CHECK(out.y[0].abs().max().item<double>() > 0);  // one slot, the first of equals has it
+  CHECK(out.y.narrow(0, 1, 7).abs().max().item<double>() == 0);
+}
+
+TEST_CASE("gate_scale multiplies the output", "[model]") {
+  torch::manual_seed(43);
+  const MoeWeights weights = random_weights(4, 8, 6);
+  const auto x = random({12, 8});
+  const auto settings = route::parse_router("topp:0.5");
+  const auto group = route::spread_over_ranks(12, 2);
+  const auto once = model::moe_forward(x, weights, settings, group, 1.0).y;
+  const auto twice = model::moe_forward(x, weights, settings, group, 2.0).y;
+  CHECK(distance(twice, once * 2) < 1e-14);
+}
+
+TEST_CASE("awkward shapes pass forward and backward", "[model]") {
+  torch::manual_seed(44);
+  struct Shape {
+    int64_t tokens, experts, ranks;
+  };
+  for (const auto& shape :
+       std::vector<Shape>{{0, 4, 2}, {1, 4, 2}, {3, 8, 4}, {16, 1, 1}, {16, 8, 8}}) {
+    for (const char* text : {"top1", "top1+ir+fr", "top1:cf=inf", "topp:0.4", "relu:k=1"}) {
+      INFO(text << " T " << shape.tokens << " E " << shape.experts);
+      MoeWeights weights = random_weights(shape.experts, 8, 6, torch::kFloat);
+      const auto x = random({shape.tokens, 8}, torch::kFloat).requires_grad_(true);
+      weights.router.requires_grad_(true);
+      weights.gate_up.requires_grad_(true);
+      weights.down.requires_grad_(true);
+      const auto out = model::moe_forward(x,
+                                          weights,
+                                          route::parse_router(text),
+                                          route::spread_over_ranks(shape.tokens, shape.ranks),
+                                          1.0);
+      CHECK(out.y.sizes() == torch::IntArrayRef({shape.tokens, 8}));
+      const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
+      (out.y.sum() + aux).backward();
+      CHECK(torch::isfinite(x.grad()).all().item<bool>());
+      CHECK(torch::isfinite(weights.router.grad()).all().item<bool>());
+    }
+  }
+}
+
+TEST_CASE("all rows on one expert leave the others without gradient", "[model]") {
+  torch::manual_seed(45);
+  MoeWeights weights = random_weights(4, 8, 6);
+  weights.router = torch::zeros({4, 8}, torch::kDouble);
+  weights.router[2] = 5.0;
+  weights.gate_up.requires_grad_(true);
+  const auto x = random({10, 8}).abs();  // every logit of e2 is positive
+  const auto out = model::moe_forward(
+      x, weights, route::parse_router("top1:cf=inf"), route::spread_over_ranks(10, 2), 1.0);
+  CHECK(distance(out.y, dense(x, weights, 2)) < kPreserved);
+  out.y.square().sum().backward();
+  for (int64_t expert = 0; expert < 4; ++expert) {
+    CHECK((weights.gate_up.grad()[expert].abs().max().item<double>() > 0) == (expert == 2));
+  }
+}
+
+TEST_CASE("padding tokens change nothing and come out as zero", "[model]") {
+  torch::manual_seed(46);
+  const MoeWeights weights = random_weights(4, 8, 6);
+  const auto x = random({12, 8});
+  const auto settings = route::parse_router("top2+ir+fr:cf=1");
+  auto group = route::spread_over_ranks(8, 2);
+  const auto alone = model::moe_forward(x.narrow(0, 0, 8), weights, settings, group, 1.0);
+  group.home.resize(12, -1);
+  const auto padded = model::moe_forward(x, weights, settings, group, 1.0);
+  CHECK(distance(padded.y.narrow(0, 0, 8), alone.y) < 1e-13);
+  CHECK(padded.y.narrow(0, 8, 4).abs().max().item<double>() == 0);
+  CHECK(distance(padded.losses.load_balance, alone.losses.load_balance) < 1e-13);
+}
+
+TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
+  torch::manual_seed(47);
+  const MoeWeights weights = random_weights(4, 5, 3);
+  const auto x = random({9, 5}), dy = random({9, 5});
+  const auto group = route::spread_over_ranks(9, 2);
+  for (const char* text : {"top2+ir+fr:cf=1,st=off", "top1:gate=none", "topp:0.6", "relu:k=1"}) {
+    INFO(text);
+    const auto settings = route::parse_router(text);
+    const auto loss = [&](const torch::Tensor& at, const MoeWeights& with) {
+      const auto out = model::moe_forward(at, with, settings, group, 0.7);
+      const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
+      return (out.y * dy).sum() + 0.3 * aux;
+    };
+    const auto by_x = [&](const torch::Tensor& at) { return loss(at, weights); };
+    const auto by_router = [&](const torch::Tensor& at) {
+      return loss(x, {at, weights.gate_up, weights.down});
+    };
+    const auto by_down = [&](const torch::Tensor& at) {
+      return loss(x, {weights.router, weights.gate_up, at});
+    };
+    // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
+    const double tolerance = 100 * kGradTolerance;
+    CHECK(distance(autograd(by_x, x), finite_difference(by_x, x)) < tolerance);
+    CHECK(distance(autograd(by_router, weights.router),
+                   finite_difference(by_router, weights.router)) < tolerance);
+    CHECK(distance(autograd(by_down, weights.down), finite_difference(by_down, weights.down)) <
+          tolerance);
+  }
+}
+
+TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
+  torch::manual_seed(48);
+  MoeWeights weights = random_weights(4, 8, 6);
+  weights.router.requires_grad_(true);
+  const auto out = model::moe_forward(random({16, 8}),
+                                      weights,
+                                      route::parse_router("top1:st=off"),
+                                      route::spread_over_ranks(16, 2),
+                                      1.0);
+  out.losses.load_balance.backward();
+  CHECK(weights.router.grad().abs().max().item<double>() > 1e-4);
+}
+
+TEST_CASE("a bf16 model routes in f32 and answers in bf16", "[model]") {
+  torch::manual_seed(49);
+  MoeWeights weights = random_weights(4, 16, 8, torch::kFloat);
+  const auto x = random({32, 16}, torch::kFloat).to(torch::kBFloat16);
+  const MoeWeights half = {
+      weights.router, weights.gate_up.to(torch::kBFloat16), weights.down.to(torch::kBFloat16)};
+  const auto settings = route::parse_router("top2+ir+fr:cf=1");
+  const auto group = route::spread_over_ranks(32, 2);
+  const auto out = model::moe_forward(x, half, settings, group, 1.0);
+  CHECK(out.y.scalar_type() == torch::kBFloat16);
+  const MoeWeights wide = {
+      weights.router, half.gate_up.to(torch::kFloat), half.down.to(torch::kFloat)};
+  const auto exact = model::moe_forward(x.to(torch::kFloat), wide, settings, group, 1.0);
+  // The same decisions; products of D + F = 24 terms rounded to 8 bits: a few times 2^-8 of their
+  // size.
+  CHECK(torch::equal(out.counters.load, exact.counters.load));
+  CHECK((out.y.to(torch::kFloat) - exact.y).abs().max().item<double>() <
+        0.03 * exact.y.abs().max().item<double>());
+}
+
+}  // namespace moe::test
