@@ -80,8 +80,8 @@ install_packages() {
   local -a missing=() nice=()
   local package
   [ -n "$given_torch" ] || needed+=(python3-venv)
-  # Version 14 by name: the checks give the same answer on both releases.
-  [ "$checks" = no ] || needed+=(clang-14 clang-format-14 libclang-rt-14-dev)
+  # clang-format by version: it gives the same answer on both releases.
+  [ "$checks" = no ] || needed+=(clang libclang-rt-dev clang-format-14)
   if ! command -v dpkg-query >/dev/null; then
     say "no dpkg here: expecting what Debian calls ${needed[*]}"
     return
