@@ -3,7 +3,7 @@
 
   generate.py OUT [--seed 1]
 
-corpus.jsonl    {"text"}: sentences of the small world (world.py), a short paragraph a line; what the dense parent reads
+corpus.jsonl    {"text"}: a short paragraph a line about the small world (sentences.py); what the dense parent reads
 instruct.jsonl  Alpaca form, {"instruction", "input", "output"}
 quiz.jsonl      {"context", "choices", "answer", "kind"}: held out, four choices, worded as the instructions are. The context
                 is, byte for byte, what `moe train` shows before a response: instruction, line feed.
@@ -12,78 +12,18 @@ import argparse
 import json
 import pathlib
 
-from kinds import CLOSED, OPEN, WORDS, a
-from world import ATTRIBUTES, CATEGORIES, COLOURS, DAYS, LETTERS, MONTHS, NAMES, OPPOSITES, THINGS, Dice, facts
+from kinds import CLOSED, OPEN
+from sentences import paragraph
+from world import Dice, facts
 
 QUIZ_PER_KIND = 40
 INSTRUCTIONS_PER_KIND = 700
 PARAGRAPHS = 48000
 
 
-def opposite_sentences(dice):
-    x, y = dice.shuffled(dice.pick(OPPOSITES))
-    thing = dice.pick(THINGS)
-    return dice.pick([f"The opposite of {x} is {y}.", f"{x} is the opposite of {y}.", f"If it is not {x} it is {y}.",
-                      f"The {thing} was {x} and is now {y}.", f"One {thing} is {x} but the other is {y}."])
-
-
-def category_sentences(dice):
-    kind = dice.pick(list(CATEGORIES))
-    x, y, z = dice.sample(CATEGORIES[kind], 3)
-    return dice.pick([f"{a(x)} is {a(kind)}.", f"This {kind} is {a(x)}.", f"The {x} and the {y} are each {a(kind)}.",
-                      f"The kind of {a(x)} is {kind}.", f"Of every {kind} I like the {x}, the {y} and the {z}."])
-
-
-def fact_sentences(dice, known):
-    name = dice.pick(NAMES)
-    mine = [dice.pick(ATTRIBUTES[attribute][2]).format(n=name, v=value) for n, attribute, value in known if n == name]
-    return " ".join(dice.sample(mine, 2))
-
-
-def sequence_sentences(dice):
-    row = dice.pick([DAYS, MONTHS, LETTERS])
-    start, length = dice.below(len(row) - 3), 3 + dice.below(2)
-    if row is not LETTERS:
-        start, row = dice.below(len(row)), row + row[:4]
-    shown = row[start:start + length]
-    return dice.pick([", ".join(shown) + ".", f"After {shown[0]} comes {shown[1]}.",
-                      f"{shown[1]} is next to {shown[0]}, then comes {shown[2]}."])
-
-
-def number_sentences(dice):
-    value = 1 + dice.below(98)
-    return dice.pick([f"The number after {value} is {value + 1}.", f"The number before {value} is {value - 1}.",
-                      f"{value - 1}, {value}, {value + 1}.", f"I count {value} and then {value + 1}."])
-
-
-def addition_sentences(dice):
-    x, y = dice.below(10), dice.below(10)
-    return dice.pick([f"{x} + {y} = {x + y}.", f"{x} and {y} make {x + y}.", f"{x} + {y} = {x + y}."])
-
-
-def list_sentences(dice):
-    words = dice.sample(WORDS, 4)
-    place, index = dice.pick([("first", 0), ("second", 1), ("last", 3)])
-    return f"I see {', '.join(words)}. The {place} word is {words[index]}."
-
-
-def swap_sentences(dice):
-    x, y = dice.sample(WORDS, 2)
-    return dice.pick([f"{x} {y} is {y} {x} the other way.", f"Turn {x} {y} around to get {y} {x}."])
-
-
-def lookup_sentences(dice):
-    owners, things, colours = dice.sample(NAMES, 2), dice.sample(THINGS, 2), dice.sample(COLOURS, 2)
-    told = " ".join(f"{owner} holds a {colour} {thing}." for owner, colour, thing in zip(owners, colours, things))
-    which = dice.below(2)
-    return f"{told} So the {things[which]} is {colours[which]}."
-
-
 def corpus(dice, known):
-    tellers = [opposite_sentences, category_sentences, lambda d: fact_sentences(d, known), sequence_sentences,
-               number_sentences, addition_sentences, list_sentences, swap_sentences, lookup_sentences]
     for _ in range(PARAGRAPHS):
-        yield {"text": " ".join(dice.pick(tellers)(dice) for _ in range(3))}
+        yield {"text": paragraph(dice, known)}
 
 
 def quiz_item(dice, kind, question, answer, wrong):

@@ -1,7 +1,7 @@
-"""The kinds of questions: each function yields every (question, input, answer, wrong answers) it can ask, or draws one.
+"""The kinds of questions the instructions teach and the quiz asks, as (question, answer, wrong answers).
 
-`closed` kinds have a fixed set of questions, of which the quiz keeps some for itself; `open` kinds draw as many as wanted.
-The corpus states what a kind needs in sentences, never as a question.
+A closed kind is the list of all its questions, of which the quiz keeps some for itself; an open kind draws one a call. What
+a closed kind asks, the corpus states (sentences.py).
 """
 from world import (ATTRIBUTES, CATEGORIES, COLOURS, DAYS, FOODS, LETTERS, MONTHS, NAMES, OPPOSITES, PETS, THINGS)
 
@@ -17,7 +17,7 @@ def a(word):
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-# --- closed kinds: lists of (question, answer, wrong answers) ------------------------------------------------------------
+# --- closed kinds ------------------------------------------------------------
 
 def opposite(dice, _facts):
     adjectives = [word for pair in OPPOSITES for word in pair]
@@ -65,15 +65,15 @@ def addition(dice, _facts):
     return found
 
 
-# --- open kinds: one (question, answer, wrong answers) a call ------------------------------------------------------------
+# --- open kinds ------------------------------------------------------------
 
-PLACES_IN_LIST = ("first", "second", "last")
+PLACES_IN_LIST = (("first", 0), ("second", 1), ("last", 3))
 
 
 def listed(dice):
     words = dice.sample(WORDS, 4)
-    place = dice.pick(PLACES_IN_LIST)
-    answer = words[{"first": 0, "second": 1, "last": 3}[place]]
+    place, index = dice.pick(PLACES_IN_LIST)
+    answer = words[index]
     return f"Which word is {place}: {', '.join(words)}?", answer, [word for word in words if word != answer]
 
 
