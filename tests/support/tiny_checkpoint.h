@@ -3,12 +3,14 @@
 // but not a clever one. Written with core/io alone. Same options, same bytes, on any machine: the
 // random numbers are our own arithmetic.
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
