@@ -1,5 +1,6 @@
 #pragma once
-// What config.json says of the model: LLaMA's keys (FACTS section 5) and our "moe" object (SPEC section 10). No tensors.
+// What config.json says of the model: LLaMA's keys (FACTS section 5) and our "moe" object (SPEC
+// section 10). No tensors.
 
 #include <cstdint>
 #include <optional>
@@ -54,12 +55,13 @@ struct ModelConfig {
   bool is_moe_layer(int64_t layer) const;
 };
 
-// Reads and checks a config: LlamaForCausalLM, or the qwen2_moe / moe_relu form that `moe` writes. UserError, opened by
-// `where`, for a missing key, an impossible number, an unknown architecture, activation or rope type (named), biases.
+// Reads and checks a config: LlamaForCausalLM, or the qwen2_moe / moe_relu form that `moe` writes.
+// UserError, opened by `where`, for a missing key, an impossible number, an unknown architecture,
+// activation or rope type (named), biases.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
-// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a LlamaForCausalLM config; with
-// moe: qwen2_moe, or moe_relu for ReLU routers (DESIGN section 3).
+// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a
+// LlamaForCausalLM config; with moe: qwen2_moe, or moe_relu for ReLU routers (DESIGN section 3).
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 
 }  // namespace moe::model
