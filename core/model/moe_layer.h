@@ -1,6 +1,6 @@
 #pragma once
-// One MoE feed-forward layer: route, gather rows by expert, grouped SwiGLU, combine. T tokens, D model width, E experts,
-// F expert width, R routed rows (core/README.md has the legend).
+// One MoE feed-forward layer: route, gather rows by expert, grouped SwiGLU, combine. T tokens, D
+// model width, E experts, F expert width, R routed rows (core/README.md has the legend).
 
 #include <torch/types.h>
 
@@ -22,7 +22,8 @@ struct MoeOutput {
   route::Counters counters;  // SPEC section 13, on the device of x
 };
 
-// x [T, D] is the normed input. `group.home` gives each token its logical rank, -1 for padding (its y row is 0).
+// x [T, D] is the normed input. `group.home` gives each token its logical rank, -1 for padding (its
+// y row is 0).
 MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,

@@ -3,6 +3,7 @@
 
 #include "core/route/routers.h"
 
+#include <limits>
 #include <map>
 #include <set>
 
@@ -247,6 +248,19 @@ TEST_CASE("equal scores are settled by the lower index", "[route]") {
   CHECK(words_of(used_rows(routing.plan, group, 4), 2) ==
         "e0:t0 e0:t1+ir2 e0:t2+ir2 e0:t3+ir2 e0:t4 e1:t0 e1:t4 e2:t0+fr e2:t4+fr e2:t5+ir2 "
         "e2:t6+ir2 e2:t7+ir2");
+}
+
+TEST_CASE("a router survives logits that are not numbers", "[route]") {
+  // A diverged run must end in the trainer's sentence about its loss, not in a bad index here.
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double value : {std::nan(""), infinity, -infinity}) {
+    for (const auto& settings : all_routers()) {
+      INFO(to_string(settings) << " " << value);
+      const auto group = route::spread_over_ranks(12, 2);
+      const auto routing = route::route(torch::full({12, 4}, value), settings, group);
+      check_rows_are_sorted_and_unique(used_rows(routing.plan, group, 4), routing.input.k);
+    }
+  }
 }
 
 TEST_CASE("the number of rows does not depend on the scores", "[route]") {
