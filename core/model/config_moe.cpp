@@ -121,7 +121,11 @@ MoeConfig read_moe(const Json& json,
     throw UserError("{}: moe.router is missing", where);
   }
   out.router = route::router_from_json(object_at(moe, "router", inside), inside + ".router");
-  route::check_router(out.router, out.experts);
+  try {
+    route::check_router(out.router, out.experts);
+  } catch (const UserError& error) {
+    throw UserError("{}: {}", where, error.what());
+  }
   if (out.router.family == route::Family::kTopK &&
       get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
     throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal",

@@ -2,6 +2,7 @@
 // name, never read as none: that gives fluent nonsense.
 
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -84,28 +85,36 @@ bool same_scaling(const RopeConfig& a, const RopeConfig& b) {
 
 }  // namespace
 
-// Both forms may stand side by side (we write both); then they must say the same.
+// Both forms may stand side by side (we write both), and rope_theta in up to three places; then
+// they must say the same.
 RopeConfig read_rope(const Json& json, const std::string& where) {
+  const std::string contradiction =
+      "rope_theta, rope_scaling and rope_parameters say different things; remove the wrong ones";
   RopeConfig rope;
-  const double old_theta = get_double(json, "rope_theta", where, 10000.0);
-  double theta = old_theta;
-  if (given(json, "rope_scaling")) {
-    rope = read_rope_dictionary(object_at(json, "rope_scaling", where), where + ": rope_scaling");
-  }
-  if (given(json, "rope_parameters")) {
-    const Json& parameters = object_at(json, "rope_parameters", where);
-    const RopeConfig newer = read_rope_dictionary(parameters, where + ": rope_parameters");
-    theta = get_double(parameters, "rope_theta", where + ": rope_parameters", old_theta);
-    if ((given(json, "rope_scaling") && !same_scaling(rope, newer)) ||
-        (given(json, "rope_theta") && theta != old_theta)) {
-      throw UserError(
-          "{}: rope_parameters and rope_theta/rope_scaling say different things; remove the wrong "
-          "one of the two forms",
-          where);
+  std::optional<double> theta;
+  const auto read_theta = [&](const Json& place, const std::string& its_name) {
+    if (given(place, "rope_theta")) {
+      const double value = get_double(place, "rope_theta", its_name);
+      if (theta && *theta != value) {
+        throw UserError("{}: {}", where, contradiction);
+      }
+      theta = value;
     }
-    rope = newer;
+  };
+  read_theta(json, where);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (given(json, key)) {
+      const Json& dictionary = object_at(json, key, where);
+      const RopeConfig found = read_rope_dictionary(dictionary, where + ": " + key);
+      if (given(json, "rope_scaling") && &dictionary != &json.at("rope_scaling") &&
+          !same_scaling(rope, found)) {
+        throw UserError("{}: {}", where, contradiction);
+      }
+      rope = found;
+      read_theta(dictionary, where + ": " + key);
+    }
   }
-  rope.theta = finite(theta, "rope_theta", where, false);
+  rope.theta = finite(theta.value_or(10000.0), "rope_theta", where, false);
   return rope;
 }
 

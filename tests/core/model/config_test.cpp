@@ -338,15 +338,17 @@ TEST_CASE("rope scaling that is not computed is refused by name", "[model][confi
   CHECK(refusal(dense(), {{"rope_scaling", "linear"}}) ==
         "config.json: rope_scaling must be an object, not string");
   const std::string both =
-      "config.json: rope_parameters and rope_theta/rope_scaling say different things; remove the "
-      "wrong one of the two "
-      "forms";
+      "config.json: rope_theta, rope_scaling and rope_parameters say different things; remove the "
+      "wrong ones";
   CHECK(refusal(dense(),
                 {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}) ==
         both);
   CHECK(refusal(dense(),
                 {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
                  {"rope_parameters", {{"rope_type", "linear"}, {"factor", 4}}}}) == both);
+  CHECK(refusal(dense(),
+                {{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"rope_theta", 3.0}}}}) ==
+        both);
 }
 
 TEST_CASE("a moe object that does not fit its model is refused by name", "[model][config]") {
@@ -402,7 +404,8 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
     CHECK(refusal(written(mixture()), c.patch) == c.message);
   }
   CHECK(refusal(written(mixture()), {{"num_experts", 1}, {"moe", {{"ep_ranks", 1}}}}) ==
-        "router 'top2+ir+fr:cf=1.25' asks for 2 experts per token, the layers have 1: give a "
+        "config.json: router 'top2+ir+fr:cf=1.25' asks for 2 experts per token, the layers have 1: "
+        "give a "
         "smaller k or more experts");
 }
 
