@@ -1,0 +1,34 @@
+#pragma once
+// One step of training in one line: what a person looks at while it runs (DESIGN section 6,
+// "Seen").
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "core/train/metrics.h"
+
+namespace moe::cli {
+
+// "step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 %  ...
+// left 1:23". What a router has not is left out; shares are per cent here.
+std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left);
+
+// Prints step lines to standard error: on a terminal one that is written over, in a pipe the first,
+// the last and one about every second.
+class StepPrinter {
+ public:
+  StepPrinter(int64_t steps, bool quiet);
+  ~StepPrinter();  // ends the line that an error or a stop left on the terminal
+  StepPrinter(const StepPrinter&) = delete;
+  StepPrinter& operator=(const StepPrinter&) = delete;
+  void print(const train::StepRecord& record);
+
+ private:
+  int64_t steps_;
+  bool quiet_, terminal_, line_open_ = false;
+  double seconds_ = 0;  // of all steps so far
+  std::chrono::steady_clock::time_point printed_;
+};
+
+}  // namespace moe::cli

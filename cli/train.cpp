@@ -1,0 +1,192 @@
+// moe train: fine-tunes a folder, dense or MoE, and leaves RUN/final. Flags -> TrainSettings -> one
+// call.
+
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "cli/step_line.h"
+#include "core/base/error.h"
+#include "core/io/checkpoint.h"
+#include "core/train/run_folder.h"
+#include "core/train/stop_signals.h"
+#include "core/train/trainer.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct TrainFlags {
+  train::TrainSettings settings;
+  RouterFlags router;
+  std::string schedule = "cosine", pack, shuffle = "on", objective = "instruct", device;
+  bool quiet = false, json = false;
+};
+
+std::optional<train::RouterOverride> router_override(const TrainFlags& flags) {
+  if (flags.router.router.empty() && flags.router.cf.empty()) {
+    return std::nullopt;
+  }
+  const io::Checkpoint checkpoint(flags.settings.model);
+  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
+  const auto stored = config.moe ? config.moe->router : route::RouterSettings{};
+  const bool capacity_given =
+      !flags.router.cf.empty() || flags.router.router.find("cf=") != std::string::npos;
+  return train::RouterOverride{resolve_router(flags.router, stored), capacity_given};
+}
+
+train::TrainSettings settings_of(const TrainFlags& flags) {
+  train::TrainSettings settings = flags.settings;
+  settings.schedule = train::parse_schedule(flags.schedule);
+  settings.shuffle = flags.shuffle == "on";
+  settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
+  if (!flags.pack.empty()) {
+    settings.pack = flags.pack == "stream" ? data::Pack::kStream : data::Pack::kNone;
+  }
+  settings.router = router_override(flags);
+  settings.ep_ranks = flags.router.ep_ranks;
+  return settings;
+}
+
+void print_plan(const train::RunPlan& plan) {
+  const auto& settings = plan.settings;
+  fmt::print(stderr,
+             "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
+             "of {}{} tokens\n",
+             settings.model.string(),
+             format_count(static_cast<double>(plan.parameters)),
+             plan.examples,
+             plan.tokens,
+             *settings.steps,
+             *settings.global_batch,
+             *settings.micro_batch,
+             settings.pack == data::Pack::kNone ? "up to " : "",
+             *settings.seq_len);
+  if (plan.is_moe) {
+    fmt::print(stderr,
+               "router {} on {} logical ranks; loss = language model + {} x load balance + {} x "
+               "entropy{}\n",
+               to_string(settings.router->router),
+               *settings.ep_ranks,
+               *settings.lb_coef,
+               *settings.entropy_coef,
+               settings.router->router.family == route::Family::kRelu ? " + lambda x L1" : "");
+  }
+  for (const auto& note : plan.notes) {
+    fmt::print(stderr, "{}\n", note);
+  }
+}
+
+void print_result(const TrainFlags& flags,
+                  const train::StepRecord& first,
+                  const train::StepRecord& last) {
+  const auto final_model = (flags.settings.run / "final").string();
+  if (flags.json) {
+    const OrderedJson result = {{"steps", last.step},
+                                {"first_loss", first.loss},
+                                {"last_loss", last.loss},
+                                {"tokens", last.total_tokens},
+                                {"model", final_model},
+                                {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
+    fmt::print("{}\n", result.dump());
+  } else {
+    fmt::print(
+        "{} steps, loss {:.4f} -> {:.4f}: {}\n", last.step, first.loss, last.loss, final_model);
+  }
+}
+
+void run(const TrainFlags& flags) {
+  train::StopSignals signals;
+  apply_threads(flags.settings.threads);
+  std::optional<StepPrinter> printer;
+  train::StepRecord first, last;
+  train::TrainCallbacks callbacks;
+  callbacks.on_start = [&](const train::RunPlan& plan) {
+    printer.emplace(*plan.settings.steps, flags.quiet);
+    if (!flags.quiet) {
+      print_plan(plan);
+    }
+  };
+  callbacks.on_step = [&](const train::StepRecord& record) {
+    if (record.step == 1) {
+      first = record;
+    }
+    last = record;
+    printer->print(record);
+  };
+  callbacks.stop_requested = [&] { return signals.requested(); };
+  train::train(settings_of(flags), callbacks);
+  print_result(flags, first, last);
+}
+
+void add_batch_flags(CLI::App& command, TrainFlags& flags) {
+  auto& settings = flags.settings;
+  command
+      .add_option("--objective",
+                  flags.objective,
+                  "instruct (default: loss on responses) or lm (plain text)")
+      ->check(CLI::IsMember({"instruct", "lm"}));
+  command.add_option("--steps", settings.steps, "optimizer steps");
+  command.add_option("--epochs", settings.epochs, "instead of --steps: passes over the data (1)");
+  command.add_option(
+      "--seq-len", settings.seq_len, "tokens a row (2048, at most what the model was made for)");
+  command.add_option("--micro-batch", settings.micro_batch, "rows a forward pass (8)");
+  command.add_option("--global-batch", settings.global_batch, "rows a step (one micro-batch)");
+  command
+      .add_option(
+          "--pack", flags.pack, "stream (default: examples joined and cut) or none (one a row)")
+      ->check(CLI::IsMember({"stream", "none"}));
+  command.add_option("--shuffle", flags.shuffle, "on (default) or off: file order")
+      ->check(CLI::IsMember({"on", "off"}));
+  command.add_option("--seed", settings.seed, "of the shuffling (0)");
+}
+
+void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
+  auto& settings = flags.settings;
+  command.add_option("--lr", settings.lr, "highest learning rate (1e-5)");
+  command.add_option("--min-lr", settings.min_lr, "learning rate of the last step (lr / 10)");
+  command.add_option("--schedule", flags.schedule, "cosine (default), linear, constant or wsd");
+  command.add_option("--warmup", settings.warmup, "steps of linear warm-up (0)");
+  command.add_option("--weight-decay", settings.adamw.weight_decay, "decoupled, not on norms (0)");
+  command.add_option("--beta1", settings.adamw.beta1, "AdamW (0.9)");
+  command.add_option("--beta2", settings.adamw.beta2, "AdamW (0.999)");
+  command.add_option("--eps", settings.adamw.eps, "AdamW (1e-8)");
+  command.add_option("--clip", settings.clip, "largest gradient norm, 0 = any (1)");
+  command.add_option(
+      "--lb-coef", settings.lb_coef, "weight of the load-balance loss (the folder's)");
+  command.add_option("--entropy-coef",
+                     settings.entropy_coef,
+                     "weight of the entropy loss of top-p (the folder's)");
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto flags = std::make_shared<TrainFlags>();
+  auto& settings = flags->settings;
+  CLI::App* command = app.add_subcommand("train", "fine-tune a model folder, dense or MoE");
+  command->add_option("MODEL,--model", settings.model, "the folder to start from")->required();
+  command
+      ->add_option("-o,--out", settings.run, "the folder of the run: RUN/final, metrics, settings")
+      ->required();
+  command
+      ->add_option(
+          "--data", settings.data, "data files: Alpaca form, prompt pairs, token rows, text")
+      ->required();
+  add_batch_flags(*command, *flags);
+  add_optimizer_flags(*command, *flags);
+  add_router_flags(*command, flags->router);
+  command->add_option(
+      "--save-every", settings.save_every, "steps between checkpoints (only the end)");
+  command->add_option("--keep", settings.keep, "newest checkpoints that stay (2)");
+  add_device(*command, flags->device);
+  add_threads(*command, settings.threads);
+  add_force(*command, settings.force);
+  add_quiet(*command, flags->quiet);
+  add_json(*command, flags->json);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,55 @@
+#pragma once
+// What one step of training says of itself, and its line in metrics.jsonl (DESIGN section 2, SPEC
+// section 13).
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/route/counters.h"
+
+namespace moe::train {
+
+struct StepRecord {
+  int64_t step = 0;  // from 1
+  double loss =
+      0;  // language-model loss, mean over target tokens of the global batch, before the step
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  int64_t tokens = 0, target_tokens = 0;  // of this global batch
+  int64_t total_tokens = 0;               // since step 1
+  double seconds = 0, tokens_per_second = 0;
+
+  // Unscaled, summed over layers; only what the router has.
+  std::optional<double> load_balance_loss, entropy_loss, l1_loss;
+  std::optional<double>
+      auxiliary;  // what was added to the loss: the above times their coefficients
+  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S (SPEC section 9)
+
+  std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
+  std::vector<route::CounterValues> layer_counters;  // one each
+  route::CounterValues total() const;
+  double worst_load() const;     // the largest load_max_over_mean of a layer
+  int64_t dead_experts() const;  // experts without a row, over all layers
+};
+
+// Routing counters by the names of SPEC section 13, shares as 0..1: dropped_share of requests,
+// filled_share of FR requests, ir_share of tokens.
+OrderedJson to_json(const route::CounterValues& counters);
+OrderedJson to_json(const StepRecord& record);
+
+// metrics.jsonl: one object a step, on the disk when append() returns. UserError when the disk is
+// full.
+class MetricsFile {
+ public:
+  explicit MetricsFile(const std::filesystem::path& file);
+  void append(const StepRecord& record);
+
+ private:
+  std::filesystem::path file_;
+  std::ofstream out_;
+};
+
+}  // namespace moe::train

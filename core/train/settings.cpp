@@ -1,0 +1,225 @@
+#include "core/train/settings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/version.h"
+
+namespace moe::train {
+
+namespace {
+
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+
+void require(bool holds, const char* flag, const std::string& value, const char* rule) {
+  if (!holds) {
+    throw UserError("{} {}: {}", flag, value, rule);
+  }
+}
+
+void check_count(const std::optional<int64_t>& value, const char* flag, int64_t least = 1) {
+  if (value && (*value < least || *value > kMaxCount)) {
+    throw UserError("{} {}: must be a whole number of at least {}", flag, *value, least);
+  }
+}
+
+void check_not_negative(double value, const char* flag) {
+  require(std::isfinite(value) && value >= 0,
+          flag,
+          fmt::format("{}", value),
+          "must be 0 or a positive number");
+}
+
+int64_t divisor_up_to(int64_t number, int64_t limit) {
+  int64_t divisor = std::min(number, limit);
+  while (number % divisor != 0) {
+    --divisor;
+  }
+  return divisor;
+}
+
+void resolve_batches(TrainSettings& settings) {
+  constexpr int64_t kMicroBatch = 8;
+  if (!settings.micro_batch) {
+    settings.micro_batch =
+        settings.global_batch ? divisor_up_to(*settings.global_batch, kMicroBatch) : kMicroBatch;
+  }
+  if (!settings.global_batch) {
+    settings.global_batch = settings.micro_batch;
+  }
+  if (*settings.global_batch % *settings.micro_batch != 0) {
+    throw UserError(
+        "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
+        "micro-batches",
+        *settings.global_batch,
+        *settings.micro_batch);
+  }
+}
+
+void resolve_length(TrainSettings& settings, int64_t longest) {
+  constexpr int64_t kSeqLen = 2048;
+  if (!settings.seq_len) {
+    settings.seq_len = std::min(kSeqLen, longest);
+  }
+  if (*settings.seq_len > longest) {
+    throw UserError(
+        "--seq-len {}: the model was made for {} positions (max_position_embeddings in "
+        "config.json); give at most that",
+        *settings.seq_len,
+        longest);
+  }
+}
+
+std::string quote(const std::string& text) {
+  return Json(text).dump(
+      -1, ' ', false, Json::error_handler_t::replace);  // JSON's escapes are TOML's
+}
+
+// "key = value" lines; open values are left out.
+class TomlLines {
+ public:
+  void text(const char* key, const std::string& value) { line(key, quote(value)); }
+  template <typename Number>
+  void number(const char* key, Number value) {
+    line(key, fmt::format("{}", value));
+  }
+  template <typename Number>
+  void number(const char* key, const std::optional<Number>& value) {
+    if (value) {
+      number(key, *value);
+    }
+  }
+  void line(const char* key, const std::string& value) {
+    lines_ += fmt::format("{} = {}\n", key, value);
+  }
+  const std::string& lines() const { return lines_; }
+
+ private:
+  std::string lines_;
+};
+
+void add_data(TomlLines& toml, const TrainSettings& settings) {
+  std::string files;
+  for (const auto& file : settings.data) {
+    files += (files.empty() ? "" : ", ") + quote(file.string());
+  }
+  toml.line("data", "[" + files + "]");
+  toml.text("objective", settings.objective == data::Objective::kLm ? "lm" : "instruct");
+  if (settings.pack) {
+    toml.text("pack", *settings.pack == data::Pack::kStream ? "stream" : "none");
+  }
+  toml.text("shuffle", settings.shuffle ? "on" : "off");
+  toml.number("seq-len", settings.seq_len);
+  toml.number("micro-batch", settings.micro_batch);
+  toml.number("global-batch", settings.global_batch);
+  toml.number("steps", settings.steps);
+  toml.number("epochs", settings.epochs);
+}
+
+void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
+  toml.number("lr", settings.lr);
+  toml.number("min-lr", settings.min_lr);
+  toml.text("schedule", schedule_name(settings.schedule));
+  toml.number("warmup", settings.warmup);
+  toml.number("weight-decay", settings.adamw.weight_decay);
+  toml.number("beta1", settings.adamw.beta1);
+  toml.number("beta2", settings.adamw.beta2);
+  toml.number("eps", settings.adamw.eps);
+  toml.number("clip", settings.clip);
+}
+
+// The canonical router leaves a capacity factor of k unsaid; here it must stand, or the folder's
+// own would come back.
+void add_router(TomlLines& toml, const route::RouterSettings& router) {
+  toml.text("router", to_string(router));
+  if (router.family == route::Family::kTopK) {
+    toml.text("cf", router.capacity_factor ? fmt::format("{}", *router.capacity_factor) : "inf");
+  }
+}
+
+}  // namespace
+
+void check_numbers(const TrainSettings& settings) {
+  if (settings.steps && settings.epochs) {
+    throw UserError("--steps and --epochs: give one of them");
+  }
+  check_count(settings.steps, "--steps");
+  check_count(settings.micro_batch, "--micro-batch");
+  check_count(settings.global_batch, "--global-batch");
+  check_count(settings.seq_len, "--seq-len", 2);
+  check_count(settings.save_every, "--save-every");
+  check_count(settings.keep, "--keep");
+  check_count(settings.warmup, "--warmup", 0);
+  if (settings.epochs) {
+    require(std::isfinite(*settings.epochs) && *settings.epochs > 0 && *settings.epochs < 1e9,
+            "--epochs",
+            fmt::format("{}", *settings.epochs),
+            "must be a positive number");
+  }
+  check_not_negative(settings.lr, "--lr");
+  check_not_negative(settings.min_lr.value_or(0), "--min-lr");
+  check_not_negative(settings.clip, "--clip");
+  check_not_negative(settings.adamw.weight_decay, "--weight-decay");
+  check_not_negative(settings.adamw.eps, "--eps");
+  check_not_negative(settings.lb_coef.value_or(0), "--lb-coef");
+  check_not_negative(settings.entropy_coef.value_or(0), "--entropy-coef");
+  for (const auto& [flag, beta] :
+       {std::pair("--beta1", settings.adamw.beta1), std::pair("--beta2", settings.adamw.beta2)}) {
+    require(beta >= 0 && beta < 1, flag, fmt::format("{}", beta), "must lie in [0, 1)");
+  }
+  if (settings.min_lr && *settings.min_lr > settings.lr) {
+    throw UserError("--min-lr {} is above --lr {}; the rate falls from the one to the other",
+                    *settings.min_lr,
+                    settings.lr);
+  }
+  if (settings.data.empty()) {
+    throw UserError("--data is missing: name at least one file");
+  }
+}
+
+TrainSettings resolve(TrainSettings settings,
+                      const model::ModelConfig& config,
+                      const data::Examples& examples) {
+  check_numbers(settings);
+  resolve_batches(settings);
+  resolve_length(settings, config.max_position_embeddings);
+  if (!settings.pack) {
+    settings.pack = examples.all_rows ? data::Pack::kNone : data::Pack::kStream;
+  }
+  if (!settings.min_lr) {
+    settings.min_lr = settings.lr / 10;
+  }
+  if (!settings.steps && !settings.epochs) {
+    settings.epochs = 1;
+  }
+  return settings;
+}
+
+std::string to_toml(const TrainSettings& settings) {
+  TomlLines toml;
+  toml.text("model", settings.model.string());
+  toml.text("out", settings.run.string());
+  add_data(toml, settings);
+  add_optimizer(toml, settings);
+  if (settings.router) {
+    add_router(toml, settings.router->router);
+  }
+  toml.number("ep-ranks", settings.ep_ranks);
+  toml.number("lb-coef", settings.lb_coef);
+  toml.number("entropy-coef", settings.entropy_coef);
+  toml.number("save-every", settings.save_every);
+  toml.number("keep", settings.keep);
+  toml.number("seed", settings.seed);
+  if (settings.threads > 0) {
+    toml.number("threads", settings.threads);
+  }
+  return fmt::format(
+      "# moe {}: again with `moe train --config FILE --force`, or another -o\n[train]\n{}",
+      kVersion,
+      toml.lines());
+}
+
+}  // namespace moe::train

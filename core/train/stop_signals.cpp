@@ -1,0 +1,27 @@
+#include "core/train/stop_signals.h"
+
+#include <ctime>
+
+namespace moe::train {
+
+StopSignals::StopSignals() {
+  sigemptyset(&watched_);
+  sigaddset(&watched_, SIGINT);
+  sigaddset(&watched_, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &watched_, &before_);
+}
+
+StopSignals::~StopSignals() {
+  requested();  // swallow one that is pending: it was meant for the work that ends here
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+bool StopSignals::requested() {
+  const timespec no_wait = {0, 0};
+  while (sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
+    requested_ = true;
+  }
+  return requested_;
+}
+
+}  // namespace moe::train

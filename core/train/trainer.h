@@ -1,0 +1,37 @@
+#pragma once
+// The loop: batches -> gradients -> clip -> AdamW -> record, until the steps are done. Everything a
+// user can get wrong is found before RUN is made. On the CPU the same settings give the same
+// numbers bit for bit, for the same number of threads.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/train/metrics.h"
+#include "core/train/settings.h"
+
+namespace moe::train {
+
+// What is known before the first step.
+struct RunPlan {
+  TrainSettings settings;            // resolved, steps included
+  int64_t examples = 0, tokens = 0;  // of the data
+  int64_t parameters = 0;
+  bool is_moe = false;
+  std::vector<std::string> notes;  // warnings worth a line
+};
+
+struct TrainCallbacks {
+  std::function<void(const RunPlan&)> on_start = [](const RunPlan&) {};
+  std::function<void(const StepRecord&)> on_step = [](const StepRecord&) {};
+  std::function<void(const std::filesystem::path&)> on_saved = [](const std::filesystem::path&) {};
+  std::function<bool()> stop_requested = [] { return false; };
+};
+
+// Trains and leaves RUN/final. UserError: what check_numbers, the readers and RunFolder say,
+// --router on a dense folder. std::runtime_error: a loss or gradient that is no number; names the
+// step and the last good checkpoint. Interrupted: stop_requested said so; a checkpoint of the steps
+// done was saved.
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks);
+
+}  // namespace moe::train

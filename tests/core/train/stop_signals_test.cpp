@@ -1,0 +1,27 @@
+#include "core/train/stop_signals.h"
+
+#include <unistd.h>
+
+#include "tests/support/catch.h"
+
+using moe::train::StopSignals;
+
+TEST_CASE("a signal stays pending until it is asked for, and is remembered", "[train]") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    StopSignals signals;
+    CHECK_FALSE(signals.requested());
+    ::kill(::getpid(), signal);
+    CHECK(signals.requested());
+    CHECK(signals.requested());
+  }
+}
+
+TEST_CASE("a signal that nobody asked for ends with the object", "[train]") {
+  {
+    const StopSignals signals;
+    ::kill(::getpid(), SIGINT);
+  }
+  SUCCEED("still alive");  // the default action would have ended this process
+  StopSignals later;
+  CHECK_FALSE(later.requested());
+}

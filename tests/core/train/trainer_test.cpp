@@ -1,0 +1,262 @@
+#include "core/train/trainer.h"
+
+#include "core/base/error.h"
+#include "core/model/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::read_file;
+using moe::test::TempDir;
+namespace fs = std::filesystem;
+
+namespace {
+
+// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
+void write_rows(const fs::path& file) {
+  std::string text;
+  for (int row = 0; row < 24; ++row) {
+    std::vector<int> ids;
+    for (int t = 0; t < 8 + row % 5; ++t) {
+      ids.push_back(3 + (row % 4) * 5 + t % 5);
+    }
+    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+  }
+  test::write_file(file, text);
+}
+
+// A tiny dense folder, its upcycled child and rows to train on.
+struct World {
+  TempDir dir;
+  TrainSettings settings;
+
+  explicit World(const std::string& router = "") {
+    test::write_tiny_checkpoint(dir / "dense");
+    write_rows(dir / "rows.jsonl");
+    settings.model = dir / "dense";
+    if (!router.empty()) {
+      const io::Checkpoint parent(dir / "dense");
+      model::UpcycleSettings upcycle;
+      upcycle.out = settings.model = dir / "moe";
+      upcycle.experts = 4;
+      upcycle.router = route::parse_router(router);
+      upcycle.ep_ranks = 2;
+      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
+    }
+    settings.run = dir / "run";
+    settings.data = {dir / "rows.jsonl"};
+    settings.steps = 12;
+    settings.micro_batch = 4;
+    settings.lr = 1e-2;
+  }
+
+  std::vector<StepRecord> train() {
+    std::vector<StepRecord> records;
+    TrainCallbacks callbacks;
+    callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+    train::train(settings, callbacks);
+    return records;
+  }
+};
+
+std::vector<double> losses(const std::vector<StepRecord>& records) {
+  std::vector<double> values;
+  for (const auto& record : records) {
+    values.push_back(record.loss);
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("a dense folder trains, its loss falls, and the run is on disk", "[train]") {
+  World world;
+  const auto records = world.train();
+  REQUIRE(records.size() == 12);
+  CHECK(records.back().loss < 0.7 * records.front().loss);
+  const fs::path run = world.settings.run;
+  CHECK(fs::exists(run / "final" / "config.json"));
+  CHECK(fs::exists(run / "settings.toml"));
+  CHECK_FALSE(fs::exists(run / "checkpoints"));
+  std::istringstream lines(read_file(run / "metrics.jsonl"));
+  std::string line;
+  for (const auto& record : records) {
+    REQUIRE(std::getline(lines, line));
+    const Json json = parse_json(line, "metrics.jsonl");
+    CHECK(json["step"] == record.step);
+    CHECK(json["loss"] == record.loss);
+    CHECK(json["grad_norm"] == record.grad_norm);
+    CHECK(json["tokens"].get<int64_t>() == record.tokens);
+    CHECK_FALSE(json.contains("load_balance_loss"));
+  }
+  CHECK_FALSE(std::getline(lines, line));
+}
+
+TEST_CASE("the same settings give the same numbers and the same bytes", "[train]") {
+  World world("top1+ir+fr");
+  const auto first = world.train();
+  const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+  world.settings.run = world.dir / "again";
+  CHECK(losses(world.train()) == losses(first));
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+  world.settings.run = world.dir / "other";
+  world.settings.seed = 1;
+  CHECK(losses(world.train()) != losses(first));
+}
+
+TEST_CASE(
+    "upcycled models train with every router, their losses fall and their counters stand in the "
+    "metrics",
+    "[train]") {
+  for (const char* router : {"top1", "top2:cf=inf", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+    INFO(router);
+    World world(router);
+    const auto records = world.train();
+    CHECK(records.back().loss < 0.8 * records.front().loss);
+    const auto& record = records.front();
+    REQUIRE(record.layer_counters.size() == 2);
+    CHECK(record.moe_layers == std::vector<int64_t>{0, 2});
+    CHECK(record.layer_counters[0].tokens == record.tokens);
+    const OrderedJson json = to_json(record);
+    CHECK(json["layers"].size() == 2);
+    CHECK(json["layers"][1]["layer"] == 2);
+    CHECK(json["layers"][0]["load"].size() == 4);
+    CHECK(json["experts_per_token"].get<double>() > 0);
+    CHECK(json.contains("load_balance_loss") == (std::string(router).rfind("relu", 0) != 0));
+    CHECK(json.contains("lambda") == (std::string(router).rfind("relu", 0) == 0));
+  }
+}
+
+TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]") {
+  World world("relu:k=1");
+  const auto records = world.train();
+  double lambda = 1e-8;
+  for (const auto& record : records) {
+    CHECK(*record.lambda == lambda);
+    lambda = *record.sparsity < 0.75 ? lambda * 1.2 : lambda / 1.2;
+  }
+}
+
+TEST_CASE("the router trained with is the one that the folder stores", "[train]") {
+  World world("top1");
+  world.settings.router = RouterOverride{route::parse_router("top1+ir+fr"), false};
+  world.settings.ep_ranks = 4;
+  world.settings.steps = 1;
+  world.train();
+  const Json config = read_json(world.settings.run / "final" / "config.json");
+  CHECK(config["moe"]["router"]["ir"] == true);
+  CHECK(config["moe"]["router"]["fr"] == true);
+  CHECK(config["moe"]["ep_ranks"] == 4);
+  CHECK(read_file(world.settings.run / "settings.toml").find("lb-coef = 0.01\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("checkpoints come every so many steps and the newest stay", "[train]") {
+  World world;
+  world.settings.save_every = 2;
+  world.settings.keep = 3;
+  world.train();
+  const fs::path checkpoints = world.settings.run / "checkpoints";
+  for (const int step : {2, 4, 6}) {
+    CHECK_FALSE(fs::exists(checkpoints / fmt::format("step-{}", step)));
+  }
+  for (const int step : {8, 10, 12}) {
+    CHECK(fs::exists(checkpoints / fmt::format("step-{}", step) / "model.safetensors"));
+  }
+  CHECK(read_file(checkpoints / "step-12" / "model.safetensors") ==
+        read_file(world.settings.run / "final" / "model.safetensors"));
+}
+
+TEST_CASE("a loss that is no number names the step and the last good checkpoint", "[train]") {
+  World world;
+  world.settings.save_every = 1;
+  world.settings.lr = 1e30;
+  world.settings.schedule = ScheduleKind::kConstant;
+  world.settings.warmup = 4;  // step 1 takes lr / 4, which is enough
+  std::string message;
+  try {
+    world.train();
+  } catch (const std::runtime_error& error) {
+    message = error.what();
+  }
+  INFO(message);
+  CHECK(message.rfind("step 2: the ", 0) == 0);
+  CHECK(message.find("no checkpoint was saved before") !=
+        std::string::npos);  // that of step 1 began the bad step
+  CHECK_FALSE(fs::exists(world.settings.run / "final"));
+  CHECK_FALSE(fs::exists(world.settings.run / "checkpoints" / "step-1"));
+}
+
+TEST_CASE("a stop finishes the step, saves it and says where", "[train]") {
+  World world;
+  TrainCallbacks callbacks;
+  int64_t done = 0;
+  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
+  callbacks.stop_requested = [&] { return done == 3; };
+  std::string message;
+  try {
+    train::train(world.settings, callbacks);
+  } catch (const Interrupted& stopped) {
+    message = stopped.what();
+  }
+  const auto saved = world.settings.run / "checkpoints" / "step-3";
+  CHECK(message == "stopped after step 3 of 12; saved " + saved.string());
+  CHECK(fs::exists(saved / "model.safetensors"));
+  CHECK_FALSE(fs::exists(world.settings.run / "final"));
+}
+
+TEST_CASE("epochs become steps, rounded up", "[train]") {
+  World world;
+  world.settings.steps.reset();
+  world.settings.epochs = 1.5;  // 24 rows, 4 a step: 9 steps
+  CHECK(world.train().size() == 9);
+  world.settings.run = world.dir / "again";
+  world.settings.epochs = 1.01;
+  CHECK(world.train().size() == 7);
+}
+
+TEST_CASE("what a user gets wrong is found before the run's folder is made", "[train]") {
+  const auto error_of = [](const std::string& router, const std::function<void(World&)>& change) {
+    World world(router);
+    change(world);
+    const std::string message = test::user_error_of([&] { world.train(); });
+    CHECK_FALSE(fs::exists(world.settings.run));
+    return message;
+  };
+  const auto contains = [](const std::string& message, const std::string& part) {
+    INFO(message);
+    CHECK(message.find(part) != std::string::npos);
+  };
+  const auto top1 = RouterOverride{route::parse_router("top1"), false};
+  contains(error_of("", [&](World& w) { w.settings.router = top1; }),
+           "is a dense folder; upcycle it first");
+  contains(error_of("top1", [](World& w) { w.settings.ep_ranks = 3; }),
+           "--ep-ranks 3: 4 experts cannot be shared equally");
+  contains(error_of("relu:k=1", [&](World& w) { w.settings.router = top1; }),
+           "the folder was made for relu");
+  contains(error_of("", [](World& w) { w.settings.seq_len = 10; }),
+           "rows.jsonl line 4: the example has 11 tokens, --seq-len is 10; raise it");
+  contains(error_of("", [](World& w) { w.settings.seq_len = 129; }),
+           "--seq-len 129: the model was made for 128 positions");
+  contains(error_of("", [](World& w) { w.settings.model = w.dir / "nothing"; }), "nothing");
+  contains(error_of("",
+                    [](World& w) {
+                      test::write_file(w.dir / "rows.jsonl", R"({"instruction":"a","output":"b"})");
+                    }),
+           "tokenizer.model");
+}
+
+TEST_CASE("a run that is there is refused, and replaced with force", "[train]") {
+  World world;
+  world.settings.steps = 1;
+  world.train();
+  CHECK(test::user_error_of([&] {
+          world.train();
+        }).find("is there already; give another -o, or --force") != std::string::npos);
+  world.settings.force = true;
+  world.settings.steps = 2;
+  CHECK(world.train().size() == 2);
+}
