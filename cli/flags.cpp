@@ -12,10 +12,27 @@ namespace moe::cli {
 
 namespace {
 
-// CLI11 asks for a flat list of (parents, name, values); toml++ does the reading.
+// What a recipe value is as the text of a flag.
+std::string flag_text(const std::string& where, const toml::node& value) {
+  if (const auto* string = value.as_string()) {
+    return string->get();
+  }
+  if (const auto* number = value.as_integer()) {
+    return fmt::format("{}", number->get());
+  }
+  if (const auto* number = value.as_floating_point()) {
+    return fmt::format("{}", number->get());
+  }
+  if (const auto* flag = value.as_boolean()) {
+    return flag->get() ? "true" : "false";
+  }
+  throw UserError("--config: {} is neither text, number, true/false nor a list of these", where);
+}
+
+// CLI11 asks for a flat list of (command, flag, values); toml++ does the reading.
 class TomlConfig : public CLI::Config {
  public:
-  explicit TomlConfig(std::string command) : command_(std::move(command)) {}
+  explicit TomlConfig(const CLI::App& app) : app_(app) {}
 
   // Recipes are written by the commands themselves (settings.toml), not by CLI11.
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
@@ -28,16 +45,12 @@ class TomlConfig : public CLI::Config {
       throw UserError("--config, line {}: {}", error.source().begin.line, error.description());
     }
     std::vector<CLI::ConfigItem> items;
-    for (const auto& [key, node] : recipe) {
-      const toml::table* table = node.as_table();
-      if (table == nullptr) {
-        throw UserError("--config: '{}' stands outside a table; write it under [{}]",
-                        std::string(key),
-                        command_);
-      }
-      if (std::string(key) == command_) {
-        for (const auto& [name, value] : *table) {
-          items.push_back(item(std::string(name), value));
+    for (const auto& [name, node] : recipe) {
+      const CLI::App& command = find_command(std::string(name), node);
+      for (const auto& [key, value] : *node.as_table()) {
+        const CLI::ConfigItem item = flag_item(command, std::string(key), value);
+        if (command.parsed()) {  // tables of other commands are checked and left
+          items.push_back(item);
         }
       }
     }
@@ -45,39 +58,47 @@ class TomlConfig : public CLI::Config {
   }
 
  private:
-  CLI::ConfigItem item(const std::string& name, const toml::node& value) const {
-    CLI::ConfigItem result;
-    result.name = name;
+  const CLI::App& find_command(const std::string& name, const toml::node& node) const {
+    std::vector<std::string> known;
+    for (const auto* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
+      if (command->get_name() == name && node.is_table()) {
+        return *command;
+      }
+      known.push_back(command->get_name());
+    }
+    if (!node.is_table()) {
+      throw UserError("--config: '{}' stands outside a table; write it under [{}]",
+                      name,
+                      fmt::join(known, "], ["));
+    }
+    throw UserError("--config: [{}] is no command; known: {}", name, fmt::join(known, ", "));
+  }
+
+  static CLI::ConfigItem flag_item(const CLI::App& command,
+                                   const std::string& key,
+                                   const toml::node& value) {
+    if (command.get_option_no_throw("--" + key) == nullptr) {
+      const std::string near = nearest_name("--" + key, long_flags(command));
+      throw UserError("--config: '{}' under [{}] is no flag of that command{}",
+                      key,
+                      command.get_name(),
+                      near.empty() ? "" : ", did you mean '" + near.substr(2) + "'?");
+    }
+    CLI::ConfigItem item;
+    item.parents = {command.get_name()};
+    item.name = key;
+    const std::string where = fmt::format("'{}' under [{}]", key, command.get_name());
     if (const auto* list = value.as_array()) {
       for (const auto& element : *list) {
-        result.inputs.push_back(text(name, element));
+        item.inputs.push_back(flag_text(where, element));
       }
     } else {
-      result.inputs.push_back(text(name, value));
+      item.inputs.push_back(flag_text(where, value));
     }
-    return result;
+    return item;
   }
 
-  std::string text(const std::string& name, const toml::node& value) const {
-    if (const auto* string = value.as_string()) {
-      return string->get();
-    }
-    if (const auto* number = value.as_integer()) {
-      return fmt::format("{}", number->get());
-    }
-    if (const auto* number = value.as_floating_point()) {
-      return fmt::format("{}", number->get());
-    }
-    if (const auto* flag = value.as_boolean()) {
-      return flag->get() ? "true" : "false";
-    }
-    throw UserError(
-        "--config: '{}' under [{}] is neither text, number, true/false nor a list of these",
-        name,
-        command_);
-  }
-
-  std::string command_;
+  const CLI::App& app_;
 };
 
 std::optional<double> parse_cf(const std::string& text) {
@@ -167,10 +188,25 @@ void add_device(CLI::App& command, std::string& device) {
       "cpu (default) or cuda");
 }
 
+std::vector<std::string> long_flags(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const auto* option : command.get_options()) {
+    for (const auto& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
 void add_config(CLI::App& command) {
-  command.set_config("--config", "", "a TOML recipe with a table [" + command.get_name() + "]");
-  command.config_formatter(std::make_shared<TomlConfig>(command.get_name()));
-  command.allow_config_extras(CLI::config_extras_mode::error);
+  command.fallthrough();
+  command.footer("--config FILE.toml   flags from the table [" + command.get_name() +
+                 "] of a recipe; those given here win");
+}
+
+void read_recipes(CLI::App& app) {
+  app.set_config("--config", "", "a TOML recipe, one table a command");
+  app.config_formatter(std::make_shared<TomlConfig>(app));
 }
 
 uint64_t parse_bytes(const std::string& text, const std::string& flag) {

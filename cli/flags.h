@@ -37,9 +37,14 @@ void apply_threads(int threads);
 void add_device(CLI::App& command, std::string& device);
 
 // A recipe is a TOML file with one table a command, read by toml++: CLI11's own reader misreads `#`
-// inside strings. Tables of other commands are left alone; a key this command does not know is an
-// error.
+// inside strings. read_recipes gives the app its --config; add_config lets it stand after a
+// command's name. Tables of other commands are checked and left; an unknown table or key is an
+// error that names the nearest known one.
+void read_recipes(CLI::App& app);
 void add_config(CLI::App& command);
+
+// "--router", "--out", ...: the long names of a command's flags.
+std::vector<std::string> long_flags(const CLI::App& command);
 
 // "5GB", "200KB", "64MiB", "1000": bytes. UserError naming `flag` otherwise.
 uint64_t parse_bytes(const std::string& text, const std::string& flag);

@@ -6,22 +6,13 @@
 #include <new>
 
 #include "cli/commands.h"
+#include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
 
 namespace {
 
 constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
-
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* option : app.get_options()) {
-    for (const auto& name : option->get_lnames()) {
-      names.push_back("--" + name);
-    }
-  }
-  return names;
-}
 
 std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -43,7 +34,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
                        near.empty() ? "" : ", did you mean '" + near + "'?",
                        fmt::join(command_names(app), ", "));
   }
-  const auto known = option_names(scope);
+  auto known = moe::cli::long_flags(scope);
+  known.push_back("--config");
   for (int index = 1; index < argc; ++index) {
     std::string word = argv[index];
     word = word.substr(0, word.find('='));
@@ -69,6 +61,7 @@ int run(int argc, char** argv) {
   moe::cli::add_eval(app);
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
+  moe::cli::read_recipes(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version

@@ -19,9 +19,14 @@ struct RunResult {
 inline std::string shell_quote(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) {
-    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    if (c == '\'') {
+      quoted.append("'\\''");
+    } else {
+      quoted.push_back(c);
+    }
   }
-  return quoted + "'";
+  quoted.push_back('\'');
+  return quoted;
 }
 
 // `prefix` stands before the command: environment settings, ulimit, a redirection of standard input.

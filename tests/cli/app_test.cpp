@@ -1,0 +1,86 @@
+// What every command shares: help, version, unknown words, recipes.
+
+#include "tests/support/catch.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using moe::test::run_moe;
+
+TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
+  const auto help = run_moe({"--help"});
+  CHECK(help.exit_code == 0);
+  for (const auto* command : {"upcycle", "init", "train", "eval", "inspect", "generate"}) {
+    CHECK(help.out.find(command) != std::string::npos);
+    CHECK(run_moe({command, "--help"}).exit_code == 0);
+  }
+  const auto version = run_moe({"--version"});
+  CHECK(version.exit_code == 0);
+  CHECK(version.out.rfind("moe ", 0) == 0);
+}
+
+TEST_CASE("an unknown word names the nearest known one", "[cli]") {
+  const auto command = run_moe({"upcicle", "x"});
+  CHECK(command.exit_code == 2);
+  CHECK(command.err.find("unknown command 'upcicle', did you mean 'upcycle'?") !=
+        std::string::npos);
+  const auto flag = run_moe({"upcycle", "x", "-o", "y", "--expert", "8"});
+  CHECK(flag.exit_code == 2);
+  CHECK(flag.err.find("unknown flag '--expert', did you mean '--experts'?") != std::string::npos);
+  const auto nothing = run_moe({});
+  CHECK(nothing.exit_code == 2);
+}
+
+TEST_CASE("a missing or impossible value is exit code 2 with the flag's name", "[cli]") {
+  const auto missing = run_moe({"upcycle", "x"});
+  CHECK(missing.exit_code == 2);
+  CHECK(missing.err.find("--out") != std::string::npos);
+  const auto word = run_moe({"generate", "x", "--prompt", "a", "--max-tokens", "many"});
+  CHECK(word.exit_code == 2);
+  CHECK(word.err.find("--max-tokens") != std::string::npos);
+}
+
+TEST_CASE("cuda is refused by name where it cannot run", "[cli]") {
+  const auto result = run_moe({"generate", "x", "--prompt", "a", "--device", "cuda"});
+  CHECK(result.exit_code == 2);
+  CHECK(result.err.find("--device cuda") != std::string::npos);
+}
+
+TEST_CASE("a recipe gives flags, the command line wins, other tables are left", "[cli]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  moe::test::write_file(folder / "run.toml",
+                        "[upcycle]\nexperts = 4 # four\nrouter = \"top2:cf=inf\"\n"
+                        "layers = \"all\"\n[train]\nsteps = 3\n");
+  const std::string config = (folder / "run.toml").string(), dense = (folder / "dense").string();
+  const auto result = run_moe(
+      {"upcycle", dense, "-o", (folder / "a").string(), "--config", config, "--layers", "odd"});
+  CAPTURE(result.err);
+  REQUIRE(result.exit_code == 0);
+  const auto written = moe::read_json(folder / "a/config.json");
+  CHECK(written.at("num_experts") == 4);
+  CHECK(written.at("num_experts_per_tok") == 2);
+  CHECK(written.at("moe").at("layers") == moe::Json({1}));
+}
+
+TEST_CASE("a recipe's mistakes are named", "[cli]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  const auto run_with = [&](const std::string& recipe) {
+    moe::test::write_file(folder / "run.toml", recipe);
+    const auto result = run_moe({"upcycle",
+                                 (folder / "dense").string(),
+                                 "-o",
+                                 (folder / "out").string(),
+                                 "--config",
+                                 (folder / "run.toml").string()});
+    CHECK(result.exit_code == 2);
+    CHECK_FALSE(std::filesystem::exists(folder / "out"));
+    return result.err;
+  };
+  CHECK(run_with("[upcycle]\nexpert = 4\n").find("expert") != std::string::npos);
+  CHECK(run_with("[upcycle\n").find("line 1") != std::string::npos);
+  CHECK(run_with("experts = 4\n").find("outside a table") != std::string::npos);
+  const auto missing = run_moe({"upcycle", "x", "-o", "y", "--config", "/nowhere.toml"});
+  CHECK(missing.exit_code == 2);
+  CHECK(missing.err.find("/nowhere.toml") != std::string::npos);
+}
