@@ -1,0 +1,43 @@
+#pragma once
+// The whole of `moe eval`: files and a folder in, a report out. Everything a user can have wrong is
+// looked at before the weights are loaded.
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/eval/report.h"
+#include "core/eval/router_override.h"
+
+namespace moe::eval {
+
+struct EvalSettings {
+  std::filesystem::path model;
+  std::vector<std::string> tasks;  // names or quiz files (tasks.h)
+  std::filesystem::path data;      // --data
+  std::filesystem::path out;       // empty = no files
+  bool force = false;              // replace files in `out`; also allows a change of gate
+  std::optional<int64_t> limit;    // questions of each task
+  Bos bos = Bos::kAuto;
+  int64_t batch_tokens = 4096;
+  int64_t group_tokens = 4096;  // per logical rank
+  RouterOverride router;
+};
+
+// What the caller shows while it goes on. All may be empty.
+struct EvalEvents {
+  std::function<void(const std::string&)> note;  // a sentence the user should know
+  std::function<void(const std::string& what, int64_t requests)> start;
+  std::function<void(int64_t done)> progress;  // requests done since start
+};
+
+RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
+
+// The scores of a file of {"context", "continuation"} lines, in order; `settings` without tasks.
+Scores evaluate_requests(const EvalSettings& settings,
+                         const std::filesystem::path& file,
+                         const EvalEvents& events = {});
+
+}  // namespace moe::eval

@@ -1,0 +1,116 @@
+#include "core/eval/requests.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/eval/lines.h"
+#include "core/eval/text.h"
+
+namespace moe::eval {
+namespace {
+
+using Tokens = std::vector<int64_t>;
+
+Tokens encode_with_bos(const TextEncoder& encoder, std::string_view text) {
+  Tokens tokens = encoder.encode(text);
+  if (encoder.adds_bos &&
+      !(text.starts_with(encoder.prefix_text) && !encoder.prefix_text.empty())) {
+    tokens.insert(tokens.begin(), encoder.prefix_id);
+  }
+  return tokens;
+}
+
+struct Halves {
+  Tokens whole;
+  size_t context_tokens = 0;
+};
+
+Halves encode_without_context(const TextEncoder& encoder, const std::string& continuation) {
+  Tokens tokens = encoder.encode(continuation);
+  if (tokens.empty() || tokens.front() != encoder.prefix_id) {
+    tokens.insert(tokens.begin(), encoder.prefix_id);
+  }
+  return {std::move(tokens), 1};
+}
+
+Halves encode_halves(const TextEncoder& encoder, const TextPair& pair) {
+  const std::string_view context = right_strip(pair.context);
+  if (context.empty()) {
+    return encode_without_context(encoder, pair.context + pair.continuation);
+  }
+  Tokens whole = encode_with_bos(encoder, pair.context + pair.continuation);
+  const size_t context_tokens = encode_with_bos(encoder, context).size();
+  if (context_tokens == 0) {  // a context that the tokenizer normalises away
+    whole.insert(whole.begin(), encoder.prefix_id);
+    return {std::move(whole), 1};
+  }
+  return {std::move(whole), context_tokens};
+}
+
+}  // namespace
+
+Bos parse_bos(const std::string& text) {
+  if (text == "auto" || text == "on" || text == "off") {
+    return text == "auto" ? Bos::kAuto : text == "on" ? Bos::kOn : Bos::kOff;
+  }
+  throw UserError("--bos '{}' is unknown; known: auto, on, off", text);
+}
+
+bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
+  const bool adds_bos = bos == Bos::kAuto ? tokenizer.adds_bos() : bos == Bos::kOn;
+  if (adds_bos && tokenizer.bos_id() < 0) {
+    throw UserError("this tokenizer has no BOS token; use --bos off");
+  }
+  return adds_bos;
+}
+
+TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
+  const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); },
+          prefix,
+          tokenizer.piece(prefix),
+          adds_bos,
+          window};
+}
+
+Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
+  MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
+  Halves halves = encode_halves(encoder, pair);
+  const auto total = static_cast<int64_t>(halves.whole.size());
+  const int64_t continuation = total - static_cast<int64_t>(halves.context_tokens);
+  if (continuation < 1) {
+    throw UserError(
+        "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
+        "nothing can be scored, change the text",
+        pair.where,
+        printable(pair.continuation));
+  }
+  Request request;
+  const int64_t kept = std::min(total, encoder.window + 1);
+  request.tokens.assign(halves.whole.end() - kept, halves.whole.end());
+  request.scored = std::min(continuation, encoder.window);
+  request.choice_cut = continuation > encoder.window;
+  return request;
+}
+
+std::vector<Request> encode_requests(const TextEncoder& encoder,
+                                     const std::vector<TextPair>& pairs) {
+  std::vector<Request> requests;
+  requests.reserve(pairs.size());
+  for (const auto& pair : pairs) {
+    requests.push_back(encode_request(encoder, pair));
+  }
+  return requests;
+}
+
+std::vector<TextPair> read_text_pairs(const std::filesystem::path& file) {
+  std::vector<TextPair> pairs;
+  for (const auto& [json, where] : read_jsonl(file)) {
+    pairs.push_back(
+        {get_string(json, "context", where), get_string(json, "continuation", where), where});
+  }
+  return pairs;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,54 @@
+#pragma once
+// Log-likelihoods of requests. How requests share a forward is decided here, and it must not show
+// in the numbers: without a capacity any batch gives the same scores (to rounding), with one the
+// routing groups of SPEC section 12 are fixed by the file alone and no speed setting touches them.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/eval/requests.h"
+#include "core/model/llama.h"
+#include "core/route/counters.h"
+
+namespace moe::eval {
+
+struct Score {
+  double logprob = 0;      // sum over the scored tokens of log_softmax, natural log
+  bool is_greedy = false;  // every scored token is the argmax
+  int64_t tokens = 0;      // scored tokens
+};
+
+struct ScoreSettings {
+  model::RoutingOptions routing;
+  int64_t batch_tokens = 4096;  // input tokens of one forward, without a capacity
+  int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
+};
+
+struct Scores {
+  std::vector<Score> scores;                   // in the order of the requests
+  std::vector<route::CounterValues> counters;  // one a MoE layer, summed over all forwards
+  int64_t forwards = 0;                        // with a capacity: the number of routing groups
+  int64_t input_tokens = 0;
+};
+
+using Batches = std::vector<std::vector<size_t>>;  // indices of requests
+
+// Longest first (ties in file order), whole requests, up to `batch_tokens` a batch; a longer
+// request stands alone.
+Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens);
+// File order, whole requests, up to `group_tokens` a group; a longer request stands alone.
+Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens);
+
+// Whether scores depend on what shares a forward: a top-k router with a capacity factor in a model
+// that has MoE layers.
+bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router);
+
+// `on_progress` gets the number of requests done after each forward. UserError when the model's
+// numbers are not finite.
+Scores score_requests(const model::Llama& llama,
+                      const std::vector<Request>& requests,
+                      const ScoreSettings& settings,
+                      const std::function<void(int64_t)>& on_progress = {});
+
+}  // namespace moe::eval
