@@ -3,6 +3,9 @@
 #include "core/model/upcycle.h"
 
 #include <chrono>
+#include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -80,13 +83,34 @@ void dry_run(const UpcycleFlags& flags,
              format_bytes(rate));
 }
 
-model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense) {
+void check_verify_text(const UpcycleFlags& flags, const io::Checkpoint& dense) {
+  if (flags.verify_text.empty()) {
+    return;
+  }
+  if (!std::filesystem::is_regular_file(flags.verify_text)) {
+    throw UserError("--verify-text {}: no such file", flags.verify_text);
+  }
+  if (!std::filesystem::exists(dense.folder() / "tokenizer.model")) {
+    throw UserError(
+        "--verify-text {}: {} has no tokenizer.model to read it with; --verify alone compares on "
+        "ids",
+        flags.verify_text,
+        dense.folder().string());
+  }
+}
+
+// `before` is called when the folder is written and the comparison begins.
+model::Certify certifier(const UpcycleFlags& flags,
+                         const io::Checkpoint& dense,
+                         std::function<void()> before) {
   if (!flags.verify && flags.verify_text.empty()) {
     return {};
   }
-  const auto text =
-      model::verify_text(dense, flags.verify_text, kVerifyTokens);  // before any byte is written
-  return [&dense, text](const std::filesystem::path& staged) {
+  check_verify_text(flags, dense);
+  const auto text = model::verify_text(
+      dense, flags.verify_text, kVerifyTokens);  // refused before a byte is written
+  return [&dense, text, before](const std::filesystem::path& staged) {
+    before();
     return model::to_json(model::verify_equality(dense, io::Checkpoint(staged), text));
   };
 }
@@ -126,16 +150,20 @@ void run(const UpcycleFlags& flags) {
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }
-  const model::Certify certify = certifier(flags, dense);
-  const auto start = std::chrono::steady_clock::now();
   Progress progress("upcycle", "B", plan.bytes, flags.quiet);
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<double> seconds;  // of the writing, without the verification
+  const auto written = [&] {
+    if (!seconds) {
+      seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      progress.finish();
+    }
+  };
+  const model::Certify certify = certifier(flags, dense, written);
   OrderedJson report = model::upcycle(
       dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify);
-  progress.finish();
-  print_result(flags,
-               plan,
-               std::move(report),
-               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  written();
+  print_result(flags, plan, std::move(report), *seconds);
 }
 
 }  // namespace

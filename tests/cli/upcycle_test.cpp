@@ -1,0 +1,214 @@
+#include <chrono>
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe {
+namespace {
+
+using test::run_moe;
+using test::TempDir;
+
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST_CASE("moe upcycle writes a folder, says so on stdout, and stays quiet when asked",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const auto run = run_moe({"upcycle", dense, "-o", out, "--experts", "4", "--quiet"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.err.empty());
+  CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 4 experts, router top2:cf=inf\n") == 0);
+  CHECK(run.out.find("next         moe train " + out) != std::string::npos);
+  CHECK(names_in(folder / "out") ==
+        std::vector<std::string>{"config.json", "model.safetensors", "upcycle.json"});
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
+}
+
+TEST_CASE("moe upcycle --json prints what upcycle.json holds", "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const auto run = run_moe({"upcycle",      (folder / "dense").string(),
+                            "-o",           (folder / "out").string(),
+                            "--layers",     "all",
+                            "--experts",    "4",
+                            "--router",     "top1+ir",
+                            "--cf",         "0.5",
+                            "--ep-ranks",   "2",
+                            "--router-std", "0.5",
+                            "--seed",       "9",
+                            "--dtype",      "bf16",
+                            "--shard-size", "10KB",
+                            "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "stdout");
+  CHECK(json["router"] == "top1+ir:cf=0.5");
+  CHECK(json["layers"] == Json({0, 1, 2}));
+  CHECK(json["router_init"] == Json({{"std", 0.5}, {"seed", 9}}));
+  CHECK(json["ep_ranks"] == 2);
+  CHECK(json["dtype"] == "bfloat16");
+  CHECK(json["shard_bytes"] == 10000);
+  const Json stored = read_json(folder / "out/upcycle.json");
+  for (const auto& [key, value] : stored.items()) {
+    CHECK(json[key] == value);
+  }
+  CHECK(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
+}
+
+TEST_CASE("moe upcycle --dry-run says bytes, parameters and time, and writes nothing",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  auto run = run_moe({"upcycle", dense, "-o", out, "--dry-run"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("(dry run: nothing was written)") != std::string::npos);
+  run = run_moe({"upcycle", dense, "-o", out, "--dry-run", "--json"});
+  const Json json = parse_json(run.out, "stdout");
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
+  REQUIRE(run_moe({"upcycle", dense, "-o", out}).exit_code == 0);
+  const Json done = read_json(folder / "out/upcycle.json");
+  CHECK(json["tensor_bytes"] == done["tensor_bytes"]);
+  CHECK(json["parameters"] == done["parameters"]);
+  CHECK(json["estimated_seconds"].get<double>() > 0);
+}
+
+TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const auto run = run_moe(
+      {"upcycle", (folder / "dense").string(), "-o", (folder / "out").string(), "--verify"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("certificate  ") != std::string::npos);
+  const Json stored = read_json(folder / "out/upcycle.json");
+  REQUIRE(stored.contains("certificate"));
+  CHECK(stored["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
+  CHECK(stored["certificate"]["tokens"].get<int64_t>() > 0);
+}
+
+TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const auto run = run_moe({"upcycle",
+                            (test::shared_data() / "stories260K-hf").string(),
+                            "-o",
+                            (folder / "out").string(),
+                            "--layers",
+                            "even",
+                            "--experts",
+                            "8",
+                            "--router",
+                            "top2:cf=inf",
+                            "--verify"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
+  CHECK(certificate["max_abs_logit_difference"].get<double>() < 1e-4);
+  CHECK(certificate["mean_kl"].get<double>() < 1e-6);
+}
+
+TEST_CASE("what the user can mend is one sentence and exit code 2, and nothing is left",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  std::filesystem::create_directory(folder / "there");
+  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const auto refused = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "upcycle");
+    const auto run = run_moe(arguments);
+    INFO(run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.out.empty());
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+    return run.err;
+  };
+  CHECK(refused({dense, "-o", (folder / "there").string()}) ==
+        "moe: " + (folder / "there").string() +
+            ": exists already; give another output folder, or --force to replace it\n");
+  CHECK(refused({dense, "-o", out, "--experts", "1"}) ==
+        "moe: router 'top2:cf=inf' asks for 2 experts per token, the layers have 1: give a smaller "
+        "k or more experts\n");
+  CHECK(refused({dense, "-o", out, "--layers", "0,7"}) ==
+        "moe: --layers 0,7: layer 7 does not exist; the model has layers 0 to 2\n");
+  CHECK(refused({dense, "-o", out, "--shard-size", "huge"}).find("--shard-size") !=
+        std::string::npos);
+  CHECK(refused({dense, "-o", out, "--dtype", "fp8"}).find("fp8") != std::string::npos);
+  CHECK(refused({dense, "-o", out, "--router-std", "-1"}).find("--router-std") !=
+        std::string::npos);
+  CHECK(refused({dense, "-o", out, "--router", "top1:cf=2", "--cf", "3"}).find("--cf 3") !=
+        std::string::npos);
+  CHECK(refused({dense, "-o", out, "--expert", "4", "--layrs", "odd"}).find("did you mean") !=
+        std::string::npos);
+  CHECK(refused({dense}).find("--out") != std::string::npos);
+  CHECK(refused({out, "-o", out}).find(out) != std::string::npos);
+  const std::string text = (folder / "dense/text.txt").string();
+  CHECK(refused({dense, "-o", out, "--verify-text", text}) ==
+        "moe: --verify-text " + text + ": no such file\n");
+  test::write_file(text, "Once upon a time");
+  CHECK(refused({dense, "-o", out, "--verify-text", text}) ==
+        "moe: --verify-text " + text + ": " + dense +
+            " has no tokenizer.model to read it with; --verify alone compares on ids\n");
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "there"});
+}
+
+TEST_CASE("a full disk is a sentence and leaves nothing", "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.hidden = 64, .intermediate = 256});
+  // Files may have 64 x 512 bytes; the signal for more is ignored, so that write() fails as on a
+  // full disk.
+  const auto run =
+      run_moe({"upcycle", (folder / "dense").string(), "-o", (folder / "out").string()},
+              "trap '' XFSZ; ulimit -f 64;");
+  CHECK(run.exit_code == 2);
+  CHECK(run.err.find("disk full") != std::string::npos);
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
+}
+
+TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run heals",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense",
+                              {.hidden = 256, .intermediate = 1024, .layers = 6, .heads = 4});
+  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const std::vector<std::string> command = {
+      "upcycle", dense, "-o", out, "--experts", "16", "--quiet"};
+  const auto start = std::chrono::steady_clock::now();
+  REQUIRE(run_moe(command).exit_code == 0);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  int killed = 0;
+  for (int step = 1; step <= 8; ++step) {
+    std::filesystem::remove_all(out);
+    const auto run = run_moe(command, fmt::format("timeout -s KILL {:.3f}", seconds * step / 8));
+    if (run.exit_code == 0) {
+      continue;
+    }
+    ++killed;
+    if (std::filesystem::exists(out)) {  // killed between the last rename and the end
+      CHECK(run_moe({"inspect", out}).exit_code == 0);
+    }
+  }
+  CHECK(killed > 0);
+  std::filesystem::remove_all(out);
+  CHECK(run_moe(command).exit_code == 0);
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
+}
+
+}  // namespace
+}  // namespace moe
