@@ -3,6 +3,8 @@
 // but not a clever one. Written with core/io alone. Same options, same bytes, on any machine: the
 // random numbers are our own arithmetic.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -104,7 +106,7 @@ inline std::vector<io::TensorInfo> tiny_tensors(const TinyCheckpoint& options) {
   for (int64_t layer = 0; layer < options.layers; ++layer) {
     const auto add = [&](const char* name, std::vector<int64_t> shape) {
       tensors.push_back(
-          {"model.layers." + std::to_string(layer) + "." + name, options.dtype, std::move(shape)});
+          {fmt::format("model.layers.{}.{}", layer, name), options.dtype, std::move(shape)});
     };
     add("input_layernorm.weight", {d});
     add("self_attn.q_proj.weight", {options.heads * head_dim, d});

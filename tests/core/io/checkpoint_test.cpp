@@ -17,14 +17,17 @@ using moe::test::user_error_of;
 
 namespace {
 
-// The message of opening `folder`, its path cut out.
+// The message of opening `folder`, which is called M in it.
 std::string open_error(const std::filesystem::path& folder) {
-  std::string message = user_error_of([&] { Checkpoint checkpoint(folder); });
+  const std::string message = user_error_of([&] { Checkpoint checkpoint(folder); });
   const std::string path = folder.string();
-  for (auto at = message.find(path); at != std::string::npos; at = message.find(path)) {
-    message.replace(at, path.size(), "M");
+  std::string out;
+  size_t begin = 0;
+  for (auto at = message.find(path); at != std::string::npos; at = message.find(path, begin)) {
+    out.append(message, begin, at - begin).append(1, 'M');
+    begin = at + path.size();
   }
-  return message;
+  return out.append(message, begin);
 }
 
 TinyCheckpoint sharded() {
@@ -78,7 +81,7 @@ TEST_CASE("shards are filled in order and none exceeds its size unless one tenso
   const TempDir dir;
   std::vector<moe::io::TensorSource> sources;
   for (const int64_t bytes : {4, 4, 0, 3, 20, 1, 9}) {
-    const auto name = "t" + std::to_string(sources.size());
+    const auto name = fmt::format("t{}", sources.size());
     sources.push_back({{name, DType::kU8, {bytes}}, [bytes](moe::io::SafetensorsWriter& writer) {
                          const std::string text(static_cast<size_t>(bytes), 'x');
                          writer.write(std::as_bytes(std::span(text)));

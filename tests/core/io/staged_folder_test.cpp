@@ -24,9 +24,9 @@ constexpr int kParts = 5;
 // A folder whose parts all say the same number, with a size that takes more than one page.
 void write_parts(const StagedFolder& folder, int number) {
   for (int part = 0; part < kParts; ++part) {
-    std::string text = std::to_string(number) + "\n";
+    std::string text = fmt::format("{}\n", number);
     text.resize(10'000, '.');
-    folder.write_text("part" + std::to_string(part), text);
+    folder.write_text(fmt::format("part{}", part), text);
   }
 }
 
@@ -35,7 +35,7 @@ void write_parts(const StagedFolder& folder, int number) {
 int whole_number(const fs::path& folder) {
   int number = -1;
   for (int part = 0; part < kParts; ++part) {
-    const std::string text = moe::test::read_file(folder / ("part" + std::to_string(part)));
+    const std::string text = moe::test::read_file(folder / (fmt::format("part{}", part)));
     if (text.size() != 10'000 || (part > 0 && std::stoi(text) != number)) {
       return -1;
     }
