@@ -5,7 +5,7 @@ Real on the harness's side: its task definitions, request builder, HFLM, metrics
 benchmarks' own files into records of the Hub data sets (which cannot be fetched here), and a tokenizer whose ids are
 sentencepiece's own, because transformers' LlamaTokenizer built from tokenizer.model alone differs on runs of spaces.
 
-usage: eval_parity.py [--tasks logiqa,arc_easy,piqa] [--limit 100] [--model FOLDER] [--bos on|off]
+usage: eval_parity.py [--tasks logiqa,arc_easy,..] [--limit 100] [--model FOLDER] [--bos on|off]
 environment: MOE (the binary), MOE_SHARED_DATA, MOE_LM_EVAL_PYTHON (a Python that imports lm_eval 0.4.13 and torch)
 """
 import argparse
@@ -76,6 +76,7 @@ READERS = {"EleutherAI/logiqa": logiqa, "allenai/ai2_arc": arc, "baber/piqa": pi
 
 def sentencepiece_tokenizer(path):
     import sentencepiece
+    from tokenizers import decoders
     from transformers import PreTrainedTokenizer
 
     class SentencePieceTokenizer(PreTrainedTokenizer):
@@ -83,6 +84,8 @@ def sentencepiece_tokenizer(path):
 
         def __init__(self):
             self.sp = sentencepiece.SentencePieceProcessor(model_file=str(path))
+            self.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                              decoders.Strip(content=" ", left=1)])
             piece = self.sp.id_to_piece
             super().__init__(bos_token=piece(self.sp.bos_id()), eos_token=piece(self.sp.eos_id()),
                              unk_token=piece(self.sp.unk_id()))
@@ -102,7 +105,8 @@ def sentencepiece_tokenizer(path):
             return self.sp.id_to_piece(index)
 
         def convert_tokens_to_string(self, tokens):
-            return self.sp.decode(tokens)
+            # As LLaMA's fast tokenizer: the harness looks for decode(BOS) at the start of a text, and "" would be everywhere.
+            return self.decoder.decode(tokens)
 
         def build_inputs_with_special_tokens(self, a, b=None):
             return [self.bos_token_id] + a + (b or [])
@@ -190,7 +194,7 @@ def compare_task(tally, task, theirs, ours):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tasks", default="logiqa,arc_easy,piqa")
+    parser.add_argument("--tasks", default="logiqa,arc_easy,arc_challenge,piqa,hellaswag")
     parser.add_argument("--limit", type=int, default=100, help="questions a task; 0 = all")
     parser.add_argument("--model", type=pathlib.Path, default=DATA / "stories260K-hf")
     parser.add_argument("--bos", choices=("on", "off"), default="on")
