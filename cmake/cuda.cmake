@@ -1,6 +1,4 @@
 # The CUDA half, included with MOE_CUDA: kernels/*_cuda.cu instead of kernels/no_cuda.cpp, and LibTorch's CUDA libraries.
-set(CMAKE_CUDA_STANDARD 17)
-set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 90)
 endif()
@@ -9,6 +7,9 @@ find_package(CUDAToolkit REQUIRED)
 
 file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/*.cu)
 target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp)
+# CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
+set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+                                             CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
 target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall>)
 target_link_libraries(moe_kernels PUBLIC CUDA::cudart)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.
