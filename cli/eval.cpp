@@ -16,7 +16,6 @@ namespace {
 struct EvalFlags {
   eval::EvalSettings settings;
   std::string requests, bos = "auto", device;
-  RouterFlags router;
   int threads = 0;
   bool quiet = false, json = false;
 };
@@ -104,8 +103,6 @@ void run(EvalFlags& flags) {
   check(flags);
   apply_threads(flags.threads);
   flags.settings.bos = eval::parse_bos(flags.bos);
-  flags.settings.router = {
-      flags.router.router, flags.router.cf, flags.router.ep_ranks, flags.settings.force};
   Display display(flags.quiet);
   if (flags.requests.empty()) {
     run_tasks(flags, display);
@@ -166,7 +163,7 @@ void add_eval(CLI::App& app) {
   command->add_option(
       "-o,--out", flags->settings.out, "folder for results.json and samples_*.jsonl");
   add_scoring_flags(*command, *flags);
-  add_router_flags(*command, flags->router);
+  add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);
   add_quiet(*command, flags->quiet);

@@ -101,50 +101,14 @@ class TomlConfig : public CLI::Config {
   const CLI::App& app_;
 };
 
-std::optional<double> parse_cf(const std::string& text) {
-  if (text == "inf") {
-    return std::nullopt;
-  }
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used != text.size() || !(value > 0) || value > 1e9) {
-    throw UserError("--cf '{}' is not a positive number or 'inf'", text);
-  }
-  return value;
-}
-
 }  // namespace
 
-void add_router_flags(CLI::App& command, RouterFlags& flags) {
+void add_router_flags(CLI::App& command, route::RouterRequest& request) {
   command.add_option("--router",
-                     flags.router,
+                     request.router,
                      "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K, e.g. top1+ir+fr");
-  command.add_option("--cf", flags.cf, "capacity factor of a top-k router, or inf");
-  command.add_option("--ep-ranks", flags.ep_ranks, "logical expert-parallel ranks W");
-}
-
-route::RouterSettings resolve_router(const RouterFlags& flags,
-                                     const route::RouterSettings& stored) {
-  route::RouterSettings router = flags.router.empty() ? stored : route::parse_router(flags.router);
-  if (flags.cf.empty()) {
-    return router;
-  }
-  const auto cf = parse_cf(flags.cf);
-  if (router.family != route::Family::kTopK) {
-    throw UserError("--cf {} beside router {}: only top-k routers have a capacity",
-                    flags.cf,
-                    route::to_string(router));
-  }
-  if (flags.router.find("cf=") != std::string::npos && router.capacity_factor != cf) {
-    throw UserError("--cf {} contradicts --router {}; give one of them", flags.cf, flags.router);
-  }
-  router.capacity_factor = cf;
-  return router;
+  command.add_option("--cf", request.cf, "capacity factor of a top-k router, or inf");
+  command.add_option("--ep-ranks", request.ep_ranks, "logical expert-parallel ranks W");
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {

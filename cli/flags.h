@@ -3,26 +3,14 @@
 // reader behind --config.
 
 #include <CLI/CLI.hpp>
-#include <optional>
 #include <string>
 
-#include "core/model/config.h"
-#include "core/route/router_settings.h"
+#include "core/route/router_override.h"
 
 namespace moe::cli {
 
-// --router, --cf and --ep-ranks as given; what was not given stays empty.
-struct RouterFlags {
-  std::string router;
-  std::string cf;  // a number or "inf"
-  std::optional<int64_t> ep_ranks;
-};
-void add_router_flags(CLI::App& command, RouterFlags& flags);
-
-// The router that the flags ask for: --router if given, else `stored`, with --cf over it. A --cf
-// that contradicts
-// --router's own cf=, or that stands beside a router without capacity, is a UserError.
-route::RouterSettings resolve_router(const RouterFlags& flags, const route::RouterSettings& stored);
+// --router, --cf and --ep-ranks.
+void add_router_flags(CLI::App& command, route::RouterRequest& request);
 
 // --quiet, --json, --force, --dry-run: one line each, only those a command has.
 void add_quiet(CLI::App& command, bool& quiet);

@@ -15,7 +15,7 @@ namespace {
 
 struct GenerateFlags {
   std::string model, prompt, bos = "on", device;
-  RouterFlags router;
+  route::RouterRequest router;
   model::GenerateSettings settings;
   int threads = 0;
   bool json = false;
@@ -29,13 +29,23 @@ void check(const GenerateFlags& flags) {
 }
 
 model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama& llama) {
-  model::RoutingOptions routing = llama.default_routing();
-  if (flags.router.router.empty() && flags.router.cf.empty()) {
-    return model::generation_routing(routing);
+  const model::RoutingOptions stored = llama.default_routing();
+  if (!flags.router.any()) {
+    return model::generation_routing(stored);
   }
-  routing.router = resolve_router(flags.router, routing.router);
-  routing.ep_ranks = flags.router.ep_ranks.value_or(routing.ep_ranks);
-  return routing;
+  const auto& moe = llama.config().moe;
+  if (!moe) {
+    throw UserError(
+        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
+  }
+  const auto resolved = route::override_router({stored.router, stored.ep_ranks, moe->experts},
+                                               flags.router,
+                                               /*force=*/false,
+                                               route::Purpose::kEvaluate);
+  for (const auto& note : resolved.notes) {
+    fmt::print(stderr, "{}\n", note);
+  }
+  return {resolved.router, resolved.ep_ranks};
 }
 
 void run(const GenerateFlags& flags) {

@@ -17,15 +17,13 @@ namespace {
 struct InitFlags {
   std::string config, out, dtype = "keep", shard_size = "5GB", tokenizer,
                            experts_init = "independent";
-  RouterFlags router;
+  route::RouterRequest router;
   model::InitSettings settings;
   bool quiet = false, json = false;
 };
 
 void check(const InitFlags& flags) {
-  const bool router =
-      !flags.router.router.empty() || !flags.router.cf.empty() || flags.router.ep_ranks;
-  if (!flags.settings.experts && (router || flags.settings.layers != "all")) {
+  if (!flags.settings.experts && (flags.router.any() || flags.settings.layers != "all")) {
     throw UserError(
         "--router, --cf, --ep-ranks and --layers need --experts; a config that describes a mixture "
         "has its own");
@@ -36,7 +34,7 @@ model::InitSettings settings_from(const InitFlags& flags) {
   model::InitSettings settings = flags.settings;
   settings.config = flags.config;
   settings.out = flags.out;
-  settings.router = resolve_router(flags.router, route::parse_router("top2:cf=inf"));
+  settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;
   settings.dtype = flags.dtype == "keep"   ? ""
                    : flags.dtype == "bf16" ? "bfloat16"

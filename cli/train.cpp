@@ -19,22 +19,9 @@ namespace {
 
 struct TrainFlags {
   train::TrainSettings settings;
-  RouterFlags router;
   std::string schedule = "cosine", pack, shuffle = "on", objective = "instruct", device;
   bool quiet = false, json = false;
 };
-
-std::optional<train::RouterOverride> router_override(const TrainFlags& flags) {
-  if (flags.router.router.empty() && flags.router.cf.empty()) {
-    return std::nullopt;
-  }
-  const io::Checkpoint checkpoint(flags.settings.model);
-  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  const auto stored = config.moe ? config.moe->router : route::RouterSettings{};
-  const bool capacity_given =
-      !flags.router.cf.empty() || flags.router.router.find("cf=") != std::string::npos;
-  return train::RouterOverride{resolve_router(flags.router, stored), capacity_given};
-}
 
 train::TrainSettings settings_of(const TrainFlags& flags) {
   train::TrainSettings settings = flags.settings;
@@ -44,8 +31,6 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
   if (!flags.pack.empty()) {
     settings.pack = flags.pack == "stream" ? data::Pack::kStream : data::Pack::kNone;
   }
-  settings.router = router_override(flags);
-  settings.ep_ranks = flags.router.ep_ranks;
   return settings;
 }
 
@@ -67,11 +52,11 @@ void print_plan(const train::RunPlan& plan) {
     fmt::print(stderr,
                "router {} on {} logical ranks; loss = language model + {} x load balance + {} x "
                "entropy{}\n",
-               to_string(settings.router->router),
-               *settings.ep_ranks,
+               to_string(plan.routing.router),
+               plan.routing.ep_ranks,
                *settings.lb_coef,
                *settings.entropy_coef,
-               settings.router->router.family == route::Family::kRelu ? " + lambda x L1" : "");
+               plan.routing.router.family == route::Family::kRelu ? " + lambda x L1" : "");
   }
   for (const auto& note : plan.notes) {
     fmt::print(stderr, "{}\n", note);
@@ -176,7 +161,7 @@ void add_train(CLI::App& app) {
       ->required();
   add_batch_flags(*command, *flags);
   add_optimizer_flags(*command, *flags);
-  add_router_flags(*command, flags->router);
+  add_router_flags(*command, settings.router);
   command->add_option(
       "--save-every", settings.save_every, "steps between checkpoints (only the end)");
   command->add_option("--keep", settings.keep, "newest checkpoints that stay (2)");

@@ -3,7 +3,6 @@
 #include "core/model/upcycle.h"
 
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -24,7 +23,7 @@ constexpr int64_t kVerifyTokens = 2048;
 struct UpcycleFlags {
   std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text;
   double router_std = -1;
-  RouterFlags router;
+  route::RouterRequest router;
   model::UpcycleSettings settings;
   bool dry_run = false, quiet = false, json = false, verify = false;
 };
@@ -34,7 +33,7 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   settings.out = flags.out;
   // The default keeps the parent's function exactly and gives every token two experts to learn
   // from.
-  settings.router = resolve_router(flags.router, route::parse_router("top2:cf=inf"));
+  settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;
   if (flags.router_std >= 0) {
     settings.router_std = flags.router_std;
@@ -83,22 +82,6 @@ void dry_run(const UpcycleFlags& flags,
              format_bytes(rate));
 }
 
-void check_verify_text(const UpcycleFlags& flags, const io::Checkpoint& dense) {
-  if (flags.verify_text.empty()) {
-    return;
-  }
-  if (!std::filesystem::is_regular_file(flags.verify_text)) {
-    throw UserError("--verify-text {}: no such file", flags.verify_text);
-  }
-  if (!std::filesystem::exists(dense.folder() / "tokenizer.model")) {
-    throw UserError(
-        "--verify-text {}: {} has no tokenizer.model to read it with; --verify alone compares on "
-        "ids",
-        flags.verify_text,
-        dense.folder().string());
-  }
-}
-
 // `before` is called when the folder is written and the comparison begins.
 model::Certify certifier(const UpcycleFlags& flags,
                          const io::Checkpoint& dense,
@@ -106,7 +89,6 @@ model::Certify certifier(const UpcycleFlags& flags,
   if (!flags.verify && flags.verify_text.empty()) {
     return {};
   }
-  check_verify_text(flags, dense);
   const auto text = model::verify_text(
       dense, flags.verify_text, kVerifyTokens);  // refused before a byte is written
   return [&dense, text, before](const std::filesystem::path& staged) {

@@ -23,14 +23,28 @@ struct Subject {
   io::Checkpoint checkpoint;
   model::ModelConfig config;
   io::Tokenizer tokenizer;
-  ResolvedRouter routing;
+  route::ResolvedRouter routing;
   bool adds_bos = false;
 };
+
+route::ResolvedRouter resolve_router(const model::ModelConfig& config,
+                                     const EvalSettings& settings) {
+  if (config.moe) {
+    const route::StoredRouter stored{config.moe->router, config.moe->ep_ranks, config.moe->experts};
+    return route::override_router(
+        stored, settings.router, settings.force, route::Purpose::kEvaluate);
+  }
+  if (settings.router.any()) {
+    throw UserError(
+        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
+  }
+  return {};
+}
 
 Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
   io::Checkpoint checkpoint(settings.model);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  ResolvedRouter routing = resolve_router(config, settings.router);
+  route::ResolvedRouter routing = resolve_router(config, settings);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
   const bool adds_bos = resolve_bos(settings.bos, tokenizer);
   for (const auto& note : routing.notes) {

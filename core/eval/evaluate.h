@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/eval/report.h"
-#include "core/eval/router_override.h"
+#include "core/route/router_override.h"
 
 namespace moe::eval {
 
@@ -23,7 +23,7 @@ struct EvalSettings {
   Bos bos = Bos::kAuto;
   int64_t batch_tokens = 4096;
   int64_t group_tokens = 4096;  // per logical rank
-  RouterOverride router;
+  route::RouterRequest router;
 };
 
 // What the caller shows while it goes on. All may be empty.

@@ -131,13 +131,16 @@ void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   toml.number("clip", settings.clip);
 }
 
-// The canonical router leaves a capacity factor of k unsaid; here it must stand, or the folder's
-// own would come back.
-void add_router(TomlLines& toml, const route::RouterSettings& router) {
-  toml.text("router", to_string(router));
-  if (router.family == route::Family::kTopK) {
-    toml.text("cf", router.capacity_factor ? fmt::format("{}", *router.capacity_factor) : "inf");
+void add_router(TomlLines& toml, const TrainSettings& settings) {
+  if (!settings.router.router.empty()) {
+    toml.text("router", settings.router.router);
   }
+  if (!settings.router.cf.empty()) {
+    toml.text("cf", settings.router.cf);
+  }
+  toml.number("ep-ranks", settings.router.ep_ranks);
+  toml.number("lb-coef", settings.lb_coef);
+  toml.number("entropy-coef", settings.entropy_coef);
 }
 
 }  // namespace
@@ -204,12 +207,7 @@ std::string to_toml(const TrainSettings& settings) {
   toml.text("out", settings.run.string());
   add_data(toml, settings);
   add_optimizer(toml, settings);
-  if (settings.router) {
-    add_router(toml, settings.router->router);
-  }
-  toml.number("ep-ranks", settings.ep_ranks);
-  toml.number("lb-coef", settings.lb_coef);
-  toml.number("entropy-coef", settings.entropy_coef);
+  add_router(toml, settings);
   toml.number("save-every", settings.save_every);
   toml.number("keep", settings.keep);
   toml.number("seed", settings.seed);

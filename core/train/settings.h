@@ -10,8 +10,8 @@
 
 #include "core/data/batches.h"
 #include "core/model/config.h"
+#include "core/route/router_override.h"
 #include "core/train/adamw_settings.h"
-#include "core/train/router_override.h"
 #include "core/train/schedule.h"
 
 namespace moe::train {
@@ -39,8 +39,7 @@ struct TrainSettings {
   AdamWSettings adamw;           // D20
   double clip = 1.0;             // D20; 0 = never
 
-  std::optional<RouterOverride> router;  // open: the folder's
-  std::optional<int64_t> ep_ranks;       // open: the folder's
+  route::RouterRequest router;  // open: the folder's
   std::optional<double>
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;

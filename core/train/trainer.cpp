@@ -27,12 +27,21 @@ data::Examples read_data(const TrainSettings& settings,
   return data::read_examples(settings.data, settings.objective, vocab_size, codec);
 }
 
+// What settings.toml says of the routing. The canonical router leaves a capacity factor of k
+// unsaid; here it must stand, or the folder's own would come back.
+route::RouterRequest recorded(const model::RoutingOptions& routing) {
+  const auto& router = routing.router;
+  const std::string cf =
+      router.capacity_factor ? fmt::format("{}", *router.capacity_factor) : "inf";
+  return {to_string(router), router.family == route::Family::kTopK ? cf : "", routing.ep_ranks};
+}
+
 // Router, logical ranks and coefficients of the run, put into `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
   plan.is_moe = config.moe.has_value();
   if (!plan.is_moe) {
-    if (settings.router || settings.ep_ranks) {
+    if (settings.router.any()) {
       throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
                       settings.model.string());
     }
@@ -40,18 +49,17 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     settings.entropy_coef.reset();
     return;
   }
-  const auto& stored = config.moe->router;
-  const RouterOverride asked = settings.router.value_or(RouterOverride{stored, true});
-  const auto router =
-      override_router(stored, asked, config.moe->experts, settings.force, plan.notes);
-  const bool same_family = router.family == stored.family;
-  settings.router = RouterOverride{router, true};
-  settings.ep_ranks = settings.ep_ranks.value_or(config.moe->ep_ranks);
-  check_ep_ranks(*settings.ep_ranks, config.moe->experts);
-  settings.lb_coef =
-      settings.lb_coef.value_or(same_family ? config.moe->lb_coef : default_lb_coef(router));
+  const route::StoredRouter stored{config.moe->router, config.moe->ep_ranks, config.moe->experts};
+  auto resolved =
+      route::override_router(stored, settings.router, settings.force, route::Purpose::kTrain);
+  plan.notes = std::move(resolved.notes);
+  plan.routing = {resolved.router, resolved.ep_ranks};
+  settings.router = recorded(plan.routing);
+  const bool same_family = resolved.router.family == stored.router.family;
+  settings.lb_coef = settings.lb_coef.value_or(same_family ? config.moe->lb_coef
+                                                           : default_lb_coef(resolved.router));
   settings.entropy_coef = settings.entropy_coef.value_or(
-      same_family ? config.moe->entropy_coef : default_entropy_coef(router));
+      same_family ? config.moe->entropy_coef : default_entropy_coef(resolved.router));
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
@@ -79,7 +87,7 @@ class Run {
     schedule_ = {
         settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
     if (plan.is_moe) {
-      routing_ = {settings.router->router, *settings.ep_ranks};
+      routing_ = plan.routing;
       lambda_ = is_relu() ? routing_.router.lambda0 : 0;
     }
     model_.require_gradients();
@@ -163,8 +171,7 @@ class Run {
     const auto& router = routing_.router;
     const double target =
         1.0 - static_cast<double>(router.k) / static_cast<double>(model_.config().moe->experts);
-    lambda_ =
-        sparsity < target ? lambda_ * router.lambda_multiplier : lambda_ / router.lambda_multiplier;
+    lambda_ = route::next_lambda(lambda_, sparsity, target, router.lambda_multiplier);
   }
 
   void check_finite(double loss, double norm) const {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/model/llama.h"
 #include "core/train/metrics.h"
 #include "core/train/settings.h"
 
@@ -18,6 +19,7 @@ struct RunPlan {
   int64_t examples = 0, tokens = 0;  // of the data
   int64_t parameters = 0;
   bool is_moe = false;
+  model::RoutingOptions routing;   // of a mixture
   std::vector<std::string> notes;  // warnings worth a line
 };
 

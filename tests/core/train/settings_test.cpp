@@ -95,8 +95,7 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
   TrainSettings settings = with_data();
   settings.data = {"a \"b\".jsonl", "c.jsonl"};
   settings.steps = 20;
-  settings.router = RouterOverride{route::parse_router("top1+ir:cf=1.5"), true};
-  settings.ep_ranks = 8;
+  settings.router = {"top1+ir:cf=1.5", "1.5", 8};
   settings.lb_coef = 0.01;
   settings.seed = 7;
   settings.lr = 1e-3;
@@ -110,6 +109,6 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "0.0001\nschedule = \"cosine\"\n"
         "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\nrouter = "
         "\"" +
-            to_string(settings.router->router) +
+            settings.router.router +
             "\"\ncf = \"1.5\"\nep-ranks = 8\nlb-coef = 0.01\nkeep = 2\nseed = 7\n");
 }

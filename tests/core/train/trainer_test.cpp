@@ -142,8 +142,7 @@ TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]"
 
 TEST_CASE("the router trained with is the one that the folder stores", "[train]") {
   World world("top1");
-  world.settings.router = RouterOverride{route::parse_router("top1+ir+fr"), false};
-  world.settings.ep_ranks = 4;
+  world.settings.router = {"top1+ir+fr", "", 4};
   world.settings.steps = 1;
   world.train();
   const Json config = read_json(world.settings.run / "final" / "config.json");
@@ -230,13 +229,13 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
     INFO(message);
     CHECK(message.find(part) != std::string::npos);
   };
-  const auto top1 = RouterOverride{route::parse_router("top1"), false};
+  const route::RouterRequest top1{"top1", "", {}};
   contains(error_of("", [&](World& w) { w.settings.router = top1; }),
            "is a dense folder; upcycle it first");
-  contains(error_of("top1", [](World& w) { w.settings.ep_ranks = 3; }),
-           "--ep-ranks 3: 4 experts cannot be shared equally");
+  contains(error_of("top1", [](World& w) { w.settings.router.ep_ranks = 3; }),
+           "--ep-ranks 3 does not divide the 4 experts");
   contains(error_of("relu:k=1", [&](World& w) { w.settings.router = top1; }),
-           "the folder was made for relu");
+           "ReLU and softmax logits mean different things");
   contains(error_of("", [](World& w) { w.settings.seq_len = 10; }),
            "rows.jsonl line 4: the example has 11 tokens, --seq-len is 10; raise it");
   contains(error_of("", [](World& w) { w.settings.seq_len = 129; }),

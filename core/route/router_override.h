@@ -1,0 +1,49 @@
+#pragma once
+// The router that a command's flags ask for, alone or in place of the one a folder stores (the
+// table of SPEC section 10: valid, with a note, only with --force, or not at all).
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/route/router_settings.h"
+
+namespace moe::route {
+
+// --router, --cf and --ep-ranks as given; what was not given stays empty.
+struct RouterRequest {
+  std::string router;
+  std::string cf;  // a positive number or "inf"
+  std::optional<int64_t> ep_ranks;
+  bool any() const { return !router.empty() || !cf.empty() || ep_ranks; }
+};
+
+// --router if given, else `fallback`, with --cf over it. UserError: --cf that is no number,
+// contradicts --router's own cf=, or stands beside a router without capacity.
+RouterSettings requested_router(const RouterRequest& request, const RouterSettings& fallback);
+
+// What a folder stores of its routing.
+struct StoredRouter {
+  RouterSettings router;
+  int64_t ep_ranks = 1;
+  int64_t experts = 1;
+};
+
+enum class Purpose { kEvaluate, kTrain };
+
+struct ResolvedRouter {
+  RouterSettings router;
+  int64_t ep_ranks = 1;
+  std::vector<std::string> notes;  // what the user should know, a sentence each
+};
+
+// Options that --router does not name (cf, gate, order, st, lb) stay as the folder has them when
+// both are top-k. UserError: experts of another meaning (relu <-> softmax), gate changed without
+// `force`, ep_ranks that do not divide the experts, k > E, and what requested_router refuses.
+ResolvedRouter override_router(const StoredRouter& stored,
+                               const RouterRequest& request,
+                               bool force,
+                               Purpose purpose);
+
+}  // namespace moe::route
