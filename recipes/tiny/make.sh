@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the tiny model again, all of it: texts, tokenizer, random weights, training. About ten minutes on 2 cores.
+# Makes the tiny model again, all of it: texts, tokenizer, random weights, training. About a quarter of an hour.
 #
-#   recipes/tiny/make.sh [THREADS]     default 2
+#   recipes/tiny/make.sh [THREADS]     default 1
 #
 # Leaves instruct.jsonl, quiz.jsonl and model/ in recipes/tiny. Texts and tokenizer come out byte for byte the same
 # everywhere; the weights do so on one kind of processor with one number of threads.
@@ -9,7 +9,7 @@ set -euo pipefail
 
 tiny=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd -- "$tiny/../.." && pwd)
-threads=${1:-2}
+threads=${1:-1}
 
 "$root/recipes/setup.sh" --python "$root/tests/interop/requirements.txt"
 work=$(mktemp -d)
