@@ -53,6 +53,7 @@ void run(const GenerateFlags& flags) {
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
   const auto llama = model::Llama::load(checkpoint);
+  const auto routing = routing_for(flags, llama);
   const auto tokenizer = io::Tokenizer::load(flags.model, llama.config().vocab_size);
   std::vector<int64_t> prompt = tokenizer.encode(flags.prompt);
   if (flags.bos == "on" || prompt.empty()) {
@@ -81,11 +82,8 @@ void run(const GenerateFlags& flags) {
     fmt::print("{}", text);
     printed = text.size();
   }
-  const auto ids = model::generate(llama,
-                                   routing_for(flags, llama),
-                                   prompt,
-                                   settings,
-                                   flags.json ? std::function<void(int64_t)>() : print_more);
+  const auto ids = model::generate(
+      llama, routing, prompt, settings, flags.json ? std::function<void(int64_t)>() : print_more);
   if (flags.json) {
     std::vector<int64_t> all = prompt;
     all.insert(all.end(), ids.begin(), ids.end());
