@@ -28,8 +28,12 @@ mkdir -p "$run_folder"/{scores,inspect,seconds}
 touch "$run_folder/$marker"
 run=${run_folder#"$root/"}
 
-show() { printf '\n$ %s\n' "$*"; }
-step() { show "$@"; "$@"; }
+step() {
+  printf '\n$'
+  printf ' %q' "$@"
+  printf '\n'
+  "$@"
+}
 tune() {  # MODEL OUT
   local start=$SECONDS
   step ./moe train "$1" -o "$run/$2" --data "$tiny/instruct.jsonl" --config "$tiny/tune.toml" --threads "$threads"
