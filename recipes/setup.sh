@@ -122,7 +122,7 @@ site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 
 lacking() {
   local site line name there
   site=$(site_packages)
-  there=$(ls -- "$site" 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
+  there=$(find "$site" -maxdepth 1 -name '*.dist-info' -printf '%f\n' 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
   while read -r line; do
     case "$line" in '' | '#'*) continue ;; esac
     name=${line%%==*}
