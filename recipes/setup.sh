@@ -52,6 +52,7 @@ given_torch=""
 find_given_torch() {
   local prefix
   if [ -n "${Torch_DIR:-}" ]; then
+    Torch_DIR=$(cd -- "$called_from" && realpath -m -- "$Torch_DIR")
     [ -e "$Torch_DIR/../../../lib/libtorch_cpu.so" ] ||
       stop "Torch_DIR=$Torch_DIR is not LibTorch's share/cmake/Torch: no lib/libtorch_cpu.so three folders up"
     given_torch=$Torch_DIR
