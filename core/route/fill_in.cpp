@@ -6,7 +6,7 @@
 
 namespace moe::route {
 
-Plan fill_in(const RouteInput& input, Plan plan) {
+Plan fill_in(const RouteInput& input, const Plan& plan) {
   if (input.k >= input.experts()) {
     return plan;  // there is no (k+1)-th expert
   }

@@ -25,8 +25,7 @@ struct SoftmaxGates : torch::autograd::Function<SoftmaxGates> {
                                bool straight_through) {
     const bool through_all = straight_through || !normalise;
     const torch::Tensor probabilities = through_all ? torch::softmax(logits, 1) : torch::Tensor();
-    const torch::Tensor weights =
-        normalise ? normalised_weights(logits, count) : probabilities * count;
+    torch::Tensor weights = normalise ? normalised_weights(logits, count) : probabilities * count;
     context->save_for_backward({weights, through_all ? probabilities : weights});
     return weights;
   }

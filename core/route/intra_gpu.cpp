@@ -7,7 +7,7 @@
 
 namespace moe::route {
 
-Plan intra_gpu(const RouteInput& input, Plan plan) {
+Plan intra_gpu(const RouteInput& input, const Plan& plan) {
   const int64_t tokens = input.tokens();
   const int64_t local = input.experts() / input.ranks;
   const Rows before = rows_of(plan);

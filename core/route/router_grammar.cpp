@@ -1,6 +1,8 @@
 // The grammar of --router: one table per family says which options it knows; parsing and errors are
 // read off the tables.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -144,6 +146,7 @@ std::set<std::string> read_options(const std::string& where,
                                    const std::vector<Option>& options,
                                    RouterSettings& settings) {
   std::vector<std::string> known;
+  known.reserve(options.size());
   for (const auto& option : options) {
     known.push_back(option.name);
   }

@@ -1,6 +1,8 @@
 // The "router" object of config.json. A key that nobody knows is an error: a misspelt one must not
 // route in silence.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>

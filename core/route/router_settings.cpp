@@ -3,6 +3,8 @@
 
 #include "core/route/router_settings.h"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <vector>
 

@@ -102,11 +102,11 @@ Routing route(const torch::Tensor& logits,
     const torch::NoGradGuard no_grad;
     routing.input = make_input(logits, family.scores(logits), settings, group);
     for (const auto& rule : family.rules(settings)) {
-      routing.plan = rule(routing.input, std::move(routing.plan));
+      routing.plan = rule(routing.input, routing.plan);
     }
     for (const auto& modifier : router_modifiers()) {
       if (settings.*modifier.is_on) {
-        routing.plan = modifier.rule(routing.input, std::move(routing.plan));
+        routing.plan = modifier.rule(routing.input, routing.plan);
       }
     }
     count = multiplicities(routing.input, routing.plan);

@@ -49,7 +49,7 @@ RouteInput make_input(const torch::Tensor& logits,
                       const RouterSettings& settings,
                       const RoutingGroup& group);
 
-using Rule = std::function<Plan(const RouteInput&, Plan)>;
+using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 
 // ------------------------------------------------------------------------------------- the rules
 // Each has a file of its own.
@@ -57,14 +57,14 @@ using Rule = std::function<Plan(const RouteInput&, Plan)>;
 // The requests of every token: its k best experts, in slot order (choice-major D5, or by score).
 Rule top_k(SlotOrder order);
 // Refuses the requests beyond the capacity of their (rank, expert); they go to the overflow.
-Plan within_capacity(const RouteInput& input, Plan plan);
+Plan within_capacity(const RouteInput& input, const Plan& plan);
 // FR: the (k+1)-th choice of every token competes for the slots that are left (SPEC section 4).
-Plan fill_in(const RouteInput& input, Plan plan);
+Plan fill_in(const RouteInput& input, const Plan& plan);
 // IR: a token with fewer than k experts goes to the best expert of its own rank (SPEC section 3).
-Plan intra_gpu(const RouteInput& input, Plan plan);
+Plan intra_gpu(const RouteInput& input, const Plan& plan);
 // The shortest prefix of the ranked experts whose probability reaches p (SPEC section 8).
 Rule top_p(double p);
 // Every expert with a positive logit (SPEC section 9).
-Plan positive(const RouteInput& input, Plan plan);
+Plan positive(const RouteInput& input, const Plan& plan);
 
 }  // namespace moe::route

@@ -7,7 +7,7 @@
 namespace moe::route {
 
 Rule top_k(SlotOrder order) {
-  return [order](const RouteInput& input, Plan) {
+  return [order](const RouteInput& input, const Plan&) {
     const torch::Tensor wanted = input.ranked.narrow(1, 0, input.k);
     const Rows asking = requests(input, wanted, torch::ones_like(wanted, torch::kBool), 0);
     Rows rows = sort_by_score(input, asking);

@@ -7,7 +7,7 @@
 namespace moe::route {
 
 Rule top_p(double p) {
-  return [p](const RouteInput& input, Plan) {
+  return [p](const RouteInput& input, const Plan&) {
     // In f64: with p = 1 an f32 sum would reach 1 before the last experts.
     const torch::Tensor mass =
         torch::softmax(input.logits.to(torch::kDouble), 1).gather(1, input.ranked).cumsum(1);

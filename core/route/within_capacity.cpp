@@ -6,7 +6,7 @@
 
 namespace moe::route {
 
-Plan within_capacity(const RouteInput& input, Plan plan) {
+Plan within_capacity(const RouteInput& input, const Plan& plan) {
   const Rows rows = rows_of(plan);
   if (input.dropless) {
     return plan;
@@ -18,11 +18,12 @@ Plan within_capacity(const RouteInput& input, Plan plan) {
       torch::logical_and(fits.logical_not(), rows.expert < input.experts());
 
   const Rows dropped = sort_by_group(input, keep_only(rows, refused, input.experts()));
-  plan.overflow_token = dropped.token;
-  plan.overflow_expert = dropped.expert;
-  plan.overflow_choice = dropped.choice;
+  Plan mended = plan;
+  mended.overflow_token = dropped.token;
+  mended.overflow_expert = dropped.expert;
+  mended.overflow_choice = dropped.choice;
   const Rows accepted = sort_by_group(input, keep_only(rows, fits, input.experts()));
-  return with_rows(input, accepted, accepted_max(input, rows.token.size(0)), plan);
+  return with_rows(input, accepted, accepted_max(input, rows.token.size(0)), mended);
 }
 
 }  // namespace moe::route
