@@ -39,7 +39,7 @@ class AdamW {
   Group decayed_, kept_;
 };
 
-// The Euclidean norm of all gradients together, summed in double over pieces of f32 norms. 0
+// The Euclidean norm of all gradients together, summed in double over f32 norms of small pieces. 0
 // without gradients.
 double gradient_norm(const std::vector<model::NamedParameter>& parameters);
 

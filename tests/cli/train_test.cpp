@@ -1,0 +1,195 @@
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using namespace moe;
+using moe::test::read_file;
+using moe::test::run_moe;
+using moe::test::RunResult;
+using moe::test::TempDir;
+using moe::test::write_file;
+
+namespace {
+
+void write_rows(const std::filesystem::path& file) {
+  std::string text;
+  for (int row = 0; row < 16; ++row) {
+    const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
+    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+  }
+  write_file(file, text);
+}
+
+// `moe train` on a tiny dense folder with `flags` behind the usual ones.
+struct World {
+  TempDir dir;
+
+  World() {
+    test::write_tiny_checkpoint(dir / "dense");
+    write_rows(dir / "rows.jsonl");
+  }
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+
+  RunResult train(std::vector<std::string> flags, const std::string& model = "dense") const {
+    std::vector<std::string> words = {
+        "train", path(model), "-o", path("run"), "--data", path("rows.jsonl"), "--threads", "1"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return run_moe(words);
+  }
+};
+
+void check_error(const RunResult& result, int exit_code, const std::string& part) {
+  INFO(result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(result.err.find(part) != std::string::npos);
+  CHECK(result.out.empty());
+}
+
+}  // namespace
+
+TEST_CASE(
+    "moe train leaves a run, prints step lines on standard error and the result on standard output",
+    "[cli]") {
+  const World world;
+  const auto result =
+      world.train({"--steps", "6", "--micro-batch", "2", "--global-batch", "4", "--lr", "1e-2"});
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.err.find("16 examples, 96 tokens; 6 steps of 4 rows (2 at a time)") !=
+        std::string::npos);
+  CHECK(result.err.find("step 1/6  loss ") != std::string::npos);
+  CHECK(result.err.find("step 6/6  loss ") != std::string::npos);
+  CHECK(result.err.find("tok/s") != std::string::npos);
+  CHECK(result.err.find('\r') == std::string::npos);  // no terminal here
+  CHECK(result.out.rfind("6 steps, loss ", 0) == 0);
+  CHECK(result.out.find(world.path("run/final") + "\n") != std::string::npos);
+  CHECK(std::filesystem::exists(world.dir / "run/final/model.safetensors"));
+}
+
+TEST_CASE("a run's settings.toml makes the same run again", "[cli]") {
+  const World world;
+  REQUIRE(world.train({"--steps", "3", "--seed", "5", "--lr", "3e-3", "--warmup", "2", "--quiet"})
+              .exit_code == 0);
+  const auto again = run_moe(
+      {"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"), "--quiet"});
+  INFO(again.err);
+  REQUIRE(again.exit_code == 0);
+  CHECK(again.err.empty());
+  CHECK(read_file(world.dir / "again/final/model.safetensors") ==
+        read_file(world.dir / "run/final/model.safetensors"));
+}
+
+TEST_CASE("a mixture's step line shows its routing, --json gives the result to machines", "[cli]") {
+  const World world;
+  REQUIRE(run_moe({"upcycle",
+                   world.path("dense"),
+                   "-o",
+                   world.path("moe"),
+                   "--experts",
+                   "4",
+                   "--router",
+                   "top1"})
+              .exit_code == 0);
+  const auto result =
+      world.train({"--steps", "2", "--router", "top1+ir+fr", "--cf", "0.5", "--json"}, "moe");
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.err.find("router top1+ir+fr:cf=0.5 on 4 logical ranks; loss = language model + 0.01 "
+                        "x load balance") != std::string::npos);
+  for (const char* part :
+       {"  aux ", "  drop ", "  fill ", "  IR ", "  experts/token ", "  load ", "  dead "}) {
+    CHECK(result.err.find(part) != std::string::npos);
+  }
+  const Json json = parse_json(result.out, "stdout");
+  CHECK(json["steps"] == 2);
+  CHECK(json["model"] == world.path("run/final"));
+}
+
+TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
+  const World world;
+  const auto result = world.train({"--steps", "9", "--lr", "1e30", "--quiet"});
+  check_error(result, 1, "moe: step 2: the ");
+  CHECK(result.err.find("no checkpoint was saved before (--save-every)") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(world.dir / "run/final"));
+}
+
+TEST_CASE("SIGINT finishes the step, saves and ends with code 130", "[cli]") {
+  const World world;
+  const std::string command = "timeout --preserve-status -s INT 3 " +
+                              test::shell_quote(MOE_BINARY) + " train " + world.path("dense") +
+                              " -o " + world.path("run") + " --data " + world.path("rows.jsonl") +
+                              " --threads 1 --steps 100000000 --quiet 2>" + world.path("err");
+  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  const std::string err = read_file(world.dir / "err");
+  INFO(err);
+  CHECK(WEXITSTATUS(status) == 130);
+  const auto at = err.find("saved ");
+  REQUIRE(at != std::string::npos);
+  std::string saved = err.substr(at + 6);
+  saved.pop_back();
+  CHECK(std::filesystem::exists(std::filesystem::path(saved) / "model.safetensors"));
+}
+
+TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
+  const World world;
+  check_error(world.train({"--stepz", "3"}), 2, "unknown flag '--stepz', did you mean '--steps'?");
+  check_error(
+      world.train({"--schedule", "sine"}), 2, "--schedule 'sine' is unknown; known: cosine");
+  check_error(world.train({"--lr", "-1"}), 2, "--lr -1: must be 0 or a positive number");
+  check_error(world.train({"--pack", "tight"}), 2, "--pack");
+  check_error(world.train({"--router", "top1"}), 2, "is a dense folder; upcycle it first");
+  check_error(world.train({"--objective", "lm", "--seq-len", "5"}),
+              2,
+              "rows.jsonl line 1: the example has 6 tokens, --seq-len is 5");
+  check_error(run_moe({"train", world.path("dense"), "-o", world.path("run")}), 2, "--data");
+  check_error(run_moe({"train",
+                       world.path("dense"),
+                       "-o",
+                       world.path("run"),
+                       "--data",
+                       world.path("none.jsonl")}),
+              2,
+              "none.jsonl: no such file");
+  write_file(world.dir / "run/metrics.jsonl", "{}");
+  check_error(world.train({}), 2, "is there already; give another -o, or --force to begin anew");
+}
+
+TEST_CASE("real Alpaca data fine-tunes a real upcycled model from end to end", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const auto data = test::shared_data();
+  const TempDir dir;
+  const std::string moe = (dir / "moe").string(), run = (dir / "run").string();
+  REQUIRE(run_moe({"upcycle",
+                   (data / "stories260K-hf").string(),
+                   "-o",
+                   moe,
+                   "--experts",
+                   "4",
+                   "--router",
+                   "top1+ir+fr"})
+              .exit_code == 0);
+  const auto result = run_moe({"train",
+                               moe,
+                               "-o",
+                               run,
+                               "--data",
+                               (data / "instruct" / "alpaca_2000.jsonl").string(),
+                               "--steps",
+                               "8",
+                               "--seq-len",
+                               "256",
+                               "--global-batch",
+                               "4",
+                               "--lr",
+                               "1e-3",
+                               "--threads",
+                               "1"});
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.err.find("2000 examples") != std::string::npos);
+  CHECK(std::filesystem::exists(std::filesystem::path(run) / "final" / "tokenizer.model"));
+  CHECK(run_moe({"inspect", run + "/final"}).exit_code == 0);
+}

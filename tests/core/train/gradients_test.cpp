@@ -1,0 +1,214 @@
+#include "core/train/gradients.h"
+
+#include "core/model/upcycle.h"
+#include "core/train/head_loss.h"
+#include "core/train/optimizer.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::TempDir;
+using torch::Tensor;
+
+namespace {
+
+model::Llama load_for_training(const std::filesystem::path& folder) {
+  auto model = model::Llama::load(io::Checkpoint(folder));
+  model.require_gradients();
+  return model;
+}
+
+void write_upcycled(const std::filesystem::path& dense,
+                    const std::filesystem::path& out,
+                    const std::string& router) {
+  test::write_tiny_checkpoint(dense);
+  const io::Checkpoint parent(dense);
+  model::UpcycleSettings settings;
+  settings.out = out;
+  settings.experts = 4;
+  settings.router = route::parse_router(router);
+  settings.router_std = 0.5;
+  settings.ep_ranks = 2;
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+}
+
+// Rows of unequal length with a target at about every other position.
+std::vector<data::Batch> random_batches(int64_t batches, int64_t rows) {
+  std::vector<data::Batch> all;
+  uint64_t state = 7;
+  const auto random = [&](int64_t below) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<int64_t>((state >> 33) % static_cast<uint64_t>(below));
+  };
+  for (int64_t b = 0; b < batches; ++b) {
+    data::Batch batch;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t length = 3 + random(9);
+      for (int64_t t = 0; t < length; ++t) {
+        const bool learned = t + 1 < length && (t == 0 || random(2) == 0);
+        batch.ids.push_back(random(64));
+        batch.targets.push_back(learned ? random(64) : data::kNoLoss);
+        batch.target_count += learned ? 1 : 0;
+      }
+      batch.lengths.push_back(length);
+    }
+    all.push_back(batch);
+  }
+  return all;
+}
+
+data::Batch joined(const std::vector<data::Batch>& batches) {
+  data::Batch all;
+  for (const auto& batch : batches) {
+    all.ids.insert(all.ids.end(), batch.ids.begin(), batch.ids.end());
+    all.targets.insert(all.targets.end(), batch.targets.begin(), batch.targets.end());
+    all.lengths.insert(all.lengths.end(), batch.lengths.begin(), batch.lengths.end());
+    all.target_count += batch.target_count;
+  }
+  return all;
+}
+
+std::vector<Tensor> take_gradients(const model::Llama& model) {
+  std::vector<Tensor> gradients;
+  for (const auto& parameter : model.parameters()) {
+    gradients.push_back(parameter.tensor.grad().defined()
+                            ? parameter.tensor.grad().clone()
+                            : at::zeros_like(parameter.tensor.detach()));
+    parameter.tensor.mutable_grad() = Tensor();
+  }
+  return gradients;
+}
+
+// The largest distance of two gradients of one parameter, relative to that parameter's gradient
+// norm.
+double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double norm = b[i].norm().item<double>();
+    largest = std::max(largest, (a[i] - b[i]).norm().item<double>() / (norm + 1e-12));
+  }
+  return largest;
+}
+
+// The obvious form: all logits, one mean, one backward.
+double plain_gradients(const model::Llama& model,
+                       const data::Batch& batch,
+                       const model::RoutingOptions& routing) {
+  const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
+  const Tensor loss = at::cross_entropy_loss(model.head(result.hidden),
+                                             at::tensor(batch.targets, at::kLong),
+                                             {},
+                                             at::Reduction::Mean,
+                                             data::kNoLoss);
+  loss.backward();
+  return loss.item<double>();
+}
+
+}  // namespace
+
+// Tolerances: a gradient is a sum of about 100 rows of products 16 to 64 long in f32; another order
+// of summation moves it by sqrt(100 * 64) * 6e-8 = 5e-6 at worst, usually by far less: 1e-6 of the
+// norm is what is asked of a dense model.
+constexpr double kTolerance = 1e-6;
+
+TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients too", "[train]") {
+  const TempDir dir;
+  for (const bool tied : {false, true}) {
+    test::TinyCheckpoint options;
+    options.tied = tied;
+    test::write_tiny_checkpoint(dir / (tied ? "tied" : "untied"), options);
+    const auto model = load_for_training(dir / (tied ? "tied" : "untied"));
+    const auto batch = random_batches(1, 12)[0];
+    const double expected = plain_gradients(model, batch, {});
+    const auto expected_gradients = take_gradients(model);
+    for (const int64_t logits_per_block : {int64_t{1}, int64_t{64 * 7}, kLogitsPerBlock}) {
+      const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
+      const double share = 1.0 / static_cast<double>(batch.target_count);
+      const auto loss = head_loss([&](const Tensor& hidden) { return model.head(hidden); },
+                                  result.hidden,
+                                  batch.targets,
+                                  64,
+                                  share,
+                                  logits_per_block);
+      loss.hidden.backward(loss.gradient);
+      CHECK(loss.nll_sum * share == Approx(expected).epsilon(kTolerance));
+      CHECK(distance(take_gradients(model), expected_gradients) < kTolerance);
+    }
+  }
+}
+
+TEST_CASE("one micro-batch or four give a dense model the same loss and gradient", "[train]") {
+  const TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense");
+  const auto model = load_for_training(dir / "dense");
+  const auto four = random_batches(4, 3);
+  const auto one = add_gradients(model, {joined(four)}, {}, {});
+  const auto one_gradients = take_gradients(model);
+  const auto split = add_gradients(model, four, {}, {});
+  const auto split_gradients = take_gradients(model);
+  CHECK(four[0].target_count != four[1].target_count);  // else a mean of means would pass
+  CHECK(split.loss == Approx(one.loss).epsilon(kTolerance));
+  CHECK(split.target_tokens == one.target_tokens);
+  CHECK(split.tokens == one.tokens);
+  CHECK(distance(split_gradients, one_gradients) < kTolerance);
+  CHECK(one.layers.empty());
+  CHECK_FALSE(one.load_balance.has_value());
+}
+
+TEST_CASE("micro-batches without a target add nothing, a batch without any has loss 0", "[train]") {
+  const TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense");
+  const auto model = load_for_training(dir / "dense");
+  auto batches = random_batches(2, 3);
+  std::fill(batches[1].targets.begin(), batches[1].targets.end(), data::kNoLoss);
+  batches[1].target_count = 0;
+  const auto both = add_gradients(model, batches, {}, {});
+  const auto gradients = take_gradients(model);
+  const auto first = add_gradients(model, {batches[0]}, {}, {});
+  CHECK(both.loss == first.loss);
+  CHECK(distance(take_gradients(model), gradients) == 0);
+  CHECK(add_gradients(model, {batches[1]}, {}, {}).loss == 0);
+  CHECK(gradient_norm(model.parameters()) == 0);
+}
+
+TEST_CASE("auxiliary losses are means over micro-batches and reach the router alone", "[train]") {
+  const TempDir dir;
+  write_upcycled(dir / "dense", dir / "moe", "top1:st=off");
+  const auto model = load_for_training(dir / "moe");
+  const auto routing = model.default_routing();
+  auto batches = random_batches(3, 3);
+  double mean = 0;
+  for (const auto& batch : batches) {
+    mean += *add_gradients(model, {batch}, routing, {}).load_balance / 3;
+  }
+  take_gradients(model);
+  const auto step = add_gradients(model, batches, routing, {});
+  CHECK(*step.load_balance == Approx(mean).epsilon(kTolerance));
+  CHECK(*step.load_balance > 0);
+  REQUIRE(step.layers.size() == 2);  // layers 0 and 2 of 3
+  CHECK(step.layers[0].tokens == step.tokens);
+  CHECK(step.sparsity >= 0.75);  // top-1 of 4, some dropped
+
+  // With no targets and no straight-through, what is left is the gradient of alpha * L_b, linear in
+  // alpha.
+  take_gradients(model);
+  for (auto& batch : batches) {
+    std::fill(batch.targets.begin(), batch.targets.end(), data::kNoLoss);
+    batch.target_count = 0;
+  }
+  add_gradients(model, batches, routing, {0.01, 0, 0});
+  const auto small = take_gradients(model);
+  add_gradients(model, batches, routing, {0.02, 0, 0});
+  const auto large = take_gradients(model);
+  double router_norm = 0;
+  const auto parameters = model.parameters();
+  for (size_t i = 0; i < small.size(); ++i) {
+    CHECK((large[i] - 2 * small[i]).norm().item<double>() <= 1e-5 * large[i].norm().item<double>());
+    if (parameters[i].name.find("router") != std::string::npos) {
+      router_norm += small[i].norm().item<double>();
+    }
+  }
+  CHECK(router_norm > 0);
+}
