@@ -260,38 +260,12 @@ RouterSettings parse_family(const std::string& where, const std::string& text) {
   return parse_top_k(where, head, words);
 }
 
-// Whether the options of a top-k router name a capacity factor.
-bool names_capacity_factor(const std::string& text) {
-  return text.find(":cf=") != std::string::npos || text.find(",cf=") != std::string::npos;
-}
-
 }  // namespace
 
 RouterSettings parse_router(const std::string& text) {
   const std::string where = fmt::format("--router '{}'", text);
   const RouterSettings settings = parse_family(where, lower(text));
   check_ranges(settings, where);
-  return settings;
-}
-
-RouterSettings parse_router(const std::string& text, const std::string& cf) {
-  RouterSettings settings = parse_router(text);
-  if (cf.empty()) {
-    return settings;
-  }
-  std::optional<double> given;
-  if (!parse_capacity_factor(lower(cf), given)) {
-    throw UserError("--cf '{}' is not understood, it takes a number above 0, or inf", cf);
-  }
-  if (settings.family != Family::kTopK) {
-    throw UserError(
-        "--cf {}: only top-k routers have a capacity, '{}' has none; leave --cf out", cf, text);
-  }
-  if (names_capacity_factor(lower(text)) && given != settings.capacity_factor) {
-    throw UserError("--router '{}' and --cf {} name two capacity factors; give one", text, cf);
-  }
-  settings.capacity_factor = given;
-  check_ranges(settings, fmt::format("--cf {}", cf));
   return settings;
 }
 

@@ -42,10 +42,6 @@ struct RouterSettings {
 // UserError that names the offending part and the known forms.
 RouterSettings parse_router(const std::string& text);
 
-// The same with the value of --cf ("0.5", "inf"; "" = not given). UserError when it contradicts a
-// cf= in the text, or when the router has no capacity.
-RouterSettings parse_router(const std::string& text, const std::string& cf);
-
 // The canonical form: parse_router(to_string(s)) == s. Only what differs from the defaults is
 // printed.
 std::string to_string(const RouterSettings& settings);

@@ -119,7 +119,7 @@ TEST_CASE("blocks convert as single values do, between all three types", "[model
       convert(source, from, direct, to);
       convert(source, from, wide, io::DType::kF32);  // exact, so that two steps round once
       convert(wide, io::DType::kF32, twice, to);
-      CHECK(direct == twice);
+      CHECK((direct == twice));
     }
   }
 }

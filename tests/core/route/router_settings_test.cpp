@@ -74,22 +74,6 @@ TEST_CASE("the default capacity factor of top-k is k and cf=inf means dropless",
   CHECK(parse_router("topp:0.4").lb_count == LbCount::kSelected);
 }
 
-TEST_CASE("--cf sets the capacity factor and may repeat but not contradict the text", "[route]") {
-  CHECK(parse_router("top1+ir", "0.5") == parse_router("top1+ir:cf=0.5"));
-  CHECK(parse_router("top2", "inf") == parse_router("top2:cf=inf"));
-  CHECK(parse_router("top2:cf=1.5", "1.5") == parse_router("top2:cf=1.5"));
-  CHECK(parse_router("top2", "") == parse_router("top2"));
-  CHECK(error_of([] { parse_router("top2:cf=1.5", "2"); }) ==
-        "--router 'top2:cf=1.5' and --cf 2 name two capacity factors; give one");
-  CHECK(error_of([] { parse_router("topp:0.4", "2"); }) ==
-        "--cf 2: only top-k routers have a capacity, 'topp:0.4' has none; leave --cf out");
-  CHECK(error_of([] { parse_router("top1", "much"); }) ==
-        "--cf 'much' is not understood, it takes a number above 0, or inf");
-  CHECK(error_of([] { parse_router("top1", "-1"); }) ==
-        "--cf -1: the capacity factor cf must be above 0 and at most 1048576, is -1; cf=inf drops "
-        "nothing");
-}
-
 TEST_CASE("a broken router text names the part that is wrong and what is known", "[route]") {
   const std::vector<std::pair<std::string, std::string>> errors = {
       {"top1+ri", "unknown modifier '+ri', did you mean '+ir'? Known: +ir, +fr"},

@@ -137,7 +137,8 @@ TEST_CASE("top1+ir on one rank is top-1 without capacity, at any capacity", "[ro
   std::mt19937 random(12);
   for (const char* factor : {"0.1", "0.25", "0.5", "1", "2"}) {
     const auto input = random_routing(random, 64, 8, 1);
-    const auto ir = route::route(input.logits, route::parse_router("top1+ir", factor), input.group);
+    const auto router = route::parse_router(std::string("top1+ir:cf=") + factor);
+    const auto ir = route::route(input.logits, router, input.group);
     const auto plain = route::route(input.logits, route::parse_router("top1:cf=inf"), input.group);
     CHECK(same_plan(ir, plain, input.group));
     CHECK(torch::equal(ir.combine, plain.combine));
