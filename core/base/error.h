@@ -1,8 +1,10 @@
 #pragma once
-// The two families of failure that code throws on purpose (the third, a failing machine, is std::exception as it comes).
+// The two families of failure that code throws on purpose (the third, a failing machine, is
+// std::exception as it comes).
 //
-// UserError: the user can mend it. One sentence: what is wrong, where, how to mend. main() prints it and exits with 2.
-// MOE_CHECK: we are wrong. Prints the condition, the place and the values, exits with 1.
+// UserError: the user can mend it. One sentence: what is wrong, where, how to mend. main() prints
+// it and exits with 2. MOE_CHECK: we are wrong. Prints the condition, the place and the values,
+// exits with 1.
 
 #include <fmt/format.h>
 
@@ -28,15 +30,17 @@ class Interrupted : public std::runtime_error {
 
 [[noreturn]] void fail_check(const char* condition, const char* file, int line, std::string values);
 
-// The known name closest to `unknown` by edit distance, or "" when none is near. For "did you mean".
+// The known name closest to `unknown` by edit distance, or "" when none is near. For "did you
+// mean".
 std::string nearest_name(std::string_view unknown, const std::vector<std::string>& known);
 
 }  // namespace moe
 
-// MOE_CHECK(rows == expected, "rows {} expected {}", rows, expected): an invariant of ours, on in release.
-#define MOE_CHECK(condition, ...)                                                       \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
-      ::moe::fail_check(#condition, __FILE__, __LINE__, fmt::format("" __VA_ARGS__));   \
-    }                                                                                   \
+// MOE_CHECK(rows == expected, "rows {} expected {}", rows, expected): an invariant of ours, on in
+// release.
+#define MOE_CHECK(condition, ...)                                                     \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      ::moe::fail_check(#condition, __FILE__, __LINE__, fmt::format("" __VA_ARGS__)); \
+    }                                                                                 \
   } while (false)
