@@ -49,7 +49,8 @@ double drop_rate(
 // The files that write_report makes in `out`: results.json and one samples_TASK.jsonl a task.
 std::vector<std::filesystem::path> report_files(const std::filesystem::path& out,
                                                 const std::vector<LoadedTask>& tasks);
-// UserError when one of `files` is there and not `force`, or when their folder cannot be.
+// UserError when one of `files` is there and not `force`, or when their folder is a file or
+// may not be written.
 void check_output(const std::vector<std::filesystem::path>& files, bool force);
 // Each file appears whole or not at all.
 void write_report(const RunReport& report, const std::filesystem::path& out);

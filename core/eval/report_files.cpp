@@ -1,4 +1,6 @@
 // Writing the report: beside its name first, then one rename a file.
+#include <unistd.h>
+
 #include "core/base/error.h"
 #include "core/eval/report.h"
 #include "core/io/file.h"
@@ -11,8 +13,23 @@ namespace {
 
 void write_whole(const fs::path& file, const std::string& text) {
   const fs::path partial = file.string() + ".partial";
-  io::write_file(partial, text);
-  fs::rename(partial, file);
+  try {
+    io::write_file(partial, text);
+    fs::rename(partial, file);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(partial, ignored);
+    throw;
+  }
+}
+
+// Whether `folder`, or the nearest parent that is there, lets us write: better known before hours
+// of work than after.
+bool is_writable(fs::path folder) {
+  while (!folder.empty() && !fs::exists(folder)) {
+    folder = folder.parent_path();
+  }
+  return ::access(folder.empty() ? "." : folder.c_str(), W_OK) == 0;
 }
 
 fs::path samples_file(const fs::path& out, const Task& task) {
@@ -38,6 +55,9 @@ void check_output(const std::vector<fs::path>& files, bool force) {
     const fs::path folder = file.parent_path();
     if (fs::exists(folder) && !fs::is_directory(folder)) {
       throw UserError("-o {}: a file, a folder is needed", folder.string());
+    }
+    if (!is_writable(folder)) {
+      throw UserError("-o {}: you may not write there; give another folder", folder.string());
     }
   }
 }

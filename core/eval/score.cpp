@@ -17,8 +17,9 @@ using torch::Tensor;
 namespace {
 
 // Logits of this many bytes at once: a long continuation times a large vocabulary must not fill the
-// memory.
-constexpr int64_t kLogitsBytes = int64_t{64} << 20;
+// memory, and smaller blocks are reused by malloc instead of being mapped anew (piqa, 32000 pieces,
+// CPU seconds: 8.4 at 64 MiB, 3.5 of them page faults; 7.7 and 2.1 at 16 MiB).
+constexpr int64_t kLogitsBytes = int64_t{16} << 20;
 
 Batches pack_in_order(const std::vector<Request>& requests,
                       const std::vector<size_t>& order,
