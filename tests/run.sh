@@ -51,8 +51,12 @@ run_ctest() {  # PRESET ARGUMENTS...
   count "$p" "$f" "$s"
 }
 
+build() {  # what does not build is one failure, and the end
+  recipes/setup.sh "$@" || { count 0 1 0; finish; }
+}
+
 say "cpu: build everything"
-recipes/setup.sh --checks --target all cpu
+build --checks --target all cpu
 
 say "cpu: tests"
 run_ctest cpu
@@ -67,7 +71,7 @@ done < <(find tests/core/base tests/core/io tests/core/data tests/core/route tes
 say "asan: ${#sanitized[@]} test files"
 asan_targets=()
 for target in "${sanitized[@]}"; do asan_targets+=(--target "$target"); done
-recipes/setup.sh "${asan_targets[@]}" asan
+build "${asan_targets[@]}" asan
 run_ctest asan -R "^($(IFS='|'; echo "${sanitized[*]}"))$"
 
 seconds=20
