@@ -4,7 +4,7 @@
 #   recipes/tiny/make.sh [THREADS]     default 1
 #
 # Leaves instruct.jsonl, quiz.jsonl and model/ in recipes/tiny. Texts and tokenizer come out byte for byte the same
-# everywhere; the weights do so on one kind of processor with one number of threads.
+# everywhere; the weights do so for one build of moe on one kind of processor with one number of threads.
 set -euo pipefail
 
 tiny=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
