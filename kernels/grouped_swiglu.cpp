@@ -4,11 +4,11 @@
 
 #include "kernels/grouped_swiglu.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
-#include "core/base/error.h"
 #include "kernels/swiglu.h"
 
 namespace moe::kernels {
@@ -71,7 +71,7 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
                         std::vector<int64_t> rows_per_expert) {
     const int64_t used =
         std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
-    MOE_CHECK(used <= rows.size(0), "{} rows of {}", used, rows.size(0));
+    TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
     Tensor hidden = at::empty({used, gate_up.size(1)}, rows.options());
     grouped_product(hidden, rows, gate_up, true, rows_per_expert);
     Tensor out = at::empty(rows.sizes(), rows.options());
@@ -110,16 +110,19 @@ Tensor grouped_swiglu(const Tensor& rows,
                       const Tensor& gate_up,
                       const Tensor& down,
                       const std::vector<int64_t>& rows_per_expert) {
-  MOE_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
-  MOE_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
-                down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
-                static_cast<int64_t>(rows_per_expert.size()) == down.size(0),
-            "rows are {} wide, gate_up has {} of {}, down {} of {}",
-            rows.size(1),
-            gate_up.size(1),
-            gate_up.size(2),
-            down.size(1),
-            down.size(2));
+  TORCH_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
+  TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
+                  down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
+                  static_cast<int64_t>(rows_per_expert.size()) == down.size(0),
+              "rows ",
+              rows.sizes(),
+              ", gate_up ",
+              gate_up.sizes(),
+              ", down ",
+              down.sizes(),
+              ", loads of ",
+              rows_per_expert.size(),
+              " experts");
   return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
 }
 

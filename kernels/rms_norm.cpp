@@ -4,9 +4,8 @@
 
 #include "kernels/rms_norm.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include "core/base/error.h"
 
 namespace moe::kernels {
 
@@ -40,7 +39,11 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  MOE_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0));
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0),
+              "x ",
+              x.sizes(),
+              ", weight ",
+              weight.sizes());
   return RmsNorm::apply(x, weight, epsilon);
 }
 

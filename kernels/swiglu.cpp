@@ -7,14 +7,14 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <c10/util/Exception.h>
 
-#include "core/base/error.h"
 #include "kernels/stream.h"
 
 namespace moe::kernels {
 
 at::Tensor swiglu_forward(const at::Tensor& hidden) {
-  MOE_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is {}-d", hidden.dim());
+  TORCH_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is ", hidden.sizes());
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
   if (hidden.is_cuda()) {
     const at::Tensor input = hidden.contiguous();
@@ -32,7 +32,8 @@ at::Tensor swiglu_forward(const at::Tensor& hidden) {
 
 at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden) {
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
-  MOE_CHECK(grad_out.size(0) == rows && grad_out.size(1) == width);
+  TORCH_CHECK(
+      grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ", grad_out.sizes());
   at::Tensor grad = at::empty(hidden.sizes(), hidden.options());
   if (hidden.is_cuda()) {
     swiglu_backward_cuda(grad_out.contiguous().data_ptr(),

@@ -18,15 +18,14 @@ namespace {
 using Strings = std::vector<std::string>;
 using Tree = std::map<std::string, std::string>;  // path from the root -> text
 
-// What each folder may include beside itself and the folders that those may include. core/base
-// stands below everything: kernels take their errors from it and nothing else of core.
+// What each folder may include beside itself and the folders that those may include.
 const std::map<std::string, std::set<std::string>>& arrows_down() {
   static const std::map<std::string, std::set<std::string>> arrows = {
       {"core/base", {}},
-      {"kernels", {"core/base"}},
+      {"kernels", {}},
       {"core/io", {"core/base"}},
-      {"core/dist", {"kernels"}},
-      {"core/route", {"kernels"}},
+      {"core/dist", {"kernels", "core/base"}},
+      {"core/route", {"kernels", "core/base"}},
       {"core/data", {"core/io"}},
       {"core/model", {"core/route", "core/dist", "core/io"}},
       {"core/train", {"core/model", "core/data"}},
