@@ -7,14 +7,13 @@
 using Catch::Approx;
 #else
 #include <catch2/catch.hpp>
-
 #include <iostream>
 // 2.13 has no SKIP: say so, be counted (tests/support/main.cpp), leave the test case.
-#define MOE_SKIP(reason)                                   \
-  do {                                                     \
-    ::moe::test::count_skip();                             \
-    std::cout << "skipped: " << (reason) << std::endl;     \
-    return;                                                \
+#define MOE_SKIP(reason)                               \
+  do {                                                 \
+    ::moe::test::count_skip();                         \
+    std::cout << "skipped: " << (reason) << std::endl; \
+    return;                                            \
   } while (false)
 #endif
 

@@ -1,5 +1,6 @@
 #pragma once
-// Where the real data files are: MOE_SHARED_DATA, else ../shared/data beside the checkout. Empty = absent: MOE_SKIP.
+// Where the real data files are: MOE_SHARED_DATA, else ../shared/data beside the checkout. Empty =
+// absent: MOE_SKIP.
 
 #include <cstdlib>
 #include <filesystem>
@@ -16,7 +17,7 @@ inline std::filesystem::path shared_data() {
 
 }  // namespace moe::test
 
-#define MOE_NEED_SHARED_DATA()                                                       \
-  if (::moe::test::shared_data().empty()) {                                          \
-    MOE_SKIP("no shared data: set MOE_SHARED_DATA or put it into ../shared/data");   \
+#define MOE_NEED_SHARED_DATA()                                                     \
+  if (::moe::test::shared_data().empty()) {                                        \
+    MOE_SKIP("no shared data: set MOE_SHARED_DATA or put it into ../shared/data"); \
   }

@@ -1,4 +1,5 @@
-// Runs one test file. Exit code 77 = every case of the file was skipped (ctest shows it as skipped).
+// Runs one test file. Exit code 77 = every case of the file was skipped (ctest shows it as
+// skipped).
 
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
@@ -7,7 +8,8 @@
 
 namespace {
 
-int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the one counter of a test process
+int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the one counter of
+                  // a test process
 int g_cases = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 }  // namespace

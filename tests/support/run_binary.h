@@ -1,5 +1,6 @@
 #pragma once
-// Runs the moe binary as a user would: arguments in, exit code and both streams out. Nothing here is a terminal.
+// Runs the moe binary as a user would: arguments in, exit code and both streams out. Nothing here
+// is a terminal.
 
 #include <sys/wait.h>
 
@@ -29,8 +30,10 @@ inline std::string shell_quote(const std::string& word) {
   return quoted;
 }
 
-// `prefix` stands before the command: environment settings, ulimit, a redirection of standard input.
-inline RunResult run_moe(const std::vector<std::string>& arguments, const std::string& prefix = "") {
+// `prefix` stands before the command: environment settings, ulimit, a redirection of standard
+// input.
+inline RunResult run_moe(const std::vector<std::string>& arguments,
+                         const std::string& prefix = "") {
   const TempDir streams;
   std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(MOE_BINARY);
   for (const auto& argument : arguments) {

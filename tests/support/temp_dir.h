@@ -1,5 +1,6 @@
 #pragma once
-// A folder of its own for a test, removed at its end, and small helpers to write and read files in it.
+// A folder of its own for a test, removed at its end, and small helpers to write and read files in
+// it.
 
 #include <unistd.h>
 
