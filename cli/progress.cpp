@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdlib>
 
 namespace moe::cli {
 
@@ -30,11 +29,6 @@ std::string scaled(double value, const std::array<const char*, 5>& units) {
 }  // namespace
 
 bool is_terminal(int descriptor) { return ::isatty(descriptor) == 1; }
-
-bool use_colour(int descriptor) {
-  const char* no_colour = std::getenv("NO_COLOR");
-  return is_terminal(descriptor) && (no_colour == nullptr || *no_colour == '\0');
-}
 
 std::string format_bytes(double bytes) { return scaled(bytes, {"B", "KB", "MB", "GB", "TB"}); }
 

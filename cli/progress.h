@@ -9,7 +9,6 @@
 namespace moe::cli {
 
 bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
-bool use_colour(int descriptor);   // a terminal, and NO_COLOR is not set
 
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
