@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -143,7 +144,7 @@ Strings libtorch_where_it_may_not_be(const Tree& tree) {
 }
 
 Tree our_tree() {
-  const std::filesystem::path root = MOE_SOURCE_DIR;
+  const std::filesystem::path root = moe::test::source_folder();
   Tree tree;
   for (const char* top : {"cli", "core", "kernels"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {

@@ -118,10 +118,10 @@ TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
 
 TEST_CASE("SIGINT finishes the step, saves and ends with code 130", "[cli]") {
   const World world;
-  const std::string command = "timeout --preserve-status -s INT 3 " +
-                              test::shell_quote(MOE_BINARY) + " train " + world.path("dense") +
-                              " -o " + world.path("run") + " --data " + world.path("rows.jsonl") +
-                              " --threads 1 --steps 100000000 --quiet 2>" + world.path("err");
+  const std::string command =
+      "timeout --preserve-status -s INT 3 " + test::shell_quote(test::moe_binary()) + " train " +
+      world.path("dense") + " -o " + world.path("run") + " --data " + world.path("rows.jsonl") +
+      " --threads 1 --steps 100000000 --quiet 2>" + world.path("err");
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   const std::string err = read_file(world.dir / "err");
   INFO(err);

@@ -5,12 +5,14 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "tests/support/places.h"
+
 namespace moe::test {
 
 inline std::filesystem::path shared_data() {
   const char* given = std::getenv("MOE_SHARED_DATA");
   const std::filesystem::path folder =
-      given != nullptr ? given : std::filesystem::path(MOE_SOURCE_DIR) / ".." / "shared" / "data";
+      given != nullptr ? given : source_folder() / ".." / "shared" / "data";
   return std::filesystem::is_directory(folder) ? std::filesystem::weakly_canonical(folder)
                                                : std::filesystem::path();
 }

@@ -5,6 +5,7 @@
 #define CATCH_CONFIG_RUNNER
 #endif
 #include "tests/support/catch.h"
+#include "tests/support/places.h"
 
 namespace {
 
@@ -16,6 +17,8 @@ int g_cases = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 namespace moe::test {
 void count_skip() { ++g_skips; }
+std::string moe_binary() { return MOE_BINARY; }
+std::filesystem::path source_folder() { return MOE_SOURCE_DIR; }
 }  // namespace moe::test
 
 #if __has_include(<catch2/catch_all.hpp>)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
 namespace moe::test {
@@ -35,7 +36,7 @@ inline std::string shell_quote(const std::string& word) {
 inline RunResult run_moe(const std::vector<std::string>& arguments,
                          const std::string& prefix = "") {
   const TempDir streams;
-  std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(MOE_BINARY);
+  std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(moe_binary());
   for (const auto& argument : arguments) {
     command += " " + shell_quote(argument);
   }

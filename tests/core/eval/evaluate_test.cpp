@@ -5,6 +5,7 @@
 #include "core/base/sha256.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -34,8 +35,8 @@ std::string text_sha256(const Question& question) {
 
 TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]") {
   MOE_NEED_SHARED_DATA();
-  const Json golden = read_json(std::filesystem::path(MOE_SOURCE_DIR) /
-                                "tests/golden/lm_eval_stories260k.json")["tasks"];
+  const Json golden =
+      read_json(moe::test::source_folder() / "tests/golden/lm_eval_stories260k.json")["tasks"];
   EvalSettings settings = stories({"logiqa", "arc_easy", "arc_challenge", "piqa", "hellaswag"});
   settings.limit = 20;
   const RunReport report = evaluate(settings);

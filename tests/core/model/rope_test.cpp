@@ -6,15 +6,14 @@
 #include "core/model/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
 using torch::Tensor;
 
 namespace {
 
-moe::Json golden() {
-  return moe::read_json(std::filesystem::path(MOE_SOURCE_DIR) / "tests/golden/rope.json");
-}
+moe::Json golden() { return moe::read_json(moe::test::source_folder() / "tests/golden/rope.json"); }
 
 moe::model::ModelConfig with_rope(const moe::Json& config, const moe::Json& one) {
   moe::Json changed = config;
