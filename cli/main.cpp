@@ -59,6 +59,7 @@ int run(int argc, char** argv) {
   moe::cli::add_init(app);
   moe::cli::add_train(app);
   moe::cli::add_eval(app);
+  moe::cli::add_route(app);
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::read_recipes(app);

@@ -4,9 +4,7 @@
 
 #include <torch/types.h>
 
-#include "core/route/counters.h"
-#include "core/route/losses.h"
-#include "core/route/rule.h"
+#include "core/route/routers.h"
 
 namespace moe::model {
 
@@ -22,8 +20,19 @@ struct MoeOutput {
   route::Counters counters;  // SPEC section 13, on the device of x
 };
 
-// x [T, D] is the normed input. `group.home` gives each token its logical rank, -1 for padding (its
-// y row is 0).
+// [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
+// gradient checks.
+torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router);
+
+// y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
+// here.
+torch::Tensor run_experts(const torch::Tensor& x,
+                          const MoeWeights& weights,
+                          const route::Routing& routing,
+                          double gate_scale);
+
+// Routes and runs the experts. x [T, D] is the normed input. `group.home` gives each token its
+// logical rank, -1 for padding (its y row is 0).
 MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,

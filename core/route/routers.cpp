@@ -95,7 +95,13 @@ const std::vector<RouterModifier>& router_modifiers() {
 Routing route(const torch::Tensor& logits,
               const RouterSettings& settings,
               const RoutingGroup& group) {
-  const RouterFamily& family = family_of(settings);
+  return route(logits, family_of(settings), settings, group);
+}
+
+Routing route(const torch::Tensor& logits,
+              const RouterFamily& family,
+              const RouterSettings& settings,
+              const RoutingGroup& group) {
   Routing routing;
   torch::Tensor count;  // [T, E]
   {

@@ -52,5 +52,10 @@ struct Routing {
 Routing route(const torch::Tensor& logits,
               const RouterSettings& settings,
               const RoutingGroup& group);
+// The same by a family that need not stand in the table.
+Routing route(const torch::Tensor& logits,
+              const RouterFamily& family,
+              const RouterSettings& settings,
+              const RoutingGroup& group);
 
 }  // namespace moe::route

@@ -137,4 +137,21 @@ TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers", "
   CHECK(route::next_lambda(1.2, 0.9, 0.75, 1.2) == 1.0);
 }
 
+TEST_CASE("load balance is at least 1 where fractions equal probabilities, not in general",
+          "[route]") {
+  // Saturated logits: probabilities are 0 and 1, so f = Q and E sum f^2 >= 1 by Cauchy-Schwarz.
+  std::mt19937 random(8);
+  const auto settings = route::parse_router("top1");
+  for (int round = 0; round < 50; ++round) {
+    const auto input = random_routing(random, 1 + round, 8, 1);
+    const auto routing = route::route(input.logits * 1e6, settings, input.group);
+    CHECK(routing.losses.load_balance.item<double>() >= 1 - 1e-5);
+  }
+  // Rows .51/.49 twice and 0/1 once: 2 (2/3 * .34 + 1/3 * .66).
+  const auto logits =
+      torch::tensor({0.51, 0.49, 0.51, 0.49, 1e-30, 1.0}, torch::kFloat).log().view({3, 2});
+  const auto routing = route::route(logits, settings, route::spread_over_ranks(3, 1));
+  CHECK(routing.losses.load_balance.item<double>() == Approx(2 * (2 * 0.34 + 0.66) / 3));
+}
+
 }  // namespace moe::test

@@ -4,9 +4,9 @@
 #include "core/route/routers.h"
 
 #include <limits>
-#include <map>
 #include <set>
 
+#include "tests/core/route/promises.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
 
@@ -15,76 +15,6 @@ namespace {
 
 using route::Family;
 using route::RouterSettings;
-
-// Rows ordered by (expert, home), each (token, expert) once, plus once by IR.
-void check_rows_are_sorted_and_unique(const std::vector<ReferenceRow>& rows, int64_t k) {
-  std::set<std::tuple<int64_t, int64_t, bool>> seen;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    CHECK((i == 0 || std::pair(rows[i - 1].expert, rows[i - 1].home) <=
-                         std::pair(rows[i].expert, rows[i].home)));
-    CHECK(seen.emplace(rows[i].token, rows[i].expert, rows[i].choice > k).second);
-    CHECK(rows[i].count >= 1);
-  }
-}
-
-void check_load_within_capacity(const route::Routing& routing,
-                                const std::vector<ReferenceRow>& rows) {
-  std::map<std::pair<int64_t, int64_t>, int64_t> load;
-  for (const auto& row : rows) {
-    if (row.choice <= routing.input.k) {
-      const int64_t taken = ++load[{row.home, row.expert}];
-      CHECK(taken <= routing.input.capacity.at(row.home));
-    }
-  }
-}
-
-// Each of the first k choices of each valid token stands in a row or in the overflow, and in one
-// only.
-void check_nothing_is_lost(const route::Routing& routing,
-                           const route::RoutingGroup& group,
-                           std::vector<ReferenceRow> rows) {
-  const auto refused = refused_rows(routing.plan, group, routing.input.experts());
-  rows.insert(rows.end(), refused.begin(), refused.end());
-  std::multiset<std::tuple<int64_t, int64_t, int64_t>> asked, stands;
-  const auto ranked = matrix_of(routing.input.ranked);
-  for (int64_t token = 0; token < routing.input.tokens(); ++token) {
-    for (int64_t choice = 0; group.home[token] >= 0 && choice < routing.input.k; ++choice) {
-      asked.emplace(token, choice, static_cast<int64_t>(ranked[token][choice]));
-    }
-  }
-  for (const auto& row : rows) {
-    if (row.choice < routing.input.k) {
-      stands.emplace(row.token, row.choice, row.expert);
-    }
-  }
-  CHECK((asked == stands));
-}
-
-void check_promises(const torch::Tensor& logits,
-                    const RouterSettings& settings,
-                    const route::RoutingGroup& group) {
-  const auto routing = route::route(logits, settings, group);
-  const int64_t experts = logits.size(1);
-  const auto rows = used_rows(routing.plan, group, experts);
-  check_rows_are_sorted_and_unique(rows, routing.input.k);
-  std::vector<int64_t> load(experts, 0);
-  for (const auto& row : rows) {
-    CHECK(group.home.at(row.token) >= 0);
-    ++load[row.expert];
-  }
-  CHECK(load == numbers_of(routing.plan.rows));
-  if (settings.family == Family::kTopK) {
-    check_load_within_capacity(routing, rows);
-    check_nothing_is_lost(routing, group, rows);
-  }
-  CHECK(torch::isfinite(routing.combine).all().item<bool>());
-  CHECK(routing.combine.min().item<double>() >= 0);
-
-  const auto again = route::route(logits, settings, group);
-  CHECK(torch::equal(again.plan.token, routing.plan.token));
-  CHECK(torch::equal(again.plan.expert, routing.plan.expert));
-  CHECK(torch::equal(again.weights, routing.weights));
-}
 
 // Bound of |w - reference|: softmax of f32 logits up to A = 10 has the relative error (A + E) eps,
 // with E <= 32 terms 42 * 1.2e-7 = 5e-6.
@@ -188,7 +118,9 @@ TEST_CASE("every router keeps its promises on awkward shapes", "[route]") {
         INFO(to_string(settings) << " T " << shape.tokens << " E " << shape.experts);
         const auto input = random_routing(
             random, shape.tokens, shape.experts, shape.ranks, shape.grid, shape.padding);
-        check_promises(input.logits, settings, input.group);
+        check_promises(input.logits, settings, input.group, [](const auto&... given) {
+          return route::route(given...);
+        });
       }
     }
   }
@@ -235,6 +167,27 @@ TEST_CASE("permuted tokens give the permuted plan when no scores tie", "[route]"
     }
     for (const auto& row : used_rows(permuted.plan, moved, 8)) {
       after.emplace(row.expert, order[row.token], row.choice, row.count);
+    }
+    CHECK((before == after));
+  }
+}
+
+TEST_CASE("permuted experts give the permuted plan on one rank when no scores tie", "[route]") {
+  std::mt19937 random(5);
+  for (const auto& settings : all_routers()) {
+    INFO(to_string(settings));
+    const auto input = random_routing(random, 48, 8, 1, 0, 0.1);
+    std::vector<int64_t> order = {0, 1, 2, 3, 4, 5, 6, 7};
+    std::shuffle(order.begin(), order.end(), random);
+    const auto straight = route::route(input.logits, settings, input.group);
+    const auto permuted =
+        route::route(input.logits.index_select(1, torch::tensor(order)), settings, input.group);
+    std::set<std::tuple<int64_t, int64_t, int64_t, int64_t>> before, after;
+    for (const auto& row : used_rows(straight.plan, input.group, 8)) {
+      before.emplace(row.expert, row.token, row.choice, row.count);
+    }
+    for (const auto& row : used_rows(permuted.plan, input.group, 8)) {
+      after.emplace(order[row.expert], row.token, row.choice, row.count);
     }
     CHECK((before == after));
   }

@@ -1,0 +1,151 @@
+// moe route: what a router decides, for one's own logits as a table, for cases as their answers.
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "cli/route_table.h"
+#include "core/base/error.h"
+#include "core/model/layer_case.h"
+#include "core/route/read_logits.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct RouteFlags {
+  std::vector<std::string> files;
+  route::RouterRequest router;
+  TableStyle style;
+  bool table = false, json = false;
+};
+
+constexpr const char* kKnownKinds = "topk, topp, relu, layer, lambda, capacity";
+
+// Plain logits under the router of the flags.
+route::RoutingCase plain_case(const RouteFlags& flags, Json input, const std::string& where) {
+  if (flags.router.router.empty()) {
+    throw UserError("{}: plain logits need a router, such as --router top1+ir+fr", where);
+  }
+  route::RoutingCase one;
+  one.router = route::requested_router(flags.router, {});
+  one.logits = route::read_matrix(input, "logits", where);
+  route::check_router(one.router, one.logits.size(1));
+  if (flags.router.ep_ranks) {
+    input["num_ranks"] = *flags.router.ep_ranks;
+  }
+  one.group = route::read_group(input, one.logits.size(0), one.logits.size(1), where);
+  return one;
+}
+
+const Json& input_of(const Json& one, const std::string& where) {
+  if (!one.contains("input") || !one["input"].is_object()) {
+    throw UserError("{}: a case needs an object 'input' beside its kind", where);
+  }
+  return one["input"];
+}
+
+OrderedJson answer_case(const std::string& kind, const Json& input, const std::string& where) {
+  if (kind == "layer") {
+    return model::answer_layer_case(input, where);
+  }
+  if (route::is_rule_case(kind)) {
+    return route::answer_rule_case(kind, input, where);
+  }
+  return route::answer(route::read_routing_case(kind, input, where));
+}
+
+void check_kind(const std::string& kind, bool table, const std::string& where) {
+  if (kind != "layer" && !route::is_routing_case(kind) && !route::is_rule_case(kind)) {
+    throw UserError("{}: unknown kind '{}'; known: {}", where, kind, kKnownKinds);
+  }
+  if (table && route::is_rule_case(kind)) {
+    throw UserError(
+        "{}: a case of kind {} routes no tokens, there is no table to draw", where, kind);
+  }
+}
+
+void run_case(const RouteFlags& flags, const Json& one, const std::string& where) {
+  if (flags.router.any()) {
+    throw UserError(
+        "{}: a case says its own router; --router, --cf and --ep-ranks are for plain logits",
+        where);
+  }
+  const std::string kind = get_string(one, "kind", where);
+  check_kind(kind, flags.table, where);
+  const Json& input = input_of(one, where);
+  const std::string inside = where + ": input";
+  if (flags.table) {
+    fmt::print("{}",
+               route_table(kind == "layer" ? model::read_layer_routing(input, inside)
+                                           : route::read_routing_case(kind, input, inside),
+                           flags.style));
+    return;
+  }
+  OrderedJson out = OrderedJson::object();
+  for (const char* key : {"name", "kind", "note", "input"}) {
+    if (one.contains(key)) {
+      out[key] = one[key];
+    }
+  }
+  out.update(answer_case(kind, input, inside));
+  fmt::print("{}\n", out.dump());
+}
+
+void run_plain(const RouteFlags& flags, Json input, const std::string& where) {
+  const route::RoutingCase one = plain_case(flags, std::move(input), where);
+  if (flags.json) {
+    OrderedJson out = route::input_json(one);
+    out.update(route::answer(one));
+    fmt::print("{}\n", out.dump());
+  } else {
+    fmt::print("{}", route_table(one, flags.style));
+  }
+}
+
+void run(RouteFlags flags) {
+  if (is_terminal(1)) {
+    const char* no_color = std::getenv("NO_COLOR");
+    flags.style.color = no_color == nullptr || *no_color == '\0';
+    winsize size{};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+      flags.style.columns = size.ws_col;
+    }
+  }
+  for (const auto& file : flags.files) {
+    const std::string where = file == "-" ? "standard input" : file;
+    Json json = route::read_route_input(route::read_input_text(file), where);
+    if (json.contains("kind")) {
+      run_case(flags, json, where);
+    } else {
+      run_plain(flags, std::move(json), where);
+    }
+  }
+}
+
+}  // namespace
+
+void add_route(CLI::App& app) {
+  auto flags = std::make_shared<RouteFlags>();
+  CLI::App* command =
+      app.add_subcommand("route", "what a router decides, for one's own logits or a case");
+  command
+      ->add_option("FILE",
+                   flags->files,
+                   "logits (a JSON list of rows, or CSV, one token a line), or cases with kind and "
+                   "input; - is standard input")
+      ->required();
+  add_router_flags(*command, flags->router);
+  command->add_flag("--table", flags->table, "draw a case instead of answering it in JSON");
+  command->add_option("--tokens", flags->style.max_tokens, "tokens that a table draws (64)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_json(*command, flags->json);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,126 @@
+#include "core/route/read_logits.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <sstream>
+
+#include "core/base/error.h"
+
+namespace moe::route {
+namespace {
+
+constexpr size_t kMaxBytes = size_t{1} << 30;
+constexpr std::string_view kBlanks = " \t\r";
+
+std::vector<std::string_view> fields_of(std::string_view line) {
+  // Commas separate; without any, blanks do.
+  const bool commas = line.find(',') != std::string_view::npos;
+  const std::string_view separators = commas ? "," : kBlanks;
+  std::vector<std::string_view> fields;
+  while (!line.empty()) {
+    const size_t end = std::min(line.find_first_of(separators), line.size());
+    std::string_view field = line.substr(0, end);
+    const size_t first = field.find_first_not_of(kBlanks);
+    field = first == std::string_view::npos
+                ? std::string_view()
+                : field.substr(first, field.find_last_not_of(kBlanks) - first + 1);
+    if (commas || !field.empty()) {
+      fields.push_back(field);
+    }
+    line.remove_prefix(std::min(end + 1, line.size()));
+  }
+  return fields;
+}
+
+std::optional<double> number_of(std::string_view field) {
+  double value = 0;
+  const char* begin = field.data() + (field.starts_with('+') ? 1 : 0);
+  const char* end = field.data() + field.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+}
+
+Json read_csv(const std::string& text, const std::string& where) {
+  Json rows = Json::array();
+  std::istringstream lines(text);
+  int64_t number = 0;
+  bool named = false;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const auto fields = fields_of(line);
+    if (fields.empty() || fields[0].starts_with('#')) {
+      continue;
+    }
+    const bool no_numbers = std::none_of(
+        fields.begin(), fields.end(), [](auto field) { return number_of(field).has_value(); });
+    if (no_numbers && rows.empty() && !named) {
+      named = true;  // names of the columns
+      continue;
+    }
+    Json row = Json::array();
+    for (const auto field : fields) {
+      const auto value = number_of(field);
+      if (!value) {
+        throw UserError("{} line {}: '{}' is no number; each line holds the logits of one token",
+                        where,
+                        number,
+                        field);
+      }
+      row.push_back(*value);
+    }
+    if (!rows.empty() && row.size() != rows[0].size()) {
+      throw UserError("{} line {}: {} numbers, the lines before have {}",
+                      where,
+                      number,
+                      row.size(),
+                      rows[0].size());
+    }
+    rows.push_back(std::move(row));
+  }
+  if (rows.empty()) {
+    throw UserError("{}: holds no logits; write one token a line, numbers between commas", where);
+  }
+  return {{"logits", rows}};
+}
+
+}  // namespace
+
+std::string read_input_text(const std::string& file) {
+  std::ifstream opened;
+  if (file != "-") {
+    opened.open(file, std::ios::binary);
+    if (!opened || std::filesystem::is_directory(file)) {
+      throw UserError("{}: cannot be read; give a case, a JSON list of logits or a CSV file", file);
+    }
+  }
+  std::istream& in = file == "-" ? std::cin : opened;
+  std::string text;
+  std::string block(size_t{1} << 16, '\0');
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
+    text.append(block, 0, static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxBytes) {
+      throw UserError("{}: is larger than 1 GiB", file);
+    }
+  }
+  return text;
+}
+
+Json read_route_input(const std::string& text, const std::string& where) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || (text[first] != '{' && text[first] != '[')) {
+    return read_csv(text, where);
+  }
+  Json json = parse_json(text, where);
+  if (json.is_array()) {
+    return {{"logits", std::move(json)}};
+  }
+  if (!json.contains("kind") && !json.contains("logits")) {
+    throw UserError("{}: has neither 'kind' (a case) nor 'logits' (a list of rows)", where);
+  }
+  return json;
+}
+
+}  // namespace moe::route

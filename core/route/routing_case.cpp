@@ -1,0 +1,380 @@
+#include "core/route/routing_case.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "core/base/error.h"
+#include "core/route/decisions.h"
+
+namespace moe::route {
+namespace {
+
+constexpr size_t kMaxNumbers = size_t{1} << 26;  // of one matrix
+
+// The double that an f32 is printed as: 0.1f gives 0.1, not 0.10000000149011612.
+double shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+
+torch::Tensor gradient(const torch::Tensor& loss, const torch::Tensor& logits) {
+  return torch::autograd::grad({loss}, {logits})[0];
+}
+
+// Fresh logits for each loss, so that no gradient meets another.
+struct Routed {
+  torch::Tensor logits;
+  Routing routing;
+};
+
+Routed run(const RoutingCase& one, const RouterSettings& router) {
+  const torch::Tensor logits = one.logits.detach().clone().requires_grad_(true);
+  return {logits, route(logits, router, one.group)};
+}
+
+struct Answer {
+  OrderedJson expect = OrderedJson::object(), loss = OrderedJson::object(),
+              grad = OrderedJson::object();
+
+  void add_loss(const std::string& name,
+                const torch::Tensor& value,
+                const torch::Tensor& logits,
+                const std::string& gradient_name) {
+    loss[name] = number_json(value);
+    grad[gradient_name] = matrix_json(gradient(value, logits));
+  }
+  // sum(w * upstream), added up in f64.
+  void add_combine(const RoutingCase& one, const Routed& routed, const std::string& gradient_name) {
+    if (one.upstream.defined()) {
+      const torch::Tensor value = (routed.routing.combine * one.upstream).sum(torch::kDouble);
+      add_loss("combine", value, routed.logits, gradient_name);
+    }
+  }
+  OrderedJson json() const { return {{"expect", expect}, {"loss", loss}, {"grad", grad}}; }
+};
+
+OrderedJson answer_top_k(const RoutingCase& one) {
+  RouterSettings router = one.router;
+  Answer out;
+  const Routed first = run(one, router);
+  const RouteInput& input = first.routing.input;
+  const int64_t choices = router.fr ? std::min(router.k + 1, input.experts()) : router.k;
+  out.expect["probs"] = matrix_json(input.scores);
+  out.expect["capacity"] = input.capacity;
+  put_decisions(first.routing, router, out.expect);
+  out.expect["accepted"] = decisions_of(input, first.routing.plan).accepted;
+  out.expect["combine"] = matrix_json(first.routing.combine);
+  out.expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
+  for (const auto& [through, name] : {std::pair{true, "combine_st"}, {false, "combine_nost"}}) {
+    router.straight_through = through;
+    out.add_combine(one, run(one, router), name);
+  }
+  for (const auto& [count, name] :
+       {std::pair{LbCount::kFirst, "lb_first"}, {LbCount::kSelected, "lb_selected"}}) {
+    router.lb_count = count;
+    const Routed routed = run(one, router);
+    out.add_loss(name, routed.routing.losses.load_balance, routed.logits, name);
+  }
+  return out.json();
+}
+
+OrderedJson answer_top_p(const RoutingCase& one) {
+  Answer out;
+  const Routed routed = run(one, one.router);
+  out.expect["probs"] = matrix_json(routed.routing.input.scores);
+  put_decisions(routed.routing, one.router, out.expect);
+  out.expect["combine"] = matrix_json(routed.routing.combine);
+  out.add_combine(one, routed, "combine");
+  const Routed balance = run(one, one.router), entropy = run(one, one.router);
+  out.add_loss("lb_selected", balance.routing.losses.load_balance, balance.logits, "lb_selected");
+  out.add_loss("entropy", entropy.routing.losses.entropy, entropy.logits, "entropy");
+  return out.json();
+}
+
+OrderedJson answer_relu(const RoutingCase& one) {
+  Answer out;
+  const Routed routed = run(one, one.router);
+  put_decisions(routed.routing, one.router, out.expect);
+  out.expect["combine"] = matrix_json(routed.routing.combine);
+  out.add_combine(one, routed, "combine");
+  const Routed sparsity = run(one, one.router);
+  out.add_loss("l1", sparsity.routing.losses.l1, sparsity.logits, "l1");
+  return out.json();
+}
+
+const char* family_name(Family family) {
+  return family == Family::kTopK ? "topk" : family == Family::kTopP ? "topp" : "relu";
+}
+
+// The keys of a case's input that describe its router, by the names of config.json.
+RouterSettings read_router(const std::string& kind, const Json& input, const std::string& where) {
+  Json router = {{"family", kind}};
+  for (const char* key : {"k",
+                          "ir",
+                          "fr",
+                          "capacity_factor",
+                          "gate_norm",
+                          "slot_order",
+                          "p",
+                          "max_experts",
+                          "lambda0",
+                          "lambda_multiplier",
+                          "l1"}) {
+    if (input.contains(key)) {
+      router[key] = input[key];
+    }
+  }
+  return router_from_json(router, where);
+}
+
+void check_size(const Json& input, const char* key, int64_t actual, const std::string& where) {
+  const int64_t said = get_int(input, key, where, actual);
+  if (said != actual) {
+    throw UserError("{}: {} is {}, but the logits have {}", where, key, said, actual);
+  }
+}
+
+OrderedJson answer_lambda(const Json& input, const std::string& where) {
+  const double k = get_double(input, "k", where);
+  const double experts = get_double(input, "num_experts", where);
+  const double multiplier = get_double(input, "multiplier", where, 1.2);
+  double lambda = get_double(input, "lambda0", where, 1e-8);
+  if (!input.contains("sparsity") || !input["sparsity"].is_array() || !(experts > 0)) {
+    throw UserError("{}: a lambda case needs num_experts above 0 and a list 'sparsity'", where);
+  }
+  const double target = 1.0 - k / experts;
+  OrderedJson lambdas = {lambda};
+  for (const auto& sparsity : input["sparsity"]) {
+    if (!sparsity.is_number()) {
+      throw UserError("{}: 'sparsity' holds something that is no number", where);
+    }
+    lambda = next_lambda(lambda, sparsity.get<double>(), target, multiplier);
+    lambdas.push_back(lambda);
+  }
+  return {{"expect", {{"lambdas", lambdas}, {"target", target}}}};
+}
+
+OrderedJson answer_capacity(const Json& input, const std::string& where) {
+  if (!input.contains("rows") || !input["rows"].is_array()) {
+    throw UserError("{}: a capacity case needs 'rows' of [capacity factor, tokens, experts]",
+                    where);
+  }
+  OrderedJson slots = OrderedJson::array();
+  for (const auto& row : input["rows"]) {
+    const bool good = row.is_array() && row.size() == 3 &&
+                      (row[0].is_null() || (row[0].is_number() && row[0].get<double>() > 0)) &&
+                      row[1].is_number_integer() && row[2].is_number_integer() &&
+                      row[1].get<int64_t>() >= 0 && row[2].get<int64_t>() > 0;
+    if (!good) {
+      throw UserError(
+          "{}: row {} is not [capacity factor or null, tokens, experts]", where, slots.size() + 1);
+    }
+    const auto factor = row[0].is_null() ? std::nullopt : std::optional(row[0].get<double>());
+    slots.push_back(capacity_slots(factor, row[1].get<int64_t>(), row[2].get<int64_t>()));
+  }
+  return {{"expect", {{"slots", slots}}}};
+}
+
+OrderedJson top_k_stats(const CounterValues& counted) {
+  return {{"requests", counted.requests},
+          {"dropped_requests", counted.dropped_requests},
+          {"dropped_tokens", counted.dropped_tokens},
+          {"unserved_tokens", counted.unserved_tokens},
+          {"fr_rejected", counted.fr_rejected},
+          {"slots_total", counted.slots_total},
+          {"slots_used", counted.slots_used},
+          {"padding", counted.padding},
+          {"ir_tokens", counted.ir_tokens}};
+}
+
+}  // namespace
+
+bool is_routing_case(const std::string& kind) {
+  return kind == "topk" || kind == "topp" || kind == "relu";
+}
+
+bool is_rule_case(const std::string& kind) { return kind == "lambda" || kind == "capacity"; }
+
+torch::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where) {
+  if (!input.contains(key) || !input[key].is_array() || input[key].empty() ||
+      !input[key][0].is_array() || input[key][0].empty()) {
+    throw UserError("{}: '{}' is not a list of rows of numbers", where, key);
+  }
+  const Json& rows = input[key];
+  const size_t width = rows[0].size();
+  if (rows.size() > kMaxNumbers / width) {
+    throw UserError("{}: '{}' has more than {} numbers", where, key, kMaxNumbers);
+  }
+  std::vector<float> numbers;
+  numbers.reserve(rows.size() * width);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!rows[row].is_array() || rows[row].size() != width) {
+      throw UserError(
+          "{}: row {} of '{}' does not have {} numbers as the first has", where, row, key, width);
+    }
+    for (const auto& number : rows[row]) {
+      const double value = number.is_number() ? number.get<double>() : NAN;
+      numbers.push_back(static_cast<float>(value));
+      if (!std::isfinite(numbers.back())) {
+        throw UserError("{}: row {} of '{}' holds {}, which is no finite 32-bit number",
+                        where,
+                        row,
+                        key,
+                        number.dump());
+      }
+    }
+  }
+  return torch::tensor(numbers, torch::kFloat)
+      .view({static_cast<int64_t>(rows.size()), static_cast<int64_t>(width)});
+}
+
+RoutingGroup read_group(const Json& input,
+                        int64_t tokens,
+                        int64_t experts,
+                        const std::string& where) {
+  const int64_t ranks = get_int(input, "num_ranks", where, 1);
+  if (ranks < 1 || experts % ranks != 0) {
+    throw UserError("{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
+  }
+  std::vector<bool> valid(tokens, true);
+  if (input.contains("valid") && !input["valid"].is_null()) {
+    const Json& list = input["valid"];
+    if (!list.is_array() || static_cast<int64_t>(list.size()) != tokens) {
+      throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
+    }
+    for (int64_t token = 0; token < tokens; ++token) {
+      const Json& one = list[token];
+      valid[token] = one.is_boolean() ? one.get<bool>() : one != 0;
+    }
+  }
+  RoutingGroup group = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks);
+  if (input.contains("home") && !input["home"].is_null()) {
+    group.home = get_ints(input, "home", where);
+    if (static_cast<int64_t>(group.home.size()) != tokens) {
+      throw UserError("{}: 'home' names {} ranks for {} tokens", where, group.home.size(), tokens);
+    }
+    for (const int64_t home : group.home) {
+      if (home < 0 || home >= ranks) {
+        throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, home, ranks - 1);
+      }
+    }
+  } else {
+    for (int64_t token = 0; token < tokens; ++token) {
+      if (!valid[token]) {
+        group.home.insert(group.home.begin() + token, -1);
+      }
+    }
+  }
+  for (int64_t token = 0; token < tokens; ++token) {
+    group.home[token] = valid[token] ? group.home[token] : -1;
+  }
+  return group;
+}
+
+RoutingCase read_routing_case(const std::string& kind,
+                              const Json& input,
+                              const std::string& where) {
+  RoutingCase one;
+  one.router = read_router(kind, input, where);
+  one.logits = read_matrix(input, "logits", where);
+  check_size(input, "num_tokens", one.logits.size(0), where);
+  check_size(input, "num_experts", one.logits.size(1), where);
+  check_router(one.router, one.logits.size(1));
+  one.group = read_group(input, one.logits.size(0), one.logits.size(1), where);
+  if (input.contains("upstream")) {
+    one.upstream = read_matrix(input, "upstream", where);
+    if (one.upstream.sizes() != one.logits.sizes()) {
+      throw UserError("{}: 'upstream' has another shape than the logits", where);
+    }
+  }
+  return one;
+}
+
+OrderedJson answer(const RoutingCase& one) {
+  switch (one.router.family) {
+    case Family::kTopK:
+      return answer_top_k(one);
+    case Family::kTopP:
+      return answer_top_p(one);
+    case Family::kRelu:
+      return answer_relu(one);
+  }
+  MOE_CHECK(false, "family {}", static_cast<int>(one.router.family));
+}
+
+OrderedJson answer_rule_case(const std::string& kind, const Json& input, const std::string& where) {
+  return kind == "lambda" ? answer_lambda(input, where) : answer_capacity(input, where);
+}
+
+OrderedJson input_json(const RoutingCase& one) {
+  OrderedJson input = {{"num_tokens", one.logits.size(0)},
+                       {"num_experts", one.logits.size(1)},
+                       {"num_ranks", one.group.ranks}};
+  std::vector<bool> valid;
+  std::vector<int64_t> home;
+  for (const int64_t rank : one.group.home) {
+    valid.push_back(rank >= 0);
+    home.push_back(std::max<int64_t>(rank, 0));
+  }
+  input["home"] = home;
+  input["valid"] = valid;
+  input["logits"] = matrix_json(one.logits);
+  const OrderedJson router = to_json(one.router);
+  for (const auto& [key, value] : router.items()) {
+    if (!value.is_null() || key == "capacity_factor") {
+      input[key] = value;
+    }
+  }
+  if (one.upstream.defined()) {
+    input["upstream"] = matrix_json(one.upstream);
+  }
+  return {{"kind", family_name(one.router.family)}, {"input", input}};
+}
+
+OrderedJson matrix_json(const torch::Tensor& matrix) {
+  const torch::Tensor host = matrix.detach().cpu().contiguous();
+  const bool integers = host.scalar_type() == torch::kLong;
+  OrderedJson rows = OrderedJson::array();
+  for (int64_t row = 0; row < host.size(0); ++row) {
+    OrderedJson line = OrderedJson::array();
+    for (int64_t column = 0; column < host.size(1); ++column) {
+      const int64_t at = row * host.size(1) + column;
+      if (integers) {
+        line.push_back(host.data_ptr<int64_t>()[at]);
+      } else {
+        line.push_back(shortest(host.data_ptr<float>()[at]));
+      }
+    }
+    rows.push_back(std::move(line));
+  }
+  return rows;
+}
+
+OrderedJson number_json(const torch::Tensor& scalar) {
+  return shortest(static_cast<float>(scalar.item<double>()));
+}
+
+void put_decisions(const Routing& routing, const RouterSettings& router, OrderedJson& expect) {
+  const CounterValues counted = read_counters({routing.counters})[0];
+  Decisions decisions = decisions_of(routing.input, routing.plan);
+  if (router.family == Family::kTopK) {
+    expect["slots"] = decisions.slots;
+    expect["drops"] = decisions.drops;
+    expect["fr_filled"] = decisions.fr_filled;
+    expect["ir"] = decisions.ir;
+    expect["stats"] = top_k_stats(counted);
+    return;
+  }
+  if (router.family == Family::kRelu) {  // no choice comes before another
+    for (auto& experts : decisions.accepted) {
+      std::sort(experts.begin(), experts.end());
+    }
+  }
+  expect["selected"] = decisions.accepted;
+  expect["stats"] = {{"experts_per_token", counted.experts_per_token()}};
+  if (router.family == Family::kRelu) {
+    expect["stats"]["sparsity"] = counted.sparsity();
+  }
+}
+
+}  // namespace moe::route

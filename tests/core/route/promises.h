@@ -1,0 +1,87 @@
+#pragma once
+// What every router promises, whatever its rules are: rows unique and sorted, load within capacity,
+// nothing lost without standing in the overflow, padding never routed, weights finite, the same
+// plan from the same input.
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "tests/core/route/random_routing.h"
+
+namespace moe::test {
+
+// Rows ordered by (expert, home), each (token, expert) once, plus once by IR.
+inline void check_rows_are_sorted_and_unique(const std::vector<ReferenceRow>& rows, int64_t k) {
+  std::set<std::tuple<int64_t, int64_t, bool>> seen;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    CHECK((i == 0 || std::pair(rows[i - 1].expert, rows[i - 1].home) <=
+                         std::pair(rows[i].expert, rows[i].home)));
+    CHECK(seen.emplace(rows[i].token, rows[i].expert, rows[i].choice > k).second);
+    CHECK(rows[i].count >= 1);
+  }
+}
+
+inline void check_load_within_capacity(const route::Routing& routing,
+                                       const std::vector<ReferenceRow>& rows) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> load;
+  for (const auto& row : rows) {
+    if (row.choice <= routing.input.k) {
+      const int64_t taken = ++load[{row.home, row.expert}];
+      CHECK(taken <= routing.input.capacity.at(row.home));
+    }
+  }
+}
+
+// Each of the first k choices of each valid token stands in a row or in the overflow, and in one
+// only.
+inline void check_nothing_is_lost(const route::Routing& routing,
+                                  const route::RoutingGroup& group,
+                                  std::vector<ReferenceRow> rows) {
+  const auto refused = refused_rows(routing.plan, group, routing.input.experts());
+  rows.insert(rows.end(), refused.begin(), refused.end());
+  std::multiset<std::tuple<int64_t, int64_t, int64_t>> asked, stands;
+  const auto ranked = matrix_of(routing.input.ranked);
+  for (int64_t token = 0; token < routing.input.tokens(); ++token) {
+    for (int64_t choice = 0; group.home[token] >= 0 && choice < routing.input.k; ++choice) {
+      asked.emplace(token, choice, static_cast<int64_t>(ranked[token][choice]));
+    }
+  }
+  for (const auto& row : rows) {
+    if (row.choice < routing.input.k) {
+      stands.emplace(row.token, row.choice, row.expert);
+    }
+  }
+  CHECK((asked == stands));
+}
+
+// `run` routes: route::route, or the same by a family that is not in the table.
+template <typename Run>
+void check_promises(const torch::Tensor& logits,
+                    const route::RouterSettings& settings,
+                    const route::RoutingGroup& group,
+                    Run run) {
+  const route::Routing routing = run(logits, settings, group);
+  const int64_t experts = logits.size(1);
+  const auto rows = used_rows(routing.plan, group, experts);
+  check_rows_are_sorted_and_unique(rows, routing.input.k);
+  std::vector<int64_t> load(experts, 0);
+  for (const auto& row : rows) {
+    CHECK(group.home.at(row.token) >= 0);
+    ++load[row.expert];
+  }
+  CHECK(load == numbers_of(routing.plan.rows));
+  if (settings.family == route::Family::kTopK) {
+    check_load_within_capacity(routing, rows);
+    check_nothing_is_lost(routing, group, rows);
+  }
+  CHECK(torch::isfinite(routing.combine).all().item<bool>());
+  CHECK(routing.combine.min().item<double>() >= 0);
+
+  const route::Routing again = run(logits, settings, group);
+  CHECK(torch::equal(again.plan.token, routing.plan.token));
+  CHECK(torch::equal(again.plan.expert, routing.plan.expert));
+  CHECK(torch::equal(again.weights, routing.weights));
+}
+
+}  // namespace moe::test

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""moe route against the numpy oracle on cases that no file holds: T to 256, E to 32, W to 32, drawn at random.
+
+The oracle (shared/oracle, plain Python loops in float64) makes each case and its answer; `moe route` answers from `kind` and
+`input` alone. Decisions must be equal, numbers within 1e-5 relative in fp32. Draws whose contested scores are nearer than 1e-5
+are no fair question in fp32 (the oracle says so) and are drawn again.
+
+usage: route_oracle.py [CASES] [SEED]          environment: MOE (the binary), MOE_SHARED_DATA
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+MOE = os.environ.get("MOE", "./moe")
+ORACLE = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / ".." / "oracle"
+TOLERANCE = 1e-5
+CASES = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+
+if not (ORACLE / "make_cases.py").is_file():
+    print("skipped: no oracle beside the shared data")
+    sys.exit(77)
+sys.path.insert(0, str(ORACLE))
+import make_cases as oracle  # noqa: E402
+
+oracle.torch = None  # gradients in closed form only: autograd over the loops takes minutes here
+
+
+def draw(rng, index):
+    """One case; AssertionError where the oracle finds scores too near to call in fp32."""
+    experts = int(rng.choice([1, 2, 4, 8, 16, 32]))
+    ranks = int(rng.choice([w for w in (1, 2, 4, 8, 16, 32) if experts % w == 0]))
+    # Many tokens of few experts are sure to hold two scores that fp32 cannot tell apart.
+    tokens = int(rng.integers(1, 257 if experts >= 8 else 65))
+    logits = oracle.logits_of(int(rng.integers(1 << 30)), tokens, experts, float(rng.choice([0.5, 1.0, 3.0])),
+                              float(rng.choice([0.0, 0.1, 0.5])))
+    valid = None if rng.random() < 0.5 else [bool(v) for v in rng.random(tokens) < 0.9]
+    name, family = f"x{index}", rng.choice(["topk", "topk", "topk", "topp", "relu"])
+    if family == "topk":
+        home = None if rng.random() < 0.5 else [int(r) for r in rng.integers(0, ranks, tokens)]
+        return oracle.topk_case(
+            name, "", logits, int(rng.integers(1, min(experts, 4) + 1)),
+            [0.25, 0.5, 1.0, 1.25, 2.0, 4.0, None][rng.integers(7)], home=home, ranks=ranks, fr=bool(rng.random() < 0.5),
+            ir=bool(rng.random() < 0.5), gate_norm=str(rng.choice(["selected", "selected", "none"])), valid=valid, seed=index,
+            slot_order=str(rng.choice(["choice", "choice", "score"])))
+    if family == "topp":
+        cap = None if rng.random() < 0.5 else int(rng.integers(1, experts + 1))
+        return oracle.topp_case(name, "", logits, float(rng.choice([0.0, 0.2, 0.4, 0.7, 0.95])), cap, ranks, valid, index)
+    return oracle.relu_case(name, "", logits, int(rng.integers(1, experts + 1)), ranks, valid, index,
+                            refined=bool(rng.random() < 0.7))
+
+
+def differences(got, want, path=""):
+    if isinstance(want, dict):
+        for key in want.keys() | got.keys():
+            if key not in got or key not in want:
+                yield f"{path}/{key} on one side only"
+            else:
+                yield from differences(got[key], want[key], f"{path}/{key}")
+    elif isinstance(want, list):
+        if len(got) != len(want):
+            yield f"{path}: {len(got)} for {len(want)}"
+        for index, (one, other) in enumerate(zip(got, want)):
+            yield from differences(one, other, f"{path}/{index}")
+    elif isinstance(want, float) or isinstance(got, float):
+        if abs(got - want) > TOLERANCE * (1 + abs(want)):
+            yield f"{path}: {got} for {want}"
+    elif got != want:
+        yield f"{path}: {got} for {want}"
+
+
+def main():
+    rng, cases, redrawn = np.random.default_rng(SEED), [], 0
+    while len(cases) < CASES:
+        try:
+            cases.append(oracle.clean(draw(rng, len(cases))))
+        except AssertionError:
+            redrawn += 1
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for case in cases:
+            files.append(pathlib.Path(folder) / (case["name"] + ".json"))
+            files[-1].write_text(json.dumps({"kind": case["kind"], "input": case["input"]}))
+        run = subprocess.run([MOE, "route", *map(str, files)], capture_output=True, text=True)
+        answers = run.stdout.splitlines()
+        if run.returncode != 0 or len(answers) != len(cases):
+            print(f"FAILED moe route ended with {run.returncode}: {run.stderr.strip()}")
+            print(f"0 passed, {len(cases)} failed, 0 skipped")
+            return 1
+    for case, line in zip(cases, answers):
+        answer = json.loads(line)
+        wrong = [d for part in ("expect", "loss", "grad") for d in differences(answer[part], case[part], part)]
+        if wrong:
+            failed += 1
+            given = {k: v for k, v in case["input"].items() if k not in ("logits", "upstream", "home", "valid")}
+            print(f"FAILED {case['kind']} {given}: {wrong[0]}")
+    largest = max(case["input"]["num_tokens"] for case in cases)
+    print(f"{len(cases)} cases (T to {largest}, {redrawn} draws too near to call in fp32)")
+    print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
