@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "cli/samples.h"
 #include "cli/step_line.h"
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
@@ -20,6 +21,8 @@ namespace {
 struct TrainFlags {
   train::TrainSettings settings;
   std::string schedule = "cosine", pack, shuffle = "on", objective = "instruct", device;
+  std::string format, loss_on = "all";
+  int64_t show_samples = 0;  // 0 = train
   bool quiet = false, json = false;
 };
 
@@ -28,6 +31,10 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
   settings.schedule = train::parse_schedule(flags.schedule);
   settings.shuffle = flags.shuffle == "on";
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
+  settings.loss_on = flags.loss_on == "last" ? data::LossOn::kLast : data::LossOn::kAll;
+  if (!flags.format.empty()) {
+    settings.format = data::parse_format(flags.format);
+  }
   if (!flags.pack.empty()) {
     settings.pack = flags.pack == "stream" ? data::Pack::kStream : data::Pack::kNone;
   }
@@ -36,6 +43,9 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
 
 void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
+  for (const auto& line : plan.data) {
+    fmt::print(stderr, "{}\n", line);
+  }
   fmt::print(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
@@ -82,6 +92,13 @@ void print_result(const TrainFlags& flags,
 }
 
 void run(const TrainFlags& flags) {
+  if (flags.show_samples > 0) {
+    print_samples(settings_of(flags), flags.show_samples);
+    return;
+  }
+  if (flags.settings.run.empty()) {
+    throw UserError("--out is required; see moe train --help");
+  }
   train::StopSignals signals;
   apply_threads(flags.settings.threads);
   std::optional<StepPrinter> printer;
@@ -103,6 +120,33 @@ void run(const TrainFlags& flags) {
   callbacks.stop_requested = [&] { return signals.requested(); };
   train::train(settings_of(flags), callbacks);
   print_result(flags, first, last);
+}
+
+void add_data_flags(CLI::App& command, TrainFlags& flags) {
+  auto& settings = flags.settings;
+  command
+      .add_option("--data",
+                  settings.data,
+                  "data files, gzip and zstd too: Alpaca, OpenOrca, Dolly, prompt pairs, ShareGPT, "
+                  "chat messages, token rows, text; FILE:WEIGHT mixes several")
+      ->required();
+  command.add_option("--format",
+                     flags.format,
+                     "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows (told from "
+                     "the first record)");
+  command.add_option("--template",
+                     settings.text_template,
+                     "paper (default), alpaca, llama2, or a text with {instruction} and "
+                     "{response}; \\n is a newline");
+  command
+      .add_option("--loss-on", flags.loss_on, "all (default) or last: responses of a conversation")
+      ->check(CLI::IsMember({"all", "last"}));
+  command
+      .add_option("--show-samples",
+                  flags.show_samples,
+                  "print N examples as the model will see them, those tokens marked that carry "
+                  "loss, and stop")
+      ->check(CLI::PositiveNumber);
 }
 
 void add_batch_flags(CLI::App& command, TrainFlags& flags) {
@@ -152,13 +196,9 @@ void add_train(CLI::App& app) {
   auto& settings = flags->settings;
   CLI::App* command = app.add_subcommand("train", "fine-tune a model folder, dense or MoE");
   command->add_option("MODEL,--model", settings.model, "the folder to start from")->required();
-  command
-      ->add_option("-o,--out", settings.run, "the folder of the run: RUN/final, metrics, settings")
-      ->required();
-  command
-      ->add_option(
-          "--data", settings.data, "data files: Alpaca form, prompt pairs, token rows, text")
-      ->required();
+  command->add_option(
+      "-o,--out", settings.run, "the folder of the run: RUN/final, metrics, settings");
+  add_data_flags(*command, *flags);
   add_batch_flags(*command, *flags);
   add_optimizer_flags(*command, *flags);
   add_router_flags(*command, settings.router);

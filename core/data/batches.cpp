@@ -21,6 +21,21 @@ void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   batch.lengths.push_back(static_cast<int64_t>(labels.size()));
 }
 
+// Where each file's examples stand; they are in file order.
+std::vector<MixedFile> mixed_files(const Examples& examples) {
+  std::vector<MixedFile> files(examples.files.size());
+  for (size_t index = 0; index < files.size(); ++index) {
+    files[index].weight = examples.weights.at(index);
+  }
+  for (size_t index = 0; index < examples.items.size(); ++index) {
+    MixedFile& file = files.at(static_cast<size_t>(examples.items[index].file));
+    if (file.count++ == 0) {
+      file.begin = static_cast<int64_t>(index);
+    }
+  }
+  return files;
+}
+
 }  // namespace
 
 BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor)
@@ -36,6 +51,9 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
           length,
           settings.seq_len);
     }
+  }
+  if (!examples.weights.empty()) {
+    mixture_.emplace(mixed_files(examples), examples.files);
   }
   set_order();
   const auto count = static_cast<int64_t>(examples.items.size());
@@ -57,9 +75,20 @@ Batch BatchStream::next() {
 }
 
 double BatchStream::rows_per_epoch() const {
-  return settings_.pack == Pack::kStream
-             ? static_cast<double>(examples_.tokens()) / static_cast<double>(settings_.seq_len)
-             : static_cast<double>(examples_.items.size());
+  if (settings_.pack == Pack::kNone) {
+    return static_cast<double>(examples_.items.size());
+  }
+  auto tokens = static_cast<double>(examples_.tokens());
+  if (mixture_) {
+    tokens = 0;
+    const std::vector<MixedFile> files = mixed_files(examples_);
+    for (const auto& example : examples_.items) {
+      const auto file = static_cast<size_t>(example.file);
+      tokens += static_cast<double>(example.ids.size()) *
+                static_cast<double>(mixture_->draws(file)) / static_cast<double>(files[file].count);
+    }
+  }
+  return tokens / static_cast<double>(settings_.seq_len);
 }
 
 void BatchStream::add_stream_row(Batch& batch) {
@@ -102,7 +131,9 @@ void BatchStream::advance_example() {
 
 void BatchStream::set_order() {
   const auto count = static_cast<int64_t>(examples_.items.size());
-  if (settings_.shuffle) {
+  if (mixture_) {
+    order_ = mixture_->order(settings_.shuffle, settings_.seed, cursor_.epoch);
+  } else if (settings_.shuffle) {
     order_ = shuffled_order(count, settings_.seed, cursor_.epoch);
   } else if (order_.empty()) {
     order_.resize(static_cast<size_t>(count));

@@ -8,13 +8,17 @@
 //           mask. What is left of an epoch's last row goes on with the next epoch's first example.
 //   none    one example a row, rows of unequal length.
 //
+// Files that came with weights are mixed by them (core/data/mixture.h); else they are joined.
+//
 // Targets are shifted inside the row: position t predicts the label at t+1, the last position
 // predicts nothing.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/data/examples.h"
+#include "core/data/mixture.h"
 
 namespace moe::data {
 
@@ -45,12 +49,14 @@ struct Batch {
 class BatchStream {
  public:
   // Keeps a reference to `examples`. UserError with Pack::kNone when an example is longer than
-  // seq_len.
+  // seq_len, or when a weight is so small that its file would never be drawn.
   BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor = {});
 
   Batch next();
   const Cursor& cursor() const { return cursor_; }
-  double rows_per_epoch() const;  // stream: a fraction of the last row counts as such
+  // stream: a fraction of the last row counts as such. Of mixed files the mean over many epochs: a
+  // file that is not used up in one epoch brings other examples in the next.
+  double rows_per_epoch() const;
 
  private:
   void add_stream_row(Batch& batch);
@@ -62,7 +68,8 @@ class BatchStream {
   const Examples& examples_;
   BatchSettings settings_;
   Cursor cursor_;
-  std::vector<int64_t> order_;  // of cursor_.epoch
+  std::optional<Mixture> mixture_;  // of files with weights
+  std::vector<int64_t> order_;      // of cursor_.epoch
 };
 
 }  // namespace moe::data

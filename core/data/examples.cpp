@@ -11,47 +11,6 @@ namespace moe::data {
 
 namespace {
 
-enum class Form { kAlpaca, kPrompt, kRows, kText };
-
-struct FormName {
-  Form form;
-  const char* key;    // the key that tells it
-  const char* words;  // for messages
-};
-constexpr FormName kForms[] = {{Form::kRows, "input_ids", "pre-tokenised rows"},
-                               {Form::kAlpaca, "instruction", "Alpaca records"},
-                               {Form::kPrompt, "prompt", "prompt pairs"},
-                               {Form::kText, "text", "text documents"}};
-
-const FormName& name_of(Form form) {
-  for (const auto& name : kForms) {
-    if (name.form == form) {
-      return name;
-    }
-  }
-  fail_check("a form is in the table", __FILE__, __LINE__, "");
-}
-
-std::optional<Form> recognise(const Json& record) {
-  for (const auto& name : kForms) {
-    if (record.contains(name.key)) {
-      return name.form;
-    }
-  }
-  return std::nullopt;
-}
-
-std::string keys_of(const Json& record) {
-  std::string keys;
-  for (const auto& item : record.items()) {
-    if (keys.size() > 80) {
-      return keys + ", ...";
-    }
-    keys += (keys.empty() ? "'" : ", '") + printable(item.key(), 40) + "'";
-  }
-  return keys.empty() ? "none" : keys;
-}
-
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
@@ -60,95 +19,93 @@ bool is_blank(std::string_view text) {
 // for all (the codec).
 class ExampleMaker {
  public:
-  ExampleMaker(Objective objective, int64_t vocab_size, const std::function<TextCodec()>& codec)
-      : objective_(objective), vocab_size_(vocab_size), codec_source_(codec) {}
+  ExampleMaker(const ReadSettings& settings,
+               int64_t vocab_size,
+               const std::function<TextCodec()>& codec)
+      : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
 
-  void begin_file() { form_.reset(); }
-  Form form() const { return *form_; }
+  void begin_file() { format_.reset(); }
+  Format format() const { return *format_; }
 
   Example from_json(const Record& record, const std::string& where) {
     const Json json = parse_json(record.text, where);
     if (!json.is_object()) {
       throw UserError("{}: a JSON object {{...}} is expected", where);
     }
-    settle_form(json, where);
-    switch (*form_) {
-      case Form::kRows:
+    settle_format(json, where);
+    switch (*format_) {
+      case Format::kRows:
         return from_row(json, where);
-      case Form::kAlpaca:
-        return from_pair(
-            alpaca_instruct(json, where), get_string(json, "output", where), "output", where);
-      case Form::kPrompt: {
-        const char* key =
-            json.contains("response") || !json.contains("completion") ? "response" : "completion";
-        return from_pair(
-            get_string(json, "prompt", where), get_string(json, key, where), key, where);
-      }
-      default:
+      case Format::kText:
         return from_text(get_string(json, "text", where), where);
+      default:
+        return from_conversation(read_conversation(json, *format_, where), where);
     }
   }
 
   Example from_document(const Record& record, const std::string& where) {
-    form_ = Form::kText;
+    if (settings_.format && settings_.format != Format::kText) {
+      throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
+                      where,
+                      format_name(*settings_.format));
+    }
+    format_ = Format::kText;
     check_objective(where);
     return from_text(record.text, where);
   }
 
  private:
-  // The file's first record decides; later ones must have the same key.
-  void settle_form(const Json& json, const std::string& where) {
-    const std::optional<Form> found = recognise(json);
-    if (!form_) {
-      if (!found) {
+  // The file's first record decides where --format does not; later ones must have the same key.
+  void settle_format(const Json& json, const std::string& where) {
+    const std::optional<Format> found = recognise(json, settings_.objective);
+    if (!format_) {
+      if (!found && !settings_.format) {
         throw UserError(
             "{}: no known form: its keys are {}; known are instruction/input/output, "
-            "prompt/response, prompt/completion, "
-            "input_ids/labels and text",
+            "instruction/context/response, system_prompt/question/response, prompt/response, "
+            "prompt/completion, conversations, messages, input_ids/labels and text",
             where,
             keys_of(json));
       }
-      form_ = found;
+      format_ = settings_.format ? settings_.format : found;
       check_objective(where);
-    } else if (found && found != form_ && !json.contains(name_of(*form_).key)) {
+    } else if (!settings_.format && found && found != format_ &&
+               !json.contains(format_key(*format_))) {
       throw UserError(
           "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
           where,
-          name_of(*form_).words,
-          name_of(*found).words);
+          format_words(*format_),
+          format_words(*found));
     }
   }
 
   void check_objective(const std::string& where) const {
-    if (objective_ == Objective::kInstruct && *form_ == Form::kText) {
+    if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
       throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
     }
-    if (objective_ == Objective::kLm && (*form_ == Form::kAlpaca || *form_ == Form::kPrompt)) {
+    if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
       throw UserError("{}: {} are for --objective instruct; --objective lm takes text",
                       where,
-                      name_of(*form_).words);
+                      format_words(*format_));
     }
   }
 
-  static std::string alpaca_instruct(const Json& json, const std::string& where) {
-    const std::string instruction = get_string(json, "instruction", where);
-    const std::string input = get_string(json, "input", where, "");
-    return instruction + (input.empty() ? "" : "\n" + input) + "\n";
-  }
-
-  Example from_pair(const std::string& instruct,
-                    const std::string& response,
-                    const std::string& response_key,
-                    const std::string& where) {
-    if (is_blank(response)) {
-      throw UserError(
-          "{}: no response: '{}' is empty; remove the record or give it one", where, response_key);
-    }
+  Example from_conversation(const Conversation& conversation, const std::string& where) {
     Example example;
-    push(example, codec().bos, false);
-    push_text(example, instruct, false, where);
-    push_text(example, response, true, where);
-    push(example, codec().eos, true);
+    for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
+      TurnText text = settings_.text_template.render(conversation, turn);
+      if (text.space_before_response && !codec().leading_space) {
+        text.prompt += ' ';
+      }
+      const bool is_last = turn + 1 == conversation.turns.size();
+      const bool learned = settings_.loss_on == LossOn::kAll || is_last;
+      if (text.begins_with_bos) {
+        push(example, codec().bos, false);
+      }
+      push_text(example, text.prompt, false, where);
+      push_text(example, text.response, learned, where);
+      push(example, codec().eos, learned);
+    }
     return example;
   }
 
@@ -236,12 +193,18 @@ class ExampleMaker {
     return *codec_;
   }
 
-  Objective objective_;
+  const ReadSettings& settings_;
   int64_t vocab_size_;
   const std::function<TextCodec()>& codec_source_;
   std::optional<TextCodec> codec_;
-  std::optional<Form> form_;
+  std::optional<Format> format_;  // of the file, once a record was read
 };
+
+// "Alpaca records, gzip".
+std::string words_of(Format format, Packing packing) {
+  const std::string packed = packing_name(packing);
+  return format_words(format) + (packed.empty() ? "" : ", " + packed);
+}
 
 }  // namespace
 
@@ -257,33 +220,54 @@ std::string Examples::where(const Example& example) const {
   return fmt::format("{} line {}", files.at(static_cast<size_t>(example.file)), example.line);
 }
 
-Examples read_examples(const std::vector<std::filesystem::path>& files,
-                       Objective objective,
+Examples read_examples(const std::vector<Source>& sources,
+                       const ReadSettings& settings,
                        int64_t vocab_size,
                        const std::function<TextCodec()>& codec) {
-  MOE_CHECK(!files.empty());
+  MOE_CHECK(!sources.empty());
   Examples examples;
-  ExampleMaker maker(objective, vocab_size, codec);
-  for (const auto& file : files) {
+  ExampleMaker maker(settings, vocab_size, codec);
+  for (const auto& [file, weight] : sources) {
     const auto index = static_cast<int32_t>(examples.files.size());
     examples.files.push_back(file.string());
+    if (weight > 0) {
+      examples.weights.push_back(weight);
+    }
     RecordReader reader(file);
     maker.begin_file();
-    const size_t before = examples.items.size();
+    int64_t count = 0;
     while (const std::optional<Record> record = reader.next()) {
       const std::string where = fmt::format("{} line {}", file.string(), record->line);
       Example example = reader.form() == RecordForm::kText ? maker.from_document(*record, where)
                                                            : maker.from_json(*record, where);
       example.file = index;
       example.line = record->line;
-      examples.all_rows = examples.all_rows && maker.form() == Form::kRows;
+      examples.all_rows = examples.all_rows && maker.format() == Format::kRows;
       examples.items.push_back(std::move(example));
+      if (++count == settings.most_per_file) {
+        break;
+      }
     }
-    if (examples.items.size() == before) {
+    if (count == 0) {
       throw UserError("{}: the file holds no example", file.string());
     }
+    examples.forms.push_back(words_of(maker.format(), reader.packing()));
   }
+  MOE_CHECK(examples.weights.empty() || examples.weights.size() == examples.files.size());
   return examples;
+}
+
+Examples read_examples(const std::vector<std::filesystem::path>& files,
+                       Objective objective,
+                       int64_t vocab_size,
+                       const std::function<TextCodec()>& codec) {
+  std::vector<Source> sources;
+  for (const auto& file : files) {
+    sources.push_back({file});
+  }
+  ReadSettings settings;
+  settings.objective = objective;
+  return read_examples(sources, settings, vocab_size, codec);
 }
 
 }  // namespace moe::data

@@ -1,34 +1,36 @@
 #pragma once
 // Data files -> token examples. The form of a file is told from its first record and holds for the
-// whole file:
+// whole file: the table in core/io/formats.md lists them. JSON records stand in lines or in one
+// array; unknown keys are ignored; gzip and zstd are unpacked on the way.
 //
-//   Alpaca          {"instruction", "input", "output"}     instruct = instruction + ("\n" + input,
-//   when there is one) + "\n" prompt pairs    {"prompt", "response"} or {"prompt", "completion"}
-//   instruct = prompt, as it stands rows            {"input_ids": [...], "labels": [...]} tokens as
-//   given, -100 = no loss text            plain text, one document a file or between lines
-//   `<|endoftext|>`; JSON {"text"}
+// With the objective `instruct` an example is BOS prompt response EOS, turn after turn, as a
+// template (core/data/templates.h) makes them; the loss falls on every response and its EOS, or on
+// the last alone (SPEC section 11, D19). With `lm` it is BOS text EOS and the loss falls on all but
+// BOS. Rows ({"input_ids", "labels"}, -100 = no loss) are taken as they are and go with both.
 //
-// each as JSON lines or as one JSON array; unknown keys are ignored. With the objective `instruct`
-// an example is BOS instruct response EOS and the loss falls on response and EOS (SPEC section 11,
-// D19); with `lm` it is BOS text EOS and the loss falls on all but BOS. Rows go with both.
-//
-// Instruct and response are encoded separately and joined as ids, so the boundary between them is
+// Prompt and response are encoded separately and joined as ids, so the boundary between them is
 // exact whatever the tokenizer would merge across it. sentencepiece puts its dummy space before
-// each of the two: what the model sees is the text instruct + " " + response, so the continuation
-// to score after the context `instruct` is " " + response.
+// each of the two: what the model sees is the text prompt + " " + response, so the continuation
+// to score after the context `prompt` is " " + response. A template that has a space there
+// (`[/INST] A`) means this one: it is left to the tokenizer, and stands once.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/data/formats.h"
+#include "core/data/sources.h"
+#include "core/data/templates.h"
 
 namespace moe::data {
 
 inline constexpr int32_t kNoLoss = -100;  // the label that transformers ignores
 
-enum class Objective { kInstruct, kLm };
+enum class LossOn { kAll, kLast };  // responses of a conversation
 
 struct Example {
   std::vector<int32_t> ids;
@@ -41,6 +43,10 @@ struct Example {
 struct Examples {
   std::vector<Example> items;  // in file order; never empty after read_examples
   std::vector<std::string> files;
+  // What was found, one a file: "Alpaca records, gzip".
+  std::vector<std::string> forms;
+  std::vector<double>
+      weights;           // one a file, > 0; empty = the files are joined (core/data/mixture.h)
   bool all_rows = true;  // every example came pre-tokenised
   int64_t tokens() const;
   std::string where(const Example& example) const;  // "FILE line N", for messages
@@ -50,12 +56,28 @@ struct Examples {
 struct TextCodec {
   std::function<std::vector<int64_t>(std::string_view)> encode;
   int64_t bos = -1, eos = -1;
+  bool leading_space = false;  // encode() puts a space before every text, as sentencepiece does
+};
+
+struct ReadSettings {
+  Objective objective = Objective::kInstruct;
+  std::optional<Format> format;  // open: told from each file's first record
+  Template text_template;        // papers'
+  LossOn loss_on = LossOn::kAll;
+  int64_t most_per_file = 0;  // stop reading a file there; 0 = never
 };
 
 // Reads all files. `codec` is called once, when the first text is met, so rows need no tokenizer.
 // UserError naming file and line: broken JSON, a missing field or one of the wrong type, mixed
-// forms, an unknown form, no response, nothing to learn from, ids outside [0, vocab_size), labels
-// of another length, invalid UTF-8, an empty file, a form that does not fit the objective.
+// forms, an unknown form, an unknown role, turns that do not alternate, no response, nothing to
+// learn from, ids outside [0, vocab_size), labels of another length, invalid UTF-8, an empty file,
+// packed data that are cut short, a form that does not fit the objective.
+Examples read_examples(const std::vector<Source>& sources,
+                       const ReadSettings& settings,
+                       int64_t vocab_size,
+                       const std::function<TextCodec()>& codec);
+
+// The same with no weights and all else at its default.
 Examples read_examples(const std::vector<std::filesystem::path>& files,
                        Objective objective,
                        int64_t vocab_size,

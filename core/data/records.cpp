@@ -23,25 +23,24 @@ std::string_view trim(std::string_view text) {
 
 }  // namespace
 
-RecordReader::RecordReader(const std::filesystem::path& file) : file_(file) {
-  if (!std::filesystem::exists(file)) {
-    throw UserError("{}: no such file; give a data file to --data", file.string());
+RecordReader::RecordReader(const std::filesystem::path& file)
+    : file_(file), file_bytes_(open_data_file(file)) {
+  try {
+    find_form();
+  } catch (const BrokenStream& broken) {
+    fail(broken);
   }
-  if (std::filesystem::is_directory(file)) {
-    throw UserError("{} is a folder; give its files to --data", file.string());
-  }
-  in_.open(file, std::ios::binary);
-  if (!in_) {
-    throw UserError("{}: cannot be read; check its permissions", file.string());
-  }
-  skip_byte_order_mark();
-  const bool named_text = file.extension() == ".txt";
+}
+
+void RecordReader::find_form() {
+  const auto inner = file_bytes_.packing == Packing::kNone ? file_ : file_.stem();
+  const bool named_text = inner.extension() == ".txt";
   if (!named_text) {
     skip_space();
   }
   const int first = peek();
   if (first == kEnd) {
-    throw UserError("{}: the file is empty", file.string());
+    throw UserError("{}: the file is empty", file_.string());
   }
   if (!named_text && first == '[') {
     form_ = RecordForm::kJsonArray;
@@ -53,6 +52,18 @@ RecordReader::RecordReader(const std::filesystem::path& file) : file_(file) {
 }
 
 std::optional<Record> RecordReader::next() {
+  try {
+    return next_of_form();
+  } catch (const BrokenStream& broken) {
+    fail(broken);
+  }
+}
+
+void RecordReader::fail(const BrokenStream& broken) const {
+  throw UserError("{} line {}: {}", file_.string(), line_, broken.what());
+}
+
+std::optional<Record> RecordReader::next_of_form() {
   switch (form_) {
     case RecordForm::kJsonLines:
       return next_line();
@@ -201,10 +212,10 @@ void RecordReader::check_length(const std::string& text, int64_t line) const {
   }
 }
 
-int RecordReader::peek() { return in_.rdbuf()->sgetc(); }
+int RecordReader::peek() { return file_bytes_.bytes->sgetc(); }
 
 int RecordReader::take() {
-  const int byte = in_.rdbuf()->sbumpc();
+  const int byte = file_bytes_.bytes->sbumpc();
   line_ += byte == '\n' ? 1 : 0;
   return byte;
 }
@@ -213,16 +224,6 @@ void RecordReader::skip_space() {
   while (is_space(peek())) {
     take();
   }
-}
-
-void RecordReader::skip_byte_order_mark() {
-  char mark[3] = {};
-  in_.read(mark, 3);
-  if (in_.gcount() == 3 && std::string_view(mark, 3) == "\xEF\xBB\xBF") {
-    return;
-  }
-  in_.clear();
-  in_.seekg(0);
 }
 
 }  // namespace moe::data

@@ -107,6 +107,11 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
     files += (files.empty() ? "" : ", ") + quote(file.string());
   }
   toml.line("data", "[" + files + "]");
+  if (settings.format) {
+    toml.text("format", data::format_name(*settings.format));
+  }
+  toml.text("template", settings.text_template);
+  toml.text("loss-on", settings.loss_on == data::LossOn::kLast ? "last" : "all");
   toml.text("objective", settings.objective == data::Objective::kLm ? "lm" : "instruct");
   if (settings.pack) {
     toml.text("pack", *settings.pack == data::Pack::kStream ? "stream" : "none");
@@ -181,6 +186,8 @@ void check_numbers(const TrainSettings& settings) {
   if (settings.data.empty()) {
     throw UserError("--data is missing: name at least one file");
   }
+  data::parse_sources(settings.data);
+  data::Template::parse(settings.text_template);
 }
 
 TrainSettings resolve(TrainSettings settings,

@@ -17,9 +17,12 @@
 namespace moe::train {
 
 struct TrainSettings {
-  std::filesystem::path model;  // the folder to start from
-  std::filesystem::path run;    // RUN
-  std::vector<std::filesystem::path> data;
+  std::filesystem::path model;              // the folder to start from
+  std::filesystem::path run;                // RUN
+  std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
+  std::optional<data::Format> format;       // open: told from each file's first record
+  std::string text_template = "paper";      // P1's [instruct][response]; core/data/templates.h
+  data::LossOn loss_on = data::LossOn::kAll;
 
   std::optional<int64_t> steps;         // or
   std::optional<double> epochs;         // rounded up to whole steps; neither: 1 epoch

@@ -4,28 +4,15 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/io/tokenizer.h"
 #include "core/model/weights.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
 #include "core/train/run_folder.h"
+#include "core/train/training_data.h"
 
 namespace moe::train {
 
 namespace {
-
-data::Examples read_data(const TrainSettings& settings,
-                         const io::Checkpoint& checkpoint,
-                         int64_t vocab_size) {
-  const auto codec = [&] {
-    const auto tokenizer =
-        std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
-    return data::TextCodec{[tokenizer](std::string_view text) { return tokenizer->encode(text); },
-                           tokenizer->bos_id(),
-                           tokenizer->eos_id()};
-  };
-  return data::read_examples(settings.data, settings.objective, vocab_size, codec);
-}
 
 // What settings.toml says of the routing. The canonical router leaves a capacity factor of k
 // unsaid; here it must stand, or the folder's own would come back.
@@ -255,6 +242,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   }
   plan.examples = static_cast<int64_t>(examples.items.size());
   plan.tokens = examples.tokens();
+  plan.data = describe_data(examples);
   plan.parameters = model::count_parameters(config).total;
   check_run_space(plan, checkpoint);
   folder.begin(to_toml(plan.settings));

@@ -17,6 +17,7 @@ namespace moe::train {
 struct RunPlan {
   TrainSettings settings;            // resolved, steps included
   int64_t examples = 0, tokens = 0;  // of the data
+  std::vector<std::string> data;     // a line for each file: what it was recognised as
   int64_t parameters = 0;
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture

@@ -4,30 +4,16 @@
 #include "core/base/json.h"
 #include "core/data/records.h"
 #include "core/io/tokenizer.h"
+#include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe;
 using namespace moe::data;
-using moe::test::TempDir;
-using moe::test::write_file;
+using namespace moe::test;
 
 namespace {
-
-constexpr int64_t kBos = 1, kEos = 2, kVocab = 300;
-
-// One id a byte: 10 + byte. Lets a test write expected ids as text.
-TextCodec byte_codec() {
-  const auto encode = [](std::string_view text) {
-    std::vector<int64_t> ids;
-    for (const char c : text) {
-      ids.push_back(10 + static_cast<unsigned char>(c));
-    }
-    return ids;
-  };
-  return {encode, kBos, kEos};
-}
 
 Examples read(const std::filesystem::path& file, Objective objective = Objective::kInstruct) {
   return read_examples({file}, objective, kVocab, byte_codec);
@@ -58,23 +44,6 @@ std::string error_of(const std::string& name,
     return message;
   }
   return "no error";
-}
-
-// Ids as text: B and E for BOS and EOS; a learned token stands as itself, one without loss as '.'.
-std::string show_ids(const Example& example) {
-  std::string shown;
-  for (const int32_t id : example.ids) {
-    shown += id == kBos ? 'B' : id == kEos ? 'E' : static_cast<char>(id - 10);
-  }
-  return shown;
-}
-
-std::string show_labels(const Example& example) {
-  std::string shown;
-  for (const int32_t id : example.labels) {
-    shown += id == kNoLoss ? '.' : id == kEos ? 'E' : static_cast<char>(id - 10);
-  }
-  return shown;
 }
 
 void check_contains(const std::string& message, const std::string& part) {
@@ -186,8 +155,8 @@ TEST_CASE("every error of a data file names the file, the line and the mend", "[
                  "a.jsonl line 2: mixed forms: the file began with Alpaca records, this is one of "
                  "the prompt pairs");
   check_contains(
-      error_of("a.jsonl", R"({"conversations": [], "id": "x"})"),
-      "a.jsonl line 1: no known form: its keys are 'conversations', 'id'; known are instruction");
+      error_of("a.jsonl", R"({"dialogue": [], "id": "x"})"),
+      "a.jsonl line 1: no known form: its keys are 'dialogue', 'id'; known are instruction");
   check_contains(error_of("a.jsonl", pair + "{\"instruction\": \"\xFF\", \"output\": \"y\"}"),
                  "a.jsonl line 2: not UTF-8");
   check_contains(error_of("a.jsonl", ""), "a.jsonl: the file is empty");

@@ -1,0 +1,247 @@
+#include "core/data/formats.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+
+namespace moe::data {
+
+namespace {
+
+// In the order in which a record is tried: a key list that is all there decides. The second key
+// of some forms tells them from their neighbours.
+struct FormatRow {
+  Format format;
+  const char* name;
+  const char* words;
+  const char* key;
+  std::array<const char*, 2> also;  // one of these too, where not null
+};
+constexpr std::array<FormatRow, 8> kFormats = {{
+    {Format::kRows, "rows", "pre-tokenised rows", "input_ids", {}},
+    {Format::kAlpaca, "alpaca", "Alpaca records", "instruction", {"output", nullptr}},
+    {Format::kDolly, "dolly", "Dolly records", "instruction", {"response", "context"}},
+    {Format::kPairs, "pairs", "prompt pairs", "prompt", {"response", "completion"}},
+    {Format::kMessages, "messages", "chat messages", "messages", {}},
+    {Format::kShareGpt, "sharegpt", "ShareGPT conversations", "conversations", {}},
+    {Format::kOpenOrca, "openorca", "OpenOrca records", "question", {"response", nullptr}},
+    {Format::kText, "text", "text documents", "text", {}},
+}};
+
+const FormatRow& row_of(Format format) {
+  for (const auto& row : kFormats) {
+    if (row.format == format) {
+      return row;
+    }
+  }
+  fail_check("a format is in the table", __FILE__, __LINE__, "");
+}
+
+bool fits(const Json& record, const FormatRow& row) {
+  return record.contains(row.key) && (row.also[0] == nullptr || record.contains(row.also[0]) ||
+                                      (row.also[1] != nullptr && record.contains(row.also[1])));
+}
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+std::string get_response(const Json& record, const char* key, const std::string& where) {
+  std::string response = get_string(record, key, where);
+  if (is_blank(response)) {
+    throw UserError("{}: no response: '{}' is empty; remove the record or give it one", where, key);
+  }
+  return response;
+}
+
+enum class Role { kSystem, kUser, kAssistant };
+
+// The keys and role names of a list of messages.
+struct ChatKeys {
+  const char *list, *role, *text;
+  const char* known;  // for messages
+};
+constexpr ChatKeys kMessageKeys = {"messages", "role", "content", "system, user, assistant"};
+constexpr ChatKeys kShareGptKeys = {"conversations", "from", "value", "system, human, gpt"};
+
+Role role_of(const Json& message, const ChatKeys& keys, const std::string& where) {
+  const std::string name = get_string(message, keys.role, where);
+  if (name == "system") {
+    return Role::kSystem;
+  }
+  if (name == "user" || name == "human") {
+    return Role::kUser;
+  }
+  if (name == "assistant" || name == "gpt" || name == "chatgpt") {
+    return Role::kAssistant;
+  }
+  throw UserError("{}: '{}' is '{}', an unknown role; known: {}; remove the record or rename it",
+                  where,
+                  keys.role,
+                  printable(name, 40),
+                  keys.known);
+}
+
+// Takes the messages of one conversation in their order.
+class TurnBuilder {
+ public:
+  explicit TurnBuilder(const ChatKeys& keys) : keys_(keys) {}
+
+  void add(const Json& message, const std::string& where) {
+    const Role role = role_of(message, keys_, where);
+    if (role == Role::kSystem) {
+      require(is_first_, where, "a system text may only stand first; remove the record or move it");
+      conversation_.system = get_string(message, keys_.text, where);
+    } else if (role == Role::kUser) {
+      require(!question_, where, "two questions in a row; join them or remove the record");
+      question_ = get_string(message, keys_.text, where);
+    } else {
+      require(question_ || !conversation_.turns.empty(),
+              where,
+              "the conversation starts with the answer; remove the record or that message");
+      require(question_.has_value(), where, "two answers in a row; join them or remove the record");
+      conversation_.turns.push_back({*question_, "", get_response(message, keys_.text, where)});
+      question_.reset();
+    }
+    is_first_ = false;
+  }
+
+  Conversation take(const std::string& where) {
+    require(!conversation_.turns.empty(),
+            where,
+            "no response: the conversation holds no answer; remove the record");
+    return std::move(conversation_);
+  }
+
+ private:
+  static void require(bool holds, const std::string& where, const char* words) {
+    if (!holds) {
+      throw UserError("{}: {}", where, words);
+    }
+  }
+
+  const ChatKeys& keys_;
+  Conversation conversation_;
+  std::optional<std::string> question_;  // the one without an answer yet
+  bool is_first_ = true;
+};
+
+Conversation read_chat(const Json& record, const ChatKeys& keys, const std::string& where) {
+  const auto found = record.find(keys.list);
+  if (found == record.end()) {
+    throw UserError("{}: '{}' is missing", where, keys.list);
+  }
+  if (!found->is_array()) {
+    throw UserError("{}: '{}' must be a list of messages", where, keys.list);
+  }
+  TurnBuilder turns(keys);
+  for (size_t index = 0; index < found->size(); ++index) {
+    const Json& message = found->at(index);
+    const std::string place = fmt::format("{}, '{}'[{}]", where, keys.list, index);
+    if (!message.is_object()) {
+      throw UserError("{}: a message {{\"{}\", \"{}\"}} is expected", place, keys.role, keys.text);
+    }
+    turns.add(message, place);
+  }
+  return turns.take(where);
+}
+
+// One instruction, perhaps with an input, and one response.
+Conversation read_single(const Json& record,
+                         const char* input_key,
+                         const char* response_key,
+                         const std::string& where) {
+  Turn turn;
+  turn.instruction = get_string(record, "instruction", where);
+  turn.input = get_string(record, input_key, where, "");
+  turn.response = get_response(record, response_key, where);
+  return {"", {std::move(turn)}, false};
+}
+
+Conversation read_pair(const Json& record, const std::string& where) {
+  const char* key =
+      record.contains("response") || !record.contains("completion") ? "response" : "completion";
+  return {"", {{get_string(record, "prompt", where), "", get_response(record, key, where)}}, true};
+}
+
+Conversation read_open_orca(const Json& record, const std::string& where) {
+  return {get_string(record, "system_prompt", where, ""),
+          {{get_string(record, "question", where), "", get_response(record, "response", where)}},
+          false};
+}
+
+}  // namespace
+
+Format parse_format(const std::string& name) {
+  std::vector<std::string> known;
+  for (const auto& row : kFormats) {
+    if (name == row.name) {
+      return row.format;
+    }
+    known.emplace_back(row.name);
+  }
+  const std::string near = nearest_name(name, known);
+  throw UserError("--format '{}' is unknown{}; known: {}",
+                  printable(name, 40),
+                  near.empty() ? "" : ", did you mean '" + near + "'?",
+                  fmt::join(known, ", "));
+}
+
+const char* format_name(Format format) { return row_of(format).name; }
+const char* format_words(Format format) { return row_of(format).words; }
+const char* format_key(Format format) { return row_of(format).key; }
+
+bool is_conversation(Format format) { return format != Format::kRows && format != Format::kText; }
+
+std::optional<Format> recognise(const Json& record, Objective objective) {
+  if (objective == Objective::kLm && record.contains("text") && !record.contains("input_ids")) {
+    return Format::kText;
+  }
+  for (const auto& row : kFormats) {
+    if (fits(record, row)) {
+      return row.format;
+    }
+  }
+  // A field is missing: the reader of the nearest form says which.
+  for (const auto& row : kFormats) {
+    if (record.contains(row.key)) {
+      return row.format;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string keys_of(const Json& record) {
+  std::string keys;
+  for (const auto& item : record.items()) {
+    if (keys.size() > 80) {
+      return keys + ", ...";
+    }
+    keys += (keys.empty() ? "'" : ", '") + printable(item.key(), 40) + "'";
+  }
+  return keys.empty() ? "none" : keys;
+}
+
+Conversation read_conversation(const Json& record, Format format, const std::string& where) {
+  switch (format) {
+    case Format::kAlpaca:
+      return read_single(record, "input", "output", where);
+    case Format::kDolly:
+      return read_single(record, "context", "response", where);
+    case Format::kPairs:
+      return read_pair(record, where);
+    case Format::kOpenOrca:
+      return read_open_orca(record, where);
+    case Format::kMessages:
+      return read_chat(record, kMessageKeys, where);
+    case Format::kShareGpt:
+      return read_chat(record, kShareGptKeys, where);
+    default:
+      fail_check("the format is a conversation", __FILE__, __LINE__, format_name(format));
+  }
+}
+
+}  // namespace moe::data

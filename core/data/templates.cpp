@@ -1,0 +1,192 @@
+#include "core/data/templates.h"
+
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+
+namespace moe::data {
+
+namespace {
+
+constexpr std::string_view kSpace = " \t\n\v\f\r";  // what Python's strip() takes of ASCII
+
+std::string strip(std::string_view text) {
+  const size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) {
+    return "";
+  }
+  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
+}
+
+// System text (of the first turn), instruction and input, a line each.
+std::string plain_instruct(const Conversation& conversation, size_t index) {
+  const Turn& turn = conversation.turns[index];
+  const bool has_system = index == 0 && !conversation.system.empty();
+  return (has_system ? conversation.system + "\n" : "") + turn.instruction +
+         (turn.input.empty() ? "" : "\n" + turn.input);
+}
+
+TurnText paper_turn(const Conversation& conversation, size_t index) {
+  return {index == 0,
+          plain_instruct(conversation, index) + (conversation.verbatim ? "" : "\n"),
+          false,
+          conversation.turns[index].response};
+}
+
+// tatsu-lab/stanford_alpaca, train.py, PROMPT_DICT.
+TurnText alpaca_turn(const Conversation& conversation, size_t index) {
+  const Turn& turn = conversation.turns[index];
+  std::string prompt;
+  if (index == 0 && !conversation.system.empty()) {
+    prompt = conversation.system + "\n\n";
+  } else if (index == 0) {
+    prompt = turn.input.empty()
+                 ? "Below is an instruction that describes a task. "
+                 : "Below is an instruction that describes a task, paired with an input that "
+                   "provides further context. ";
+    prompt += "Write a response that appropriately completes the request.\n\n";
+  }
+  prompt += "### Instruction:\n" + turn.instruction + "\n\n";
+  if (!turn.input.empty()) {
+    prompt += "### Input:\n" + turn.input + "\n\n";
+  }
+  return {index == 0, prompt + "### Response:", false, turn.response};
+}
+
+// meta-llama/llama, llama/generation.py, chat_completion.
+TurnText llama2_turn(const Conversation& conversation, size_t index) {
+  const Turn& turn = conversation.turns[index];
+  std::string content = turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input);
+  if (index == 0 && !conversation.system.empty()) {
+    content = "<<SYS>>\n" + conversation.system + "\n<</SYS>>\n\n" + content;
+  }
+  return {true, "[INST] " + strip(content) + " [/INST]", true, strip(turn.response) + " "};
+}
+
+char unescape(char c, const std::string& word) {
+  switch (c) {
+    case 'n':
+      return '\n';
+    case 't':
+      return '\t';
+    case '\\':
+    case '{':
+    case '}':
+      return c;
+    default:
+      throw UserError("--template '{}': '\\{}' is no escape; known: \\n, \\t, \\\\, \\{{ and \\}}",
+                      printable(word),
+                      printable(std::string(1, c)));
+  }
+}
+
+// The texts around the placeholders, and the placeholders between them: one more text than names.
+struct Pieces {
+  std::vector<std::string> texts{""};
+  std::vector<std::string> names;
+};
+
+// A placeholder is a word of lower-case letters in braces; other braces are text.
+Pieces cut(const std::string& word) {
+  Pieces pieces;
+  for (size_t at = 0; at < word.size(); ++at) {
+    if (word[at] == '\\' && at + 1 < word.size()) {
+      pieces.texts.back() += unescape(word[++at], word);
+      continue;
+    }
+    if (word[at] == '{') {
+      const size_t end = word.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
+      if (end != std::string::npos && end > at + 1 && word[end] == '}') {
+        pieces.names.push_back(word.substr(at + 1, end - at - 1));
+        pieces.texts.emplace_back();
+        at = end;
+        continue;
+      }
+    }
+    pieces.texts.back() += word[at];
+  }
+  return pieces;
+}
+
+// UserError where the names are not instruction and response, once each and in this order.
+void check_names(const std::vector<std::string>& names, const std::string& word) {
+  const std::string shown = printable(word);
+  size_t instructions = 0, responses = 0;
+  for (const auto& name : names) {
+    instructions += name == "instruction" ? 1 : 0;
+    responses += name == "response" ? 1 : 0;
+    if (name != "instruction" && name != "response") {
+      throw UserError(
+          "--template '{}': '{{{}}}' is no placeholder; known: {{instruction}} and {{response}} "
+          "(write \\{{ for a brace)",
+          shown,
+          printable(name, 40));
+    }
+  }
+  for (const auto& [name, count] :
+       {std::pair("instruction", instructions), std::pair("response", responses)}) {
+    if (count != 1) {
+      throw UserError("--template '{}': {{{}}} {}; it must stand there once",
+                      shown,
+                      name,
+                      count == 0 ? "is missing" : "stands there more than once");
+    }
+  }
+  if (names.front() != "instruction") {
+    throw UserError("--template '{}': {{response}} stands before {{instruction}}", shown);
+  }
+}
+
+}  // namespace
+
+Template Template::parse(const std::string& word) {
+  Template made;
+  if (word == "paper") {
+    return made;
+  }
+  if (word == "alpaca" || word == "llama2") {
+    made.kind_ = word == "alpaca" ? Kind::kAlpaca : Kind::kLlama2;
+    return made;
+  }
+  if (find_invalid_utf8(word) != kValidUtf8) {
+    throw UserError("--template '{}': is not UTF-8", printable(word));
+  }
+  if (word.find_first_of("{} \\\n") == std::string::npos) {
+    const std::string near = nearest_name(word, {"paper", "alpaca", "llama2"});
+    throw UserError(
+        "--template '{}' is unknown{}; known: paper, alpaca, llama2, or a text with "
+        "{{instruction}} "
+        "and {{response}}",
+        printable(word, 40),
+        near.empty() ? "" : ", did you mean '" + near + "'?");
+  }
+  Pieces pieces = cut(word);
+  check_names(pieces.names, word);
+  made.kind_ = Kind::kOwn;
+  made.before_ = std::move(pieces.texts[0]);
+  made.between_ = std::move(pieces.texts[1]);
+  made.after_ = std::move(pieces.texts[2]);
+  return made;
+}
+
+TurnText Template::render(const Conversation& conversation, size_t turn) const {
+  switch (kind_) {
+    case Kind::kAlpaca:
+      return alpaca_turn(conversation, turn);
+    case Kind::kLlama2:
+      return llama2_turn(conversation, turn);
+    case Kind::kOwn:
+      break;
+    default:
+      return paper_turn(conversation, turn);
+  }
+  const bool has_space = between_.ends_with(' ');
+  return {turn == 0,
+          before_ + plain_instruct(conversation, turn) +
+              between_.substr(0, between_.size() - (has_space ? 1 : 0)),
+          has_space,
+          conversation.turns[turn].response + after_};
+}
+
+}  // namespace moe::data

@@ -1,0 +1,69 @@
+#pragma once
+// A tokenizer that a test can do in its head: one id a byte, 10 + byte, BOS 1, EOS 2. Examples are
+// shown as text: B and E for BOS and EOS; in labels a learned token stands as itself, one without
+// loss as '.'.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/data/examples.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::test {
+
+inline constexpr int64_t kBos = 1, kEos = 2, kVocab = 300;
+
+inline data::TextCodec byte_codec() {
+  const auto encode = [](std::string_view text) {
+    std::vector<int64_t> ids;
+    for (const char c : text) {
+      ids.push_back(10 + static_cast<unsigned char>(c));
+    }
+    return ids;
+  };
+  return {encode, kBos, kEos};
+}
+
+inline std::string show_ids(const data::Example& example) {
+  std::string shown;
+  for (const int32_t id : example.ids) {
+    shown += id == kBos ? 'B' : id == kEos ? 'E' : static_cast<char>(id - 10);
+  }
+  return shown;
+}
+
+inline std::string show_labels(const data::Example& example) {
+  std::string shown;
+  for (const int32_t id : example.labels) {
+    shown += id == data::kNoLoss ? '.' : id == kEos ? 'E' : static_cast<char>(id - 10);
+  }
+  return shown;
+}
+
+// Reads `text` as a file called `name`.
+inline data::Examples read_bytes(const std::string& name,
+                                 const std::string& text,
+                                 const data::ReadSettings& settings = {}) {
+  const TempDir dir;
+  write_file(dir / name, text);
+  return data::read_examples({{dir / name}}, settings, kVocab, byte_codec);
+}
+
+// The message of reading `text` as file `name`, with the folder's name cut off.
+inline std::string error_of_reading(const std::string& name,
+                                    const std::string& text,
+                                    const data::ReadSettings& settings = {}) {
+  const TempDir dir;
+  write_file(dir / name, text);
+  std::string message =
+      user_error_of([&] { data::read_examples({{dir / name}}, settings, kVocab, byte_codec); });
+  const std::string folder = dir.path().string() + "/";
+  for (auto at = message.find(folder); at != std::string::npos; at = message.find(folder)) {
+    message.erase(at, folder.size());
+  }
+  return message;
+}
+
+}  // namespace moe::test
