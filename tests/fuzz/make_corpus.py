@@ -3,6 +3,7 @@
 
 python3 tests/fuzz/make_corpus.py        (deterministic; the files are in the tree)
 """
+import gzip
 import json
 import pathlib
 import struct
@@ -92,7 +93,37 @@ def config():
                  "source": {"name": "x", "sha256": "0"}})
 
 
-for make in (safetensors, config):
+def data():
+    """The first byte: bit 0 lm, bit 1 loss on the last, bits 2-3 the template, bit 4 a forced form, bits 5-7 which."""
+    def instruct(text, choice=0):
+        return bytes([choice]) + (text if isinstance(text, bytes) else text.encode())
+
+    pair = '{"prompt": "p", "response": "r"}\n'
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    shared = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    yield "alpaca", instruct('{"instruction": "i", "input": "n", "output": "o"}')
+    yield "dolly", instruct('{"instruction": "i", "context": "c", "response": "r"}', 4)
+    yield "openorca", instruct('{"system_prompt": "s", "question": "q", "response": "r"}', 8)
+    yield "pairs", instruct(pair + '{"prompt": "p", "completion": "r"}', 12)
+    yield "messages", instruct(json.dumps({"messages": chat + chat[1:]}), 2)
+    yield "sharegpt", instruct(json.dumps([{"conversations": shared}, {"conversations": shared + shared}]), 8)
+    yield "rows", instruct('{"input_ids": [1, 5, 6], "labels": [-100, 5, 6]}')
+    yield "text", instruct("one\n<|endoftext|>\ntwo\n", 1)
+    yield "forced", instruct(pair, 16 + (3 << 5))
+    yield "answer-first", instruct(json.dumps({"messages": chat[2:]}))
+    yield "surrogate", instruct('{"prompt": "p", "response": "\\ud800"}')
+    yield "array-cut", instruct("[" + pair + ",")
+    packed = gzip.compress(pair.encode(), mtime=0)
+    yield "gzip", instruct(packed)
+    yield "gzip-two", instruct(packed + packed)
+    yield "gzip-cut", instruct(packed[:-9])
+    text = pair.encode()  # one frame of one raw block
+    yield "zstd", instruct(b"\x28\xb5\x2f\xfd\x20" + bytes([len(text)]) +
+                           struct.pack("<I", len(text) << 3 | 1)[:3] + text)
+    yield "parquet", instruct(b"PAR1")
+
+
+for make in (safetensors, config, data):
     folder = HERE / make.__name__
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in make():

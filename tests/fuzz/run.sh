@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of hostile files, each target SECONDS long, both at once, under the address and undefined-behaviour
+# Fuzzes the readers of hostile files, each target SECONDS long, all at once, under the address and undefined-behaviour
 # sanitizers. Starts from the kept corpus; new finds stay in build/fuzz/. The last line is `N passed, N failed, N skipped`.
 #
 #   tests/fuzz/run.sh [SECONDS]     (default 20)
@@ -13,13 +13,15 @@ common=(core/base/error.cpp core/base/json.cpp core/base/utf8.cpp core/io/file.c
         core/io/tensor_info.cpp core/io/safetensors.cpp core/io/safetensors_writer.cpp)
 config=(core/io/checkpoint.cpp core/io/checkpoint_writer.cpp core/io/staged_folder.cpp core/model/config*.cpp
         core/model/weights.cpp core/route/router_*.cpp) # all of it without LibTorch
+data=(core/data/compressed.cpp core/data/examples.cpp core/data/formats.cpp core/data/records.cpp core/data/show.cpp
+      core/data/templates.cpp)
 flags=(-std=c++20 -O1 -g1 -I. -DFMT_HEADER_ONLY -fsanitize=fuzzer-no-link,address,undefined
        -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wall -Wextra)
 
 if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -x c++ - -fsanitize=fuzzer,address,undefined -o /dev/null 2>/dev/null; then
   echo "skipped: no clang++ with libFuzzer (apt-get install clang)"
-  echo "0 passed, 0 failed, 2 skipped"
+  echo "0 passed, 0 failed, 3 skipped"
   exit 0
 fi
 
@@ -29,7 +31,7 @@ if command -v ccache >/dev/null; then compiler="ccache clang++"; fi
 mkdir -p "$build"
 newest_header=$(find core -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
 object_of() { echo "$build/${1//\//_}.o"; }
-for source in "${common[@]}" "${config[@]}" tests/fuzz/safetensors_fuzz.cpp tests/fuzz/config_fuzz.cpp; do
+for source in "${common[@]}" "${config[@]}" "${data[@]}" tests/fuzz/{safetensors,config,data}_fuzz.cpp; do
   object=$(object_of "$source")
   if [ ! "$object" -nt "$source" ] || [ ! "$object" -nt "$newest_header" ]; then
     printf '%s\0' "$compiler ${flags[*]} -c $source -o $object"
@@ -39,10 +41,11 @@ link() {  # TARGET SOURCE...
   local target=$1 source objects=()
   shift
   for source in "$@"; do objects+=("$(object_of "$source")"); done
-  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -o "$build/$target"
+  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -o "$build/$target"
 }
 link safetensors "${common[@]}" tests/fuzz/safetensors_fuzz.cpp
 link config "${common[@]}" "${config[@]}" tests/fuzz/config_fuzz.cpp
+link data core/base/{error,json,utf8}.cpp "${data[@]}" tests/fuzz/data_fuzz.cpp
 
 fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the second
   mkdir -p "$build/corpus/$1" "$build/finds"
@@ -52,8 +55,9 @@ fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the seco
 }
 fuzz safetensors & first=$!
 fuzz config & second=$!
+fuzz data & third=$!
 passed=0 failed=0
-for run in "safetensors $first" "config $second"; do
+for run in "safetensors $first" "config $second" "data $third"; do
   read -r target process <<<"$run"
   if wait "$process"; then
     passed=$((passed + 1))

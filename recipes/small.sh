@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Runs the small twin of a paper's run: makes the model, trains it, evaluates it. Every command is printed, so that you can run
+# it yourself; each twin takes well under two minutes on a laptop.
+#
+#   recipes/small.sh recipes/rectify_router/small/top1+ir.toml [RUN]    default RUN: runs/small/rectify_router/top1+ir
+#
+# [upcycle] in the recipe: the parent is the tiny model, tuned on recipes/tiny/instruct.jsonl and asked recipes/tiny/quiz.jsonl.
+# [init]: random weights of the config beside the recipe (374M-top1.toml -> 374M.json). They read the corpus of
+# recipes/tiny/generate.py, once, so that the loss of every step is that of text not seen before.
+set -euo pipefail
+
+case "${1:-}" in
+  *.toml) ;;
+  *) echo "usage: recipes/small.sh RECIPE.toml [RUN]" >&2; exit 2 ;;
+esac
+recipe=$(realpath -- "$1")
+name=$(basename -- "$recipe" .toml)
+paper=$(basename -- "$(realpath -- "$(dirname -- "$recipe")/..")")
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+run=$(realpath -m -- "${2:-$root/runs/small/$paper/$name}")
+if [ -e "$run" ]; then
+  echo "small: $run is there already; remove it or give another folder" >&2
+  exit 2
+fi
+cd -- "$root"
+tiny=recipes/tiny
+moe=${MOE:-./moe}
+
+step() {
+  printf '\n$'
+  printf ' %q' "$@"
+  printf '\n'
+  "$@"
+}
+has() { grep -q "^\[$1\]" "$recipe"; }
+
+mkdir -p -- "$run"
+model=$tiny/model
+data=$tiny/instruct.jsonl
+if has upcycle; then
+  model=$run/model
+  step "$moe" upcycle "$tiny/model" -o "$model" --config "$recipe"
+elif has init; then
+  model=$run/model
+  data=$run/texts/corpus.jsonl
+  step python3 "$tiny/generate.py" "$run/texts"
+  step "$moe" init "$(dirname -- "$recipe")/${name%%-*}.json" -o "$model" --tokenizer "$tiny/model" --config "$recipe"
+fi
+step "$moe" train "$model" -o "$run/train" --data "$data" --config "$recipe"
+if has eval; then
+  step "$moe" eval "$run/train/final" -o "$run/scores" --config "$recipe"
+fi
+
+# The last word: means over the last 20 steps.
+python3 - "$run/train/metrics.jsonl" <<'PYTHON'
+import json
+import sys
+
+steps = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")][-20:]
+mean = {key: sum(step[key] for step in steps) / len(steps) for key, value in steps[0].items() if type(value) in (int, float)}
+said = [f"loss {mean['loss']:.3f}"]
+for key, words in (("dropped_share", "share of requests dropped"), ("experts_per_token", "experts a token"), ("sparsity", "sparsity")):
+    if key in mean:
+        said.append(f"{words} {mean[key]:.3f}")
+print("\nlast 20 steps: " + ", ".join(said))
+PYTHON
