@@ -11,6 +11,7 @@ void add_init(CLI::App& app);
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_route(CLI::App& app);
+void add_bench(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_generate(CLI::App& app);
 

@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
   moe::cli::add_train(app);
   moe::cli::add_eval(app);
   moe::cli::add_route(app);
+  moe::cli::add_bench(app);
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::read_recipes(app);

@@ -31,7 +31,8 @@ const std::map<std::string, std::set<std::string>>& arrows_down() {
       {"core/model", {"core/route", "core/dist", "core/io"}},
       {"core/train", {"core/model", "core/data"}},
       {"core/eval", {"core/model", "core/data"}},
-      {"cli", {"core/train", "core/eval"}},
+      {"core/bench", {"core/model"}},
+      {"cli", {"core/train", "core/eval", "core/bench"}},
   };
   return arrows;
 }

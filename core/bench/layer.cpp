@@ -1,0 +1,149 @@
+#include "core/bench/layer.h"
+
+#include <torch/types.h>
+
+#include "core/base/error.h"
+#include "core/model/moe_layer.h"
+#include "kernels/grouped_swiglu.h"
+
+namespace moe::bench {
+
+using torch::Tensor;
+
+namespace {
+
+struct World {
+  Tensor x;  // [T, D]
+  model::MoeWeights weights;
+  route::RoutingGroup group;
+  Tensor skew;  // [E]
+};
+
+World make_world(const LayerSettings& settings) {
+  torch::manual_seed(1);
+  const int64_t experts = settings.experts;
+  return {at::randn({settings.tokens, settings.width}),
+          {at::randn({experts, settings.width}) * 0.02,
+           at::randn({experts, 2 * settings.inner, settings.width}) * 0.02,
+           at::randn({experts, settings.width, settings.inner}) * 0.02},
+          route::spread_over_ranks(settings.tokens,
+                                   settings.ep_ranks == 0 ? experts : settings.ep_ranks),
+          at::arange(experts, at::kFloat) * -settings.skew};
+}
+
+Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
+
+route::Routing route_once(const World& world,
+                          const Tensor& x,
+                          const Tensor& router_weight,
+                          const route::RouterSettings& router) {
+  return route::route(model::router_logits(x, router_weight) + world.skew, router, world.group);
+}
+
+// Every auxiliary loss with a weight, so that its gradient is part of the cost.
+Tensor auxiliary(const route::AuxLosses& losses) {
+  Tensor sum = at::zeros({});
+  for (const Tensor& loss : {losses.load_balance, losses.entropy, losses.l1}) {
+    if (loss.defined()) {
+      sum = sum + 0.01 * loss;
+    }
+  }
+  return sum;
+}
+
+void run_routing(const World& world, const route::RouterSettings& router) {
+  const Tensor x = leaf(world.x), weight = leaf(world.weights.router);
+  const auto routing = route_once(world, x, weight, router);
+  (routing.weights.sum() + auxiliary(routing.losses)).backward();
+  route::read_counters({routing.counters});
+}
+
+void run_layer(const World& world, const route::RouterSettings& router) {
+  const Tensor x = leaf(world.x);
+  const model::MoeWeights weights = {
+      leaf(world.weights.router), leaf(world.weights.gate_up), leaf(world.weights.down)};
+  const auto routing = route_once(world, x, weights.router, router);
+  const Tensor y = model::run_experts(x, weights, routing, 1.0);
+  (y.sum() + auxiliary(routing.losses)).backward();
+  route::read_counters({routing.counters});
+}
+
+void run_products(const World& world, const Tensor& rows, const std::vector<int64_t>& loads) {
+  const Tensor x = leaf(rows);
+  const Tensor gate_up = leaf(world.weights.gate_up), down = leaf(world.weights.down);
+  kernels::grouped_swiglu(x, gate_up, down, loads).sum().backward();
+}
+
+// [R, D] x [D, 2F] and [R, F] x [F, D], and the two products of each one's gradient.
+void run_roof(const World& world, const Tensor& rows) {
+  const Tensor gate_up = world.weights.gate_up[0], down = world.weights.down[0];
+  const Tensor hidden = at::mm(rows, gate_up.t());           // [R, 2F]
+  const Tensor inner = hidden.narrow(1, 0, down.size(1));    // [R, F]
+  const Tensor out = at::mm(inner, down.t());                // [R, D]
+  const Tensor inner_gradient = at::mm(out, down);           // [R, F]
+  const Tensor down_gradient = at::mm(out.t(), inner);       // [D, F]
+  const Tensor rows_gradient = at::mm(hidden, gate_up);      // [R, D]
+  const Tensor gate_up_gradient = at::mm(hidden.t(), rows);  // [2F, D]
+}
+
+OrderedJson to_json(const Timing& time) {
+  return {{"best_ms", time.best_s * 1e3},
+          {"median_ms", time.median_s * 1e3},
+          {"worst_ms", time.worst_s * 1e3}};
+}
+
+}  // namespace
+
+LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettings& router) {
+  const World world = make_world(settings);
+  LayerReport report;
+  report.router = route::to_string(router);
+  const auto routing = route_once(world, world.x, world.weights.router, router);
+  report.counted = route::read_counters({routing.counters})[0];
+  const int64_t rows = report.counted.rows();
+  report.flop = 18.0 * static_cast<double>(rows) * static_cast<double>(settings.width) *
+                static_cast<double>(settings.inner);
+  const Tensor gathered = world.x.index_select(0, routing.plan.token.narrow(0, 0, rows));
+  report.roof = time_of(settings.repeats, [&] { run_roof(world, gathered); });
+  report.products =
+      time_of(settings.repeats, [&] { run_products(world, gathered, report.counted.load); });
+  report.routing = time_of(settings.repeats, [&] { run_routing(world, router); });
+  report.counting = time_of(settings.repeats, [&] {
+    route::read_counters({route::count_plan(routing.input, routing.plan, router)});
+  });
+  if (settings.whole) {
+    report.layer = time_of(settings.repeats, [&] { run_layer(world, router); });
+  }
+  return report;
+}
+
+OrderedJson to_json(const LayerSettings& settings) {
+  return {{"tokens", settings.tokens},
+          {"width", settings.width},
+          {"inner", settings.inner},
+          {"experts", settings.experts},
+          {"ep_ranks", settings.ep_ranks == 0 ? settings.experts : settings.ep_ranks},
+          {"skew", settings.skew},
+          {"repeats", settings.repeats}};
+}
+
+OrderedJson to_json(const LayerReport& report) {
+  OrderedJson json = {{"router", report.router},
+                      {"flop", report.flop},
+                      {"roof", to_json(report.roof)},
+                      {"products", to_json(report.products)},
+                      {"routing", to_json(report.routing)},
+                      {"counting", to_json(report.counting)}};
+  if (report.layer.median_s > 0) {
+    json["layer"] = to_json(report.layer);
+  }
+  json["rows"] = report.counted.rows();
+  json["dropped_requests"] = report.counted.dropped_requests;
+  json["fr_filled"] = report.counted.fr_filled;
+  json["ir_tokens"] = report.counted.ir_tokens;
+  json["padding"] = report.counted.padding;
+  json["load_max_over_mean"] = report.counted.load_max_over_mean();
+  return json;
+}
+
+}  // namespace moe::bench
