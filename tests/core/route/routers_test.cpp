@@ -193,6 +193,54 @@ TEST_CASE("permuted experts give the permuted plan on one rank when no scores ti
   }
 }
 
+TEST_CASE("what all ranks decide together is what each decides alone", "[route]") {
+  // D1: one process with W logical ranks and W processes with one rank each must agree, and a
+  // process knows no tokens but its own.
+  std::mt19937 random(7);
+  for (const auto& settings : all_routers()) {
+    INFO(to_string(settings));
+    const int64_t ranks = 4;
+    const auto input = random_routing(random, 60, 8, ranks, 0.5, 0.1);
+    const auto together = route::route(input.logits, settings, input.group);
+    const auto all = used_rows(together.plan, input.group, 8);
+    double balance = 0, entropy = 0, l1 = 0;
+    int64_t with_tokens = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      route::RoutingGroup alone = input.group;
+      bool has_tokens = false;
+      for (auto& home : alone.home) {
+        home = home == rank ? rank : -1;
+        has_tokens = has_tokens || home == rank;
+      }
+      with_tokens += has_tokens ? 1 : 0;
+      const auto part = route::route(input.logits, settings, alone);
+      std::vector<ReferenceRow> mine;
+      std::copy_if(all.begin(), all.end(), std::back_inserter(mine), [&](const auto& row) {
+        return row.home == rank;
+      });
+      CHECK((used_rows(part.plan, alone, 8) == mine));
+      for (int64_t token = 0; token < 60; ++token) {
+        if (alone.home[token] == rank) {
+          CHECK(torch::equal(part.combine[token], together.combine[token]));
+        }
+      }
+      const auto value = [](const torch::Tensor& loss) {
+        return loss.defined() ? loss.item<double>() : 0;
+      };
+      balance += value(part.losses.load_balance);
+      entropy += value(part.losses.entropy);
+      l1 += value(part.losses.l1);
+    }
+    // D11: a loss is the mean over ranks that hold tokens; f32 sums in another order.
+    const auto close = [&](const torch::Tensor& loss, double sum) {
+      return !loss.defined() || std::abs(loss.item<double>() - sum / with_tokens) < 1e-5;
+    };
+    CHECK(close(together.losses.load_balance, balance));
+    CHECK(close(together.losses.entropy, entropy));
+    CHECK(close(together.losses.l1, l1));
+  }
+}
+
 TEST_CASE("equal scores are settled by the lower index", "[route]") {
   const auto group = route::spread_over_ranks(8, 2);
   const auto routing =
