@@ -10,8 +10,8 @@ namespace moe::data {
 
 namespace {
 
-// Ends the row that holds the last `length` ids of the batch; `labels` are the row's, not yet
-// shifted.
+// Ends the row, or the piece of one, that holds the last `length` ids of the batch; `labels` are
+// the row's, not yet shifted.
 void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   for (size_t t = 1; t < labels.size(); ++t) {
     batch.targets.push_back(labels[t]);
@@ -102,11 +102,17 @@ void BatchStream::add_stream_row(Batch& batch) {
     labels.insert(labels.end(), example.labels.begin() + from, example.labels.begin() + to);
     missing -= taken;
     cursor_.offset = to;
+    if (settings_.mask == PackMask::kDoc) {
+      finish_row(batch, labels);
+      labels.clear();
+    }
     if (taken == rest) {
       advance_example();
     }
   }
-  finish_row(batch, labels);
+  if (settings_.mask == PackMask::kCausal) {
+    finish_row(batch, labels);
+  }
 }
 
 void BatchStream::add_example_row(Batch& batch) {

@@ -10,8 +10,8 @@
 //
 // Files that came with weights are mixed by them (core/data/mixture.h); else they are joined.
 //
-// Targets are shifted inside the row: position t predicts the label at t+1, the last position
-// predicts nothing.
+// Targets are shifted inside the row (with PackMask::kDoc inside the piece): position t predicts
+// the label at t+1, the last position predicts nothing.
 
 #include <cstdint>
 #include <optional>
@@ -23,6 +23,8 @@
 namespace moe::data {
 
 enum class Pack { kStream, kNone };
+// What a token of a stream row may see: all before it in the row (D19), or only its own example.
+enum class PackMask { kCausal, kDoc };
 
 struct BatchSettings {
   Pack pack = Pack::kStream;
@@ -30,6 +32,7 @@ struct BatchSettings {
   int64_t seq_len = 2048;  // S: tokens a row, with Pack::kNone at most
   int64_t rows = 1;        // rows a batch
   uint64_t seed = 0;
+  PackMask mask = PackMask::kCausal;
 };
 
 struct Cursor {
@@ -42,7 +45,9 @@ struct Cursor {
 struct Batch {
   std::vector<int64_t> ids;      // [T]
   std::vector<int64_t> targets;  // [T], kNoLoss = none
-  std::vector<int64_t> lengths;  // one a row, their sum is T
+  // Tokens that see each other and count their positions together, their sum is T: one a row, with
+  // PackMask::kDoc one a piece of an example. So attention never touches a pair that is masked.
+  std::vector<int64_t> lengths;
   int64_t target_count = 0;
 };
 

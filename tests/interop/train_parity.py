@@ -4,7 +4,9 @@ usage: train_parity.py [--steps 20] [--batch 4] [--length 128]
 
 For the real model as it is (LlamaForCausalLM) and for its upcycled top-2 dropless child (Qwen2MoeForCausalLM; auxiliary
 loss off; straight-through off, since transformers differentiates through the renormalised weights, SPEC section 6): rows of
-real text, one row a sequence, in file order, constant learning rate, no packing. Last line: `N passed, N failed, N skipped`.
+real text in file order, constant learning rate. Then the ways to fill a step: 4 micro-batches of one row, rows of unequal
+length (padded on the other side), examples packed into a stream with the plain causal mask, and with the document mask (on the
+other side every piece of an example is a sequence of its own). Last line: `N passed, N failed, N skipped`.
 
 Tolerance 1e-4 relative: both sides sum in f32 in different orders. One thing amplifies that without bound: right after
 upcycling all experts are equal, so the router's gradient is zero but for rounding (1e-9), and AdamW with eps 1e-8 makes
@@ -30,34 +32,68 @@ TOLERANCE = 1e-4
 BETAS, CLIP = (0.9, 0.95), 1.0
 
 
-def write_rows(path, model, count, length):
-    """BOS + tokens of real stories, cut into rows; every fourth row learns its second half only."""
+def story_ids(model, count):
+    """BOS + tokens of real stories, one after the other, at least `count`."""
     tokenizer = SentencePieceProcessor(model_file=str(model / "tokenizer.model"))
     text = (DATA / "text" / "tinystories_v2_train_head.txt").read_text()
     ids = []
     for story in text.split("<|endoftext|>"):
         ids += [tokenizer.bos_id()] + tokenizer.encode(story.strip())
-        if len(ids) >= count * length:
-            break
+        if len(ids) >= count:
+            return ids
+    return ids
+
+
+def examples_of(ids, lengths):
+    """Cut into examples of these lengths; every fourth learns its second half only."""
+    examples, start = [], 0
+    for number, length in enumerate(lengths):
+        part = ids[start : start + length]
+        hidden = length // 2 if number % 4 == 3 else 0
+        examples.append((part, [-100] * hidden + part[hidden:]))
+        start += length
+    return examples
+
+
+def write_rows(path, examples):
     with open(path, "w") as out:
-        for row in range(count):
-            part = ids[row * length : (row + 1) * length]
-            hidden = length // 2 if row % 4 == 3 else 0
-            out.write(json.dumps({"input_ids": part, "labels": [-100] * hidden + part[hidden:]}) + "\n")
+        for ids, labels in examples:
+            out.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
 
 
-def reference(model, rows, options):
-    """(loss, gradient norm before clipping) of each step, by transformers."""
+def in_steps(sequences, options):
+    return [sequences[i * options.batch : (i + 1) * options.batch] for i in range(options.steps)]
+
+
+def stream_steps(examples, options, by_document):
+    """The sequences of each step when examples are joined and cut every `length` tokens."""
+    rows, row, room = [], [], options.length
+    for ids, labels in examples:
+        while ids:
+            row.append((ids[:room], labels[:room]))
+            taken = len(row[-1][0])
+            ids, labels, room = ids[taken:], labels[taken:], room - taken
+            if room == 0:
+                rows.append(row)
+                row, room = [], options.length
+    if not by_document:
+        rows = [[(sum((i for i, _ in row), []), sum((l for _, l in row), []))] for row in rows]
+    return [sum(rows[i * options.batch : (i + 1) * options.batch], []) for i in range(options.steps)]
+
+
+def reference(model, steps, options):
+    """(loss, gradient norm before clipping) of each step, by transformers; a step is a list of sequences (ids, labels)."""
     torch.manual_seed(0)
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=options.lr, betas=BETAS, eps=options.eps, weight_decay=0.0)
-    data = [json.loads(line) for line in open(rows)]
-    steps = []
-    for step in range(options.steps):
-        part = data[step * options.batch : (step + 1) * options.batch]
-        ids = torch.tensor([row["input_ids"] for row in part])
-        labels = torch.tensor([row["labels"] for row in part])
-        logits = net(ids).logits[:, :-1].float()
+    results = []
+    for sequences in steps:
+        width = max(len(ids) for ids, _ in sequences)
+        pad = lambda values, filler: torch.tensor([list(v) + [filler] * (width - len(v)) for v in values])
+        ids = pad([ids for ids, _ in sequences], 0)
+        labels = pad([labels for _, labels in sequences], -100)
+        mask = pad([[1] * len(ids) for ids, _ in sequences], 0)
+        logits = net(ids, attention_mask=mask).logits[:, :-1].float()
         loss = torch.nn.functional.cross_entropy(
             logits.reshape(-1, logits.size(-1)), labels[:, 1:].reshape(-1), ignore_index=-100
         )
@@ -65,11 +101,11 @@ def reference(model, rows, options):
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        steps.append((loss.item(), norm.item()))
-    return type(net).__name__, steps
+        results.append((loss.item(), norm.item()))
+    return type(net).__name__, results
 
 
-def ours(model, rows, run, options, extra):
+def ours(model, rows, run, options, changed):
     flags = {
         "--steps": options.steps,
         "--seq-len": options.length,
@@ -84,9 +120,9 @@ def ours(model, rows, run, options, extra):
         "--weight-decay": 0,
         "--pack": "none",
         "--shuffle": "off",
-    }
+    } | changed
     words = [str(word) for pair in flags.items() for word in pair]
-    command = [MOE, "train", str(model), "-o", str(run), "--data", str(rows), "--quiet", *words, *extra]
+    command = [MOE, "train", str(model), "-o", str(run), "--data", str(rows), "--quiet", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     records = [json.loads(line) for line in open(run / "metrics.jsonl")]
     return [(record["loss"], record["grad_norm"]) for record in records]
@@ -112,24 +148,39 @@ def main():
     options = parser.parse_args()
     dense = DATA / "stories260K-hf"
     if not dense.is_dir():
-        print("no real model: set MOE_SHARED_DATA\n0 passed, 0 failed, 3 skipped")
+        print("no real model: set MOE_SHARED_DATA\n0 passed, 0 failed, 9 skipped")
         return 77
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        rows, child = folder / "rows.jsonl", folder / "child"
-        write_rows(rows, dense, options.steps * options.batch, options.length)
+        child = folder / "child"
         upcycle = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf,st=off"]
         subprocess.run([MOE, "upcycle", str(dense), "-o", str(child), *upcycle], check=True, stdout=subprocess.DEVNULL)
+        rows = options.steps * options.batch
+        ids = story_ids(dense, 2 * rows * options.length)
+        whole = examples_of(ids, [options.length] * rows)
+        ragged = examples_of(ids, [17 + 37 * n % (options.length - 17) for n in range(4 * rows)])
+        plain, off = in_steps(whole, options), {"--lb-coef": 0}
+        stream = {"--pack": "stream"}
         runs = [
-            ("dense", dense, 1e-3, 1e-8, []),
-            ("top-2 dropless", child, 1e-3, 1e-6, ["--lb-coef", "0"]),
-            ("top-2 dropless", child, 1e-5, 1e-8, ["--lb-coef", "0"]),
+            ("dense", dense, 1e-3, 1e-8, whole, plain, {}),
+            ("top-2 dropless", child, 1e-3, 1e-6, whole, plain, off),
+            ("top-2 dropless", child, 1e-5, 1e-8, whole, plain, off),
+            ("dense, 4 micro-batches", dense, 1e-3, 1e-8, whole, plain, {"--micro-batch": 1}),
+            ("top-2 dropless, 4 micro-batches", child, 1e-3, 1e-6, whole, plain, off | {"--micro-batch": 1}),
+            ("dense, rows of unequal length", dense, 1e-3, 1e-8, ragged, in_steps(ragged, options), {}),
+            ("dense, packed", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, False), stream),
+            ("dense, packed, document mask", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, True),
+             stream | {"--pack-mask": "doc"}),
+            ("top-2 dropless, packed, document mask", child, 1e-3, 1e-6, ragged, stream_steps(ragged, options, True),
+             off | stream | {"--pack-mask": "doc"}),
         ]
         passed = 0
-        for number, (name, model, options.lr, options.eps, extra) in enumerate(runs):
-            kind, expected = reference(model, rows, options)
+        for number, (name, model, options.lr, options.eps, examples, steps, changed) in enumerate(runs):
+            data = folder / f"rows-{number}.jsonl"
+            write_rows(data, examples)
+            kind, expected = reference(model, steps, options)
             label = f"{name} ({kind}), lr {options.lr:g}, eps {options.eps:g}"
-            passed += compare(label, expected, ours(model, rows, folder / f"run-{number}", options, extra))
+            passed += compare(label, expected, ours(model, data, folder / f"run-{number}", options, changed))
     print(f"{passed} passed, {len(runs) - passed} failed, 0 skipped")
     return 0 if passed == len(runs) else 1
 

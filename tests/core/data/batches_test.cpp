@@ -31,6 +31,13 @@ Examples numbered(const std::vector<int64_t>& lengths) {
   return examples;
 }
 
+// Whether the id is the last of an example.
+bool ends_example(const Examples& examples, int64_t id) {
+  return std::any_of(examples.items.begin(), examples.items.end(), [&](const Example& example) {
+    return example.ids.back() == id;
+  });
+}
+
 struct Rows {
   std::vector<std::vector<int64_t>> ids, targets;
   bool operator==(const Rows&) const = default;
@@ -97,6 +104,38 @@ Rows pack_slowly(const Examples& examples,
 }
 
 }  // namespace
+
+TEST_CASE("a document mask cuts the same rows where examples end", "[data]") {
+  const Examples examples = numbered({3, 5, 2, 7, 1, 2, 9});
+  for (const int64_t seq_len : {4, 5, 64}) {
+    BatchSettings settings{Pack::kStream, true, seq_len, 3, 11};
+    BatchStream causal(examples, settings);
+    settings.mask = PackMask::kDoc;
+    BatchStream documents(examples, settings);
+    for (int i = 0; i < 8; ++i) {
+      const Batch whole = causal.next(), cut = documents.next();
+      CHECK(cut.ids == whole.ids);
+      CHECK(documents.cursor() == causal.cursor());
+      // Tokens are numbered through the examples, so an example ends where the count breaks.
+      std::vector<int64_t> lengths, targets = whole.targets;
+      int64_t length = 0, missing = 0;
+      for (size_t t = 0; t < whole.ids.size(); ++t) {
+        ++length;
+        const bool row_ends = (t + 1) % static_cast<size_t>(seq_len) == 0;
+        const bool ends = row_ends || ends_example(examples, whole.ids[t]);
+        if (ends) {
+          missing += targets[t] == kNoLoss ? 0 : 1;
+          targets[t] = kNoLoss;
+          lengths.push_back(length);
+          length = 0;
+        }
+      }
+      CHECK(cut.lengths == lengths);
+      CHECK(cut.targets == targets);
+      CHECK(cut.target_count == whole.target_count - missing);
+    }
+  }
+}
 
 TEST_CASE("batches equal a packer that writes all epochs out", "[data]") {
   const std::vector<std::vector<int64_t>> tables = {
