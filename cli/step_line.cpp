@@ -46,14 +46,17 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
                       record.grad_norm,
                       record.lr,
                       format_count(record.tokens_per_second));
+  if (record.skipped_steps > 0) {
+    text += fmt::format("  skipped {}", record.skipped_steps);
+  }
   if (!record.layer_counters.empty()) {
     text += routing_part(record);
   }
   return text + "  left " + format_seconds(seconds_left);
 }
 
-StepPrinter::StepPrinter(int64_t steps, bool quiet)
-    : steps_(steps), quiet_(quiet), terminal_(is_terminal(2)) {}
+StepPrinter::StepPrinter(int64_t steps, int64_t first_step, bool quiet)
+    : steps_(steps), first_step_(first_step), quiet_(quiet), terminal_(is_terminal(2)) {}
 
 StepPrinter::~StepPrinter() {
   if (line_open_) {
@@ -67,13 +70,13 @@ void StepPrinter::print(const train::StepRecord& record) {
   const auto now = std::chrono::steady_clock::now();
   const bool last = record.step == steps_;
   const double since = std::chrono::duration<double>(now - printed_).count();
-  if (quiet_ ||
-      (record.step != 1 && !last && since < (terminal_ ? kTerminalPeriod_s : kPipePeriod_s))) {
+  if (quiet_ || (record.step != first_step_ + 1 && !last &&
+                 since < (terminal_ ? kTerminalPeriod_s : kPipePeriod_s))) {
     return;
   }
   printed_ = now;
-  const double left =
-      seconds_ / static_cast<double>(record.step) * static_cast<double>(steps_ - record.step);
+  const double left = seconds_ / static_cast<double>(record.step - first_step_) *
+                      static_cast<double>(steps_ - record.step);
   const std::string line = step_line(record, steps_, left);
   if (terminal_) {
     fmt::print(stderr, "\r\033[K{}{}", line, last ? "\n" : "");

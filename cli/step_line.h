@@ -18,14 +18,15 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
 // the last and one about every second.
 class StepPrinter {
  public:
-  StepPrinter(int64_t steps, bool quiet);
+  // A run that goes on begins after `first_step`.
+  StepPrinter(int64_t steps, int64_t first_step, bool quiet);
   ~StepPrinter();  // ends the line that an error or a stop left on the terminal
   StepPrinter(const StepPrinter&) = delete;
   StepPrinter& operator=(const StepPrinter&) = delete;
   void print(const train::StepRecord& record);
 
  private:
-  int64_t steps_;
+  int64_t steps_, first_step_;
   bool quiet_, terminal_, line_open_ = false;
   double seconds_ = 0;  // of all steps so far
   std::chrono::steady_clock::time_point printed_;

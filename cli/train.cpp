@@ -20,16 +20,18 @@ namespace {
 
 struct TrainFlags {
   train::TrainSettings settings;
-  std::string schedule = "cosine", pack, shuffle = "on", objective = "instruct", device;
+  std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
+              objective = "instruct", device;
   std::string format, loss_on = "all";
   int64_t show_samples = 0;  // 0 = train
-  bool quiet = false, json = false;
+  bool quiet = false, json = false, resume = false;
 };
 
 train::TrainSettings settings_of(const TrainFlags& flags) {
   train::TrainSettings settings = flags.settings;
   settings.schedule = train::parse_schedule(flags.schedule);
   settings.shuffle = flags.shuffle == "on";
+  settings.pack_mask = flags.pack_mask == "doc" ? data::PackMask::kDoc : data::PackMask::kCausal;
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
   settings.loss_on = flags.loss_on == "last" ? data::LossOn::kLast : data::LossOn::kAll;
   if (!flags.format.empty()) {
@@ -86,8 +88,12 @@ void print_result(const TrainFlags& flags,
                                 {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
     fmt::print("{}\n", result.dump());
   } else {
-    fmt::print(
-        "{} steps, loss {:.4f} -> {:.4f}: {}\n", last.step, first.loss, last.loss, final_model);
+    fmt::print("{} steps, loss {:.4f} -> {:.4f}{}: {}\n",
+               last.step,
+               first.loss,
+               last.loss,
+               last.skipped_steps == 0 ? "" : fmt::format(", {} skipped", last.skipped_steps),
+               final_model);
   }
 }
 
@@ -99,19 +105,22 @@ void run(const TrainFlags& flags) {
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");
   }
+  if (flags.resume && flags.settings.force) {
+    throw UserError("--resume goes on with a run, --force begins anew; give one of them");
+  }
   train::StopSignals signals;
   apply_threads(flags.settings.threads);
   std::optional<StepPrinter> printer;
   train::StepRecord first, last;
   train::TrainCallbacks callbacks;
   callbacks.on_start = [&](const train::RunPlan& plan) {
-    printer.emplace(*plan.settings.steps, flags.quiet);
+    printer.emplace(*plan.settings.steps, plan.first_step, flags.quiet);
     if (!flags.quiet) {
       print_plan(plan);
     }
   };
   callbacks.on_step = [&](const train::StepRecord& record) {
-    if (record.step == 1) {
+    if (last.step == 0) {
       first = record;
     }
     last = record;
@@ -119,7 +128,9 @@ void run(const TrainFlags& flags) {
   };
   callbacks.stop_requested = [&] { return signals.requested(); };
   train::train(settings_of(flags), callbacks);
-  print_result(flags, first, last);
+  if (last.step > 0) {
+    print_result(flags, first, last);
+  }
 }
 
 void add_data_flags(CLI::App& command, TrainFlags& flags) {
@@ -166,6 +177,11 @@ void add_batch_flags(CLI::App& command, TrainFlags& flags) {
       .add_option(
           "--pack", flags.pack, "stream (default: examples joined and cut) or none (one a row)")
       ->check(CLI::IsMember({"stream", "none"}));
+  command
+      .add_option("--pack-mask",
+                  flags.pack_mask,
+                  "causal (default: a row is one text) or doc (an example sees itself alone)")
+      ->check(CLI::IsMember({"causal", "doc"}));
   command.add_option("--shuffle", flags.shuffle, "on (default) or off: file order")
       ->check(CLI::IsMember({"on", "off"}));
   command.add_option("--seed", settings.seed, "of the shuffling (0)");
@@ -205,6 +221,13 @@ void add_train(CLI::App& app) {
   command->add_option(
       "--save-every", settings.save_every, "steps between checkpoints (only the end)");
   command->add_option("--keep", settings.keep, "newest checkpoints that stay (2)");
+  command->add_option(
+      "--save-minutes", settings.save_minutes, "minutes between checkpoints, besides");
+  command->add_option(
+      "--keep-every", settings.keep_every, "checkpoints of steps that it divides stay too (none)");
+  command->add_flag("--resume",
+                    flags->resume,
+                    "go on with the run that is there, as the same command does anyway");
   add_device(*command, flags->device);
   add_threads(*command, settings.threads);
   add_force(*command, settings.force);

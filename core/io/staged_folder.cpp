@@ -63,17 +63,6 @@ void check_replaceable(const fs::path& out, bool force) {
   }
 }
 
-// The folder's own descriptor, locked until it is closed or the process dies; not open when there
-// is no folder. File systems without locks are trusted.
-Descriptor lock_folder(const fs::path& folder, const fs::path& out) {
-  Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (handle.is_open() && ::flock(handle.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    throw UserError("{}: another run is writing it now; wait for it or give another output folder",
-                    out.string());
-  }
-  return handle;
-}
-
 // A kill between the two renames of replace() left the old folder under another name: see the table
 // in the header.
 void heal(const fs::path& out, const fs::path& replaced) {
@@ -114,6 +103,15 @@ bool rename_with(const fs::path& from, const fs::path& to, unsigned flag) {
 }
 
 }  // namespace
+
+Descriptor lock_folder(const fs::path& folder, const fs::path& out) {
+  Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (handle.is_open() && ::flock(handle.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    throw UserError("{}: another run is writing it now; wait for it or give another output folder",
+                    out.string());
+  }
+  return handle;
+}
 
 StagedFolder::StagedFolder(fs::path out, bool force)
     : out_(normalized(out)),

@@ -17,6 +17,11 @@
 
 namespace moe::io {
 
+// The descriptor of `folder`, locked until it is closed or the process dies; not open when there is
+// no folder. File systems without locks are trusted. UserError, naming `out`: another process holds
+// it.
+Descriptor lock_folder(const std::filesystem::path& folder, const std::filesystem::path& out);
+
 class StagedFolder {
  public:
   // UserError: OUT is there and not `force` (which replaces it at commit, not before), OUT is a

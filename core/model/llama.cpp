@@ -137,6 +137,18 @@ Llama Llama::load(const io::Checkpoint& checkpoint) {
   return model;
 }
 
+Llama Llama::clone() const {
+  const at::NoGradGuard no_gradients;
+  Llama copy;
+  copy.weights_ = std::make_unique<Weights>(weights_->config);
+  const auto from = parameters();
+  const auto to = copy.parameters();
+  for (size_t index = 0; index < from.size(); ++index) {
+    Tensor(to[index].tensor).copy_(from[index].tensor);
+  }
+  return copy;
+}
+
 const ModelConfig& Llama::config() const { return weights_->config; }
 
 RoutingOptions Llama::default_routing() const {

@@ -51,6 +51,7 @@ class Llama {
  public:
   // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
   static Llama load(const io::Checkpoint& checkpoint);
+  Llama clone() const;  // weights of its own, without gradients
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;

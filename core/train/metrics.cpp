@@ -8,6 +8,25 @@ namespace moe::train {
 
 namespace {
 
+// Cuts the file after the line of step `steps`. A line that was not finished, or is none of ours,
+// ends it too.
+void cut_after(const std::filesystem::path& file, int64_t steps) {
+  std::ifstream in(file, std::ios::binary);
+  uintmax_t kept = 0;
+  int64_t next = 1;
+  for (std::string line; next <= steps && std::getline(in, line) && !in.eof(); ++next) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || json.value("step", Json()) != next) {
+      break;
+    }
+    kept += line.size() + 1;
+  }
+  in.close();
+  if (std::filesystem::exists(file)) {
+    std::filesystem::resize_file(file, kept);
+  }
+}
+
 double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
 void put(OrderedJson& json, const char* key, const std::optional<double>& value) {
@@ -85,6 +104,7 @@ OrderedJson to_json(const StepRecord& record) {
   json["total_tokens"] = record.total_tokens;
   json["tokens_per_second"] = record.tokens_per_second;
   json["seconds"] = record.seconds;
+  json["skipped_steps"] = record.skipped_steps;
   put(json, "load_balance_loss", record.load_balance_loss);
   put(json, "entropy_loss", record.entropy_loss);
   put(json, "l1_loss", record.l1_loss);
@@ -108,8 +128,9 @@ OrderedJson to_json(const StepRecord& record) {
   return json;
 }
 
-MetricsFile::MetricsFile(const std::filesystem::path& file)
-    : file_(file), out_(file, std::ios::binary | std::ios::trunc) {
+MetricsFile::MetricsFile(const std::filesystem::path& file, int64_t steps) : file_(file) {
+  cut_after(file, steps);
+  out_.open(file, std::ios::binary | std::ios::app);
   if (!out_) {
     throw UserError("{}: cannot be written; check the folder's permissions", file.string());
   }

@@ -21,6 +21,8 @@ struct StepRecord {
   int64_t tokens = 0, target_tokens = 0;  // of this global batch
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
+  bool skipped = false;       // loss or gradient was no number: the weights stayed as they were
+  int64_t skipped_steps = 0;  // so far
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
@@ -44,7 +46,8 @@ OrderedJson to_json(const StepRecord& record);
 // full.
 class MetricsFile {
  public:
-  explicit MetricsFile(const std::filesystem::path& file);
+  // Keeps the lines of the first `steps` steps that are there; what follows them goes.
+  MetricsFile(const std::filesystem::path& file, int64_t steps);
   void append(const StepRecord& record);
 
  private:

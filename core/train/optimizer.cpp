@@ -20,9 +20,24 @@ AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSe
   for (const auto& parameter : parameters) {
     const Tensor& weight = parameter.tensor;
     Group& group = weight.dim() == 1 ? kept_ : decayed_;
-    group.slots.push_back(
-        {weight, at::zeros_like(weight), at::zeros_like(weight), at::zeros({}, at::kFloat)});
+    group.slots.push_back({parameter.name,
+                           weight,
+                           at::zeros_like(weight),
+                           at::zeros_like(weight),
+                           at::zeros({}, at::kFloat)});
   }
+}
+
+std::vector<model::NamedParameter> AdamW::state() const {
+  std::vector<model::NamedParameter> all;
+  for (const Group* group : {&decayed_, &kept_}) {
+    for (const auto& slot : group->slots) {
+      all.push_back({"exp_avg." + slot.name, slot.mean});
+      all.push_back({"exp_avg_sq." + slot.name, slot.square});
+      all.push_back({"updates." + slot.name, slot.updates});
+    }
+  }
+  return all;
 }
 
 void AdamW::step(double lr) {

@@ -22,9 +22,13 @@ class AdamW {
   // and its count.
   void step(double lr);
   void clear_gradients();
+  // exp_avg.NAME, exp_avg_sq.NAME and updates.NAME of every parameter: the tensors in use, for
+  // saving and restoring.
+  std::vector<model::NamedParameter> state() const;
 
  private:
   struct Slot {
+    std::string name;
     torch::Tensor weight;        // the parameter itself
     torch::Tensor mean, square;  // m and v, its shape, f32
     torch::Tensor updates;       // t, scalar f32 (what the fused kernel takes)

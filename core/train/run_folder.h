@@ -1,40 +1,55 @@
 #pragma once
 // RUN, the folder a run of training leaves behind:
 //
-//   settings.toml           the run as a recipe
-//   metrics.jsonl           one object a step
-//   checkpoints/step-N/     after N steps: a model folder; what resuming needs besides goes inside
-//   it, staged with it final/                  the model folder after the last step, there only
-//   when the run came to its end
+//   settings.toml        the run as a recipe
+//   metrics.jsonl        one object a step
+//   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
+//   final/               the model folder after the last step, there only when the run came to its
+//                        end
+//
+// A run that is there goes on when it is started again with the same settings.
 
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/io/file.h"
+
 namespace moe::train {
+
+enum class RunState { kNew, kGoesOn, kDone };
 
 class RunFolder {
  public:
-  // UserError when RUN is there already (and not an empty folder) without `force`, is a file, or
-  // holds `model`. Writes nothing.
+  // UserError when RUN is a file, holds `model`, or is there without being a run of ours (and
+  // neither empty nor to be replaced by `force`). Writes nothing.
   RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force);
 
-  // Makes RUN, or removes what an earlier run left in it (only the names above), and writes
-  // settings.toml.
-  void begin(const std::string& settings_toml) const;
+  // Whether the run that is there (unless `force`) goes on under these settings. UserError names
+  // the settings that differ; those that do not change the numbers (save-every, keep, threads) may.
+  RunState state(const std::string& settings_toml) const;
+  // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
+  // removes what an earlier run left in it (only the names above).
+  void begin(const std::string& settings_toml, RunState state);
 
   const std::filesystem::path& path() const { return run_; }
   std::filesystem::path metrics() const { return run_ / "metrics.jsonl"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
 
-  std::vector<int64_t> saved_steps() const;    // ascending
-  void keep_newest(int64_t count) const;       // removes older checkpoints
+  std::vector<int64_t> saved_steps() const;  // ascending
+  // Removes older checkpoints but those of steps that `every` divides (0: none stays for that).
+  void keep_newest(int64_t count, int64_t every = 0) const;
   void remove_checkpoint(int64_t step) const;  // nothing happens when there is none
   std::optional<std::filesystem::path> last_checkpoint() const;
+  // The newest checkpoint whose files are as they were written; `damaged` is told of newer ones, a
+  // sentence each.
+  std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
 
  private:
+  bool force_ = false;
+  io::Descriptor lock_;  // RUN itself
   std::filesystem::path run_;
 };
 

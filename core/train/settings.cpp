@@ -116,6 +116,7 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
   if (settings.pack) {
     toml.text("pack", *settings.pack == data::Pack::kStream ? "stream" : "none");
   }
+  toml.text("pack-mask", settings.pack_mask == data::PackMask::kDoc ? "doc" : "causal");
   toml.text("shuffle", settings.shuffle ? "on" : "off");
   toml.number("seq-len", settings.seq_len);
   toml.number("micro-batch", settings.micro_batch);
@@ -160,6 +161,13 @@ void check_numbers(const TrainSettings& settings) {
   check_count(settings.seq_len, "--seq-len", 2);
   check_count(settings.save_every, "--save-every");
   check_count(settings.keep, "--keep");
+  check_count(settings.keep_every, "--keep-every", 0);
+  if (settings.save_minutes) {
+    require(std::isfinite(*settings.save_minutes) && *settings.save_minutes > 0,
+            "--save-minutes",
+            fmt::format("{}", *settings.save_minutes),
+            "must be more than 0");
+  }
   check_count(settings.warmup, "--warmup", 0);
   if (settings.epochs) {
     require(std::isfinite(*settings.epochs) && *settings.epochs > 0 && *settings.epochs < 1e9,
@@ -216,7 +224,11 @@ std::string to_toml(const TrainSettings& settings) {
   add_optimizer(toml, settings);
   add_router(toml, settings);
   toml.number("save-every", settings.save_every);
+  toml.number("save-minutes", settings.save_minutes);
   toml.number("keep", settings.keep);
+  if (settings.keep_every > 0) {
+    toml.number("keep-every", settings.keep_every);
+  }
   toml.number("seed", settings.seed);
   if (settings.threads > 0) {
     toml.number("threads", settings.threads);

@@ -33,6 +33,7 @@ struct TrainSettings {
   data::Objective objective = data::Objective::kInstruct;
   std::optional<data::Pack>
       pack;  // open: stream (D19); none where all examples are pre-tokenised rows
+  data::PackMask pack_mask = data::PackMask::kCausal;  // D19
   bool shuffle = true;
 
   ScheduleKind schedule = ScheduleKind::kCosine;
@@ -47,8 +48,10 @@ struct TrainSettings {
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
 
-  std::optional<int64_t> save_every;  // steps; open: only the end
-  int64_t keep = 2;                   // newest checkpoints that stay
+  std::optional<int64_t> save_every;   // steps; open: only the end
+  std::optional<double> save_minutes;  // minutes between checkpoints, besides
+  int64_t keep = 2;                    // newest checkpoints that stay
+  int64_t keep_every = 0;              // those of steps that it divides stay too; 0 = none
   uint64_t seed = 0;
   int threads = 0;  // 0 = LibTorch's choice; recorded only
   bool force = false;

@@ -12,14 +12,17 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
-  requested();  // swallow one that is pending: it was meant for the work that ends here
+  const timespec no_wait = {0, 0};
+  while (sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
+  }  // one that is pending was meant for the work that ends here
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 bool StopSignals::requested() {
   const timespec no_wait = {0, 0};
-  while (sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
+  if (!requested_ && sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
     requested_ = true;
+    pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);  // the next one ends the process at once
   }
   return requested_;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // SIGINT and SIGTERM as a question asked between steps instead of a handler that interrupts: while
-// this object lives they are blocked and stay pending. Make it before LibTorch starts its threads,
+// this object lives they are blocked and stay pending; once one was answered, the next ends the
+// process at once, as is its default. Make it before LibTorch starts its threads,
 // which inherit the mask.
 
 #include <csignal>

@@ -8,6 +8,8 @@
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
 #include "core/train/run_folder.h"
+#include "core/train/saver.h"
+#include "core/train/snapshot.h"
 #include "core/train/training_data.h"
 
 namespace moe::train {
@@ -50,8 +52,31 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {
-      *settings.pack, settings.shuffle, *settings.seq_len, *settings.micro_batch, settings.seed};
+  return {*settings.pack,
+          settings.shuffle,
+          *settings.seq_len,
+          *settings.micro_batch,
+          settings.seed,
+          settings.pack_mask};
+}
+
+// Where a run begins: at the folder it starts from, or at a checkpoint of its own.
+struct Start {
+  std::filesystem::path folder;  // of the weights
+  bool resumed = false;
+};
+
+uint64_t model_bytes(const io::Checkpoint& checkpoint) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : checkpoint.tensors()) {
+    bytes += static_cast<uint64_t>(tensor.bytes());
+  }
+  return bytes;
+}
+
+// A model folder, and weights and two moments of every parameter in f32.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) {
+  return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
 }
 
 // One run, from the first batch to RUN/final.
@@ -61,72 +86,126 @@ class Run {
       const data::Examples& examples,
       const io::Checkpoint& parent,
       const RunFolder& folder,
+      const Start& start,
       const TrainCallbacks& callbacks)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
-        model_(model::Llama::load(parent)),
-        batches_(examples, batch_settings(plan.settings)),
+        model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
+                             : model::Llama::load(parent)),
         optimizer_(model_.parameters(), plan.settings.adamw),
-        metrics_(folder.metrics()) {
+        saver_(parent, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
         settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
-      lambda_ = is_relu() ? routing_.router.lambda0 : 0;
+      position_.lambda = is_relu() ? routing_.router.lambda0 : 0;
     }
+    if (start.resumed) {
+      position_ = restore(start.folder, model_, optimizer_);
+    }
+    batches_.emplace(examples, batch_settings(settings), position_.cursor);
+    metrics_.emplace(folder.metrics(), position_.step);
     model_.require_gradients();
   }
 
   void steps() {
     const int64_t steps = *plan_.settings.steps;
-    while (done_ < steps) {
+    saved_ = std::chrono::steady_clock::now();
+    while (position_.step < steps) {
       if (callbacks_.stop_requested()) {
         interrupt();
       }
       const StepRecord record = step();
-      metrics_.append(record);
+      metrics_->append(record);
       callbacks_.on_step(record);
-      if (plan_.settings.save_every && done_ % *plan_.settings.save_every == 0) {
-        save(folder_.checkpoint(done_));
+      if (is_save_due() && bad_steps_ == 0) {
+        save(folder_.checkpoint(position_.step));
       }
     }
-    save(folder_.final_model());
-    folder_.keep_newest(plan_.settings.keep);
+    saver_.wait();
+    folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    model::save_folder(model_, routing_, parent_, folder_.final_model(), /*force=*/true);
+    callbacks_.on_saved(folder_.final_model());
   }
 
  private:
   bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+
+  bool is_save_due() const {
+    const TrainSettings& settings = plan_.settings;
+    const std::chrono::duration<double, std::ratio<60>> since =
+        std::chrono::steady_clock::now() - saved_;
+    return (settings.save_every && position_.step % *settings.save_every == 0) ||
+           (settings.save_minutes && since.count() >= *settings.save_minutes);
+  }
 
   StepRecord step() {
     const auto start = std::chrono::steady_clock::now();
     const TrainSettings& settings = plan_.settings;
     std::vector<data::Batch> micro_batches;
     for (int64_t rows = 0; rows < *settings.global_batch; rows += *settings.micro_batch) {
-      micro_batches.push_back(batches_.next());
+      micro_batches.push_back(batches_->next());
     }
+    position_.cursor = batches_->cursor();
     const AuxCoefficients coefficients{
-        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), lambda_};
+        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
     const StepLosses losses = add_gradients(model_, micro_batches, routing_, coefficients);
     const double norm = gradient_norm(model_.parameters());
-    check_finite(losses.loss, norm);
-    folder_.keep_newest(settings.keep);  // only now is the newest checkpoint known to be good
-    clip_gradients(model_.parameters(), norm, settings.clip);
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
-    record.lr = schedule_.at(done_);
-    optimizer_.step(record.lr);
-    record.step = ++done_;
+    record.lr = schedule_.at(position_.step);
+    record.step = ++position_.step;
+    record.skipped = !std::isfinite(losses.loss) || !std::isfinite(norm);
+    if (record.skipped) {
+      skip(losses.loss, norm);
+    } else {
+      update(norm, record.lr, losses.sparsity);
+    }
+    record.skipped_steps = position_.skipped_steps;
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
-    if (is_relu()) {
-      update_lambda(losses.sparsity);
-    }
     return record;
+  }
+
+  void update(double norm, double lr, double sparsity) {
+    if (bad_steps_ == 0) {  // only now is the newest checkpoint known to be good
+      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    }
+    bad_steps_ = 0;
+    clip_gradients(model_.parameters(), norm, plan_.settings.clip);
+    optimizer_.step(lr);
+    if (is_relu()) {
+      update_lambda(sparsity);
+    }
+  }
+
+  // A loss or gradient that is no number moves no weight. Several in a row will not mend
+  // themselves: the weights they began with are no good, nor is a checkpoint of them.
+  void skip(double loss, double norm) {
+    constexpr int64_t kMostInARow = 5;
+    ++position_.skipped_steps;
+    if (++bad_steps_ < kMostInARow && position_.step > bad_steps_) {
+      return;
+    }
+    saver_.wait();
+    const int64_t good = position_.step - bad_steps_;
+    folder_.remove_checkpoint(good);
+    const auto last = folder_.last_checkpoint();
+    throw std::runtime_error(fmt::format(
+        "step {}: the {} is {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip "
+        "may "
+        "help",
+        good + 1,
+        std::isfinite(loss) ? "gradient norm" : "loss",
+        std::isfinite(loss) ? norm : loss,
+        bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
+        last ? "the last good checkpoint is " + last->string()
+             : std::string("no checkpoint was saved before (--save-every)")));
   }
 
   StepRecord describe(const StepLosses& losses, const AuxCoefficients& coefficients) {
@@ -134,7 +213,7 @@ class Run {
     record.loss = losses.loss;
     record.tokens = losses.tokens;
     record.target_tokens = losses.target_tokens;
-    record.total_tokens = total_tokens_ += losses.tokens;
+    record.total_tokens = position_.total_tokens += losses.tokens;
     if (!plan_.is_moe) {
       return record;
     }
@@ -147,7 +226,7 @@ class Run {
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
     if (is_relu()) {
-      record.lambda = lambda_;
+      record.lambda = position_.lambda;
       record.sparsity = losses.sparsity;
     }
     return record;
@@ -158,41 +237,31 @@ class Run {
     const auto& router = routing_.router;
     const double target =
         1.0 - static_cast<double>(router.k) / static_cast<double>(model_.config().moe->experts);
-    lambda_ = route::next_lambda(lambda_, sparsity, target, router.lambda_multiplier);
-  }
-
-  void check_finite(double loss, double norm) const {
-    if (std::isfinite(loss) && std::isfinite(norm)) {
-      return;
-    }
-    folder_.remove_checkpoint(done_);  // the weights that this step began with are no good
-    const auto last = folder_.last_checkpoint();
-    throw std::runtime_error(
-        fmt::format("step {}: the {} is {}, the run stops; {}; a lower --lr, a --warmup or a lower "
-                    "--clip may help",
-                    done_ + 1,
-                    std::isfinite(loss) ? "gradient norm" : "loss",
-                    std::isfinite(loss) ? norm : loss,
-                    last ? "the last good checkpoint is " + last->string()
-                         : std::string("no checkpoint was saved before (--save-every)")));
+    position_.lambda =
+        route::next_lambda(position_.lambda, sparsity, target, router.lambda_multiplier);
   }
 
   void save(const std::filesystem::path& out) {
-    std::filesystem::create_directories(out.parent_path());
-    model::save_folder(model_, routing_, parent_, out, /*force=*/true);
-    callbacks_.on_saved(out);
+    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
+    saver_.save(Snapshot(model_, optimizer_, routing_, position_), out);
+    saved_ = std::chrono::steady_clock::now();
   }
 
   [[noreturn]] void interrupt() {
-    if (done_ == 0) {
+    saver_.wait();
+    if (position_.step == 0) {
       throw Interrupted("stopped before the first step, nothing was saved");
     }
-    const auto out = folder_.checkpoint(done_);
+    const auto out = folder_.checkpoint(position_.step);
     if (!std::filesystem::exists(out)) {
       save(out);
+      saver_.wait();
     }
-    throw Interrupted(fmt::format(
-        "stopped after step {} of {}; saved {}", done_, *plan_.settings.steps, out.string()));
+    throw Interrupted(
+        fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
+                    position_.step,
+                    *plan_.settings.steps,
+                    out.string()));
   }
 
   const RunPlan& plan_;
@@ -201,30 +270,48 @@ class Run {
   const TrainCallbacks& callbacks_;
   model::Llama model_;
   model::RoutingOptions routing_;
-  data::BatchStream batches_;
   AdamW optimizer_;
-  MetricsFile metrics_;
+  Saver saver_;
+  std::optional<data::BatchStream> batches_;
+  std::optional<MetricsFile> metrics_;
   Schedule schedule_;
-  int64_t done_ = 0, total_tokens_ = 0;
-  double lambda_ = 0;  // ReLU, SPEC section 9
+  Position position_;
+  int64_t bad_steps_ = 0;  // in a row, up to now
+  std::chrono::steady_clock::time_point saved_;
 };
 
-// Every file of a run: settings, checkpoints that stand at once (one more than are kept), final.
-void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint) {
-  uint64_t model_bytes = 0;
-  for (const auto& tensor : checkpoint.tensors()) {
-    model_bytes += static_cast<uint64_t>(tensor.bytes());
+// Every file of a run: checkpoints that stand at once (one more than are kept), of which `there`
+// are there already, and final.
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t there) {
+  const bool saves = plan.settings.save_every || plan.settings.save_minutes;
+  const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
+  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
+  io::check_space(
+      plan.settings.run,
+      model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan.parameters));
+}
+
+// The newest whole checkpoint of a run that goes on; notes say what was found.
+Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
+  if (state != RunState::kGoesOn) {
+    return {plan.settings.model, false};
   }
-  const uint64_t folders =
-      1 + (plan.settings.save_every ? static_cast<uint64_t>(plan.settings.keep) + 1 : 0);
-  io::check_space(plan.settings.run, folders * model_bytes);
+  const auto checkpoint = folder.newest_whole(plan.notes);
+  if (!checkpoint) {
+    plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
+    return {plan.settings.model, false};
+  }
+  plan.first_step = read_position(*checkpoint).step;
+  plan.notes.push_back(
+      fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
+  return {*checkpoint, true};
 }
 
 }  // namespace
 
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_numbers(settings);
-  const RunFolder folder(settings.run, settings.model, settings.force);
+  RunFolder folder(settings.run, settings.model, settings.force);
   const io::Checkpoint checkpoint(settings.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   model::check_tensors(checkpoint, config);
@@ -244,10 +331,20 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   plan.tokens = examples.tokens();
   plan.data = describe_data(examples);
   plan.parameters = model::count_parameters(config).total;
-  check_run_space(plan, checkpoint);
-  folder.begin(to_toml(plan.settings));
+  const std::string toml = to_toml(plan.settings);
+  const RunState state = folder.state(toml);
+  if (state == RunState::kDone) {
+    plan.first_step = *plan.settings.steps;
+    plan.notes.push_back(
+        fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
+    callbacks.on_start(plan);
+    return;
+  }
+  check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
+  const Start start = find_start(folder, state, plan);
+  folder.begin(toml, state);
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, callbacks).steps();
+  Run(plan, examples, checkpoint, folder, start, callbacks).steps();
 }
 
 }  // namespace moe::train

@@ -22,6 +22,7 @@ struct RunPlan {
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture
   std::vector<std::string> notes;  // warnings worth a line
+  int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint it goes on from
 };
 
 struct TrainCallbacks {
@@ -35,6 +36,10 @@ struct TrainCallbacks {
 // --router on a dense folder. std::runtime_error: a loss or gradient that is no number; names the
 // step and the last good checkpoint. Interrupted: stop_requested said so; a checkpoint of the steps
 // done was saved.
+//
+// A RUN that is there goes on from its newest whole checkpoint when the settings are the same; on
+// the CPU the result is that of a run never stopped, bit for bit. A finished one is left as it is
+// (on_start is called, no step).
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks);
 
 }  // namespace moe::train

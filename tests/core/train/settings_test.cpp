@@ -104,7 +104,7 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "# moe 0.1.0: again with `moe train --config FILE --force`, or another -o\n[train]\nmodel "
         "= \"model\"\nout = \"run\"\n"
         "data = [\"a \\\"b\\\".jsonl\", \"c.jsonl\"]\nobjective = \"instruct\"\npack = "
-        "\"stream\"\nshuffle = \"on\"\n"
+        "\"stream\"\npack-mask = \"causal\"\nshuffle = \"on\"\n"
         "seq-len = 512\nmicro-batch = 8\nglobal-batch = 8\nsteps = 20\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
         "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\nrouter = "

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/model/upcycle.h"
+#include "core/train/snapshot.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -202,7 +203,8 @@ TEST_CASE("a stop finishes the step, saves it and says where", "[train]") {
     message = stopped.what();
   }
   const auto saved = world.settings.run / "checkpoints" / "step-3";
-  CHECK(message == "stopped after step 3 of 12; saved " + saved.string());
+  CHECK(message == "stopped after step 3 of 12; saved " + saved.string() +
+                       "; the same command goes on from there");
   CHECK(fs::exists(saved / "model.safetensors"));
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
 }
@@ -248,14 +250,114 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
            "tokenizer.model");
 }
 
-TEST_CASE("a run that is there is refused, and replaced with force", "[train]") {
+TEST_CASE("a run that is there is left when finished, refused when other, replaced with force",
+          "[train]") {
   World world;
   world.settings.steps = 1;
   world.train();
-  CHECK(test::user_error_of([&] {
-          world.train();
-        }).find("is there already; give another -o, or --force") != std::string::npos);
-  world.settings.force = true;
+  CHECK(world.train().empty());
   world.settings.steps = 2;
+  CHECK(test::user_error_of([&] { world.train(); }).find("steps was 1, is 2") != std::string::npos);
+  world.settings.force = true;
   CHECK(world.train().size() == 2);
+}
+
+namespace {
+
+// All of metrics.jsonl but times and rates.
+std::string steady_metrics(const fs::path& run) {
+  std::istringstream lines(read_file(run / "metrics.jsonl"));
+  std::string steady;
+  for (std::string line; std::getline(lines, line);) {
+    OrderedJson json = OrderedJson::parse(line);
+    json.erase("seconds");
+    json.erase("tokens_per_second");
+    steady += json.dump() + "\n";
+  }
+  return steady;
+}
+
+// Trains until `stop` steps are done, then is asked to stop.
+void train_until(World& world, int64_t stop) {
+  TrainCallbacks callbacks;
+  int64_t done = 0;
+  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
+  callbacks.stop_requested = [&] { return done == stop; };
+  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+}
+
+}  // namespace
+
+TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
+  for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+    INFO(router);
+    World world(router);
+    world.settings.global_batch = 8;
+    world.train();
+    const fs::path whole = world.settings.run;
+    const std::string weights = read_file(whole / "final" / "model.safetensors");
+    world.settings.run = world.dir / "stopped";
+    world.settings.save_every = 5;
+    train_until(world, 3);
+    train_until(world, 4);   // one step after going on
+    train_until(world, 11);  // over the checkpoint of step 5
+    CHECK(world.train().size() == 1);
+    CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+    CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
+  }
+}
+
+TEST_CASE("a bf16 folder goes on from its f32 weights", "[train]") {
+  World world;
+  const auto as_bf16 = [&](const fs::path& folder) {
+    const io::Checkpoint parent(world.dir / "dense");
+    model::UpcycleSettings upcycle;
+    upcycle.out = folder;
+    upcycle.experts = 2;
+    upcycle.router = route::parse_router("top1+ir");
+    upcycle.dtype = model::StoredType::kBF16;
+    model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
+  };
+  as_bf16(world.dir / "bf16");
+  world.settings.model = world.dir / "bf16";
+  world.train();
+  const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+  world.settings.run = world.dir / "stopped";
+  train_until(world, 7);
+  world.train();
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+}
+
+TEST_CASE("a damaged checkpoint is named and the one before it is used", "[train]") {
+  World world("relu:k=1");
+  world.train();
+  const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+  world.settings.run = world.dir / "damaged";
+  world.settings.save_every = 2;
+  train_until(world, 9);
+  const fs::path newest = world.settings.run / "checkpoints" / "step-9" / "state.safetensors";
+  fs::resize_file(newest, fs::file_size(newest) - 1);
+  std::vector<std::string> notes;
+  int64_t first_step = 0;
+  TrainCallbacks callbacks;
+  callbacks.on_start = [&](const RunPlan& plan) {
+    notes = plan.notes;
+    first_step = plan.first_step;
+  };
+  train::train(world.settings, callbacks);
+  CHECK(first_step == 8);
+  REQUIRE(notes.size() == 2);
+  CHECK(notes[0].find("state.safetensors is not as it was written") != std::string::npos);
+  CHECK(notes[1].find("goes on after step 8") == 0);
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+}
+
+TEST_CASE("a checkpoint without a state is refused as a place to go on from", "[train]") {
+  World world;
+  const io::Checkpoint checkpoint(world.dir / "dense");
+  auto model = model::Llama::load(checkpoint);
+  AdamW optimizer(model.parameters(), {});
+  CHECK(test::user_error_of([&] {
+          restore(world.dir / "dense", model, optimizer);
+        }).find("has no state.safetensors, so training cannot go on from it") != std::string::npos);
 }

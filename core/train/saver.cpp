@@ -1,0 +1,31 @@
+#include "core/train/saver.h"
+
+namespace moe::train {
+
+Saver::Saver(const io::Checkpoint& parent,
+             std::function<void(const std::filesystem::path&)> on_saved)
+    : parent_(parent), on_saved_(std::move(on_saved)) {}
+
+Saver::~Saver() {
+  if (writing_.valid()) {
+    writing_.wait();
+  }
+}
+
+void Saver::save(Snapshot snapshot, const std::filesystem::path& out) {
+  wait();
+  out_ = out;
+  std::filesystem::create_directories(out.parent_path());
+  writing_ = std::async(std::launch::async,
+                        [this, kept = std::move(snapshot), out] { kept.write(parent_, out); });
+}
+
+void Saver::wait() {
+  if (!writing_.valid()) {
+    return;
+  }
+  writing_.get();  // throws what the writer threw
+  on_saved_(out_);
+}
+
+}  // namespace moe::train

@@ -1,0 +1,141 @@
+#include "core/train/snapshot.h"
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/io/checksums.h"
+#include "core/io/staged_folder.h"
+
+namespace moe::train {
+
+using torch::Tensor;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTensors = "state.safetensors";
+constexpr const char* kPosition = "state.json";
+
+OrderedJson to_json(const Position& position) {
+  return {{"format", 1},
+          {"step", position.step},
+          {"total_tokens", position.total_tokens},
+          {"skipped_steps", position.skipped_steps},
+          {"lambda", position.lambda},
+          {"cursor",
+           {{"epoch", position.cursor.epoch},
+            {"example", position.cursor.example},
+            {"offset", position.cursor.offset}}}};
+}
+
+Position parse_position(const fs::path& file) {
+  const std::string where = file.string();
+  const Json json = read_json(file, uint64_t{1} << 20);
+  if (get_int(json, "format", where) != 1) {
+    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
+  }
+  Position position;
+  position.step = get_int(json, "step", where);
+  position.total_tokens = get_int(json, "total_tokens", where);
+  position.skipped_steps = get_int(json, "skipped_steps", where, 0);
+  position.lambda = get_double(json, "lambda", where);
+  const Json cursor = json.value("cursor", Json::object());
+  position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
+                     get_int(cursor, "example", where + ": cursor"),
+                     get_int(cursor, "offset", where + ": cursor")};
+  return position;
+}
+
+// Every f32 tensor that resuming needs, by name: the ones in use, not copies.
+std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
+  std::vector<model::NamedParameter> all;
+  for (const auto& parameter : model.parameters()) {
+    all.push_back({"weight." + parameter.name, parameter.tensor});
+  }
+  const auto moments = optimizer.state();
+  all.insert(all.end(), moments.begin(), moments.end());
+  return all;
+}
+
+void write_state(const fs::path& file, const std::vector<model::NamedParameter>& state) {
+  std::vector<io::TensorInfo> infos;
+  for (const auto& [name, tensor] : state) {
+    infos.push_back({name, io::DType::kF32, tensor.sizes().vec()});
+  }
+  io::SafetensorsWriter writer(file, infos);
+  for (const auto& [name, tensor] : state) {
+    writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+  }
+  writer.finish();
+}
+
+}  // namespace
+
+Snapshot::Snapshot(const model::Llama& model,
+                   const AdamW& optimizer,
+                   const model::RoutingOptions& routing,
+                   const Position& position)
+    : model_(model.clone()), routing_(routing), position_(position) {
+  for (const auto& parameter : model_.parameters()) {
+    state_.push_back({"weight." + parameter.name, parameter.tensor});
+  }
+  for (const auto& [name, tensor] : optimizer.state()) {
+    state_.push_back({name, tensor.clone()});
+  }
+}
+
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out) const {
+  io::StagedFolder staged(out, /*force=*/true);
+  model::write_folder(model_, routing_, parent, staged);
+  write_state(staged.path() / kTensors, state_);
+  staged.write_text(kPosition, to_json(position_).dump(2) + "\n");
+  io::write_checksums(staged.path());
+  staged.commit();
+}
+
+uint64_t snapshot_bytes(const model::Llama& model) {
+  uint64_t bytes = 0;
+  for (const auto& parameter : model.parameters()) {
+    bytes += 3 * parameter.tensor.nbytes();
+  }
+  return bytes;
+}
+
+Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
+  if (!fs::exists(folder / kTensors) || !fs::exists(folder / kPosition)) {
+    throw UserError(
+        "{}: has no {}, so training cannot go on from it bit for bit; start a new run from it "
+        "instead (moe train {} -o ANOTHER)",
+        folder.string(),
+        fs::exists(folder / kTensors) ? kPosition : kTensors,
+        folder.string());
+  }
+  const torch::NoGradGuard no_gradients;
+  const io::SafetensorsFile file(folder / kTensors);
+  const auto wanted = live_state(model, optimizer);
+  if (file.tensors().size() != wanted.size()) {
+    throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
+                    file.path().string(),
+                    file.tensors().size(),
+                    wanted.size());
+  }
+  for (const auto& [name, tensor] : wanted) {
+    const auto bytes = file.bytes(name);
+    if (bytes.size() != tensor.nbytes()) {
+      throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
+                      file.path().string(),
+                      name,
+                      bytes.size(),
+                      tensor.nbytes());
+    }
+    // LibTorch has no read-only tensors; this one is only read from.
+    void* data = const_cast<std::byte*>(bytes.data());
+    Tensor live = tensor;
+    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(at::kFloat)));
+  }
+  return read_position(folder);
+}
+
+Position read_position(const fs::path& folder) { return parse_position(folder / kPosition); }
+
+}  // namespace moe::train

@@ -1,0 +1,60 @@
+#pragma once
+// A checkpoint of a run: a model folder like any other, and beside it what going on bit for bit
+// needs (SPEC section 10):
+//
+//   state.safetensors   weight.NAME, exp_avg.NAME, exp_avg_sq.NAME [shape of NAME] f32 and
+//                       updates.NAME [] f32, by the parameter names of model::Llama
+//   state.json          step, tokens, lambda, place in the data
+//   checksums.json      of every file, written last
+//
+// There is no random state: a step draws nothing, the order of the data follows from its seed.
+
+#include <filesystem>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/model/llama.h"
+#include "core/train/optimizer.h"
+
+namespace moe::train {
+
+// Where a run stands between two steps.
+struct Position {
+  int64_t step = 0;  // steps done
+  int64_t total_tokens = 0;
+  int64_t skipped_steps = 0;
+  double lambda = 0;  // ReLU: of the next step
+  data::Cursor cursor;
+  bool operator==(const Position&) const = default;
+};
+
+// A copy of all that a checkpoint holds, so that it can be written while training goes on.
+class Snapshot {
+ public:
+  Snapshot(const model::Llama& model,
+           const AdamW& optimizer,
+           const model::RoutingOptions& routing,
+           const Position& position);
+
+  // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
+  // tokenizer files and the config's other keys. UserError when the disk is full.
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out) const;
+
+ private:
+  model::Llama model_;
+  std::vector<model::NamedParameter> state_;
+  model::RoutingOptions routing_;
+  Position position_;
+};
+
+// Bytes of a snapshot in memory, and of state.safetensors on disk.
+uint64_t snapshot_bytes(const model::Llama& model);
+
+// Where the run of a checkpoint stood. UserError when the folder says it in no way of ours.
+Position read_position(const std::filesystem::path& folder);
+
+// Puts what `folder` holds into model and optimizer; both were made for the same config. UserError:
+// the folder is a model folder without a state, or its state is of another model.
+Position restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
+
+}  // namespace moe::train
