@@ -98,8 +98,19 @@ void try_table(const path& recipe, const std::string& table, const path& small) 
   CHECK((whole || run.err.find(missing) != std::string::npos));
 }
 
+// A moe init that cannot cut experts yet takes none of the recipes that ask for it.
+bool knows_granularity() {
+  static const bool known =
+      run_moe({"init", "--help"}).out.find("--granularity") != std::string::npos;
+  return known;
+}
+
 void try_folder(const path& folder, const path& small, std::set<std::string>& tried) {
   for (const auto& name : names_in(folder, ".toml")) {
+    Tables tables = tables_of(folder / name);
+    if (tables["init"].count("granularity") == 1 && !knows_granularity()) {
+      continue;
+    }
     for (const auto& [table, keys] : tables_of(folder / name)) {
       // Runs of a paper, and twins, share most tables word for word: once is enough. Unknown keys
       // of any table stop every command.
@@ -188,14 +199,20 @@ TEST_CASE("a recipe opens with its arithmetic and stays a page", "[cli][recipes]
   }
 }
 
-// at_test.sh with the binary under test, in a shell of its own.
-test::RunResult at_test(const std::string& arguments, const TempDir& folder) {
-  const std::string command =
-      "MOE=" + test::shell_quote(MOE_BINARY) + " " +
-      test::shell_quote((recipes() / "rectify_router/at_test.sh").string()) + " " + arguments +
-      " >" + test::shell_quote((folder / "stdout").string()) + " 2>&1 </dev/null";
+// A script of recipes/ with the binary under test; both of its streams stand in `out`.
+test::RunResult run_script(const std::string& name,
+                           const std::string& arguments,
+                           const TempDir& folder) {
+  const std::string command = "MOE=" + test::shell_quote(MOE_BINARY) + " " +
+                              test::shell_quote((recipes() / name).string()) + " " + arguments +
+                              " >" + test::shell_quote((folder / "stdout").string()) +
+                              " 2>&1 </dev/null";
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, test::read_file(folder / "stdout"), ""};
+}
+
+test::RunResult at_test(const std::string& arguments, const TempDir& folder) {
+  return run_script("rectify_router/at_test.sh", arguments, folder);
 }
 
 TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", "[cli][recipes]") {
@@ -225,6 +242,22 @@ TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", 
     CHECK(table.out.find(std::string("router top2+ir, ") + ranks + " logical ranks") !=
           std::string::npos);
   }
+}
+
+TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is there",
+          "[cli][recipes]") {
+  const TempDir folder;
+  const std::string twin = (recipes() / "remoe/small/182M-dense.toml").string();
+  const auto run = run_script("small.sh", twin + " " + (folder / "run").string(), folder);
+  INFO(run.out);
+  CHECK(run.exit_code == 0);
+  CHECK(std::filesystem::exists(folder / "run/train/final/config.json"));
+  CHECK(run.out.find("\nlast 20 steps: loss ") != std::string::npos);
+
+  const auto again = run_script("small.sh", twin + " " + (folder / "run").string(), folder);
+  CHECK(again.exit_code == 2);
+  CHECK(again.out.find("is there already") != std::string::npos);
+  CHECK(run_script("small.sh", "top1", folder).exit_code == 2);
 }
 
 }  // namespace
