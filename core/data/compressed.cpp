@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/data/parquet.h"
 
 namespace moe::data {
 
@@ -186,13 +187,6 @@ class ZstdBuffer : public UnpackingBuffer {
 
 // Forms that are no text and are told by their first bytes.
 void refuse_foreign(std::string_view head, const std::string& name) {
-  if (head.starts_with("PAR1")) {
-    throw UserError(
-        "{0}: a Parquet file; convert it: python3 -c \"import json, pyarrow.parquet as p; "
-        "[print(json.dumps(r)) for b in p.ParquetFile('{0}').iter_batches() for r in "
-        "b.to_pylist()]\" > data.jsonl",
-        name);
-  }
   struct Foreign {
     std::string_view magic;
     const char* mend;
@@ -239,6 +233,9 @@ OpenFile open_data_file(const fs::path& file) {
   std::array<char, 8> head{};
   const auto count = static_cast<size_t>(bytes->sgetn(head.data(), head.size()));
   const std::string_view start(head.data(), count);
+  if (start.starts_with("PAR1")) {
+    return {open_parquet(file), Packing::kParquet};
+  }
   refuse_foreign(start, file.string());
   const Packing packing = packing_of(start);
   bytes->pubseekpos(static_cast<std::streamoff>(mark_bytes(start)), std::ios::in);
@@ -253,7 +250,16 @@ OpenFile open_data_file(const fs::path& file) {
 }
 
 const char* packing_name(Packing packing) {
-  return packing == Packing::kGzip ? "gzip" : packing == Packing::kZstd ? "zstd" : "";
+  switch (packing) {
+    case Packing::kGzip:
+      return "gzip";
+    case Packing::kZstd:
+      return "zstd";
+    case Packing::kParquet:
+      return "Parquet";
+    default:
+      return "";
+  }
 }
 
 }  // namespace moe::data

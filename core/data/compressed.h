@@ -1,8 +1,8 @@
 #pragma once
-// The bytes of a data file, unpacked while they are read: gzip and zstd are told by their first
-// bytes, whatever the file is called. One block of 64 KiB packed and one unpacked are in memory
-// (zstd adds its window, at most 128 MiB), so a file may be larger than memory, unpacked too. A
-// UTF-8 byte order mark at the front is left out.
+// The bytes of a data file, unpacked while they are read: gzip, zstd and Parquet (its rows as JSON
+// lines, core/data/parquet.h) are told by their first bytes, whatever the file is called. One block
+// of 64 KiB packed and one unpacked are in memory (zstd adds its window, at most 128 MiB), so a
+// file may be larger than memory, unpacked too. A UTF-8 byte order mark at the front is left out.
 //
 // A bomb costs no memory here. What unpacks to more than kMaxExpansion times its size is refused
 // once it has given kFreeBytes, because nothing that people wrote packs like that and its records
@@ -16,7 +16,7 @@
 
 namespace moe::data {
 
-enum class Packing { kNone, kGzip, kZstd };
+enum class Packing { kNone, kGzip, kZstd, kParquet };
 
 inline constexpr uint64_t kMaxExpansion = 500;
 inline constexpr uint64_t kFreeBytes = uint64_t{256} << 20;
@@ -32,11 +32,12 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// UserError: missing, a folder, unreadable; Parquet, Arrow, zip, bzip2 or xz by their first bytes
-// (the sentence says what to do with them). Reading from `bytes` throws BrokenStream.
+// UserError: missing, a folder, unreadable; Arrow, zip, bzip2 or xz by their first bytes, Parquet
+// where it is not built in (the sentence says what to do with them). Reading from `bytes` throws
+// BrokenStream.
 OpenFile open_data_file(const std::filesystem::path& file);
 
-// "gzip", "zstd" or "".
+// "gzip", "zstd", "Parquet" or "".
 const char* packing_name(Packing packing);
 
 }  // namespace moe::data

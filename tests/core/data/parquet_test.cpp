@@ -1,0 +1,68 @@
+#include "core/data/parquet.h"
+
+#include "tests/support/byte_codec.h"
+#include "tests/support/catch.h"
+
+using namespace moe;
+using namespace moe::data;
+using namespace moe::test;
+
+namespace {
+
+std::string golden(const std::string& name) {
+  return read_file(std::filesystem::path(MOE_SOURCE_DIR) / "tests" / "golden" / name);
+}
+
+bool is_built_in() {
+  const std::string error = error_of_reading("a.parquet", golden("orca.parquet"));
+  return error.find("built without MOE_PARQUET") == std::string::npos;
+}
+
+void check_contains(const std::string& message, const std::string& part) {
+  INFO(message);
+  CHECK(message.find(part) != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("without Arrow a Parquet file is refused with the line that converts it", "[data]") {
+  if (is_built_in()) {
+    MOE_SKIP("built with MOE_PARQUET");
+  }
+  CHECK(error_of_reading("orca.parquet", golden("orca.parquet")) ==
+        "orca.parquet: a Parquet file, and this moe was built without MOE_PARQUET; convert it: "
+        "python3 -c \"import json, pyarrow.parquet as p; [print(json.dumps(r)) for b in "
+        "p.ParquetFile('orca.parquet').iter_batches() for r in b.to_pylist()]\" > data.jsonl");
+}
+
+TEST_CASE("Parquet rows are the same records as JSON lines", "[data]") {
+  if (!is_built_in()) {
+    MOE_SKIP("built without MOE_PARQUET");
+  }
+  const Examples orca = read_bytes("a.parquet", golden("orca.parquet"));
+  CHECK(orca.forms.at(0) == "OpenOrca records, Parquet");
+  REQUIRE(orca.items.size() == 3);
+  CHECK(show_ids(orca.items[0]) == "BQ?\nRE");
+  CHECK(show_ids(orca.items[1]) == "BS\n\xC3\xA9\nrE");
+  CHECK(show_labels(orca.items[1]) == "......rE");
+  CHECK(orca.items[2].line == 3);
+  CHECK(show_ids(read_bytes("a", golden("chat.parquet")).items.at(0)) == "Bq\naE");
+  CHECK(show_labels(read_bytes("a", golden("rows.parquet")).items.at(0)) == "..B");
+}
+
+TEST_CASE("a broken Parquet file is refused, wherever it is broken", "[data]") {
+  if (!is_built_in()) {
+    MOE_SKIP("built without MOE_PARQUET");
+  }
+  const std::string whole = golden("orca.parquet");
+  check_contains(error_of_reading("a.parquet", "PAR1\x15\x04xyzPAR1"),
+                 "a.parquet: the Parquet data");
+  for (size_t length = 4; length < whole.size(); ++length) {
+    CHECK_FALSE(error_of_reading("a.parquet", whole.substr(0, length)).empty());
+  }
+  for (size_t at = 4; at < whole.size(); ++at) {  // no checksums here: an error, or other records
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x41);
+    error_of_reading("a.parquet", damaged);
+  }
+}
