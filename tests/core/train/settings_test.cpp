@@ -99,11 +99,16 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
   settings.lb_coef = 0.01;
   settings.seed = 7;
   settings.lr = 1e-3;
+  settings.format = data::Format::kPairs;
+  settings.text_template = "{instruction}\\n{response}";
+  settings.loss_on = data::LossOn::kLast;
   const std::string toml = to_toml(resolve(settings, config_of(512), rows(false)));
   CHECK(toml ==
         "# moe 0.1.0: again with `moe train --config FILE --force`, or another -o\n[train]\nmodel "
         "= \"model\"\nout = \"run\"\n"
-        "data = [\"a \\\"b\\\".jsonl\", \"c.jsonl\"]\nobjective = \"instruct\"\npack = "
+        "data = [\"a \\\"b\\\".jsonl\", \"c.jsonl\"]\nformat = \"pairs\"\ntemplate = "
+        "\"{instruction}\\\\n"
+        "{response}\"\nloss-on = \"last\"\nobjective = \"instruct\"\npack = "
         "\"stream\"\npack-mask = \"causal\"\nshuffle = \"on\"\n"
         "seq-len = 512\nmicro-batch = 8\nglobal-batch = 8\nsteps = 20\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
