@@ -24,7 +24,10 @@ void print_mixture(const model::Inspection& model) {
                         moe.experts,
                         moe.expert_width));
   print_row("router", route::to_string(moe.router));
-  print_row("upcycled", moe.source_name.empty() ? "no, from scratch" : "from " + moe.source_name);
+  print_row("upcycled",
+            !moe.source_name.empty()              ? "from " + moe.source_name
+            : moe.form == model::FolderForm::kMoe ? "no, from scratch"
+                                                  : "no, made elsewhere");
   print_row("function", model.preserves);
 }
 

@@ -72,7 +72,8 @@ Tensor attention_forward(const Tensor& x,
                          const ModelConfig& config,
                          const std::vector<int64_t>& lengths,
                          LayerCache* cache) {
-  const Tensor qkv = at::mm(x, weights.qkv.t());
+  const Tensor qkv = weights.bias.defined() ? at::addmm(weights.bias, x, weights.qkv.t())
+                                            : at::mm(x, weights.qkv.t());
   std::vector<Tensor> parts;
   int64_t first = 0;
   for (size_t begin = 0; begin < lengths.size();) {

@@ -13,6 +13,7 @@ namespace moe::model {
 struct AttentionWeights {
   torch::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
   torch::Tensor output;  // [D, H A]
+  torch::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
 };
 
 // Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.

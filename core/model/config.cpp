@@ -35,6 +35,7 @@ std::string read_model_type(const Json& json, const std::string& where) {
   }
   const std::vector<std::pair<std::string, std::string>> known = {
       {"llama", "LlamaForCausalLM"},
+      {"mixtral", "MixtralForCausalLM"},
       {"qwen2_moe", "Qwen2MoeForCausalLM"},
       {"moe_relu", "MoeReluForCausalLM"},
       {"moe_scaled", "MoeScaledForCausalLM"}};
@@ -45,36 +46,36 @@ std::string read_model_type(const Json& json, const std::string& where) {
     }
   }
   throw UserError(
-      "{}: architecture '{}' with model_type '{}' is not read; known are LlamaForCausalLM (llama) "
-      "and the MoE folders "
-      "that moe writes (qwen2_moe, moe_relu or moe_scaled with a \"moe\" object)",
+      "{}: architecture '{}' with model_type '{}' is not read; known are LlamaForCausalLM (llama), "
+      "MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), and moe_relu or moe_scaled "
+      "as moe writes them",
       where,
       architecture,
       type);
 }
 
-void refuse_what_is_not_computed(const Json& json, const std::string& where) {
+bool may_have_qkv_bias(const std::string& type) { return type != "llama" && type != "mixtral"; }
+
+void refuse_what_is_not_computed(const Json& json,
+                                 const std::string& type,
+                                 const std::string& where) {
   const std::string activation = get_string(json, "hidden_act", where, "silu");
   if (activation != "silu") {
     throw UserError("{}: hidden_act '{}' is not supported; LLaMA's is silu", where, activation);
   }
   for (const char* key : {"attention_bias", "mlp_bias", "qkv_bias", "use_sliding_window"}) {
+    if (key == std::string("qkv_bias") && may_have_qkv_bias(type)) {
+      continue;
+    }
     if (get_bool(json, key, where, false)) {
       throw UserError(
-          "{}: {} is true; such models are not supported, only LLaMA without it", where, key);
+          "{}: {} is true; such models are not supported, only those without it", where, key);
     }
   }
   if (given(json, "quantization_config")) {
     throw UserError(
         "{}: quantization_config is set; fetch or make the folder in float32, bfloat16 or float16",
         where);
-  }
-  const int64_t shared = get_int(json, "shared_expert_intermediate_size", where, 0);
-  if (given(json, "moe") && shared != 0) {
-    throw UserError(
-        "{}: shared_expert_intermediate_size is {}; shared experts are not supported, it must be 0",
-        where,
-        shared);
   }
 }
 
@@ -91,9 +92,16 @@ std::string read_dtype(const Json& json, const std::string& where) {
   return name;
 }
 
-void read_attention(const Json& json, const std::string& where, ModelConfig& config) {
+void read_attention(const Json& json,
+                    const TypeDefaults& defaults,
+                    const std::string& where,
+                    ModelConfig& config) {
   config.heads = read_size(json, "num_attention_heads", where);
-  config.kv_heads = read_size_or(json, "num_key_value_heads", where, config.heads);
+  const bool written = json.contains("num_key_value_heads");  // null means as many as query heads
+  config.kv_heads = read_size_or(json,
+                                 "num_key_value_heads",
+                                 where,
+                                 written ? config.heads : defaults.kv_heads.value_or(config.heads));
   if (config.heads % config.kv_heads != 0) {
     throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}",
                     where,
@@ -112,6 +120,19 @@ void read_attention(const Json& json, const std::string& where, ModelConfig& con
     throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even",
                     where,
                     config.head_dim);
+  }
+}
+
+void read_mixture(const Json& json,
+                  const std::string& type,
+                  const std::string& where,
+                  ModelConfig& config) {
+  refuse_stock_extras(json, type, where, config.max_position_embeddings);
+  config.moe = given(json, "moe") ? read_moe(json, type, where, config)
+                                  : read_stock_moe(json, type, where, config);
+  if (type == "mixtral") {
+    config.moe->router_jitter = finite(
+        get_double(json, "router_jitter_noise", where, 0), "router_jitter_noise", where, true);
   }
 }
 
@@ -148,31 +169,30 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
     throw UserError("{}: a config must be a JSON object, not {}", where, json.type_name());
   }
   const std::string type = read_model_type(json, where);
-  if (type != "llama" && !given(json, "moe")) {
+  if (type.rfind("moe_", 0) == 0 && !given(json, "moe")) {
     throw UserError(
-        "{}: a {} model without the \"moe\" object that moe writes; stock qwen2_moe and mixtral "
-        "folders are not read "
-        "yet, only dense LlamaForCausalLM folders and those that moe upcycle, init and train leave",
-        where,
-        type);
+        "{}: a {} folder without the \"moe\" object that moe writes into it", where, type);
   }
-  refuse_what_is_not_computed(json, where);
+  refuse_what_is_not_computed(json, type, where);
+  const TypeDefaults& defaults = type_defaults(type);
   ModelConfig config;
   config.vocab_size = read_size(json, "vocab_size", where);
   config.hidden_size = read_size(json, "hidden_size", where);
   config.intermediate_size = read_size(json, "intermediate_size", where);
   config.layers = read_size(json, "num_hidden_layers", where, kMaxLayers);
-  read_attention(json, where, config);
-  config.max_position_embeddings = read_size_or(json, "max_position_embeddings", where, 2048);
-  config.rms_norm_eps =
-      finite(get_double(json, "rms_norm_eps", where, 1e-6), "rms_norm_eps", where, false);
+  read_attention(json, defaults, where, config);
+  config.max_position_embeddings =
+      read_size_or(json, "max_position_embeddings", where, defaults.max_position_embeddings);
+  config.rms_norm_eps = finite(
+      get_double(json, "rms_norm_eps", where, defaults.rms_norm_eps), "rms_norm_eps", where, false);
   config.tie_word_embeddings = get_bool(json, "tie_word_embeddings", where, false);
+  config.qkv_bias = may_have_qkv_bias(type) && get_bool(json, "qkv_bias", where, defaults.qkv_bias);
   config.initializer_range =
       finite(get_double(json, "initializer_range", where, 0.02), "initializer_range", where, true);
-  config.rope = read_rope(json, where);
+  config.rope = read_rope(json, where, defaults.rope_theta);
   config.dtype = read_dtype(json, where);
-  if (given(json, "moe")) {
-    config.moe = read_moe(json, type, where, config);
+  if (type != "llama" || given(json, "moe")) {
+    read_mixture(json, type, where, config);
   }
   check_total_size(config, where);
   return config;

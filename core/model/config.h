@@ -1,6 +1,6 @@
 #pragma once
-// What config.json says of the model: LLaMA's keys (FACTS section 5) and our "moe" object (SPEC
-// section 10). No tensors.
+// What config.json says of the model: LLaMA's keys (FACTS section 5), those of Mixtral and
+// Qwen2-MoE, and our "moe" object (SPEC section 10). No tensors.
 
 #include <cstdint>
 #include <optional>
@@ -22,7 +22,12 @@ struct RopeConfig {
   int64_t original_max_position_embeddings = 0;          // llama3
 };
 
+// How the folder of a mixture spells itself: the names of its tensors and the keys of its config.
+// kMoe is what moe makes; the other two were made by other tools and are written back as they came.
+enum class FolderForm { kMoe, kQwen2Moe, kMixtral };
+
 struct MoeConfig {
+  FolderForm form = FolderForm::kMoe;
   std::vector<int64_t> layers;  // which layers are MoE, ascending
   int64_t experts = 0;          // E
   int64_t expert_width = 0;     // F of one expert
@@ -33,8 +38,13 @@ struct MoeConfig {
   double lb_coef = 0, entropy_coef = 0;
   double router_std = 0.02;
   int64_t router_seed = 0;
+  double router_jitter = 0;  // Mixtral's router_jitter_noise: what stock training adds, we never
   std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
 };
+
+// The form in which a mixture can be written: its own, or kMoe where that has no words for its
+// router (a Mixtral whose weights are not renormalised). ReLU and gate scales are always kMoe.
+FolderForm written_form(const MoeConfig& moe);
 
 struct ModelConfig {
   int64_t vocab_size = 0;         // V
@@ -47,6 +57,7 @@ struct ModelConfig {
   int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
+  bool qkv_bias = false;  // queries, keys and values have biases (Qwen2-MoE)
   double initializer_range = 0.02;
   RopeConfig rope;
   std::string dtype = "float32";  // torch_dtype / dtype: float32, bfloat16 or float16
@@ -55,13 +66,15 @@ struct ModelConfig {
   bool is_moe_layer(int64_t layer) const;
 };
 
-// Reads and checks a config: LlamaForCausalLM, or the qwen2_moe / moe_relu form that `moe` writes.
-// UserError, opened by `where`, for a missing key, an impossible number, an unknown architecture,
-// activation or rope type (named), biases.
+// Reads and checks a config: LlamaForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM without
+// shared experts, and what `moe` writes; an absent key means what transformers takes for that
+// model_type. UserError, opened by `where`, for a missing key, an impossible number, an unknown
+// architecture, activation or rope type (named), biases of other kinds, windowed attention.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
 // The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a
-// LlamaForCausalLM config; with moe: qwen2_moe, or moe_relu for ReLU routers (DESIGN section 3).
+// LlamaForCausalLM config; with moe: by written_form() mixtral or qwen2_moe, moe_relu for ReLU
+// routers, moe_scaled for gate scales (DESIGN section 3); always with the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 
 }  // namespace moe::model

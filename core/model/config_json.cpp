@@ -1,12 +1,12 @@
-// Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe config,
-// so that stock tools load it (DESIGN section 3); where they would load it and compute something
-// else, model_type says a name that they refuse. Rope and dtype are written in both spellings, for
-// transformers before and after version 5.
+// Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe or
+// mixtral config, so that stock tools load it (DESIGN section 3); where they would load it and
+// compute something else, model_type says a name that they refuse. Rope and dtype are written in
+// both spellings, for transformers before and after version 5.
 
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/model/config.h"
+#include "core/model/config_fields.h"
 
 namespace moe::model {
 namespace {
@@ -77,7 +77,10 @@ void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& 
   out["torch_dtype"] = config.dtype;
   out["dtype"] = config.dtype;
   set_rope(config.rope, parent, out);
-  // LlamaConfig's defaults, which other model types do not share.
+  if (config.moe && written_form(*config.moe) == FolderForm::kQwen2Moe) {
+    return;
+  }
+  // LlamaConfig's defaults, which qwen2_moe does not share.
   for (const auto& [key, value] : {std::pair{"bos_token_id", 1}, std::pair{"eos_token_id", 2}}) {
     if (!out.contains(key)) {
       out[key] = value;
@@ -85,28 +88,28 @@ void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& 
   }
 }
 
-std::pair<std::string, std::string> model_type_of(const MoeConfig& moe) {
-  if (moe.router.family == route::Family::kRelu) {
-    return {"moe_relu", "MoeReluForCausalLM"};
-  }
-  if (moe.gate_scale != 1.0) {
-    return {"moe_scaled", "MoeScaledForCausalLM"};
-  }
-  return {"qwen2_moe", "Qwen2MoeForCausalLM"};
+// As many as one token gets from stock tools.
+int64_t experts_per_token(const MoeConfig& moe) {
+  return moe.router.family == route::Family::kTopP
+             ? std::min(moe.router.max_experts.value_or(2), moe.experts)
+             : moe.router.k;
 }
 
-void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
-  const MoeConfig& moe = *config.moe;
-  const route::RouterSettings& router = moe.router;
-  const auto [type, architecture] = model_type_of(moe);
-  out["model_type"] = type;
-  out["architectures"] = {architecture};
-  out["num_experts"] = moe.experts;
-  out["num_experts_per_tok"] = router.family == route::Family::kTopP
-                                   ? std::min(router.max_experts.value_or(2), moe.experts)
-                                   : router.k;
-  out["norm_topk_prob"] =
-      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+void set_mixtral_keys(const MoeConfig& moe, OrderedJson& out) {
+  out["num_local_experts"] = moe.experts;
+  out["num_experts_per_tok"] = experts_per_token(moe);
+  out["intermediate_size"] = moe.expert_width;
+  out["router_aux_loss_coef"] = moe.lb_coef;
+}
+
+// The parent's own rule stays if it names these layers.
+void set_qwen2_moe_layers(const ModelConfig& config, OrderedJson& out) {
+  const Json stock = {{"mlp_only_layers", out.value("mlp_only_layers", OrderedJson())},
+                      {"decoder_sparse_step", out.value("decoder_sparse_step", OrderedJson())}};
+  if (config.moe->form == FolderForm::kQwen2Moe &&
+      stock_moe_layers(stock, "the parent's config", config.layers) == config.moe->layers) {
+    return;
+  }
   out["decoder_sparse_step"] = 1;
   out["mlp_only_layers"] = OrderedJson::array();
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -114,12 +117,44 @@ void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
       out["mlp_only_layers"].push_back(layer);
     }
   }
+}
+
+void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
+  const MoeConfig& moe = *config.moe;
+  const route::RouterSettings& router = moe.router;
+  const bool ours = written_form(moe) == FolderForm::kMoe;
+  out["num_experts"] = moe.experts;
+  out["num_experts_per_tok"] = experts_per_token(moe);
+  out["norm_topk_prob"] =
+      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+  set_qwen2_moe_layers(config, out);
   out["moe_intermediate_size"] = moe.expert_width;
   out["shared_expert_intermediate_size"] = 0;
-  out["qkv_bias"] = false;
+  out["qkv_bias"] = config.qkv_bias;
   out["use_sliding_window"] = false;
-  out["output_router_logits"] = false;
-  out["router_aux_loss_coef"] = 0.0;
+  if (ours) {
+    out["output_router_logits"] = false;
+  }
+  out["router_aux_loss_coef"] = ours ? 0.0 : moe.lb_coef;
+  for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
+    if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
+      out.erase(key);
+    }
+  }
+}
+
+void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
+  const std::string type = written_model_type(*config.moe);
+  out["model_type"] = type;
+  out["architectures"] = {type == "mixtral"      ? "MixtralForCausalLM"
+                          : type == "moe_relu"   ? "MoeReluForCausalLM"
+                          : type == "moe_scaled" ? "MoeScaledForCausalLM"
+                                                 : "Qwen2MoeForCausalLM"};
+  if (type == "mixtral") {
+    set_mixtral_keys(*config.moe, out);
+  } else {
+    set_qwen2_moe_keys(config, out);
+  }
 }
 
 void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
@@ -128,6 +163,10 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
     own = out["moe"];  // keys of ours that this version does not know
   }
   own["format"] = 1;
+  own.erase("form");
+  if (written_form(moe) != FolderForm::kMoe) {
+    own["form"] = written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+  }
   own["layers"] = moe.layers;
   own["granularity"] = moe.granularity;
   own["router"] = route::to_json(moe.router);
@@ -144,6 +183,26 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
 }
 
 }  // namespace
+
+FolderForm written_form(const MoeConfig& moe) {
+  const route::RouterSettings& router = moe.router;
+  if (router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
+    return FolderForm::kMoe;
+  }
+  const bool sums_to_one =
+      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+  return moe.form == FolderForm::kMixtral && !sums_to_one ? FolderForm::kMoe : moe.form;
+}
+
+std::string written_model_type(const MoeConfig& moe) {
+  if (moe.router.family == route::Family::kRelu) {
+    return "moe_relu";
+  }
+  if (moe.gate_scale != 1.0) {
+    return "moe_scaled";
+  }
+  return written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+}
 
 OrderedJson config_json(const ModelConfig& config, const Json& parent) {
   OrderedJson out = OrderedJson::object();

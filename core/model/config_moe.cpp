@@ -8,13 +8,8 @@
 namespace moe::model {
 namespace {
 
-constexpr int64_t kMaxExperts = int64_t{1} << 18;  // over all layers; each is three tensors by name
-
-// The layer list of "moe", and that mlp_only_layers (what stock tools read) says the same.
-std::vector<int64_t> read_moe_layers(const Json& json,
-                                     const Json& moe,
-                                     const std::string& where,
-                                     int64_t layers) {
+// The layer list of "moe".
+std::vector<int64_t> read_moe_layers(const Json& moe, const std::string& where, int64_t layers) {
   const std::vector<int64_t> list = get_ints(moe, "layers", where + ": moe");
   if (list.empty()) {
     throw UserError("{}: moe.layers is empty; a folder without MoE layers has no \"moe\" object",
@@ -34,17 +29,28 @@ std::vector<int64_t> read_moe_layers(const Json& json,
                       list[i - 1]);
     }
   }
-  if (!given(json, "mlp_only_layers") && !given(json, "decoder_sparse_step")) {
-    return list;
+  return list;
+}
+
+// What stock tools take for mixtures must be what we take for them.
+void check_stock_layers(const Json& json,
+                        const std::string& type,
+                        const std::string& where,
+                        int64_t layers,
+                        const std::vector<int64_t>& list) {
+  if (type == "mixtral" && static_cast<int64_t>(list.size()) != layers) {
+    throw UserError("{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE",
+                    where,
+                    list.size(),
+                    layers);
   }
-  const std::vector<int64_t> dense = given(json, "mlp_only_layers")
-                                         ? get_ints(json, "mlp_only_layers", where)
-                                         : std::vector<int64_t>();
-  const int64_t step = bounded(
-      get_int(json, "decoder_sparse_step", where, 1), "decoder_sparse_step", where, kMaxSize);
+  if (type == "mixtral" ||
+      (!given(json, "mlp_only_layers") && !given(json, "decoder_sparse_step"))) {
+    return;
+  }
+  const std::vector<int64_t> stock_list = stock_moe_layers(json, where, layers);
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const bool stock =
-        std::find(dense.begin(), dense.end(), layer) == dense.end() && (layer + 1) % step == 0;
+    const bool stock = std::binary_search(stock_list.begin(), stock_list.end(), layer);
     if (stock != std::binary_search(list.begin(), list.end(), layer)) {
       throw UserError(
           "{}: layer {} is {} by mlp_only_layers and decoder_sparse_step, but {} by moe.layers; "
@@ -55,15 +61,33 @@ std::vector<int64_t> read_moe_layers(const Json& json,
           stock ? "dense" : "MoE");
     }
   }
-  return list;
+}
+
+// A mixtral folder spells itself as a Mixtral; a qwen2_moe folder is ours unless it says that it
+// came from elsewhere.
+FolderForm read_form(const Json& moe, const std::string& type, const std::string& where) {
+  if (type == "mixtral") {
+    return FolderForm::kMixtral;
+  }
+  const std::string form = get_string(moe, "form", where + ": moe", "moe");
+  if (form == "moe") {
+    return FolderForm::kMoe;
+  }
+  if (form != "qwen2_moe" || type != "qwen2_moe") {
+    throw UserError(
+        "{}: moe.form is '{}', which a folder with model_type {} cannot have; known "
+        "are moe, and qwen2_moe in a qwen2_moe folder",
+        where,
+        form,
+        type);
+  }
+  return FolderForm::kQwen2Moe;
 }
 
 // model_type tells stock tools whether they may load the folder: one that they would route wrongly
-// must not say qwen2_moe.
+// must not say qwen2_moe or mixtral.
 void check_model_type(const std::string& type, const MoeConfig& moe, const std::string& where) {
-  const std::string expected = moe.router.family == route::Family::kRelu ? "moe_relu"
-                               : moe.gate_scale != 1.0                   ? "moe_scaled"
-                                                                         : "qwen2_moe";
+  const std::string expected = written_model_type(moe);
   if (type != "llama" && type != expected) {
     throw UserError(
         "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}",
@@ -73,6 +97,28 @@ void check_model_type(const std::string& type, const MoeConfig& moe, const std::
         moe.gate_scale,
         expected);
   }
+}
+
+// gate_scale, ranks and coefficients; the router and the experts are known.
+void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out) {
+  const std::string inside = where + ": moe";
+  out.gate_scale =
+      finite(get_double(moe, "gate_scale", inside, 1.0), "moe.gate_scale", where, false);
+  out.ep_ranks =
+      bounded(get_int(moe, "ep_ranks", inside, out.experts), "moe.ep_ranks", where, kMaxSize);
+  if (out.experts % out.ep_ranks != 0) {
+    throw UserError(
+        "{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts, out.ep_ranks);
+  }
+  out.lb_coef = finite(get_double(moe, "lb_coef", inside, route::default_lb_coef(out.router)),
+                       "moe.lb_coef",
+                       where,
+                       true);
+  out.entropy_coef =
+      finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
+             "moe.entropy_coef",
+             where,
+             true);
 }
 
 void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& out) {
@@ -102,30 +148,24 @@ MoeConfig read_moe(const Json& json,
     throw UserError("{}: moe.format is {}; this version of moe reads format 1", where, format);
   }
   MoeConfig out;
-  out.layers = read_moe_layers(json, moe, where, config.layers);
-  out.experts = read_size(json, "num_experts", where);
-  if (out.experts > kMaxExperts / static_cast<int64_t>(out.layers.size())) {
-    throw UserError("{}: {} experts in {} layers are too many; at most {} in all",
-                    where,
-                    out.experts,
-                    out.layers.size(),
-                    kMaxExperts);
-  }
+  out.form = read_form(moe, type, where);
+  out.layers = read_moe_layers(moe, where, config.layers);
+  check_stock_layers(json, type, where, config.layers, out.layers);
+  out.experts = read_experts(json, type, where, out.layers.size());
   out.granularity =
       bounded(get_int(moe, "granularity", inside, 1), "moe.granularity", where, kMaxSize);
-  out.expert_width = read_size_or(json,
-                                  "moe_intermediate_size",
-                                  where,
-                                  std::max<int64_t>(1, config.intermediate_size / out.granularity));
+  out.expert_width =
+      out.form == FolderForm::kMixtral
+          ? config.intermediate_size
+          : read_size_or(json,
+                         "moe_intermediate_size",
+                         where,
+                         std::max<int64_t>(1, config.intermediate_size / out.granularity));
   if (!given(moe, "router")) {
     throw UserError("{}: moe.router is missing", where);
   }
   out.router = route::router_from_json(object_at(moe, "router", inside), inside + ".router");
-  try {
-    route::check_router(out.router, out.experts);
-  } catch (const UserError& error) {
-    throw UserError("{}: {}", where, error.what());
-  }
+  check_stored_router(out, where);
   if (out.router.family == route::Family::kTopK &&
       get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
     throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal",
@@ -133,23 +173,7 @@ MoeConfig read_moe(const Json& json,
                     get_int(json, "num_experts_per_tok", where),
                     out.router.k);
   }
-  out.gate_scale =
-      finite(get_double(moe, "gate_scale", inside, 1.0), "moe.gate_scale", where, false);
-  out.ep_ranks =
-      bounded(get_int(moe, "ep_ranks", inside, out.experts), "moe.ep_ranks", where, kMaxSize);
-  if (out.experts % out.ep_ranks != 0) {
-    throw UserError(
-        "{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts, out.ep_ranks);
-  }
-  out.lb_coef = finite(get_double(moe, "lb_coef", inside, route::default_lb_coef(out.router)),
-                       "moe.lb_coef",
-                       where,
-                       true);
-  out.entropy_coef =
-      finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
-             "moe.entropy_coef",
-             where,
-             true);
+  read_moe_numbers(moe, where, out);
   read_moe_provenance(moe, inside, out);
   check_model_type(type, out, where);
   return out;

@@ -87,7 +87,7 @@ bool same_scaling(const RopeConfig& a, const RopeConfig& b) {
 
 // Both forms may stand side by side (we write both), and rope_theta in up to three places; then
 // they must say the same.
-RopeConfig read_rope(const Json& json, const std::string& where) {
+RopeConfig read_rope(const Json& json, const std::string& where, double default_theta) {
   const std::string contradiction =
       "rope_theta, rope_scaling and rope_parameters say different things; remove the wrong ones";
   RopeConfig rope;
@@ -114,7 +114,7 @@ RopeConfig read_rope(const Json& json, const std::string& where) {
       read_theta(dictionary, where + ": " + key);
     }
   }
-  rope.theta = finite(theta.value_or(10000.0), "rope_theta", where, false);
+  rope.theta = finite(theta.value_or(default_theta), "rope_theta", where, false);
   return rope;
 }
 

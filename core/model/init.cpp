@@ -38,7 +38,7 @@ bool is_norm(const std::string& name) {
 
 // Experts that shall be equal draw the numbers of expert 0.
 std::string stream_name(const std::string& name, bool same_experts) {
-  static constexpr std::string_view kExperts = ".mlp.experts.";
+  static constexpr std::string_view kExperts = ".experts.";
   const size_t begin = name.find(kExperts);
   if (!same_experts || begin == std::string::npos) {
     return name;
@@ -53,7 +53,10 @@ io::TensorSource random_tensor(const io::TensorInfo& info,
   if (is_norm(info.name)) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 1.0F); }};
   }
-  const bool router = info.name.ends_with(".mlp.gate.weight");
+  if (info.name.ends_with(".bias")) {
+    return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
+  }
+  const bool router = is_router(info.name);
   const double std = router ? config.moe->router_std : config.initializer_range;
   const auto seed = static_cast<uint64_t>(settings.seed);
   return {info,

@@ -20,8 +20,8 @@ std::string tokenizer_of(const fs::path& folder) {
   return "none";
 }
 
-// Stock qwen2_moe: softmax over all experts, the best k of them, renormalised or not, nothing
-// dropped.
+// Stock qwen2_moe and mixtral: softmax over all experts, the best k of them, renormalised or not,
+// nothing dropped.
 void explain_top_k(const route::RouterSettings& router, Inspection& out) {
   out.stock.push_back(fmt::format("top-{} of {} experts without dropping, weights {}",
                                   router.k,
@@ -68,6 +68,10 @@ void explain(Inspection& out) {
     return;
   }
   explain_top_k(moe.router, out);
+  if (moe.router_jitter > 0) {
+    out.stock.push_back(fmt::format(
+        "router_jitter_noise {}: stock training adds it, moe trains without", moe.router_jitter));
+  }
 }
 
 }  // namespace
@@ -101,7 +105,7 @@ Inspection inspect(const fs::path& folder) {
     const auto bytes = static_cast<uint64_t>(info.bytes());
     by_dtype[io::dtype_name(info.dtype)] += bytes;
     out.bytes += bytes;
-    expert_bytes += info.name.find(".mlp.experts.") == std::string::npos ? 0 : bytes;
+    expert_bytes += info.name.find(".experts.") == std::string::npos ? 0 : bytes;
   }
   out.bytes_by_dtype.assign(by_dtype.begin(), by_dtype.end());
   const uint64_t ranks = out.config.moe ? static_cast<uint64_t>(out.config.moe->ep_ranks) : 1;
@@ -126,6 +130,7 @@ OrderedJson to_json(const Inspection& inspection) {
   out["kv_heads"] = config.kv_heads;
   out["head_dim"] = config.head_dim;
   out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out["qkv_bias"] = config.qkv_bias;
   out["dtype"] = config.dtype;
   out["moe"] = nullptr;
   if (config.moe) {

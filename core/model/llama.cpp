@@ -47,6 +47,9 @@ Layer empty_layer(const ModelConfig& config, int64_t index) {
   layer.input_norm = at::empty({width});
   layer.post_norm = at::empty({width});
   layer.attention.qkv = at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width});
+  if (config.qkv_bias) {
+    layer.attention.bias = at::empty({layer.attention.qkv.size(0)});
+  }
   layer.attention.output = at::empty({width, config.heads * config.head_dim});
   if (is_moe) {
     layer.router = at::empty({experts, width});
@@ -54,6 +57,27 @@ Layer empty_layer(const ModelConfig& config, int64_t index) {
   layer.gate_up = at::empty({experts, 2 * inner, width});
   layer.down = at::empty({experts, width, inner});
   return layer;
+}
+
+FolderForm form_of(const ModelConfig& config) {
+  return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
+}
+
+// What a folder says of a model that is routed so.
+ModelConfig config_with(const ModelConfig& model, const RoutingOptions& routing) {
+  ModelConfig config = model;
+  if (config.moe) {
+    config.moe->router = routing.router;
+    config.moe->ep_ranks = routing.ep_ranks;
+  }
+  return config;
+}
+
+// A stored tensor where it lies. LibTorch has no read-only tensors; this one is only read from.
+Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
+  const auto& info = checkpoint.info(name);
+  void* data = const_cast<std::byte*>(checkpoint.bytes(name).data());
+  return at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype)));
 }
 
 }  // namespace
@@ -64,6 +88,7 @@ struct Llama::Weights {
   Tensor norm;       // [D]
   Tensor head;       // [V, D], undefined when tied
   std::vector<Layer> layers;
+  std::map<std::string, Tensor> idle;  // gates of shared experts that are not there: kept, not used
 
   explicit Weights(const ModelConfig& model_config) : config(model_config) {
     embedding = at::empty({config.vocab_size, config.hidden_size});
@@ -76,44 +101,58 @@ struct Llama::Weights {
     }
   }
 
-  // File name -> the part of a weight tensor that holds it.
-  std::map<std::string, Tensor> stored_views() const {
+  // File name -> the part of a weight tensor that holds it, in the names of `form`.
+  std::map<std::string, Tensor> stored_views(FolderForm form) const {
     std::map<std::string, Tensor> views{{"model.embed_tokens.weight", embedding.detach()},
                                         {"model.norm.weight", norm.detach()}};
     if (head.defined()) {
       views["lm_head.weight"] = head.detach();
     }
     for (int64_t index = 0; index < config.layers; ++index) {
-      add_layer_views(index, views);
+      add_attention_views(index, views);
+      add_feed_forward_views(index, moe_names(form), views);
     }
     return views;
   }
 
  private:
-  void add_layer_views(int64_t index, std::map<std::string, Tensor>& views) const {
+  void add_attention_views(int64_t index, std::map<std::string, Tensor>& views) const {
     const Layer& layer = layers[index];
     const std::string prefix = fmt::format("model.layers.{}.", index);
     const int64_t query_rows = config.heads * config.head_dim;
     const int64_t key_rows = config.kv_heads * config.head_dim;
-    const Tensor qkv = layer.attention.qkv.detach();
     views[prefix + "input_layernorm.weight"] = layer.input_norm.detach();
     views[prefix + "post_attention_layernorm.weight"] = layer.post_norm.detach();
-    views[prefix + "self_attn.q_proj.weight"] = qkv.narrow(0, 0, query_rows);
-    views[prefix + "self_attn.k_proj.weight"] = qkv.narrow(0, query_rows, key_rows);
-    views[prefix + "self_attn.v_proj.weight"] = qkv.narrow(0, query_rows + key_rows, key_rows);
+    const auto add = [&](const Tensor& rows, const std::string& kind) {
+      views[prefix + "self_attn.q_proj." + kind] = rows.narrow(0, 0, query_rows);
+      views[prefix + "self_attn.k_proj." + kind] = rows.narrow(0, query_rows, key_rows);
+      views[prefix + "self_attn.v_proj." + kind] = rows.narrow(0, query_rows + key_rows, key_rows);
+    };
+    add(layer.attention.qkv.detach(), "weight");
+    if (layer.attention.bias.defined()) {
+      add(layer.attention.bias.detach(), "bias");
+    }
     views[prefix + "self_attn.o_proj.weight"] = layer.attention.output.detach();
-    if (layer.router.defined()) {
-      views[prefix + "mlp.gate.weight"] = layer.router.detach();
+  }
+
+  void add_feed_forward_views(int64_t index,
+                              const MoeNames& names,
+                              std::map<std::string, Tensor>& views) const {
+    const Layer& layer = layers[index];
+    const bool is_moe = layer.router.defined();
+    const std::string prefix = fmt::format("model.layers.{}.", index);
+    const MoeNames parts = is_moe ? names : moe_names(FolderForm::kMoe);
+    if (is_moe) {
+      views[prefix + names.router] = layer.router.detach();
     }
     const int64_t inner = layer.down.size(2);
     for (int64_t expert = 0; expert < layer.down.size(0); ++expert) {
-      const std::string mlp = layer.router.defined()
-                                  ? fmt::format("{}mlp.experts.{}.", prefix, expert)
-                                  : prefix + "mlp.";
+      const std::string mlp =
+          prefix + (is_moe ? fmt::format("{}{}", names.experts, expert) : std::string("mlp"));
       const Tensor gate_up = layer.gate_up.detach()[expert];
-      views[mlp + "gate_proj.weight"] = gate_up.narrow(0, 0, inner);
-      views[mlp + "up_proj.weight"] = gate_up.narrow(0, inner, inner);
-      views[mlp + "down_proj.weight"] = layer.down.detach()[expert];
+      views[mlp + parts.gate] = gate_up.narrow(0, 0, inner);
+      views[mlp + parts.up] = gate_up.narrow(0, inner, inner);
+      views[mlp + parts.down] = layer.down.detach()[expert];
     }
   }
 };
@@ -128,11 +167,14 @@ Llama Llama::load(const io::Checkpoint& checkpoint) {
   check_tensors(checkpoint, config);
   Llama model;
   model.weights_ = std::make_unique<Weights>(config);
-  for (const auto& [name, view] : model.weights_->stored_views()) {
-    const auto& info = checkpoint.info(name);
-    // LibTorch has no read-only tensors; this one is only read from.
-    void* data = const_cast<std::byte*>(checkpoint.bytes(name).data());
-    view.copy_(at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype))));
+  for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
+    view.copy_(stored_tensor(checkpoint, name));
+  }
+  for (const auto& info : shared_expert_tensors(config)) {
+    if (info.elements() > 0 && checkpoint.has(info.name)) {
+      model.weights_->idle[info.name] =
+          stored_tensor(checkpoint, info.name).to(at::kFloat, false, true);
+    }
   }
   return model;
 }
@@ -203,6 +245,9 @@ std::vector<NamedParameter> Llama::parameters() const {
     const std::string prefix = fmt::format("model.layers.{}.", index);
     all.push_back({prefix + "input_layernorm", layer.input_norm});
     all.push_back({prefix + "self_attn.qkv", layer.attention.qkv});
+    if (layer.attention.bias.defined()) {
+      all.push_back({prefix + "self_attn.qkv_bias", layer.attention.bias});
+    }
     all.push_back({prefix + "self_attn.o_proj", layer.attention.output});
     all.push_back({prefix + "post_attention_layernorm", layer.post_norm});
     if (layer.router.defined()) {
@@ -224,21 +269,23 @@ void Llama::require_gradients() {
   }
 }
 
-std::vector<io::TensorSource> Llama::tensor_sources() const {
-  const auto views = weights_->stored_views();
+std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routing) const {
+  const ModelConfig config = config_with(weights_->config, routing);
+  const auto views = weights_->stored_views(form_of(config));
   std::vector<io::TensorSource> sources;
-  for (const auto& info : expected_tensors(weights_->config)) {
-    const Tensor view = views.at(info.name);
+  const auto add = [&](const io::TensorInfo& info, const Tensor& view) {
     sources.push_back({info, [view, info](io::SafetensorsWriter& writer) {
                          const Tensor stored = view.to(scalar_type(info.dtype)).contiguous();
                          writer.write({static_cast<const std::byte*>(stored.const_data_ptr()),
                                        static_cast<size_t>(info.bytes())});
                        }});
+  };
+  for (const auto& info : expected_tensors(config)) {
+    add(info, views.at(info.name));
   }
-  for (const auto& info : shared_expert_tensors(weights_->config)) {
-    sources.push_back({info, [info](io::SafetensorsWriter& writer) {
-                         writer.write(std::vector<std::byte>(info.bytes()));
-                       }});
+  for (const auto& info : shared_expert_tensors(config)) {
+    const auto idle = weights_->idle.find(info.name);
+    add(info, idle != weights_->idle.end() ? idle->second : at::zeros(info.shape));
   }
   return sources;
 }
@@ -248,13 +295,9 @@ void write_folder(const Llama& model,
                   const io::Checkpoint& parent,
                   const io::StagedFolder& folder) {
   constexpr uint64_t kShardBytes = uint64_t{5} << 30;
-  ModelConfig config = model.config();
-  if (config.moe) {
-    config.moe->router = routing.router;
-    config.moe->ep_ranks = routing.ep_ranks;
-  }
+  const ModelConfig config = config_with(model.config(), routing);
   folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
-  io::write_tensors(folder.path(), model.tensor_sources(), kShardBytes);
+  io::write_tensors(folder.path(), model.tensor_sources(routing), kShardBytes);
   io::copy_tokenizer_files(parent.folder(), folder.path());
 }
 

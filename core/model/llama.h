@@ -69,8 +69,8 @@ class Llama {
       const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
   // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for
-  // io::write_tensors.
-  std::vector<io::TensorSource> tensor_sources() const;
+  // io::write_tensors. The router has a say: written_form().
+  std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
 
  private:
   struct Weights;

@@ -92,8 +92,6 @@ ModelConfig child_config(const io::Checkpoint& dense,
   return child;
 }
 
-bool is_router(const std::string& name) { return name.ends_with(".mlp.gate.weight"); }
-
 // One tensor of the child: drawn if it is a router, else a copy of the parent's, converted where
 // types differ.
 io::TensorSource child_tensor(io::TensorInfo info,

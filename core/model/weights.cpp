@@ -25,12 +25,32 @@ std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.",
 // gate, up [F, D] and down [D, F] under `prefix`, in the order of LLaMA's files.
 void add_feed_forward(std::vector<io::TensorInfo>& out,
                       const std::string& prefix,
+                      const MoeNames& names,
                       io::DType dtype,
                       int64_t hidden,
                       int64_t width) {
-  out.push_back({prefix + "gate_proj.weight", dtype, Shape{width, hidden}});
-  out.push_back({prefix + "up_proj.weight", dtype, Shape{width, hidden}});
-  out.push_back({prefix + "down_proj.weight", dtype, Shape{hidden, width}});
+  out.push_back({prefix + names.gate, dtype, Shape{width, hidden}});
+  out.push_back({prefix + names.up, dtype, Shape{width, hidden}});
+  out.push_back({prefix + names.down, dtype, Shape{hidden, width}});
+}
+
+void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
+  const io::DType dtype = stored_dtype(config);
+  const MoeConfig& moe = *config.moe;
+  const FolderForm form = written_form(moe);
+  const MoeNames names = moe_names(form);
+  const std::string prefix = layer_prefix(layer);
+  out.push_back({prefix + names.router,
+                 form == FolderForm::kMoe ? io::DType::kF32 : dtype,
+                 Shape{moe.experts, config.hidden_size}});
+  for (int64_t expert = 0; expert < moe.experts; ++expert) {
+    add_feed_forward(out,
+                     fmt::format("{}{}{}", prefix, names.experts, expert),
+                     names,
+                     dtype,
+                     config.hidden_size,
+                     moe.expert_width);
+  }
 }
 
 void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
@@ -43,17 +63,18 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
   out.push_back({prefix + "self_attn.q_proj.weight", dtype, Shape{queries, hidden}});
   out.push_back({prefix + "self_attn.k_proj.weight", dtype, Shape{keys, hidden}});
   out.push_back({prefix + "self_attn.v_proj.weight", dtype, Shape{keys, hidden}});
+  if (config.qkv_bias) {
+    out.push_back({prefix + "self_attn.q_proj.bias", dtype, Shape{queries}});
+    out.push_back({prefix + "self_attn.k_proj.bias", dtype, Shape{keys}});
+    out.push_back({prefix + "self_attn.v_proj.bias", dtype, Shape{keys}});
+  }
   out.push_back({prefix + "self_attn.o_proj.weight", dtype, Shape{hidden, queries}});
   out.push_back({prefix + "post_attention_layernorm.weight", dtype, Shape{hidden}});
-  if (!config.is_moe_layer(layer)) {
-    add_feed_forward(out, prefix + "mlp.", dtype, hidden, config.intermediate_size);
-    return;
-  }
-  const MoeConfig& moe = *config.moe;
-  out.push_back({prefix + "mlp.gate.weight", io::DType::kF32, Shape{moe.experts, hidden}});
-  for (int64_t expert = 0; expert < moe.experts; ++expert) {
+  if (config.is_moe_layer(layer)) {
+    add_mixture(out, config, layer);
+  } else {
     add_feed_forward(
-        out, fmt::format("{}mlp.experts.{}.", prefix, expert), dtype, hidden, moe.expert_width);
+        out, prefix + "mlp", moe_names(FolderForm::kMoe), dtype, hidden, config.intermediate_size);
   }
 }
 
@@ -62,6 +83,20 @@ bool is_rope_leftover(const std::string& name) {
   static constexpr std::string_view kEnd = "rotary_emb.inv_freq";
   return name.size() >= kEnd.size() &&
          name.compare(name.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
+}
+
+// What transformers holds in memory and can be told to write.
+void refuse_fused_experts(const io::Checkpoint& checkpoint) {
+  for (const auto& found : checkpoint.tensors()) {
+    if (found.name.ends_with(".experts.gate_up_proj")) {
+      throw UserError(
+          "{}: '{}' {} holds the matrices of all experts; save the folder with "
+          "save_pretrained(save_original_format=True), which writes them one by one",
+          checkpoint.folder().string(),
+          found.name,
+          io::shape_text(found.shape));
+    }
+  }
 }
 
 void check_one(const io::TensorInfo& found,
@@ -85,6 +120,25 @@ void check_one(const io::TensorInfo& found,
 
 }  // namespace
 
+MoeNames moe_names(FolderForm form) {
+  if (form == FolderForm::kMixtral) {
+    return {"block_sparse_moe.gate.weight",
+            "block_sparse_moe.experts.",
+            ".w1.weight",
+            ".w3.weight",
+            ".w2.weight"};
+  }
+  return {"mlp.gate.weight",
+          "mlp.experts.",
+          ".gate_proj.weight",
+          ".up_proj.weight",
+          ".down_proj.weight"};
+}
+
+bool is_router(const std::string& name) {
+  return name.ends_with(".mlp.gate.weight") || name.ends_with(".block_sparse_moe.gate.weight");
+}
+
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
   const io::DType dtype = stored_dtype(config);
   std::vector<io::TensorInfo> out;
@@ -101,19 +155,21 @@ std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
 
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
   std::vector<io::TensorInfo> out;
-  if (!config.moe) {
+  if (!config.moe || written_form(*config.moe) == FolderForm::kMixtral) {
     return out;
   }
   const io::DType dtype = stored_dtype(config);
+  const MoeNames names = moe_names(FolderForm::kMoe);
   for (const int64_t layer : config.moe->layers) {
     const std::string prefix = layer_prefix(layer) + "mlp.";
-    add_feed_forward(out, prefix + "shared_expert.", dtype, config.hidden_size, 0);
+    add_feed_forward(out, prefix + "shared_expert", names, dtype, config.hidden_size, 0);
     out.push_back({prefix + "shared_expert_gate.weight", dtype, Shape{1, config.hidden_size}});
   }
   return out;
 }
 
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  refuse_fused_experts(checkpoint);
   std::map<std::string, io::TensorInfo> optional;
   for (const auto& info : shared_expert_tensors(config)) {
     optional.emplace(info.name, info);

@@ -10,18 +10,29 @@
 
 namespace moe::model {
 
-// Tensors by Hugging Face names. MoE layers: mlp.gate.weight [E, D] F32,
-// mlp.experts.{j}.{gate,up,down}_proj.weight. dtype is that of `config.dtype` but for the routers.
-// Without the empty shared-expert tensors (see below).
+// Tensors by Hugging Face names. MoE layers: mlp.gate.weight [E, D] and
+// mlp.experts.{j}.{gate,up,down}_proj.weight, or by written_form() as MoeNames says. dtype is that
+// of `config.dtype`, but F32 for the routers of kMoe. Without the empty shared-expert tensors (see
+// below).
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config);
 
-// The tensors that make stock transformers load our folders without a complaint: per MoE layer four
-// shared-expert tensors, three of them empty, one zero (DESIGN section 3).
+// How a form calls the parts of a MoE layer, behind "model.layers.{i}.".
+struct MoeNames {
+  std::string router;          // mlp.gate.weight, block_sparse_moe.gate.weight
+  std::string experts;         // mlp.experts., block_sparse_moe.experts.; an index follows
+  std::string gate, up, down;  // .gate_proj.weight or .w1.weight, and so on
+};
+MoeNames moe_names(FolderForm form);
+bool is_router(const std::string& name);  // in any form
+
+// The tensors that make stock transformers load a qwen2_moe folder without a complaint: per MoE
+// layer four shared-expert tensors, three of them empty (DESIGN section 3). The fourth, a gate on
+// nothing, is zero in ours. None in a Mixtral.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 
-// UserError naming the tensor when one is missing, extra, misshapen (with both shapes) or not
-// F32/F16/BF16. Accepts `rotary_emb.inv_freq` leftovers, shared-expert tensors, and a stored
-// lm_head in a tied model only if its shape fits.
+// UserError naming the tensor when one is missing, extra, misshapen (with both shapes), not
+// F32/F16/BF16, or all experts in one. Accepts `rotary_emb.inv_freq` leftovers, shared-expert
+// tensors, and a stored lm_head in a tied model only if its shape fits.
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 struct ParameterCount {

@@ -42,6 +42,13 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   auto resolved =
       route::override_router(stored, settings.router, settings.force, route::Purpose::kTrain);
   plan.notes = std::move(resolved.notes);
+  if (config.moe->router_jitter > 0) {
+    plan.notes.push_back(
+        fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
+                    "routers without noise",
+                    config.moe->router_jitter,
+                    settings.model.string()));
+  }
   plan.routing = {resolved.router, resolved.ep_ranks};
   settings.router = recorded(plan.routing);
   const bool same_family = resolved.router.family == stored.router.family;

@@ -91,6 +91,22 @@ def config():
             moe={"format": 1, "layers": [0, 2], "granularity": 1, "router": router, "gate_scale": 1.0, "ep_ranks": 4,
                  "lb_coef": 0.01, "entropy_coef": 1e-4, "router_init": {"std": 0.02, "seed": 1},
                  "source": {"name": "x", "sha256": "0"}})
+    mixtral = dict(architectures=["MixtralForCausalLM"], model_type="mixtral", num_key_value_heads=2,
+                   num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.02, sliding_window=None,
+                   router_jitter_noise=0.1, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    own = {"format": 1, "layers": [0, 1, 2], "ep_ranks": 2, "lb_coef": 0.02,
+           "router": {**topk, "capacity_factor": None, "straight_through": False, "lb_count": "selected", "k": 2}}
+    yield "stock-mixtral", llama(**mixtral)
+    yield "stock-mixtral-window", llama(**{**mixtral, "sliding_window": 4096})
+    yield "stock-mixtral-own", llama(**mixtral, moe={**own, "form": "mixtral"})
+    qwen = dict(architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", num_key_value_heads=2, num_experts=4,
+                num_experts_per_tok=2, norm_topk_prob=True, moe_intermediate_size=12, decoder_sparse_step=1,
+                mlp_only_layers=[], shared_expert_intermediate_size=0, qkv_bias=True, use_sliding_window=False,
+                layer_types=["full_attention"] * 3)
+    yield "stock-qwen2-moe", llama(**qwen)
+    yield "stock-qwen2-moe-sparse-step", llama(**{**qwen, "decoder_sparse_step": 2, "norm_topk_prob": False})
+    yield "stock-qwen2-moe-shared", llama(**{**qwen, "shared_expert_intermediate_size": 8})
+    yield "stock-qwen2-moe-own", llama(**qwen, moe={**own, "form": "qwen2_moe"})
 
 
 def data():

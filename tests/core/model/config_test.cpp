@@ -249,27 +249,22 @@ TEST_CASE("a config that describes another function or none is refused by name",
        "config.json: num_hidden_layers is 20000; it must be between 1 and 16384"},
       {{{"model_type", "mistral"}, {"architectures", {"MistralForCausalLM"}}},
        "config.json: architecture 'MistralForCausalLM' with model_type 'mistral' is not read; "
-       "known are "
-       "LlamaForCausalLM (llama) and the MoE folders that moe writes (qwen2_moe, moe_relu or "
-       "moe_scaled with a \"moe\" "
-       "object)"},
+       "known are LlamaForCausalLM (llama), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM "
+       "(qwen2_moe), and moe_relu or moe_scaled as moe writes them"},
       {{{"architectures", {"LlamaForSequenceClassification"}}}, "'LlamaForSequenceClassification'"},
       {{{"architectures", "LlamaForCausalLM"}},
        "config.json: architectures must be a list of names, such as [\"LlamaForCausalLM\"]"},
       {{{"model_type", nullptr}, {"architectures", nullptr}},
        "config.json: neither model_type nor architectures is there; a LLaMA folder has model_type "
        "\"llama\""},
-      {{{"model_type", "qwen2_moe"}, {"architectures", {"Qwen2MoeForCausalLM"}}},
-       "config.json: a qwen2_moe model without the \"moe\" object that moe writes; stock qwen2_moe "
-       "and mixtral folders "
-       "are not read yet, only dense LlamaForCausalLM folders and those that moe upcycle, init and "
-       "train leave"},
+      {{{"model_type", "moe_relu"}, {"architectures", {"MoeReluForCausalLM"}}},
+       "config.json: a moe_relu folder without the \"moe\" object that moe writes into it"},
       {{{"hidden_act", "gelu"}},
        "config.json: hidden_act 'gelu' is not supported; LLaMA's is silu"},
       {{{"attention_bias", true}},
-       "config.json: attention_bias is true; such models are not supported, only LLaMA without it"},
+       "config.json: attention_bias is true; such models are not supported, only those without it"},
       {{{"mlp_bias", true}},
-       "config.json: mlp_bias is true; such models are not supported, only LLaMA without it"},
+       "config.json: mlp_bias is true; such models are not supported, only those without it"},
       {{{"quantization_config", {{"bits", 4}}}},
        "config.json: quantization_config is set; fetch or make the folder in float32, bfloat16 or "
        "float16"},
@@ -396,8 +391,9 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
       {{{"shared_expert_intermediate_size", 64}},
        "config.json: shared_expert_intermediate_size is 64; shared experts are not supported, it "
        "must be 0"},
-      {{{"qkv_bias", true}},
-       "config.json: qkv_bias is true; such models are not supported, only LLaMA without it"},
+      {{{"moe", {{"form", "mixtral"}}}},
+       "config.json: moe.form is 'mixtral', which a folder with model_type qwen2_moe cannot have; "
+       "known are moe, and qwen2_moe in a qwen2_moe folder"},
       {{{"moe", 3}}, "config.json: moe must be an object, not number"}};
   for (const auto& c : cases) {
     INFO(c.patch.dump());

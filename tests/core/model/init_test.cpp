@@ -5,6 +5,7 @@
 #include "core/model/convert.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -237,6 +238,28 @@ TEST_CASE("what cannot be initialised is refused by name", "[model][init]") {
         settings.out.string() +
             ": exists already; give another output folder, or --force to replace it");
   CHECK(message([](auto& s) { s.force = true; }).empty());
+}
+
+TEST_CASE("a stock mixture's config is drawn in its own names", "[model][init]") {
+  for (const auto kind : {test::Foreign::kMixtral, test::Foreign::kQwen2Moe}) {
+    const TempDir folder;
+    const test::ForeignCheckpoint options{.kind = kind, .dense_layers = {}};
+    test::write_file(folder / "config.json", test::foreign_config(options).dump());
+    InitSettings settings;
+    settings.config = folder / "config.json";
+    settings.out = folder / "out";
+    settings.same_experts = true;
+    const io::Checkpoint made = make(settings);
+    const bool mixtral = kind == test::Foreign::kMixtral;
+    const std::string block = mixtral ? "model.layers.1.block_sparse_moe." : "model.layers.1.mlp.";
+    const std::string end = mixtral ? ".w1.weight" : ".gate_proj.weight";
+    CHECK(made.config()["model_type"] == (mixtral ? "mixtral" : "qwen2_moe"));
+    CHECK(floats(made, block + "experts.0" + end) == floats(made, block + "experts.3" + end));
+    CHECK(floats(made, block + "gate.weight") != std::vector<float>(4 * 16, 0.0F));
+    if (!mixtral) {
+      CHECK(floats(made, "model.layers.0.self_attn.k_proj.bias") == std::vector<float>(8, 0.0F));
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "core/model/upcycle.h"
 #include "tests/support/catch.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -78,6 +79,23 @@ TEST_CASE("each router says what stock tools honour and what needs moe", "[model
   CHECK(found.stock == Lines{"nothing: model_type moe_relu is refused by stock tools, which would "
                              "compute something else"});
   CHECK(found.needs_moe == Lines{"ReLU routing"});
+}
+
+TEST_CASE("a folder made elsewhere is described by its own name", "[model][inspect]") {
+  const TempDir folder;
+  test::write_foreign_checkpoint(folder / "m", {.dense_layers = {}});
+  Json config = read_json(folder / "m/config.json");
+  config["router_jitter_noise"] = 0.1;
+  test::write_file(folder / "m/config.json", config.dump());
+  const Inspection found = inspect(folder / "m");
+  CHECK(found.model_type == "mixtral");
+  CHECK(found.stock ==
+        Lines{"top-2 of 4 experts without dropping, weights summing to 1",
+              "router_jitter_noise 0.1: stock training adds it, moe trains without"});
+  CHECK(found.needs_moe.empty());
+  // Three layers of 4 experts of three matrices [16, 24] in f32, on four ranks.
+  CHECK(found.bytes_per_rank == found.bytes - 3 * 4 * 3 * 16 * 24 * 4 * 3 / 4);
+  CHECK(to_json(found)["qkv_bias"] == false);
 }
 
 TEST_CASE("layers are printed as ranges", "[model][inspect]") {

@@ -5,12 +5,14 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 
 #include "core/io/tokenizer.h"
 #include "core/model/generate.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -32,22 +34,53 @@ class PlainLlama {
       const std::string prefix = fmt::format("model.layers.{}.", layer);
       x = x + attention(prefix + "self_attn.", norm(x, prefix + "input_layernorm"));
       const Tensor normed = norm(x, prefix + "post_attention_layernorm");
-      const Tensor gate = normed.mm(weight(prefix + "mlp.gate_proj").t());
-      const Tensor up = normed.mm(weight(prefix + "mlp.up_proj").t());
-      x = x + (gate * gate.sigmoid() * up).mm(weight(prefix + "mlp.down_proj").t());
+      x = x + (config_.is_moe_layer(layer)
+                   ? mixture(prefix, normed)
+                   : expert(prefix + "mlp.", {"gate_proj", "up_proj", "down_proj"}, normed));
     }
     return norm(x, "model.norm")
         .mm(weight(config_.tie_word_embeddings ? "model.embed_tokens" : "lm_head").t());
   }
 
  private:
-  Tensor weight(const std::string& name) const {
-    const auto& info = checkpoint_.info(name + ".weight");
+  Tensor weight(const std::string& name) const { return stored(name + ".weight"); }
+
+  Tensor stored(const std::string& name) const {
+    const auto& info = checkpoint_.info(name);
     const auto type = info.dtype == moe::io::DType::kF32    ? at::kFloat
                       : info.dtype == moe::io::DType::kBF16 ? at::kBFloat16
                                                             : at::kHalf;
     void* data = const_cast<std::byte*>(checkpoint_.bytes(info.name).data());
     return at::from_blob(data, info.shape, at::TensorOptions(type)).to(at::kDouble);
+  }
+
+  Tensor expert(const std::string& prefix,
+                const std::array<const char*, 3>& names,
+                const Tensor& x) const {
+    const Tensor gate = x.mm(weight(prefix + names[0]).t());
+    const Tensor up = x.mm(weight(prefix + names[1]).t());
+    return (gate * gate.sigmoid() * up).mm(weight(prefix + names[2]).t());
+  }
+
+  // Stock mixtures: the k best of a softmax, renormalised or not, nothing dropped.
+  Tensor mixture(const std::string& prefix, const Tensor& x) const {
+    const bool mixtral = checkpoint_.config().at("model_type") == "mixtral";
+    const std::string block = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+    const std::array<const char*, 3> names =
+        mixtral ? std::array{"w1", "w3", "w2"} : std::array{"gate_proj", "up_proj", "down_proj"};
+    const bool normalised = mixtral || checkpoint_.config().at("norm_topk_prob").get<bool>();
+    const int64_t k = checkpoint_.config().at("num_experts_per_tok").get<int64_t>();
+    Tensor y = at::zeros_like(x);
+    for (int64_t token = 0; token < x.size(0); ++token) {
+      const Tensor row = x.narrow(0, token, 1);
+      const auto [share, best] = row.mm(weight(block + "gate").t()).softmax(1).topk(k, 1);
+      for (int64_t i = 0; i < k; ++i) {
+        const Tensor gate = share[0][i] / (normalised ? share.sum() : at::ones({}, at::kDouble));
+        const std::string chosen = fmt::format("{}experts.{}.", block, best[0][i].item<int64_t>());
+        y[token] += gate * expert(chosen, names, row)[0];
+      }
+    }
+    return y;
   }
 
   Tensor norm(const Tensor& x, const std::string& name) const {
@@ -71,7 +104,11 @@ class PlainLlama {
   Tensor attention(const std::string& prefix, const Tensor& x) const {
     const int64_t count = x.size(0), width = config_.head_dim;
     const auto heads = [&](const char* name, int64_t number) {
-      return x.mm(weight(prefix + name).t()).view({count, number, width});
+      Tensor out = x.mm(weight(prefix + name).t());
+      if (checkpoint_.has(prefix + name + ".bias")) {
+        out = out + stored(prefix + name + ".bias");
+      }
+      return out.view({count, number, width});
     };
     const Tensor query = heads("q_proj", config_.heads), key = heads("k_proj", config_.kv_heads);
     const Tensor value = heads("v_proj", config_.kv_heads);
@@ -125,6 +162,94 @@ TEST_CASE("the model equals a plain f64 LLaMA", "[model]") {
   const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
   CHECK(distance(run(Llama::load(checkpoint), ids, {7}), PlainLlama(checkpoint).logits(ids)) <
         kTolerance);
+}
+
+using moe::test::Foreign;
+using moe::test::ForeignCheckpoint;
+
+// A Mixtral; Qwen2-MoE with biases, without, with dense layers, in bf16.
+ForeignCheckpoint foreign_variant(int variant) {
+  switch (variant) {
+    case 0:
+      return {.dense_layers = {}};
+    case 1:
+      return {.kind = Foreign::kQwen2Moe, .dense_layers = {}};
+    case 2:
+      return {.kind = Foreign::kQwen2Moe, .normalised = false, .biases = false, .dense_layers = {}};
+    case 3:
+      return {.kind = Foreign::kQwen2Moe, .normalised = false, .dense_layers = {0, 2}};
+    default:
+      return {.dense_layers = {}, .tiny = {.dtype = moe::io::DType::kBF16, .shard_bytes = 9000}};
+  }
+}
+
+TEST_CASE("a Mixtral and a Qwen2-MoE folder equal a plain f64 stock mixture", "[model]") {
+  const auto variant = GENERATE(0, 1, 2, 3, 4);
+  CAPTURE(variant);
+  const moe::test::TempDir folder;
+  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
+  const moe::io::Checkpoint checkpoint(folder / "m");
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  CHECK(distance(run(Llama::load(checkpoint), ids, {7}), PlainLlama(checkpoint).logits(ids)) <
+        kTolerance);
+}
+
+TEST_CASE("a folder made elsewhere is written with its own tensors, byte for byte", "[model]") {
+  const auto variant = GENERATE(0, 1, 2, 3, 4);
+  CAPTURE(variant);
+  const moe::test::TempDir folder;
+  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
+  const moe::io::Checkpoint parent(folder / "m");
+  const auto model = Llama::load(parent);
+  moe::model::save_folder(model, model.default_routing(), parent, folder / "copy", false);
+  const moe::io::Checkpoint copy(folder / "copy");
+  CHECK(copy.tensors().size() == parent.tensors().size());
+  for (const auto& info : parent.tensors()) {
+    CAPTURE(info.name);
+    REQUIRE(copy.has(info.name));
+    CHECK(copy.info(info.name).dtype == info.dtype);
+    CHECK(copy.info(info.name).shape == info.shape);
+    const auto a = parent.bytes(info.name), b = copy.bytes(info.name);
+    CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end()));
+  }
+  CHECK(copy.config().at("architectures") == parent.config().at("architectures"));
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  CHECK(distance(run(Llama::load(copy), ids, {7}), run(model, ids, {7})) == 0);
+}
+
+TEST_CASE("a Mixtral whose router it has no words for is written in our form", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_foreign_checkpoint(folder / "m");
+  const moe::io::Checkpoint parent(folder / "m");
+  const auto model = Llama::load(parent);
+  auto routing = model.default_routing();
+  routing.router = moe::route::parse_router("top2:cf=inf,gate=none");
+  moe::model::save_folder(model, routing, parent, folder / "copy", false);
+  const moe::io::Checkpoint copy(folder / "copy");
+  CHECK(copy.config().at("model_type") == "qwen2_moe");
+  CHECK(copy.has("model.layers.0.mlp.experts.3.down_proj.weight"));
+  const auto again = Llama::load(copy);
+  const moe::model::Packed tokens{at::tensor({1, 5, 63, 0, 5, 17, 2}, at::kLong), {7}};
+  const at::NoGradGuard no_gradients;
+  CHECK(distance(again.forward(tokens, again.default_routing()).hidden,
+                 model.forward(tokens, routing).hidden) == 0);
+}
+
+TEST_CASE("a cache gives the logits of the whole sequence with biases too", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(1));
+  const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
+  const Tensor whole = run(model, {1, 5, 9}, {3});
+  const at::NoGradGuard no_gradients;
+  moe::model::KvCache cache;
+  const auto part = [&](const std::vector<int64_t>& ids) {
+    const auto count = static_cast<int64_t>(ids.size());
+    return model.head(
+        model.forward({at::tensor(ids, at::kLong), {count}}, model.default_routing(), &cache)
+            .hidden);
+  };
+  CHECK(distance(part({1, 5}), whole.narrow(0, 0, 2)) < kTolerance);
+  CHECK(distance(part({9}), whole.narrow(0, 2, 1)) < kTolerance);
 }
 
 TEST_CASE("a pack of sequences gives each sequence's own logits", "[model]") {
@@ -181,7 +306,11 @@ TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {
 
 TEST_CASE("every parameter gets a gradient", "[model]") {
   const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "m", {});
+  if (GENERATE(false, true)) {
+    moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(1));  // biases and routers
+  } else {
+    moe::test::write_tiny_checkpoint(folder / "m", {});
+  }
   auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
   model.require_gradients();
   const auto result =

@@ -2,6 +2,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -96,6 +97,34 @@ TEST_CASE("a MoE layer has a router in F32 and three matrices an expert", "[mode
   CHECK(shared_expert_tensors(tiny()).empty());
 }
 
+TEST_CASE("stock mixtures are listed by the names of their own files", "[model][weights]") {
+  const auto qwen = test::Foreign::kQwen2Moe;
+  const io::DType bf16 = io::DType::kBF16;
+  for (const test::ForeignCheckpoint& options :
+       {test::ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
+        {.kind = qwen, .biases = true, .dense_layers = {1}, .tiny = {.dtype = bf16}},
+        {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}}}) {
+    const ModelConfig config = parse_config(Json(test::foreign_config(options)), "stock");
+    std::vector<io::TensorInfo> listed = expected_tensors(config);
+    const auto shared = shared_expert_tensors(config);
+    CHECK(shared.empty() == (options.kind != qwen));
+    listed.insert(listed.end(), shared.begin(), shared.end());
+    const auto stored = test::foreign_tensors(options);
+    CHECK(listed.size() == stored.size());
+    int64_t total = 0;
+    for (const auto& info : stored) {
+      INFO(info.name);
+      const io::TensorInfo* found = find(listed, info.name);
+      REQUIRE(found != nullptr);
+      CHECK(found->shape == info.shape);
+      CHECK(found->dtype == info.dtype);  // the router's too
+      CHECK(is_router(info.name) == (info.name.find(".gate.weight") != std::string::npos));
+      total += info.name.find("shared_expert") == std::string::npos ? info.elements() : 0;
+    }
+    CHECK(count_parameters(config).total == total);
+  }
+}
+
 TEST_CASE("parameters are counted in total and as one token meets them", "[model][weights]") {
   // V D + (2 D + D HA + 2 D GA + HA D) a layer + 3 D F a dense layer + D + V D, with D = HA = 16,
   // GA = 8, F = 24, V = 64.
@@ -132,6 +161,16 @@ TEST_CASE("a folder whose tensors do not fit its config is refused with the tens
         }) ==
         "tensor 'model.layers.3.input_layernorm.weight' [16] is not one of the 3 layers that "
         "config.json describes");
+}
+
+TEST_CASE("experts that lie fused in one tensor are refused with the way out", "[model][weights]") {
+  CHECK(message_for([](auto& tensors) {
+          tensors.push_back(
+              {"model.layers.0.mlp.experts.gate_up_proj", io::DType::kF32, {4, 48, 16}});
+        }) ==
+        "'model.layers.0.mlp.experts.gate_up_proj' [4, 48, 16] holds the matrices of all experts; "
+        "save the folder with save_pretrained(save_original_format=True), which writes them one by "
+        "one");
 }
 
 TEST_CASE("leftovers that mean nothing are let pass, and nothing else", "[model][weights]") {

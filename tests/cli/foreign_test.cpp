@@ -1,0 +1,138 @@
+// Folders made by other tools, as a user meets them: inspected, trained, evaluated and written back
+// in their own names.
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/foreign_checkpoint.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+
+namespace moe {
+namespace {
+
+using test::Foreign;
+using test::run_moe;
+using test::RunResult;
+using test::TempDir;
+
+struct World {
+  TempDir dir;
+
+  explicit World(Foreign kind) {
+    // 512 tokens, so that the real tokenizer fits.
+    test::write_foreign_checkpoint(dir / "stock",
+                                   {.kind = kind, .dense_layers = {}, .tiny = {.vocab = 512}});
+    std::string rows;
+    for (int row = 0; row < 8; ++row) {
+      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
+      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+    }
+    test::write_file(dir / "rows.jsonl", rows);
+  }
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+
+  RunResult train(const std::vector<std::string>& flags) const {
+    std::vector<std::string> words = {"train",
+                                      path("stock"),
+                                      "-o",
+                                      path("run"),
+                                      "--data",
+                                      path("rows.jsonl"),
+                                      "--steps",
+                                      "2",
+                                      "--lr",
+                                      "1e-2",
+                                      "--threads",
+                                      "1",
+                                      "--force"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return run_moe(words);
+  }
+  Json final_config() const { return read_json(dir / "run/final/config.json"); }
+};
+
+std::string first_line_with(const std::string& text, const std::string& part) {
+  const size_t at = text.find(part);
+  return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+}
+
+TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
+  const World world(Foreign::kMixtral);
+  const auto inspected = run_moe({"inspect", world.path("stock")});
+  INFO(inspected.err);
+  REQUIRE(inspected.exit_code == 0);
+  CHECK(first_line_with(inspected.out, "model type") == "model type    mixtral");
+  CHECK(first_line_with(inspected.out, "router") == "router        top2:cf=inf,st=off,lb=selected");
+  CHECK(inspected.out.find("needs moe") == std::string::npos);
+
+  const auto trained = world.train({});
+  INFO(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  CHECK(trained.err.find("router top2:cf=inf,st=off,lb=selected on 4 logical ranks; loss = "
+                         "language model + 0.02 x load balance") != std::string::npos);
+  CHECK(world.final_config().at("model_type") == "mixtral");
+  CHECK(run_moe({"inspect", world.path("run/final")}).exit_code == 0);
+
+  // A capacity is ours: the folder stays a Mixtral and says what it was trained with.
+  REQUIRE(world.train({"--router", "top2+ir+fr:cf=1", "--ep-ranks", "2"}).exit_code == 0);
+  const auto own = run_moe({"inspect", world.path("run/final")});
+  CHECK(first_line_with(own.out, "model type") == "model type    mixtral");
+  CHECK(first_line_with(own.out, "router") == "router        top2+ir+fr:cf=1,st=off,lb=selected");
+  CHECK(own.out.find("needs moe     expert capacity (cf=1)") != std::string::npos);
+
+  const auto relu = world.train({"--router", "relu:k=1"});
+  CHECK(relu.exit_code == 2);
+  CHECK(relu.err.find("ReLU and softmax logits mean different things") != std::string::npos);
+}
+
+TEST_CASE("noise that a Mixtral was trained with is named once", "[cli]") {
+  const World world(Foreign::kMixtral);
+  Json config = read_json(world.dir / "stock/config.json");
+  config["router_jitter_noise"] = 0.1;
+  test::write_file(world.dir / "stock/config.json", config.dump());
+  const auto trained = world.train({});
+  REQUIRE(trained.exit_code == 0);
+  CHECK(trained.err.find("router_jitter_noise 0.1 of " + world.path("stock") +
+                         " is not applied: moe trains routers without noise\n") !=
+        std::string::npos);
+  CHECK(world.final_config().at("router_jitter_noise") == 0.1);
+}
+
+TEST_CASE("a Qwen2-MoE folder trains, evaluates and generates", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const World world(Foreign::kQwen2Moe);
+  std::filesystem::copy(test::shared_data() / "stories260K-hf" / "tokenizer.model",
+                        world.dir / "stock/tokenizer.model");
+  const auto trained = world.train({});
+  INFO(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  CHECK(world.final_config().at("model_type") == "qwen2_moe");
+  CHECK(world.final_config().at("moe").at("form") == "qwen2_moe");
+  test::write_file(world.dir / "requests.jsonl",
+                   "{\"context\": \"Once upon\", \"continuation\": \" a time\"}\n");
+  for (const char* model : {"stock", "run/final"}) {
+    const auto scored =
+        run_moe({"eval", world.path(model), "--requests", world.path("requests.jsonl")});
+    INFO(scored.err);
+    REQUIRE(scored.exit_code == 0);
+    CHECK(parse_json(scored.out, "stdout").at("logprob").get<double>() < 0);
+    CHECK(run_moe({"generate", world.path(model), "--prompt", "Once", "--max-tokens", "3"})
+              .exit_code == 0);
+  }
+}
+
+TEST_CASE("a folder with shared experts ends with code 2 and the key", "[cli]") {
+  const World world(Foreign::kQwen2Moe);
+  Json config = read_json(world.dir / "stock/config.json");
+  config["shared_expert_intermediate_size"] = 5632;
+  test::write_file(world.dir / "stock/config.json", config.dump());
+  const auto result = run_moe({"inspect", world.path("stock")});
+  CHECK(result.exit_code == 2);
+  CHECK(result.out.empty());
+  CHECK(result.err.find("config.json: shared_expert_intermediate_size is 5632; shared experts are "
+                        "not supported, it must be 0") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace moe

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Mixtral and Qwen2-MoE folders that stock transformers makes, read by moe and, after training, read back by transformers.
+
+Tiny random models: Mixtral; Qwen2-MoE without shared experts, with and without norm_topk_prob and biases, with dense layers by
+mlp_only_layers and by decoder_sparse_step; one in shards. For each: `moe eval --requests` gives transformers'
+log-probabilities; `moe train` takes transformers' steps; RUN/final keeps names, config and model_type, loads with a clean
+report, and its logits are moe's.
+
+usage: stock_folders.py       environment: MOE (the binary), MOE_SHARED_DATA
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
+
+MOE = os.environ.get("MOE", "./moe")
+TOKENIZER = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf" / "tokenizer.model"
+REQUESTS = [("Once upon a time", ", there was a little girl named Lily."), ("The dog", " ran"), ("He said", " no, thank you")]
+# fp32 sums of at most 48 products, 4 layers deep, in two orders; log-probabilities of order 6. Measured 1e-6.
+SCORES = 2e-5
+# Losses and gradient norms, relative: fp32 sums again, and EPS keeps AdamW from making whole steps out of roundings.
+STEPS_APART = 1e-5
+STEPS, LR, EPS, LENGTH, BATCH = 3, 1e-3, 1e-6, 24, 2
+
+SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=128, initializer_range=0.2, num_experts_per_tok=2)
+QWEN = dict(SIZES, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=0)
+MODELS = {
+    "mixtral": (MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4), "1GB"),
+    "mixtral in shards": (MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=8, head_dim=16), "60KB"),
+    "qwen2_moe": (Qwen2MoeConfig(**QWEN, num_hidden_layers=2, norm_topk_prob=True), "1GB"),
+    "qwen2_moe, one mixture": (
+        Qwen2MoeConfig(**QWEN, num_hidden_layers=2, norm_topk_prob=True, mlp_only_layers=[0], router_aux_loss_coef=0.5), "1GB"),
+    "qwen2_moe, weights as they are, mlp_only_layers": (
+        Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=False, mlp_only_layers=[0, 2]), "1GB"),
+    "qwen2_moe, no biases, decoder_sparse_step 2": (
+        Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=True, decoder_sparse_step=2, qkv_bias=False), "1GB"),
+}
+
+outcomes = []
+
+
+def check(what, good, detail=""):
+    outcomes.append(bool(good))
+    print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+
+
+def moe(*words):
+    done = subprocess.run([MOE, *map(str, words)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"FAILED moe {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def load(folder):
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    return model.eval(), {key: value for key, value in report.items() if value}
+
+
+def stored(folder):
+    """{name: (shape, dtype)} over all files"""
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            found |= {name: (tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()) for name in tensors.keys()}
+    return found
+
+
+def score_gap(model, ids, folder, requests):
+    """The largest difference of a log-probability between `moe eval --requests` and transformers, a token."""
+    worst = 0.0
+    for line, (context, whole) in zip(moe("eval", folder, "--requests", requests, "--bos", "on").splitlines(), ids, strict=True):
+        with torch.no_grad():
+            rows = model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)[len(context) - 1:]
+        wanted = rows.gather(1, torch.tensor(whole[len(context):])[:, None]).sum().item()
+        score = json.loads(line)
+        worst = max(worst, abs(wanted - score["logprob"]) / score["tokens"])
+    return worst
+
+
+def train_here(folder, rows, aux):
+    """The language model's loss and the norm of all gradients at each step, by transformers and torch. `aux` is the weight of
+    the load-balance loss."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=EPS, weight_decay=0.0)
+    steps = []
+    for step in range(STEPS):
+        ids = torch.tensor(rows[step * BATCH : (step + 1) * BATCH])
+        out = model(ids, output_router_logits=aux > 0)
+        logits = out.logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.size(-1)), ids[:, 1:].reshape(-1))
+        (loss + aux * out.aux_loss if aux > 0 else loss).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append((loss.item(), norm.item()))
+    return steps
+
+
+def train_moe(folder, rows, run, *flags):
+    data = run.parent / "rows.jsonl"
+    data.write_text("".join(json.dumps({"input_ids": row, "labels": row}) + "\n" for row in rows))
+    moe("train", folder, "-o", run, "--data", data, "--steps", STEPS, "--seq-len", LENGTH, "--micro-batch", BATCH, "--lr", LR,
+        "--eps", EPS, "--schedule", "constant", "--beta1", 0.9, "--beta2", 0.95, "--weight-decay", 0, "--pack", "none",
+        "--shuffle", "off", "--quiet", "--threads", 1, *flags)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(record["loss"], record["grad_norm"]) for record in records]
+
+
+def check_config(name, before, after):
+    changed = {key: (value, after.get(key)) for key, value in before.items()
+               if after.get(key) != value and key not in ("head_dim", "transformers_version")}
+    check(f"{name}: every key of config.json is kept", not changed, changed or "")
+
+
+def check_model(name, config, shard, work, requests, ids):
+    made, run = work / "stock", work / "run"
+    torch.manual_seed(1)
+    stock = AutoModelForCausalLM.from_config(config).eval()
+    for key, value in stock.named_parameters():
+        if key.endswith("bias"):
+            torch.nn.init.normal_(value, std=0.5)  # zero from the start, which would test nothing
+    stock.save_pretrained(made, max_shard_size=shard)
+    shutil.copy(TOKENIZER, made)
+    if shard != "1GB":
+        check(f"{name}: there are shards", len(list(made.glob("*.safetensors"))) > 2)
+    gap = score_gap(stock, ids, made, requests)
+    check(f"{name}: moe eval gives transformers' log-probabilities within {SCORES} a token", gap < SCORES, f"{gap:.1e}")
+
+    rows = torch.randint(3, 512, (STEPS * BATCH, LENGTH)).tolist()
+    # Stock pools the load-balance loss over layers and batch: the same as ours for one layer on one rank.
+    one_mixture = "num_experts" in config.to_dict() and config.num_hidden_layers - len(config.mlp_only_layers) == 1
+    aux = config.router_aux_loss_coef if one_mixture else 0
+    flags = ["--ep-ranks", 1] if one_mixture else ["--lb-coef", 0]
+    theirs, ours = train_here(made, rows, aux), train_moe(made, rows, run, *flags)
+    gap = max(abs(a - b) / a for pair in zip(theirs, ours, strict=True) for a, b in zip(*pair))
+    with_loss = ", load-balance loss included" if aux else ""
+    check(f"{name}: moe train takes transformers' steps within {STEPS_APART}{with_loss}", gap < STEPS_APART,
+          f"loss {ours[0][0]:.4f} -> {ours[-1][0]:.4f}, gradient norm {ours[0][1]:.3f}, {gap:.1e}")
+    trained, report = load(run / "final")
+    check(f"{name}: RUN/final loads as {type(trained).__name__} with a clean report",
+          type(trained) is type(stock) and not report, report or "")
+    check(f"{name}: RUN/final has the names, shapes and types of the folder it came from", stored(run / "final") == stored(made))
+    check_config(name, json.loads((made / "config.json").read_text()), json.loads((run / "final/config.json").read_text()))
+    gap = score_gap(trained, ids, run / "final", requests)
+    check(f"{name}: RUN/final gives the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
+
+
+def check_other_routers(work, requests, ids):
+    """What a Mixtral's folder becomes after training with routers that stock tools do not know."""
+    for router, kind in (("top2+ir+fr:cf=1", "MixtralForCausalLM"), ("top2:gate=none", "Qwen2MoeForCausalLM")):
+        run = work / kind
+        train_moe(work / "mixtral" / "stock", [list(range(3, 3 + LENGTH))] * (STEPS * BATCH), run, "--router", router, "--force")
+        model, report = load(run / "final")
+        check(f"a Mixtral trained with {router} loads as {kind}, clean", type(model).__name__ == kind and not report, report or "")
+        if "cf=1" not in router:  # dropless: stock tools compute the same
+            gap = score_gap(model, ids, run / "final", requests)
+            check(f"a Mixtral trained with {router}: the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
+
+
+def main():
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+    torch.set_num_threads(1)
+    if not TOKENIZER.is_file():
+        print(f"skipped: no {TOKENIZER}; set MOE_SHARED_DATA")
+        return 77
+    with tempfile.TemporaryDirectory() as work:
+        work = pathlib.Path(work)
+        requests = work / "requests.jsonl"
+        requests.write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in REQUESTS))
+        from sentencepiece import SentencePieceProcessor
+        pieces = SentencePieceProcessor(model_file=str(TOKENIZER))
+        encode = lambda text: [pieces.bos_id(), *pieces.encode(text)]
+        ids = [(encode(a), encode(a + b)) for a, b in REQUESTS]
+        for name, (config, shard) in MODELS.items():
+            (work / name).mkdir()
+            check_model(name, config, shard, work / name, requests, ids)
+        check_other_routers(work, requests, ids)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    if code == 77:
+        sys.exit(77)
+    print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed, 0 skipped")
+    sys.exit(0 if all(outcomes) else 1)

@@ -1,0 +1,131 @@
+#pragma once
+// Small random Mixtral and Qwen2-MoE folders as stock tools leave them: their config keys, their
+// tensor names, no "moe" object. Names and shapes are listed here by hand, from files that
+// transformers 5.23 wrote.
+
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe::test {
+
+enum class Foreign { kMixtral, kQwen2Moe };
+
+struct ForeignCheckpoint {
+  Foreign kind = Foreign::kMixtral;
+  bool normalised = true;     // Qwen2-MoE: norm_topk_prob
+  bool biases = true;         // Qwen2-MoE: qkv_bias
+  int64_t experts = 4;        // E
+  int64_t expert_width = 12;  // Qwen2-MoE; a Mixtral's experts are as wide as `tiny.intermediate`
+  std::vector<int64_t> dense_layers;  // Qwen2-MoE: mlp_only_layers
+  TinyCheckpoint tiny = {};           // head_dim 0 and untied
+};
+
+inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
+  OrderedJson config = tiny_config(options.tiny);
+  for (const char* key : {"attention_bias", "mlp_bias", "rope_theta", "torch_dtype"}) {
+    config.erase(key);
+  }
+  config["dtype"] = tiny_config(options.tiny)["torch_dtype"];
+  config["num_experts_per_tok"] = 2;
+  config["output_router_logits"] = false;
+  config["router_aux_loss_coef"] = 0.02;
+  if (options.kind == Foreign::kMixtral) {
+    config["architectures"] = {"MixtralForCausalLM"};
+    config["model_type"] = "mixtral";
+    config["head_dim"] = nullptr;
+    config["num_local_experts"] = options.experts;
+    config["router_jitter_noise"] = 0.0;
+    config["sliding_window"] = nullptr;
+    config["rope_parameters"] = {{"rope_theta", 1000000.0}, {"rope_type", "default"}};
+    return config;
+  }
+  config["architectures"] = {"Qwen2MoeForCausalLM"};
+  config["model_type"] = "qwen2_moe";
+  config["bos_token_id"] = nullptr;
+  config["num_experts"] = options.experts;
+  config["norm_topk_prob"] = options.normalised;
+  config["moe_intermediate_size"] = options.expert_width;
+  config["shared_expert_intermediate_size"] = 0;
+  config["decoder_sparse_step"] = 1;
+  config["mlp_only_layers"] = options.dense_layers;
+  config["qkv_bias"] = options.biases;
+  config["use_sliding_window"] = false;
+  config["sliding_window"] = 0;
+  config["max_window_layers"] = 28;
+  config["layer_types"] =
+      std::vector<std::string>(static_cast<size_t>(options.tiny.layers), "full_attention");
+  config["rope_parameters"] = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
+  return config;
+}
+
+// What stands in place of a dense layer's mlp.*.
+inline std::vector<io::TensorInfo> foreign_mixture(const ForeignCheckpoint& options,
+                                                   const std::string& prefix) {
+  const bool mixtral = options.kind == Foreign::kMixtral;
+  const io::DType dtype = options.tiny.dtype;
+  const int64_t d = options.tiny.hidden;
+  const int64_t f = mixtral ? options.tiny.intermediate : options.expert_width;
+  const std::string block = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+  std::vector<io::TensorInfo> tensors = {{block + "gate.weight", dtype, {options.experts, d}}};
+  for (int64_t expert = 0; expert < options.experts; ++expert) {
+    const std::string name = fmt::format("{}experts.{}.", block, expert);
+    tensors.push_back({name + (mixtral ? "w1.weight" : "gate_proj.weight"), dtype, {f, d}});
+    tensors.push_back({name + (mixtral ? "w3.weight" : "up_proj.weight"), dtype, {f, d}});
+    tensors.push_back({name + (mixtral ? "w2.weight" : "down_proj.weight"), dtype, {d, f}});
+  }
+  if (!mixtral) {
+    tensors.push_back({block + "shared_expert.gate_proj.weight", dtype, {0, d}});
+    tensors.push_back({block + "shared_expert.up_proj.weight", dtype, {0, d}});
+    tensors.push_back({block + "shared_expert.down_proj.weight", dtype, {d, 0}});
+    tensors.push_back({block + "shared_expert_gate.weight", dtype, {1, d}});
+  }
+  return tensors;
+}
+
+inline std::vector<io::TensorInfo> foreign_tensors(const ForeignCheckpoint& options) {
+  std::vector<io::TensorInfo> tensors;
+  for (const auto& info : tiny_tensors(options.tiny)) {
+    const std::string layer = info.name.substr(0, info.name.find('.', 13) + 1);  // model.layers.N.
+    const bool dense =
+        info.name.find(".mlp.") == std::string::npos ||
+        std::any_of(options.dense_layers.begin(), options.dense_layers.end(), [&](int64_t each) {
+          return layer == fmt::format("model.layers.{}.", each);
+        });
+    if (dense) {
+      tensors.push_back(info);
+    } else if (info.name.ends_with(".gate_proj.weight")) {
+      const auto mixture = foreign_mixture(options, layer);
+      tensors.insert(tensors.end(), mixture.begin(), mixture.end());
+    }
+    const size_t at = info.name.find("_proj.weight");
+    const bool biased = options.kind == Foreign::kQwen2Moe && options.biases &&
+                        at != std::string::npos &&
+                        std::string("qkv").find(info.name[at - 1]) != std::string::npos &&
+                        info.name.find("self_attn") != std::string::npos;
+    if (biased) {
+      tensors.push_back({info.name.substr(0, at) + "_proj.bias", info.dtype, {info.shape.front()}});
+    }
+  }
+  return tensors;
+}
+
+inline void write_foreign_checkpoint(const std::filesystem::path& folder,
+                                     const ForeignCheckpoint& options = {}) {
+  std::filesystem::create_directories(folder);
+  io::write_file(folder / "config.json", foreign_config(options).dump(2) + "\n");
+  std::mt19937_64 random(options.tiny.seed);
+  std::vector<io::TensorSource> sources;
+  for (const auto& info : foreign_tensors(options)) {
+    sources.push_back({info, [&options, &random, info](io::SafetensorsWriter& writer) {
+                         io::TensorInfo matrix = info;  // biases are drawn as matrices are
+                         if (info.name.ends_with(".bias")) {
+                           matrix.shape = {1, info.shape.front()};
+                         }
+                         const std::string bytes = tensor_bytes(
+                             tiny_values(matrix, options.tiny.std, random), info.dtype);
+                         writer.write(std::as_bytes(std::span(bytes)));
+                       }});
+  }
+  io::write_tensors(folder, sources, options.tiny.shard_bytes);
+}
+
+}  // namespace moe::test
