@@ -26,7 +26,8 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
-                      double gate_scale) {
+                      double gate_scale,
+                      bool count_tokens) {
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}",
             x.dim(),
@@ -47,7 +48,10 @@ MoeOutput moe_forward(const torch::Tensor& x,
   const torch::Tensor y = torch::zeros({x.size(0), x.size(1)}, weighted.options())
                               .index_add(0, token, weighted)
                               .to(x.scalar_type());
-  return {y, routing.losses, routing.counters};
+  return {y,
+          routing.losses,
+          routing.counters,
+          count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : torch::Tensor()};
 }
 
 }  // namespace moe::model

@@ -20,6 +20,7 @@ struct MoeOutput {
   torch::Tensor y;           // [T, D], the residual not included
   route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11
   route::Counters counters;  // SPEC section 13, on the device of x
+  torch::Tensor token_rows;  // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
 };
 
 // x [T, D] is the normed input. `group.home` gives each token its logical rank, -1 for padding (its
@@ -28,6 +29,7 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
-                      double gate_scale);
+                      double gate_scale,
+                      bool count_tokens = false);
 
 }  // namespace moe::model

@@ -159,6 +159,7 @@ class Run {
                        losses.l1.value_or(0) * coefficients.l1;
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
+    record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
     if (is_relu()) {
       record.lambda = lambda_;
       record.sparsity = losses.sparsity;
