@@ -8,6 +8,7 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/eval/evaluate.h"
+#include "core/route/counters_json.h"
 
 namespace moe::cli {
 
@@ -16,21 +17,42 @@ namespace {
 struct EvalFlags {
   eval::EvalSettings settings;
   std::string requests, bos = "auto", device;
+  std::vector<std::filesystem::path> texts;
+  std::vector<std::string> stats_by;
   int threads = 0;
   bool quiet = false, json = false;
 };
 
+void check_stats(const EvalFlags& flags) {
+  if (flags.settings.stats.empty() && !flags.stats_by.empty()) {
+    throw UserError("--stats-by says how to split the file of --stats; give --stats FILE too");
+  }
+  if (flags.settings.stats_by.task && flags.settings.tasks.empty()) {
+    throw UserError("--stats-by task needs --tasks; leave it out, or name source or token");
+  }
+}
+
 void check(const EvalFlags& flags) {
-  const bool has_tasks = !flags.settings.tasks.empty();
-  if (has_tasks == !flags.requests.empty()) {
-    throw UserError("{}",
-                    has_tasks ? "--tasks and --requests together; run them one after the other"
-                              : "nothing to evaluate: give --tasks NAME,.. with --data DIR, or "
-                                "--requests FILE.jsonl");
+  std::vector<std::string> given;
+  for (const auto& [flag, is_given] : {std::pair("--tasks", !flags.settings.tasks.empty()),
+                                       std::pair("--requests", !flags.requests.empty()),
+                                       std::pair("--stats-text", !flags.texts.empty())}) {
+    if (is_given) {
+      given.emplace_back(flag);
+    }
   }
-  if (!flags.requests.empty() && !flags.settings.out.empty()) {
-    throw UserError("--requests prints its results to standard output; leave out -o");
+  if (given.empty()) {
+    throw UserError(
+        "nothing to evaluate: give --tasks NAME,.. with --data DIR, or --requests FILE.jsonl, or "
+        "--stats-text FILE for its routing alone");
   }
+  if (given.size() > 1) {
+    throw UserError("{} together; run them one after the other", fmt::join(given, " and "));
+  }
+  if (flags.settings.tasks.empty() && !flags.settings.out.empty()) {
+    throw UserError("{} prints its results to standard output; leave out -o", given.front());
+  }
+  check_stats(flags);
 }
 
 // Notes and a bar on standard error.
@@ -59,7 +81,7 @@ class Display {
   std::unique_ptr<Progress> bar_;
 };
 
-// One line a task that says how its MoE layers routed.
+// One line a task that says how its MoE layers routed, then a table of the layers.
 void print_routing(const eval::RunReport& report) {
   for (const auto& task : report.tasks) {
     if (report.router.empty()) {
@@ -74,6 +96,9 @@ void print_routing(const eval::RunReport& report) {
                    ? std::string("no capacity")
                    : fmt::format("groups of up to {} tokens", report.group_tokens),
                100 * eval::drop_rate(task));
+  }
+  if (report.routing) {
+    fmt::print("\n{}", route::routing_table(report.routing->moe_layers, report.routing->layers));
   }
 }
 
@@ -99,15 +124,29 @@ void run_requests(const EvalFlags& flags, Display& display) {
   }
 }
 
+void run_texts(const EvalFlags& flags, Display& display) {
+  const eval::RoutingStats stats =
+      eval::evaluate_texts(flags.settings, flags.texts, display.events());
+  display.finish();
+  if (flags.json) {
+    fmt::print("{}\n", eval::stats_json(stats).dump(2));
+  } else {
+    fmt::print("{}", route::routing_table(stats.moe_layers, stats.layers));
+  }
+}
+
 void run(EvalFlags& flags) {
+  flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
   apply_threads(flags.threads);
   flags.settings.bos = eval::parse_bos(flags.bos);
   Display display(flags.quiet);
-  if (flags.requests.empty()) {
+  if (!flags.settings.tasks.empty()) {
     run_tasks(flags, display);
-  } else {
+  } else if (!flags.requests.empty()) {
     run_requests(flags, display);
+  } else {
+    run_texts(flags, display);
   }
   if (std::fflush(stdout) != 0) {
     throw UserError("standard output: cannot be written; is the disk full?");
@@ -133,8 +172,29 @@ void add_input_flags(CLI::App& command, EvalFlags& flags) {
                      flags.requests,
                      "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
                      "{\"logprob\", \"is_greedy\", \"tokens\"} a line");
-  command.add_option("--limit", flags.settings.limit, "only the first N questions of each task")
+  command
+      .add_option("--limit",
+                  flags.settings.limit,
+                  "only the first N questions of each task, requests, or texts of each file")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+}
+
+void add_stats_flags(CLI::App& command, EvalFlags& flags) {
+  command.add_option("--stats",
+                     flags.settings.stats,
+                     "JSON file for what the routing of a mixture did, in total and by layer");
+  command
+      .add_option("--stats-by",
+                  flags.stats_by,
+                  "also by source (a record's \"source\", else its file), task, token (entry of "
+                  "the vocabulary); layer is always there")
+      ->delimiter(',');
+  command
+      .add_option("--stats-text",
+                  flags.texts,
+                  "instead of --tasks: text files, or JSON records with \"text\" and \"source\", "
+                  "run for their routing alone in windows of up to 2048 tokens")
+      ->delimiter(',');
 }
 
 void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
@@ -162,6 +222,7 @@ void add_eval(CLI::App& app) {
   add_input_flags(*command, *flags);
   command->add_option(
       "-o,--out", flags->settings.out, "folder for results.json and samples_*.jsonl");
+  add_stats_flags(*command, *flags);
   add_scoring_flags(*command, *flags);
   add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);

@@ -8,26 +8,36 @@ namespace moe::cli {
 
 namespace {
 
-double percent(int64_t part, int64_t whole) {
-  return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
+// "12 %" or "1.2 %": a line that must stay short has no room for more.
+std::string percent(int64_t part, int64_t whole) {
+  const double value =
+      whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
+  return value >= 9.95 ? fmt::format("{:.0f} %", value) : fmt::format("{:.1f} %", value);
 }
 
 std::string routing_part(const train::StepRecord& record) {
   const auto total = record.total();
+  const auto& sum = total.sum;
   std::string text;
-  if (total.requests > 0) {
-    text += fmt::format("  drop {:.1f} %", percent(total.dropped_requests, total.requests));
+  if (sum.slots_total > 0) {
+    text += "  drop " + percent(sum.dropped_requests, sum.requests);
   }
-  if (total.fr_requests > 0) {
-    text += fmt::format("  fill {:.1f} %", percent(total.fr_filled, total.fr_requests));
+  if (sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests) {
+    text += "  unserved " + percent(sum.unserved_tokens, sum.tokens);
   }
-  if (total.ir_tokens > 0) {
-    text += fmt::format("  IR {:.1f} %", percent(total.ir_tokens, total.tokens));
+  if (sum.fr_requests > 0) {
+    text += "  fill " + percent(sum.fr_filled, sum.fr_requests);
   }
-  text += fmt::format("  experts/token {:.2f}  load {:.2f}x  dead {}",
-                      total.experts_per_token(),
-                      record.worst_load(),
-                      record.dead_experts());
+  if (sum.ir_tokens > 0) {
+    text += "  IR " + percent(sum.ir_tokens, sum.tokens);
+  }
+  text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
+  if (total.dead_experts > 0) {
+    text += fmt::format("  dead {}", total.dead_experts);
+  }
+  if (sum.entropy_sum > 0) {
+    text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
+  }
   if (record.lambda) {
     text += fmt::format(
         "  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity.value_or(0));

@@ -11,7 +11,11 @@
 namespace moe::cli {
 
 // "step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 %  ...
-// left 1:23". What a router has not is left out; shares are per cent here.
+// left 1:23". Of the routing (all of it stands in metrics.jsonl): drop = dropped requests, unserved
+// = tokens without an expert, fill = fill-ins of FR requests, IR = rectified tokens, experts = per
+// token, load = the worst layer's largest over mean, dead = experts without a token over all
+// layers, H = entropy in nats. What a router has not is left out, and so is what is zero and should
+// be; unserved also where it says what drop says. Shares are per cent here.
 std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left);
 
 // Prints step lines to standard error: on a terminal one that is written over, in a pipe the first,

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/eval/text_windows.h"
 #include "core/io/checkpoint.h"
 
 namespace moe::eval {
@@ -44,6 +45,13 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
 Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
   io::Checkpoint checkpoint(settings.model);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
+  if (!settings.stats.empty()) {
+    if (!config.moe) {
+      throw UserError("{}: this model is dense, it routes nothing to count; leave out --stats",
+                      settings.model.string());
+    }
+    check_stats_file(settings.stats, settings.force);
+  }
   route::ResolvedRouter routing = resolve_router(config, settings);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
   const bool adds_bos = resolve_bos(settings.bos, tokenizer);
@@ -70,7 +78,8 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
     for (size_t i = 0; i < question.choices.size(); ++i) {
       pairs.push_back({question.context,
                        kChoiceDelimiter + question.choices[i],
-                       fmt::format("{}, choice {}", question.where, i + 1)});
+                       fmt::format("{}, choice {}", question.where, i + 1),
+                       question.source});
     }
   }
   return pairs;
@@ -110,6 +119,106 @@ void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
   }
 }
 
+// One for each of text_pairs(questions).
+std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
+  std::vector<RequestLabel> labels;
+  for (const auto& question : questions) {
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      labels.push_back({question.source, static_cast<int64_t>(i) == question.gold});
+    }
+  }
+  return labels;
+}
+
+std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
+  std::vector<RequestLabel> labels;
+  for (const auto& pair : pairs) {
+    labels.push_back({pair.source, false});
+  }
+  return labels;
+}
+
+int64_t group_tokens(const EvalSettings& settings, const Subject& subject) {
+  return routes_in_groups(subject.config, subject.routing.router)
+             ? settings.group_tokens * subject.routing.ep_ranks
+             : 0;
+}
+
+// What is known of a mixture's routing before anything is run.
+RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
+  const auto& router = subject.routing.router;
+  RoutingStats stats;
+  stats.model = settings.model.string();
+  stats.router = route::to_string(router);
+  stats.ep_ranks = subject.routing.ep_ranks;
+  stats.experts = subject.config.moe->experts;
+  if (router.family == route::Family::kTopK) {
+    stats.k = router.k;
+    stats.has_fr = router.fr && router.k < stats.experts;
+  }
+  stats.group_tokens = group_tokens(settings, subject);
+  stats.row_bytes = subject.config.hidden_size * static_cast<int64_t>(sizeof(float));
+  stats.by = settings.stats_by;
+  stats.moe_layers = subject.config.moe->layers;
+  return stats;
+}
+
+// Scores requests and gathers what their routing says.
+class Runner {
+ public:
+  Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
+      : llama_(model::Llama::load(subject.checkpoint)),
+        events_(events),
+        settings_(score_settings(settings, subject)) {
+    if (subject.config.moe) {
+      stats_ = stats_head(settings, subject);
+    }
+    if (stats_ && settings.stats_by.any()) {
+      tally_.emplace(subject.tokenizer, subject.config.vocab_size, stats_->moe_layers.size());
+      settings_.routing.count_tokens = true;
+      settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
+    }
+  }
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+
+  Scores run(const std::string& what,
+             const std::vector<Request>& requests,
+             const std::vector<RequestLabel>& labels) {
+    if (events_.start) {
+      events_.start(what, static_cast<int64_t>(requests.size()));
+    }
+    if (tally_) {
+      tally_->begin(requests, labels);
+    }
+    Scores scores = score_requests(llama_, requests, settings_, events_.progress);
+    if (stats_) {
+      stats_->add(scores);
+      stats_->tasks.push_back(
+          {what, scores.counters, tally_ ? tally_->gold() : std::vector<TokenCounts>()});
+    }
+    return scores;
+  }
+
+  // The statistics of a mixture, written to their file where one is wanted.
+  std::optional<RoutingStats> finish(const std::filesystem::path& file) {
+    if (stats_ && tally_) {
+      stats_->tokens = tally_->finish();
+    }
+    if (stats_ && !file.empty()) {
+      write_stats(*stats_, file);
+    }
+    return stats_;
+  }
+
+ private:
+  model::Llama llama_;
+  const EvalEvents& events_;
+  ScoreSettings settings_;
+  std::optional<RoutingStats> stats_;
+  std::optional<TokenTally> tally_;
+};
+
 RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   RunReport report;
   report.model = settings.model.string();
@@ -121,21 +230,9 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   if (subject.config.moe) {
     report.router = route::to_string(subject.routing.router);
     report.ep_ranks = subject.routing.ep_ranks;
-    const bool grouped = routes_in_groups(subject.config, subject.routing.router);
-    report.group_tokens = grouped ? settings.group_tokens * subject.routing.ep_ranks : 0;
+    report.group_tokens = group_tokens(settings, subject);
   }
   return report;
-}
-
-Scores score_all(const model::Llama& llama,
-                 const std::vector<Request>& requests,
-                 const ScoreSettings& settings,
-                 const std::string& what,
-                 const EvalEvents& events) {
-  if (events.start) {
-    events.start(what, static_cast<int64_t>(requests.size()));
-  }
-  return score_requests(llama, requests, settings, events.progress);
 }
 
 }  // namespace
@@ -153,16 +250,16 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
     requests.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
     tell_cut(events, loaded.task.name, count_cut(requests.back()), encoder.window);
   }
-  const model::Llama llama = model::Llama::load(subject.checkpoint);
+  Runner runner(settings, subject, events);
   RunReport report = report_head(settings, subject);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks.size(); ++i) {
-    Scores scores = score_all(
-        llama, requests[i], score_settings(settings, subject), tasks[i].task.name, events);
+    Scores scores = runner.run(tasks[i].task.name, requests[i], labels_of(tasks[i].questions));
     report.tasks.push_back(make_task_report(std::move(tasks[i]), std::move(scores)));
     report.tasks.back().cut_choices = count_cut(requests[i]);
   }
   report.seconds = now_seconds() - begin;
+  report.routing = runner.finish(settings.stats);
   if (!settings.out.empty()) {
     write_report(report, settings.out);
   }
@@ -180,8 +277,27 @@ Scores evaluate_requests(const EvalSettings& settings,
   const TextEncoder encoder = encoder_of(subject);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
-  const model::Llama llama = model::Llama::load(subject.checkpoint);
-  return score_all(llama, requests, score_settings(settings, subject), "requests", events);
+  Runner runner(settings, subject, events);
+  Scores scores = runner.run("requests", requests, labels_of(pairs));
+  runner.finish(settings.stats);
+  return scores;
+}
+
+RoutingStats evaluate_texts(const EvalSettings& settings,
+                            const std::vector<std::filesystem::path>& files,
+                            const EvalEvents& events) {
+  const Subject subject = open_subject(settings, events);
+  if (!subject.config.moe) {
+    throw UserError(
+        "{}: this model is dense, it routes nothing to count; --stats-text needs a "
+        "mixture of experts",
+        settings.model.string());
+  }
+  const TextWindows windows = read_text_windows(
+      files, encoder_of(subject), std::max<int64_t>(0, subject.tokenizer.eos_id()), settings.limit);
+  Runner runner(settings, subject, events);
+  runner.run("texts", windows.requests, windows.labels);
+  return *runner.finish(settings.stats);
 }
 
 }  // namespace moe::eval

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/eval/report.h"
+#include "core/eval/routing_stats.h"
 #include "core/route/router_override.h"
 
 namespace moe::eval {
@@ -24,6 +25,8 @@ struct EvalSettings {
   int64_t batch_tokens = 4096;
   int64_t group_tokens = 4096;  // per logical rank
   route::RouterRequest router;
+  std::filesystem::path stats;  // statistics file of a mixture's routing; empty = none
+  StatsBy stats_by;             // what it splits by
 };
 
 // What the caller shows while it goes on. All may be empty.
@@ -39,5 +42,10 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 Scores evaluate_requests(const EvalSettings& settings,
                          const std::filesystem::path& file,
                          const EvalEvents& events = {});
+
+// The routing of raw text, nothing scored (text_windows.h); `settings` without tasks and out.
+RoutingStats evaluate_texts(const EvalSettings& settings,
+                            const std::vector<std::filesystem::path>& files,
+                            const EvalEvents& events = {});
 
 }  // namespace moe::eval

@@ -38,7 +38,7 @@ std::string preprocess_hellaswag(std::string_view text);  // the harness's funct
 
 // One's own quiz: {"question" | "context", "choices": [2 or more], "answer", "gold"}. `answer` may
 // be the index of a choice from 0, its whole text, or its letter (A is the first); text wins over
-// letter.
+// letter. A string "source" is kept.
 std::vector<Document> read_quiz(const Files& files);
 
 // The strings of the array `key`; UserError when it is missing, no array or holds anything but

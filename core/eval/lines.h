@@ -32,4 +32,12 @@ struct Record {
 // One JSON object a line; blank lines are skipped. UserError names file and line.
 std::vector<Record> read_jsonl(const std::filesystem::path& file);
 
+// Where a record's text comes from, for statistics: its string "source", else `otherwise`.
+template <typename AnyJson>
+std::string source_of(const AnyJson& record, const std::string& otherwise) {
+  const auto source = record.find("source");
+  return source != record.end() && source->is_string() ? source->template get<std::string>()
+                                                       : otherwise;
+}
+
 }  // namespace moe::eval

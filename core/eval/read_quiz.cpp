@@ -65,9 +65,12 @@ Document read_question(const Json& json, const std::string& where) {
                     choices.empty() ? "nothing" : "one choice");
   }
   const int64_t gold = answer_index(json, choices, where);
-  return {
-      {{key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}},
-      where};
+  OrderedJson fields = {
+      {key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}};
+  if (const std::string source = source_of(json, ""); !source.empty()) {
+    fields["source"] = source;
+  }
+  return {std::move(fields), where};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "core/base/json.h"
 #include "core/eval/metrics.h"
+#include "core/eval/routing_stats.h"
 
 namespace moe::eval {
 
@@ -35,6 +36,7 @@ struct RunReport {
   int64_t batch_tokens = 0;
   double seconds = 0;  // wall time of the scoring
   std::vector<TaskReport> tasks;
+  std::optional<RoutingStats> routing = {};  // a mixture's; its tasks are those above
 };
 
 // Sums `scores` of a task's requests back into questions and means.
@@ -50,8 +52,12 @@ double drop_rate(
 std::vector<std::filesystem::path> report_files(const std::filesystem::path& out,
                                                 const std::vector<LoadedTask>& tasks);
 // UserError when one of `files` is there and not `force`, or when their folder is a file or
-// may not be written.
-void check_output(const std::vector<std::filesystem::path>& files, bool force);
+// may not be written. `flag` is what messages name.
+void check_output(const std::vector<std::filesystem::path>& files,
+                  bool force,
+                  const std::string& flag = "-o");
+// `file` appears whole or not at all; its folder is there.
+void write_whole(const std::filesystem::path& file, const std::string& text);
 // Each file appears whole or not at all.
 void write_report(const RunReport& report, const std::filesystem::path& out);
 

@@ -11,18 +11,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void write_whole(const fs::path& file, const std::string& text) {
-  const fs::path partial = file.string() + ".partial";
-  try {
-    io::write_file(partial, text);
-    fs::rename(partial, file);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(partial, ignored);
-    throw;
-  }
-}
-
 // Whether `folder`, or the nearest parent that is there, lets us write: better known before hours
 // of work than after.
 bool is_writable(fs::path folder) {
@@ -38,6 +26,18 @@ fs::path samples_file(const fs::path& out, const Task& task) {
 
 }  // namespace
 
+void write_whole(const fs::path& file, const std::string& text) {
+  const fs::path partial = file.string() + ".partial";
+  try {
+    io::write_file(partial, text);
+    fs::rename(partial, file);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(partial, ignored);
+    throw;
+  }
+}
+
 std::vector<fs::path> report_files(const fs::path& out, const std::vector<LoadedTask>& tasks) {
   std::vector<fs::path> files = {out / "results.json"};
   for (const auto& loaded : tasks) {
@@ -46,18 +46,18 @@ std::vector<fs::path> report_files(const fs::path& out, const std::vector<Loaded
   return files;
 }
 
-void check_output(const std::vector<fs::path>& files, bool force) {
+void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag) {
   for (const auto& file : files) {
     if (fs::exists(file) && !force) {
-      throw UserError("{}: is there already; give another -o, or --force to replace it",
-                      file.string());
+      throw UserError(
+          "{}: is there already; give another {}, or --force to replace it", file.string(), flag);
     }
     const fs::path folder = file.parent_path();
     if (fs::exists(folder) && !fs::is_directory(folder)) {
-      throw UserError("-o {}: a file, a folder is needed", folder.string());
+      throw UserError("{} {}: a file, a folder is needed", flag, folder.string());
     }
     if (!is_writable(folder)) {
-      throw UserError("-o {}: you may not write there; give another folder", folder.string());
+      throw UserError("{} {}: you may not write there; give another folder", flag, folder.string());
     }
   }
 }

@@ -12,15 +12,6 @@ namespace {
 
 using Tokens = std::vector<int64_t>;
 
-Tokens encode_with_bos(const TextEncoder& encoder, std::string_view text) {
-  Tokens tokens = encoder.encode(text);
-  if (encoder.adds_bos &&
-      !(text.starts_with(encoder.prefix_text) && !encoder.prefix_text.empty())) {
-    tokens.insert(tokens.begin(), encoder.prefix_id);
-  }
-  return tokens;
-}
-
 struct Halves {
   Tokens whole;
   size_t context_tokens = 0;
@@ -39,8 +30,8 @@ Halves encode_halves(const TextEncoder& encoder, const TextPair& pair) {
   if (context.empty()) {
     return encode_without_context(encoder, pair.context + pair.continuation);
   }
-  Tokens whole = encode_with_bos(encoder, pair.context + pair.continuation);
-  const size_t context_tokens = encode_with_bos(encoder, context).size();
+  Tokens whole = encode_text(encoder, pair.context + pair.continuation);
+  const size_t context_tokens = encode_text(encoder, context).size();
   if (context_tokens == 0) {  // a context that the tokenizer normalises away
     whole.insert(whole.begin(), encoder.prefix_id);
     return {std::move(whole), 1};
@@ -72,6 +63,15 @@ TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t 
           tokenizer.piece(prefix),
           adds_bos,
           window};
+}
+
+Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
+  Tokens tokens = encoder.encode(text);
+  if (encoder.adds_bos &&
+      !(text.starts_with(encoder.prefix_text) && !encoder.prefix_text.empty())) {
+    tokens.insert(tokens.begin(), encoder.prefix_id);
+  }
+  return tokens;
 }
 
 Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
@@ -107,8 +107,10 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file) {
   std::vector<TextPair> pairs;
   for (const auto& [json, where] : read_jsonl(file)) {
-    pairs.push_back(
-        {get_string(json, "context", where), get_string(json, "continuation", where), where});
+    pairs.push_back({get_string(json, "context", where),
+                     get_string(json, "continuation", where),
+                     where,
+                     source_of(json, file.string())});
   }
   return pairs;
 }

@@ -15,13 +15,14 @@ namespace moe::eval {
 
 struct TextPair {
   std::string context, continuation;
-  std::string where;  // file and line, for messages
+  std::string where;        // file and line, for messages
+  std::string source = {};  // for statistics (lines.h)
 };
 
 // What the model is asked: log p(the last `scored` tokens | all before them).
 struct Request {
   std::vector<int64_t> tokens;  // context + continuation, cut from the left to window + 1
-  int64_t scored = 0;           // 1 <= scored < tokens.size()
+  int64_t scored = 0;           // 1 <= scored < tokens.size(); 0: only run, for its routing
   bool choice_cut = false;      // the continuation alone exceeds the window: only its end is scored
   int64_t inputs() const {
     return static_cast<int64_t>(tokens.size()) - 1;
@@ -44,6 +45,9 @@ struct TextEncoder {
 };
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window);
 
+// The tokens of a text, after a BOS where one is added.
+std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view text);
+
 // White space that ends the context moves to the continuation; whole = encode(context +
 // continuation), and what follows the context's own tokens is scored. A context that is empty, or
 // white space only, becomes the prefix token. UserError when no token is left to score.
@@ -51,7 +55,8 @@ Request encode_request(const TextEncoder& encoder, const TextPair& pair);
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 
-// {"context": "..", "continuation": ".."} a line.
+// {"context": "..", "continuation": ".."} a line, and "source" where statistics shall tell it
+// apart.
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file);
 
 }  // namespace moe::eval

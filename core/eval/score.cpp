@@ -93,6 +93,9 @@ void add_batch(const model::Llama& llama,
                const PackedBatch& batch,
                const Tensor& hidden,
                Scores& total) {
+  if (batch.rows.empty()) {
+    return;  // requests that are only run
+  }
   const auto device = hidden.device();
   const Tensor rows = torch::tensor(batch.rows, at::kLong).to(device);
   const Tensor targets = torch::tensor(batch.targets, at::kLong).to(device);
@@ -161,6 +164,9 @@ Scores score_requests(const model::Llama& llama,
     const model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
     add_batch(llama, batch, result.hidden, total);
     add_counters(result.counters, total);
+    if (settings.observe) {
+      settings.observe({indices, result});
+    }
     total.input_tokens += batch.inputs.ids.size(0);
     done += static_cast<int64_t>(indices.size());
     if (on_progress) {

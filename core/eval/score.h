@@ -19,10 +19,17 @@ struct Score {
   int64_t tokens = 0;      // scored tokens
 };
 
+// One forward, as it is shown to who counts tokens.
+struct Forward {
+  const std::vector<size_t>& requests;  // their indices, in the order of the inputs
+  const model::ForwardResult& result;
+};
+
 struct ScoreSettings {
   model::RoutingOptions routing;
   int64_t batch_tokens = 4096;  // input tokens of one forward, without a capacity
   int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
+  std::function<void(const Forward&)> observe = {};  // after each forward
 };
 
 struct Scores {

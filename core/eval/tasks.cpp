@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/eval/lines.h"
 
 namespace moe::eval {
 
@@ -147,12 +148,19 @@ Task task_named(const std::string& name) {
                   fmt::join(known, ", "));
 }
 
-Question make_question(const Task& task, Document& document) {
+// What statistics call a file: as the user gave it, or where it lies under --data.
+std::string file_source(const fs::path& file, const fs::path& data) {
+  const fs::path under = data.empty() ? file : file.lexically_relative(data);
+  return under.empty() || *under.begin() == ".." ? file.string() : under.string();
+}
+
+Question make_question(const Task& task, Document& document, const std::string& file) {
   Question question{{},
                     task.prompt(document.fields),
                     task.choices(document.fields),
                     task.gold(document.fields),
-                    document.where};
+                    document.where,
+                    source_of(document.fields, file)};
   const auto count = static_cast<int64_t>(question.choices.size());
   if (count < 2) {
     throw UserError("{}: {} in this question, at least 2 choices are needed",
@@ -236,7 +244,8 @@ std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
     documents.resize(static_cast<size_t>(std::min(total, limit.value_or(total))));
     loaded.push_back({task, {}, total});
     for (auto& document : documents) {
-      loaded.back().questions.push_back(make_question(task, document));
+      loaded.back().questions.push_back(
+          make_question(task, document, file_source(files.front(), data)));
     }
   }
   return loaded;

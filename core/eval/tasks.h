@@ -19,6 +19,7 @@ struct Question {
   std::vector<std::string> choices;  // two or more
   int64_t gold = 0;                  // index of the right choice
   std::string where;                 // file and line, for messages
+  std::string source = {};           // for statistics (lines.h)
 };
 
 struct Task {

@@ -222,9 +222,13 @@ ForwardResult Llama::forward(const Packed& tokens,
                                   {layer.router, layer.gate_up, layer.down},
                                   routing.router,
                                   group,
-                                  config.moe->gate_scale);
+                                  config.moe->gate_scale,
+                                  routing.count_tokens);
       result.losses += out.losses;
       result.counters.push_back(std::move(out.counters));
+      if (routing.count_tokens) {
+        result.token_rows.push_back(std::move(out.token_rows));
+      }
       x = x + out.y;
     } else {
       x = x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {count});

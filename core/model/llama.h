@@ -27,7 +27,8 @@ struct Packed {
 // What routing needs besides the weights. By default the folder's own.
 struct RoutingOptions {
   route::RouterSettings router;
-  int64_t ep_ranks = 1;  // W; tokens of one forward go to ranks by SPEC D1
+  int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1
+  bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -40,6 +41,8 @@ struct ForwardResult {
   torch::Tensor hidden;                   // [T, D] after the final norm
   route::AuxLosses losses;                // summed over MoE layers (SPEC D11)
   std::vector<route::Counters> counters;  // one a MoE layer, in layer order
+  std::vector<torch::Tensor>
+      token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
 };
 
 struct NamedParameter {

@@ -43,14 +43,18 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
-                      double gate_scale) {
+                      double gate_scale,
+                      bool count_tokens) {
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}",
             x.dim(),
             x.size(-1),
             weights.router.size(1));
   const route::Routing routing = route::route(router_logits(x, weights.router), router, group);
-  return {run_experts(x, weights, routing, gate_scale), routing.losses, routing.counters};
+  return {run_experts(x, weights, routing, gate_scale),
+          routing.losses,
+          routing.counters,
+          count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : torch::Tensor()};
 }
 
 }  // namespace moe::model

@@ -18,6 +18,7 @@ struct MoeOutput {
   torch::Tensor y;           // [T, D], the residual not included
   route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11
   route::Counters counters;  // SPEC section 13, on the device of x
+  torch::Tensor token_rows;  // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
 };
 
 // [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
@@ -37,6 +38,7 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
-                      double gate_scale);
+                      double gate_scale,
+                      bool count_tokens = false);
 
 }  // namespace moe::model

@@ -1,7 +1,11 @@
+// Every row of a plan is of one kind; one histogram of (home rank, kind) then answers all questions
+// but three: load (the plan has it), tokens without a row, entropy. What capacity refused needs no
+// counting: a request that was not accepted was dropped.
+
 #include "core/route/counters.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -10,78 +14,133 @@
 namespace moe::route {
 namespace {
 
-torch::Tensor number(double value, const torch::Tensor& like) {
-  return torch::full({}, value, like.options().dtype(torch::kDouble));
+// Kinds of rows. kAway is added to a row whose expert another rank owns, counted only where rows
+// travel one by one (dropless routers).
+constexpr int64_t kAccepted = 0, kFilled = 1, kRectified = 2;
+constexpr int64_t kRectifiedAlone = 3;  // an IR row of a token that no expert accepted
+constexpr int64_t kAway = 4, kKinds = 8;
+
+// [n] i64: kAccepted, kFilled or kRectified; unused rows have choice 0.
+torch::Tensor kinds_of(const RouteInput& input, const Plan& plan) {
+  return (plan.choice - (input.k - 1)).clamp_min_(kAccepted);
 }
 
-torch::Tensor how_many(const torch::Tensor& mask) { return mask.sum().to(torch::kDouble); }
-
-// Sum over valid tokens of the entropy of softmax(a); f64 [].
-torch::Tensor entropy_sum(const RouteInput& input, const torch::Tensor& valid) {
-  const torch::Tensor log_probabilities = torch::log_softmax(input.logits, 1);
-  const torch::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
-  return entropy.masked_fill(valid.logical_not(), 0).sum(torch::kDouble);
+// [(W + 1) * kKinds] i64: rows by home rank and kind; the last kKinds cells are no rank's.
+torch::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
+  const int64_t cells = (input.ranks + 1) * kKinds;
+  if (input.tokens() == 0) {
+    return torch::zeros({cells}, plan.token.options());
+  }
+  const torch::Tensor home = input.home.index_select(0, plan.token);
+  torch::Tensor kind = kinds_of(input, plan);
+  if (has_ir) {
+    kind += torch::logical_and(kind == kRectified, plan.count == input.k);
+  }
+  if (input.dropless && input.ranks > 1) {
+    const int64_t local = input.experts() / input.ranks;
+    kind += (plan.expert.floor_divide(local) != home) * kAway;
+  }
+  const torch::Tensor cell =
+      (home * kKinds + kind).masked_fill_(plan.expert == input.experts(), input.ranks * kKinds);
+  return torch::zeros({cells}, cell.options()).scatter_add_(0, cell, torch::ones_like(cell));
 }
 
-// The i-th integer of the values, in the order of the transfer.
-std::array<int64_t*, kCounterScalars - 1> integers(CounterValues& values) {
-  return {&values.tokens,
-          &values.requests,
-          &values.dropped_requests,
-          &values.dropped_tokens,
-          &values.unserved_tokens,
-          &values.fr_requests,
-          &values.fr_filled,
-          &values.fr_rejected,
-          &values.ir_tokens,
-          &values.slots_total,
-          &values.slots_used,
-          &values.padding};
+// Sum over valid tokens of the entropy of g = softmax(a), f64 []. The scores are g already; H =
+// sum_j g_j (a_max - a_j) - ln g_max, where no term is negative and g_max >= 1 / E.
+torch::Tensor entropy_sum(const RouteInput& input) {
+  const torch::Tensor best = input.ranked.narrow(1, 0, 1);
+  const torch::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
+  torch::Tensor entropy =
+      (input.scores * below).sum(1) - input.scores.gather(1, best).squeeze(1).log();
+  if (input.valid_tokens < input.tokens()) {
+    entropy.masked_fill_(input.home == input.ranks, 0);
+  }
+  return entropy.sum(torch::kDouble);
+}
+
+// Rows that leave their rank whatever the plan is: the buffers of SPEC section 12.
+int64_t buffer_rows(const RouteInput& input) {
+  const int64_t others = input.experts() - input.experts() / input.ranks;
+  return input.dropless
+             ? 0
+             : others * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
+}
+
+CounterValues known_values(const RouteInput& input, const RouterSettings& settings) {
+  CounterValues known;
+  known.tokens = input.valid_tokens;
+  known.load.resize(input.experts());
+  known.rank_dropped.resize(input.ranks);
+  known.rank_ir.resize(input.ranks);
+  known.rows_sent = buffer_rows(input);
+  if (settings.family == Family::kTopK) {
+    known.requests = input.valid_tokens * input.k;
+    known.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
+    known.slots_total =
+        input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
+    for (int64_t rank = 0; rank < input.ranks; ++rank) {  // less what was accepted, when read
+      known.rank_dropped[rank] = input.k * input.rank_tokens[rank];
+    }
+  }
+  return known;
+}
+
+// The histogram's share in `values`; `cell` [W * kKinds].
+void add_rows(const int64_t* cell, bool has_slots, CounterValues& values) {
+  for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kKinds) {
+    const int64_t accepted = cell[kAccepted] + cell[kAway + kAccepted];
+    const int64_t filled = cell[kFilled] + cell[kAway + kFilled];
+    values.rank_ir[rank] = cell[kRectified] + cell[kRectifiedAlone];
+    values.ir_tokens += values.rank_ir[rank];
+    values.dropped_tokens += cell[kRectifiedAlone];
+    values.rows_sent += cell[kAway + kAccepted] + cell[kAway + kFilled];
+    if (has_slots) {
+      values.rank_dropped[rank] -= accepted;
+      values.dropped_requests += values.rank_dropped[rank];
+      values.fr_filled += filled;
+      values.slots_used += accepted + filled;
+    } else {
+      values.requests += accepted;
+    }
+  }
+  values.fr_rejected = values.fr_requests - values.fr_filled;
+  values.padding = values.slots_total - values.slots_used;
+}
+
+// `next`: counted, then load; returns what follows.
+const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValues& values) {
+  values = layer.known;
+  add_rows(next, layer.has_slots, values);
+  next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kKinds;
+  values.unserved_tokens = values.tokens - *next++;
+  values.dropped_tokens += values.unserved_tokens;
+  values.entropy_sum = std::bit_cast<double>(*next++);
+  std::copy_n(next, values.load.size(), values.load.begin());
+  return next + values.load.size();
+}
+
+void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
+  sums.resize(std::max(sums.size(), terms.size()));
+  for (size_t i = 0; i < terms.size(); ++i) {
+    sums[i] += terms[i];
+  }
 }
 
 }  // namespace
 
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
   const torch::NoGradGuard no_grad;
-  const bool has_slots = settings.family == Family::kTopK;
-  const int64_t experts = input.experts();
-  const int64_t slots =
-      experts * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
-  const int64_t fr_asking = settings.fr && input.k < experts ? input.valid_tokens : 0;
-
-  const Rows rows = rows_of(plan);
-  const torch::Tensor used = rows.expert < experts;
-  const torch::Tensor by_ir = torch::logical_and(used, rows.choice > input.k);
-  const torch::Tensor accepted = torch::logical_and(used, by_ir.logical_not());
-  const torch::Tensor by_fr = torch::logical_and(accepted, rows.choice == input.k);
-  const torch::Tensor valid = input.home < input.ranks;
-  const auto without_row = [&](const Rows& some) {
-    return how_many(torch::logical_and(valid, rows_per_token(input, some) == 0));
-  };
-
-  const torch::Tensor zero = number(0, input.logits);
-  const torch::Tensor accepted_rows = how_many(accepted);
-  const torch::Tensor filled = how_many(by_fr);
-  const torch::Tensor requested =
-      has_slots ? number(static_cast<double>(input.valid_tokens * input.k), input.logits)
-                : accepted_rows;
-  const torch::Tensor total = number(static_cast<double>(slots), input.logits);
-  const torch::Tensor slots_used = has_slots ? accepted_rows : zero;
-  const torch::Tensor asked = number(static_cast<double>(fr_asking), input.logits);
-  return {torch::stack({number(static_cast<double>(input.valid_tokens), input.logits),
-                        requested,
-                        how_many(plan.overflow_expert < experts),
-                        without_row(keep_only(rows, accepted, experts)),
-                        without_row(rows),
-                        asked,
-                        filled,
-                        asked - filled,
-                        how_many(by_ir),
-                        total,
-                        slots_used,
-                        total - slots_used,
-                        settings.family == Family::kRelu ? zero : entropy_sum(input, valid)}),
-          plan.rows};
+  const torch::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
+  const torch::Tensor entropy =
+      settings.family == Family::kRelu
+          ? torch::zeros({1}, input.logits.options().dtype(torch::kDouble))
+          : entropy_sum(input).reshape(1);
+  return {known_values(input, settings),
+          settings.family == Family::kTopK,
+          plan.rows,
+          torch::cat({rows_by_rank(input, plan, settings.ir),
+                      served.reshape(1),
+                      entropy.view(torch::kLong)})};  // its bits, to travel with the rest
 }
 
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) {
@@ -90,39 +149,49 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
   }
   std::vector<torch::Tensor> parts;
   for (const auto& layer : counters) {
-    parts.push_back(layer.scalars);
-    parts.push_back(layer.load.to(torch::kDouble));  // exact below 2^53
+    parts.push_back(layer.counted);
+    parts.push_back(layer.load);
   }
   const torch::Tensor all = torch::cat(parts).cpu();
-  const double* next = all.data_ptr<double>();
-  std::vector<CounterValues> result;
-  for (const auto& layer : counters) {
-    MOE_CHECK(layer.scalars.size(0) == kCounterScalars, "{} scalars", layer.scalars.size(0));
-    CounterValues values;
-    for (int64_t* field : integers(values)) {
-      *field = static_cast<int64_t>(*next++);
-    }
-    values.entropy_sum = *next++;
-    for (int64_t expert = 0; expert < layer.load.size(0); ++expert) {
-      values.load.push_back(static_cast<int64_t>(*next++));
-    }
-    result.push_back(std::move(values));
+  const int64_t* next = all.data_ptr<int64_t>();
+  std::vector<CounterValues> result(counters.size());
+  for (size_t i = 0; i < counters.size(); ++i) {
+    next = read_one(counters[i], next, result[i]);
   }
+  MOE_CHECK(next == all.data_ptr<int64_t>() + all.numel(), "{} numbers", all.numel());
   return result;
 }
 
+torch::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor cell = (plan.token * 3 + kinds_of(input, plan))
+                                 .masked_fill_(plan.expert == input.experts(), input.tokens() * 3);
+  return torch::zeros({input.tokens() * 3 + 1}, cell.options())
+      .scatter_add_(0, cell, torch::ones_like(cell))
+      .narrow(0, 0, input.tokens() * 3)
+      .view({input.tokens(), 3});
+}
+
 void CounterValues::add(const CounterValues& other) {
-  CounterValues terms = other;
-  const auto mine = integers(*this);
-  const auto theirs = integers(terms);
-  for (size_t i = 0; i < mine.size(); ++i) {
-    *mine[i] += *theirs[i];
+  for (int64_t CounterValues::*field : {&CounterValues::tokens,
+                                        &CounterValues::requests,
+                                        &CounterValues::dropped_requests,
+                                        &CounterValues::dropped_tokens,
+                                        &CounterValues::unserved_tokens,
+                                        &CounterValues::fr_requests,
+                                        &CounterValues::fr_filled,
+                                        &CounterValues::fr_rejected,
+                                        &CounterValues::ir_tokens,
+                                        &CounterValues::slots_total,
+                                        &CounterValues::slots_used,
+                                        &CounterValues::padding,
+                                        &CounterValues::rows_sent}) {
+    this->*field += other.*field;
   }
   entropy_sum += other.entropy_sum;
-  load.resize(std::max(load.size(), other.load.size()));
-  for (size_t expert = 0; expert < other.load.size(); ++expert) {
-    load[expert] += other.load[expert];
-  }
+  add_to(load, other.load);
+  add_to(rank_dropped, other.rank_dropped);
+  add_to(rank_ir, other.rank_ir);
 }
 
 int64_t CounterValues::rows() const {
@@ -145,6 +214,27 @@ int64_t CounterValues::dead_experts() const { return std::count(load.begin(), lo
 
 double CounterValues::sparsity() const {
   return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(load.size());
+}
+
+RankSpread spread_of(const std::vector<int64_t>& counts) {
+  if (counts.empty()) {
+    return {};
+  }
+  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return {*std::max_element(counts.begin(), counts.end()),
+          static_cast<double>(sum) / static_cast<double>(counts.size())};
+}
+
+CounterTotal total_of(const std::vector<CounterValues>& layers) {
+  CounterTotal total;
+  for (const auto& layer : layers) {
+    total.sum.add(layer);
+    total.tokens = std::max(total.tokens, layer.tokens);
+    total.worst_load = std::max(total.worst_load, layer.load_max_over_mean());
+    total.dead_experts += layer.dead_experts();
+    total.sparsity += layer.sparsity() / static_cast<double>(layers.size());
+  }
+  return total;
 }
 
 }  // namespace moe::route

@@ -11,14 +11,9 @@
 
 namespace moe::route {
 
-// One layer, one group of tokens; tensors on the device of the layer's input.
-struct Counters {
-  torch::Tensor scalars;  // [kCounterScalars] f64, in the order of CounterValues' fields
-  torch::Tensor load;     // [E] i64, rows of each expert (IR and FR included)
-};
-
-// The same on the host; add() sums over micro-batches, or over layers for a total. Routers without
-// capacity (top-p, ReLU) request exactly the rows they get and have no slots.
+// The counts of one layer and one group of tokens on the host; add() sums over micro-batches, or
+// over layers for a total. Routers without capacity (top-p, ReLU) request exactly the rows they get
+// and have no slots.
 struct CounterValues {
   int64_t tokens = 0;
   int64_t requests = 0, dropped_requests = 0;  // of the first k choices
@@ -27,9 +22,17 @@ struct CounterValues {
   int64_t fr_requests = 0, fr_filled = 0, fr_rejected = 0;
   int64_t ir_tokens = 0;
   int64_t slots_total = 0, slots_used = 0, padding = 0;
+  // Rows of D numbers that the forward pass dispatches from one logical rank to another; as many
+  // come back. A router with a capacity factor sends its whole [E, C_r] buffers, padding included
+  // (SPEC section 12): the slots that rank r has at the E - E/W experts of others, whoever fills
+  // them. The dropless ones send the rows they have for such experts. IR stays at home. So bytes
+  // sent = 2 x rows_sent x D x bytes of a number, and a backward pass moves the same once more.
+  int64_t rows_sent = 0;
   double entropy_sum =
       0;  // sum over tokens of the softmax entropy of the router, natural log; ReLU 0
-  std::vector<int64_t> load;
+  std::vector<int64_t> load;          // [E] rows of each expert (IR and FR included)
+  std::vector<int64_t> rank_dropped;  // [W] dropped requests of the tokens of each logical rank
+  std::vector<int64_t> rank_ir;       // [W] IR tokens of each
 
   void add(const CounterValues& other);
   int64_t rows() const;               // sum of load
@@ -39,12 +42,40 @@ struct CounterValues {
   double sparsity() const;            // 1 - rows / (tokens * E); 0 without tokens
 };
 
-inline constexpr int64_t kCounterScalars = 13;
+// The same, still on the device where it was counted.
+struct Counters {
+  CounterValues known;  // what the host knows without looking: tokens, requests of top-k, slots, W
+  bool has_slots = false;  // top-k
+  torch::Tensor load;      // [E] i64
+  torch::Tensor counted;   // [(W + 1) * 8 + 2] i64: see counters.cpp
+};
 
 // Counts a finished plan.
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings);
 
 // One transfer for all layers.
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters);
+
+// [T, 3] i64: rows that each token has by its first k choices, by fill-in (0 or 1) and by IR (0 or
+// 1). For statistics by token or by source; not part of a normal forward.
+torch::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan);
+
+// The largest and the mean entry of a rank's counts; 0 without ranks.
+struct RankSpread {
+  int64_t max = 0;
+  double mean = 0;
+};
+RankSpread spread_of(const std::vector<int64_t>& counts);
+
+// A model's layers together: counts summed (its load means nothing: expert 0 of one layer is no
+// kin of expert 0 of another), the worst load and all dead experts.
+struct CounterTotal {
+  CounterValues sum;
+  int64_t tokens = 0;        // that every layer saw; sum.tokens counts them once a layer
+  double worst_load = 0;     // the largest load_max_over_mean of a layer
+  int64_t dead_experts = 0;  // over all layers
+  double sparsity = 0;       // mean over layers
+};
+CounterTotal total_of(const std::vector<CounterValues>& layers);
 
 }  // namespace moe::route

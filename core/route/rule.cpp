@@ -70,6 +70,7 @@ RouteInput make_input(const torch::Tensor& logits,
     }
   }
   input.home = torch::tensor(homes, torch::kLong).to(logits.device());
+  input.rank_tokens = rank_tokens;
   for (const int64_t count : rank_tokens) {
     input.capacity.push_back(has_capacity ? capacity_slots(settings.capacity_factor, count, experts)
                                           : 0);

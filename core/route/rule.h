@@ -32,10 +32,11 @@ struct RouteInput {
   torch::Tensor logits, scores;  // [T, E] f32; in a token order by logits, between tokens by scores
   torch::Tensor ranked;  // [T, E] i64: experts of each token by logit, ties: lower index first
   torch::Tensor home;    // [T] i64: logical rank, W for padding
-  std::vector<int64_t> capacity;  // [W] slots an expert takes from that rank
-  int64_t ranks = 1;              // W
-  int64_t k = 1;                  // choices a token may make; top-p and ReLU: at most so many
-  bool dropless = false;          // no capacity can refuse anything
+  std::vector<int64_t> capacity;     // [W] slots an expert takes from that rank
+  std::vector<int64_t> rank_tokens;  // [W] T_r
+  int64_t ranks = 1;                 // W
+  int64_t k = 1;                     // choices a token may make; top-p and ReLU: at most so many
+  bool dropless = false;             // no capacity can refuse anything
 
   int64_t tokens() const { return logits.size(0); }
   int64_t experts() const { return logits.size(1); }

@@ -1,8 +1,7 @@
 #include "core/train/metrics.h"
 
-#include <algorithm>
-
 #include "core/base/error.h"
+#include "core/route/counters_json.h"
 
 namespace moe::train {
 
@@ -27,71 +26,15 @@ void cut_after(const std::filesystem::path& file, int64_t steps) {
   }
 }
 
-double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
-
 void put(OrderedJson& json, const char* key, const std::optional<double>& value) {
   if (value) {
     json[key] = *value;
   }
 }
 
-void put_counters(OrderedJson& json, const route::CounterValues& counters) {
-  const auto tokens = static_cast<double>(counters.tokens);
-  json["requests"] = counters.requests;
-  json["dropped_requests"] = counters.dropped_requests;
-  json["dropped_tokens"] = counters.dropped_tokens;
-  json["unserved_tokens"] = counters.unserved_tokens;
-  json["fr_requests"] = counters.fr_requests;
-  json["fr_filled"] = counters.fr_filled;
-  json["fr_rejected"] = counters.fr_rejected;
-  json["ir_tokens"] = counters.ir_tokens;
-  json["slots_total"] = counters.slots_total;
-  json["slots_used"] = counters.slots_used;
-  json["padding"] = counters.padding;
-  json["dropped_share"] =
-      share(static_cast<double>(counters.dropped_requests), static_cast<double>(counters.requests));
-  json["filled_share"] =
-      share(static_cast<double>(counters.fr_filled), static_cast<double>(counters.fr_requests));
-  json["ir_share"] = share(static_cast<double>(counters.ir_tokens), tokens);
-  json["entropy"] = share(counters.entropy_sum, tokens);
-  json["experts_per_token"] = counters.experts_per_token();
-  json["sparsity"] = counters.sparsity();
-  json["load_max_over_mean"] = counters.load_max_over_mean();
-  json["dead_experts"] = counters.dead_experts();
-  json["load"] = counters.load;
-}
-
 }  // namespace
 
-route::CounterValues StepRecord::total() const {
-  route::CounterValues sum;
-  for (const auto& counters : layer_counters) {
-    sum.add(counters);
-  }
-  return sum;
-}
-
-double StepRecord::worst_load() const {
-  double worst = 0;
-  for (const auto& counters : layer_counters) {
-    worst = std::max(worst, counters.load_max_over_mean());
-  }
-  return worst;
-}
-
-int64_t StepRecord::dead_experts() const {
-  int64_t dead = 0;
-  for (const auto& counters : layer_counters) {
-    dead += counters.dead_experts();
-  }
-  return dead;
-}
-
-OrderedJson to_json(const route::CounterValues& counters) {
-  OrderedJson json = OrderedJson::object();
-  put_counters(json, counters);
-  return json;
-}
+route::CounterTotal StepRecord::total() const { return route::total_of(layer_counters); }
 
 OrderedJson to_json(const StepRecord& record) {
   OrderedJson json = OrderedJson::object();
@@ -113,18 +56,9 @@ OrderedJson to_json(const StepRecord& record) {
   if (record.layer_counters.empty()) {
     return json;
   }
-  put_counters(json, record.total());
-  json["load_max_over_mean"] = record.worst_load();
-  json["dead_experts"] = record.dead_experts();
-  json.erase("load");  // expert 0 of one layer has nothing to do with expert 0 of another
+  json.update(route::to_json(record.total(), record.row_bytes));
   put(json, "sparsity", record.sparsity);  // SPEC section 9 averages over layers, not over rows
-  OrderedJson layers = OrderedJson::array();
-  for (size_t i = 0; i < record.layer_counters.size(); ++i) {
-    OrderedJson layer = {{"layer", record.moe_layers[i]}};
-    put_counters(layer, record.layer_counters[i]);
-    layers.push_back(std::move(layer));
-  }
-  json["layers"] = std::move(layers);
+  json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
   return json;
 }
 

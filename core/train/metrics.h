@@ -32,14 +32,12 @@ struct StepRecord {
 
   std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each
-  route::CounterValues total() const;
-  double worst_load() const;     // the largest load_max_over_mean of a layer
-  int64_t dead_experts() const;  // experts without a row, over all layers
+  int64_t row_bytes = 0;  // of one row between ranks: D x bytes of a number
+  route::CounterTotal total() const;
 };
 
-// Routing counters by the names of SPEC section 13, shares as 0..1: dropped_share of requests,
-// filled_share of FR requests, ir_share of tokens.
-OrderedJson to_json(const route::CounterValues& counters);
+// The step's numbers by name; for a mixture also the counters of core/route/counters_json.h, as a
+// total and in "layers".
 OrderedJson to_json(const StepRecord& record);
 
 // metrics.jsonl: one object a step, on the disk when append() returns. UserError when the disk is

@@ -232,6 +232,7 @@ class Run {
                        losses.l1.value_or(0) * coefficients.l1;
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
+    record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
     if (is_relu()) {
       record.lambda = position_.lambda;
       record.sparsity = losses.sparsity;

@@ -188,6 +188,78 @@ TEST_CASE("a mixture reports its routing, and takes another router at test", "[c
   check_refused(with({"--router", "top1:gate=none"}), "add --force if that is meant");
 }
 
+TEST_CASE("--stats writes what --stats-by names, and the layers are told after the scores",
+          "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const std::string moe = (folder / "moe").string();
+  REQUIRE(run_moe({"upcycle",
+                   stories(),
+                   "-o",
+                   moe,
+                   "--experts",
+                   "4",
+                   "--router",
+                   "top1+ir+fr:cf=1",
+                   "--quiet"})
+              .exit_code == 0);
+  test::write_file(folder / "mine.jsonl", kQuiz);
+  test::write_file(folder / "text.txt", "Once upon a time there was a girl.\n");
+  const std::string quiz = (folder / "mine.jsonl").string();
+  const std::string file = (folder / "stats.json").string();
+  const auto stats_by = [&](const std::string& words) {
+    const RunResult result = run_moe({"eval",
+                                      moe,
+                                      "--tasks",
+                                      quiz,
+                                      "--stats",
+                                      file,
+                                      "--stats-by",
+                                      words,
+                                      "--threads",
+                                      "1",
+                                      "--force"});
+    CAPTURE(result.err);
+    REQUIRE(result.exit_code == 0);
+    CHECK(contains(result.out, "layer  drop %  fill %  IR %  padding %  experts/token  load"));
+    CHECK(contains(result.out, "\nall "));
+    return Json::parse(test::read_file(file));
+  };
+  for (const std::string word : {"layer", "source", "task", "token"}) {
+    const Json json = stats_by(word);
+    CHECK(json["router"] == "top1+ir+fr");
+    CHECK(json["layers"].size() == 3);  // every other of five
+    CHECK(json["layers"][0]["load"].size() == 4);
+    for (const std::string key : {"source", "task", "token"}) {
+      CHECK(json.contains(key) == (key == word));
+    }
+  }
+  const Json all = stats_by("layer,source,task,token");
+  CHECK(all["task"][0]["task"] == "mine");
+  CHECK(all["source"][0]["source"] == quiz);
+  CHECK(all["token"][0]["piece"].is_string());
+  const RunResult texts = run_moe({"eval",
+                                   moe,
+                                   "--stats-text",
+                                   (folder / "text.txt").string(),
+                                   "--json",
+                                   "--quiet",
+                                   "--threads",
+                                   "1"});
+  REQUIRE(texts.exit_code == 0);
+  CHECK(Json::parse(texts.out)["total"]["tokens"] > 5);
+
+  check_refused({"eval", moe, "--tasks", quiz, "--stats", file},
+                "stats.json: is there already; give another --stats, or --force to replace it");
+  check_refused({"eval", moe, "--tasks", quiz, "--stats", file, "--stats-by", "layers,token"},
+                "--stats-by 'layers' is unknown, did you mean 'layer'?; known: layer, source, "
+                "task, token");
+  check_refused({"eval", stories(), "--tasks", quiz, "--stats", (folder / "new").string()},
+                "stories260K-hf: this model is dense, it routes nothing to count; leave out "
+                "--stats");
+  check_refused({"eval", stories(), "--stats-text", quiz}, "--stats-text needs a mixture");
+}
+
 TEST_CASE("what is missing is said in one sentence", "[cli]") {
   const TempDir folder;
   const std::string model = (folder / "model").string();
@@ -200,6 +272,14 @@ TEST_CASE("what is missing is said in one sentence", "[cli]") {
   check_refused({"eval", model, "--tasks", quiz, "--requests", quiz},
                 "--tasks and --requests together");
   check_refused({"eval", model, "--requests", quiz, "-o", quiz}, "leave out -o");
+  check_refused({"eval", model, "--stats-text", quiz, "-o", quiz},
+                "--stats-text prints its results to standard output; leave out -o");
+  check_refused({"eval", model, "--requests", quiz, "--stats-text", quiz},
+                "--requests and --stats-text together");
+  check_refused({"eval", model, "--tasks", quiz, "--stats-by", "token"},
+                "--stats-by says how to split the file of --stats; give --stats FILE too");
+  check_refused({"eval", model, "--requests", quiz, "--stats", "s.json", "--stats-by", "task"},
+                "--stats-by task needs --tasks");
   check_refused({"eval", model, "--tasks", "arc_eazy"},
                 "unknown task 'arc_eazy', did you mean 'arc_easy'?");
   check_refused({"eval", model, "--tasks", "piqa"}, "task piqa needs --data DIR");

@@ -1,3 +1,5 @@
+#include <sstream>
+
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -100,8 +102,12 @@ TEST_CASE("a mixture's step line shows its routing, --json gives the result to m
   CHECK(result.err.find("router top1+ir+fr:cf=0.5 on 4 logical ranks; loss = language model + 0.01 "
                         "x load balance") != std::string::npos);
   for (const char* part :
-       {"  aux ", "  drop ", "  fill ", "  IR ", "  experts/token ", "  load ", "  dead "}) {
+       {"  aux ", "  drop ", "  fill ", "  IR ", "  experts ", "  load ", "  H ", "  left "}) {
     CHECK(result.err.find(part) != std::string::npos);
+  }
+  std::istringstream lines(result.err);
+  for (std::string line; std::getline(lines, line);) {
+    CHECK((!line.starts_with("step ") || line.size() <= 160));
   }
   const Json json = parse_json(result.out, "stdout");
   CHECK(json["steps"] == 2);
