@@ -75,6 +75,25 @@ void check_model_type(const std::string& type, const MoeConfig& moe, const std::
   }
 }
 
+// What the auxiliary losses were multiplied by.
+void read_coefficients(const Json& moe,
+                       const std::string& inside,
+                       const std::string& where,
+                       MoeConfig& out) {
+  out.lb_coef = finite(get_double(moe, "lb_coef", inside, route::default_lb_coef(out.router)),
+                       "moe.lb_coef",
+                       where,
+                       true);
+  out.entropy_coef =
+      finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
+             "moe.entropy_coef",
+             where,
+             true);
+  if (given(moe, "lambda")) {
+    out.lambda = finite(get_double(moe, "lambda", inside), "moe.lambda", where, true);
+  }
+}
+
 void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& out) {
   if (given(moe, "router_init")) {
     const Json& init = object_at(moe, "router_init", where);
@@ -141,15 +160,7 @@ MoeConfig read_moe(const Json& json,
     throw UserError(
         "{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts, out.ep_ranks);
   }
-  out.lb_coef = finite(get_double(moe, "lb_coef", inside, route::default_lb_coef(out.router)),
-                       "moe.lb_coef",
-                       where,
-                       true);
-  out.entropy_coef =
-      finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
-             "moe.entropy_coef",
-             where,
-             true);
+  read_coefficients(moe, inside, where, out);
   read_moe_provenance(moe, inside, out);
   check_model_type(type, out, where);
   return out;

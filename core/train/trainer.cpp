@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/io/tokenizer.h"
 #include "core/model/weights.h"
+#include "core/train/coefficients.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
 #include "core/train/run_folder.h"
@@ -27,15 +28,6 @@ data::Examples read_data(const TrainSettings& settings,
   return data::read_examples(settings.data, settings.objective, vocab_size, codec);
 }
 
-// What settings.toml says of the routing. The canonical router leaves a capacity factor of k
-// unsaid; here it must stand, or the folder's own would come back.
-route::RouterRequest recorded(const model::RoutingOptions& routing) {
-  const auto& router = routing.router;
-  const std::string cf =
-      router.capacity_factor ? fmt::format("{}", *router.capacity_factor) : "inf";
-  return {to_string(router), router.family == route::Family::kTopK ? cf : "", routing.ep_ranks};
-}
-
 // Router, logical ranks and coefficients of the run, put into `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
@@ -45,21 +37,21 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
       throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
                       settings.model.string());
     }
-    settings.lb_coef.reset();
-    settings.entropy_coef.reset();
+    refuse_coefficients(settings);
     return;
   }
-  const route::StoredRouter stored{config.moe->router, config.moe->ep_ranks, config.moe->experts};
-  auto resolved =
+  const model::MoeConfig& moe = *config.moe;
+  const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
+  const auto resolved =
       route::override_router(stored, settings.router, settings.force, route::Purpose::kTrain);
-  plan.notes = std::move(resolved.notes);
+  plan.notes = resolved.notes;
   plan.routing = {resolved.router, resolved.ep_ranks};
-  settings.router = recorded(plan.routing);
-  const bool same_family = resolved.router.family == stored.router.family;
-  settings.lb_coef = settings.lb_coef.value_or(same_family ? config.moe->lb_coef
-                                                           : default_lb_coef(resolved.router));
-  settings.entropy_coef = settings.entropy_coef.value_or(
-      same_family ? config.moe->entropy_coef : default_entropy_coef(resolved.router));
+  // Whatever the folder stores, settings.toml makes this router again.
+  settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
+  settings.changes_gate = resolved.router.family == stored.router.family &&
+                          resolved.router.gate_norm != stored.router.gate_norm;
+  resolve_coefficients(settings, moe, resolved);
+  plan.losses = losses_in_force(settings, resolved.router, moe.experts);
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
@@ -88,7 +80,7 @@ class Run {
         settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
-      lambda_ = is_relu() ? routing_.router.lambda0 : 0;
+      lambda_ = settings.lambda.value_or(0);
     }
     model_.require_gradients();
   }
@@ -192,8 +184,15 @@ class Run {
 
   void save(const std::filesystem::path& out) {
     std::filesystem::create_directories(out.parent_path());
-    model::save_folder(model_, routing_, parent_, out, /*force=*/true);
+    model::save_folder(model_, routing_, parent_, out, /*force=*/true, coefficients());
     callbacks_.on_saved(out);
+  }
+
+  // A loss that the router does not have is stored as off.
+  model::LossCoefficients coefficients() const {
+    return {plan_.settings.lb_coef.value_or(0),
+            plan_.settings.entropy_coef.value_or(0),
+            is_relu() ? std::optional(lambda_) : std::nullopt};
   }
 
   [[noreturn]] void interrupt() {
