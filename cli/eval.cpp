@@ -73,7 +73,8 @@ class Display {
  private:
   void note(const std::string& sentence) const {
     if (!quiet_) {
-      fmt::print(stderr, "note: {}\n", sentence);
+      const bool warns = sentence.rfind("warning: ", 0) == 0;
+      fmt::print(stderr, "{}{}\n", warns ? "" : "note: ", sentence);
     }
   }
 
@@ -229,7 +230,7 @@ void add_eval(CLI::App& app) {
   add_threads(*command, flags->threads);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
-  add_force(*command, flags->settings.force);
+  add_force(*command, flags->settings.force, kForcedGate);
   add_config(*command);
   command->callback([flags] { run(*flags); });
 }

@@ -119,8 +119,8 @@ void add_json(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "print the result as JSON");
 }
 
-void add_force(CLI::App& command, bool& force) {
-  command.add_flag("--force", force, "replace an output that is there already");
+void add_force(CLI::App& command, bool& force, const std::string& also) {
+  command.add_flag("--force", force, "replace an output that is there already" + also);
 }
 
 void add_threads(CLI::App& command, int& threads) {

@@ -12,10 +12,14 @@ namespace moe::cli {
 // --router, --cf and --ep-ranks.
 void add_router_flags(CLI::App& command, route::RouterRequest& request);
 
+// What --force also allows where --router may stand in for a folder's.
+inline constexpr const char* kForcedGate = "; let --router change the stored gate=";
+
 // --quiet, --json, --force, --dry-run: one line each, only those a command has.
 void add_quiet(CLI::App& command, bool& quiet);
 void add_json(CLI::App& command, bool& json);
-void add_force(CLI::App& command, bool& force);
+// `also` is what --force allows besides replacing the output.
+void add_force(CLI::App& command, bool& force, const std::string& also = "");
 
 // --threads N (default: what LibTorch finds), applied when the command runs.
 void add_threads(CLI::App& command, int& threads);

@@ -18,7 +18,7 @@ struct GenerateFlags {
   route::RouterRequest router;
   model::GenerateSettings settings;
   int threads = 0;
-  bool json = false;
+  bool json = false, force = false;
 };
 
 void check(const GenerateFlags& flags) {
@@ -38,10 +38,11 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama
     throw UserError(
         "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
   }
-  const auto resolved = route::override_router({stored.router, stored.ep_ranks, moe->experts},
-                                               flags.router,
-                                               /*force=*/false,
-                                               route::Purpose::kEvaluate);
+  const auto resolved =
+      route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
+                             flags.router,
+                             flags.force,
+                             route::Purpose::kEvaluate);
   for (const auto& note : resolved.notes) {
     fmt::print(stderr, "{}\n", note);
   }
@@ -111,6 +112,7 @@ void add_generate(CLI::App& app) {
   command->add_option("--bos", flags->bos, "on (default) or off: begin with the BOS token")
       ->check(CLI::IsMember({"on", "off"}));
   add_router_flags(*command, flags->router);
+  command->add_flag("--force", flags->force, "let --router change the stored gate=");
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);
   add_json(*command, flags->json);

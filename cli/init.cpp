@@ -23,10 +23,11 @@ struct InitFlags {
 };
 
 void check(const InitFlags& flags) {
-  if (!flags.settings.experts && (flags.router.any() || flags.settings.layers != "all")) {
+  if (!flags.settings.experts &&
+      (flags.router.any() || flags.settings.layers != "all" || flags.settings.granularity != 1)) {
     throw UserError(
-        "--router, --cf, --ep-ranks and --layers need --experts; a config that describes a mixture "
-        "has its own");
+        "--router, --cf, --ep-ranks, --layers and --granularity need --experts; a config that "
+        "describes a mixture has its own");
   }
 }
 
@@ -58,11 +59,14 @@ void print_result(const InitFlags& flags,
   }
   const auto bytes = static_cast<double>(plan.bytes);
   if (plan.config.moe) {
-    fmt::print("layers {} of {} are mixtures of {} experts, router {}\n",
-               model::layer_ranges(plan.config.moe->layers),
+    const model::MoeConfig& moe = *plan.config.moe;
+    fmt::print("layers {} of {} are mixtures of {} experts of width {}{}, router {}\n",
+               model::layer_ranges(moe.layers),
                plan.config.layers,
-               plan.config.moe->experts,
-               route::to_string(plan.config.moe->router));
+               moe.experts,
+               moe.expert_width,
+               moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
+               route::to_string(moe.router));
   }
   fmt::print("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
              format_count(static_cast<double>(plan.parameters.total)),
@@ -99,6 +103,10 @@ void add_init(CLI::App& app) {
       "--experts", flags->settings.experts, "make a dense config a mixture of so many experts");
   command->add_option(
       "--layers", flags->settings.layers, "with --experts: all (default), even, odd or a list");
+  command->add_option("--granularity",
+                      flags->settings.granularity,
+                      "G (1): cuts each of the --experts into G of width F/G; the router's k, max "
+                      "and cf grow G times");
   add_router_flags(*command, flags->router);
   command
       ->add_option("--experts-init",

@@ -62,13 +62,10 @@ void print_plan(const train::RunPlan& plan) {
              *settings.seq_len);
   if (plan.is_moe) {
     fmt::print(stderr,
-               "router {} on {} logical ranks; loss = language model + {} x load balance + {} x "
-               "entropy{}\n",
+               "router {} on {} logical ranks; loss = {}\n",
                to_string(plan.routing.router),
                plan.routing.ep_ranks,
-               *settings.lb_coef,
-               *settings.entropy_coef,
-               plan.routing.router.family == route::Family::kRelu ? " + lambda x L1" : "");
+               plan.losses);
   }
   for (const auto& note : plan.notes) {
     fmt::print(stderr, "{}\n", note);
@@ -203,6 +200,11 @@ void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--entropy-coef",
                      settings.entropy_coef,
                      "weight of the entropy loss of top-p (the folder's)");
+  command.add_option(
+      "--lambda",
+      settings.lambda,
+      "relu: weight of L1 in the first step (what the folder was trained up to, else "
+      "the router's lambda0)");
 }
 
 }  // namespace
@@ -230,7 +232,7 @@ void add_train(CLI::App& app) {
                     "go on with the run that is there, as the same command does anyway");
   add_device(*command, flags->device);
   add_threads(*command, settings.threads);
-  add_force(*command, settings.force);
+  add_force(*command, settings.force, kForcedGate);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
   add_config(*command);

@@ -11,6 +11,7 @@
 #include "cli/progress.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
+#include "core/model/calibrate.h"
 #include "core/model/inspect.h"
 #include "core/model/verify.h"
 
@@ -21,12 +22,27 @@ namespace {
 constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
-  std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text;
+  std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text, gate_scale = "1",
+                          calibration;
   double router_std = -1;
   route::RouterRequest router;
   model::UpcycleSettings settings;
   bool dry_run = false, quiet = false, json = false, verify = false;
 };
+
+bool is_verified(const UpcycleFlags& flags) { return flags.verify || !flags.verify_text.empty(); }
+
+// --gate-scale X|auto; auto is nothing yet.
+std::optional<double> gate_scale_of(const std::string& text) {
+  if (text == "auto") {
+    return std::nullopt;
+  }
+  double value = 0;
+  if (!CLI::detail::lexical_cast(text, value)) {
+    throw UserError("--gate-scale '{}' is neither a positive number nor auto", text);
+  }
+  return value;
+}
 
 model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   model::UpcycleSettings settings = flags.settings;
@@ -35,6 +51,11 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   // from.
   settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
   settings.ep_ranks = flags.router.ep_ranks;
+  settings.gate_scale = gate_scale_of(flags.gate_scale);
+  if (settings.gate_scale && !flags.calibration.empty()) {
+    throw UserError("--calibration {}: only --gate-scale auto reads it; add that, or leave it out",
+                    flags.calibration);
+  }
   if (flags.router_std >= 0) {
     settings.router_std = flags.router_std;
   }
@@ -86,14 +107,35 @@ void dry_run(const UpcycleFlags& flags,
 model::Certify certifier(const UpcycleFlags& flags,
                          const io::Checkpoint& dense,
                          std::function<void()> before) {
-  if (!flags.verify && flags.verify_text.empty()) {
+  if (!is_verified(flags)) {
     return {};
   }
   const auto text = model::verify_text(
       dense, flags.verify_text, kVerifyTokens);  // refused before a byte is written
   return [&dense, text, before](const std::filesystem::path& staged) {
     before();
-    return model::to_json(model::verify_equality(dense, io::Checkpoint(staged), text));
+    return model::certify_equality(dense, io::Checkpoint(staged), text);
+  };
+}
+
+// Without --gate-scale auto and --verify no model is ever held; a ReLU router that is verified is
+// looked over for dead experts too.
+model::Calibrate calibrator(const UpcycleFlags& flags,
+                            const io::Checkpoint& dense,
+                            const model::UpcycleSettings& settings,
+                            std::function<void()> before) {
+  const bool looks_for_dead = is_verified(flags) && settings.router.family == route::Family::kRelu;
+  if (settings.gate_scale && !looks_for_dead) {
+    return {};
+  }
+  const bool own_text = !flags.calibration.empty();
+  const auto text = model::verify_text(dense,
+                                       own_text ? flags.calibration : flags.verify_text,
+                                       kVerifyTokens,
+                                       own_text ? "--calibration" : "--verify-text");
+  return [&dense, &settings, text, before](const std::filesystem::path& staged) {
+    before();
+    return model::calibrate(dense, staged, settings, text);
   };
 }
 
@@ -114,8 +156,15 @@ void print_result(const UpcycleFlags& flags,
              flags.out,
              format_seconds(seconds),
              format_bytes(bytes / std::max(seconds, 1e-9)));
+  if (report.contains("calibration") && report["calibration"].contains("words")) {
+    fmt::print("gate scale   {}\n", report["calibration"].value("words", ""));
+  }
   if (report.contains("certificate")) {
-    fmt::print("certificate  {}\n", report["certificate"].value("words", ""));
+    const OrderedJson& certificate = report["certificate"];
+    fmt::print("certificate  {}\n", certificate.value("words", ""));
+    if (certificate.contains("without_gate_scale")) {
+      fmt::print("without it   {}\n", certificate["without_gate_scale"].value("words", ""));
+    }
   } else {
     fmt::print("function     {}\n", report["preserves_function"].value("words", ""));
   }
@@ -142,9 +191,13 @@ void run(const UpcycleFlags& flags) {
     }
   };
   const model::Certify certify = certifier(flags, dense, written);
+  const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report = model::upcycle(
-      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify);
+      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate);
   written();
+  for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
+    fmt::print(stderr, "warning: {}\n", warning);
+  }
   print_result(flags, plan, std::move(report), *seconds);
 }
 
@@ -165,6 +218,16 @@ void add_upcycle(CLI::App& app) {
                    flags->router_std,
                    "standard deviation of the router's weights (the config's initializer_range)")
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--gate-scale",
+                      flags->gate_scale,
+                      "multiplies the weights of all experts (1); auto = 1 / their mean sum, for "
+                      "routers whose weights do not sum to 1 (topp, relu, gate=none)");
+  command->add_option("--calibration",
+                      flags->calibration,
+                      "the text that --gate-scale auto measures on (that of --verify-text)");
+  command->add_option("--granularity",
+                      flags->settings.granularity,
+                      "1: an upcycled expert is a whole feed-forward (moe init makes finer ones)");
   command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")

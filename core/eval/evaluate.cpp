@@ -31,7 +31,8 @@ struct Subject {
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const EvalSettings& settings) {
   if (config.moe) {
-    const route::StoredRouter stored{config.moe->router, config.moe->ep_ranks, config.moe->experts};
+    const model::MoeConfig& moe = *config.moe;
+    const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
     return route::override_router(
         stored, settings.router, settings.force, route::Purpose::kEvaluate);
   }

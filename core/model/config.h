@@ -36,6 +36,7 @@ struct MoeConfig {
   double gate_scale = 1.0;
   int64_t ep_ranks = 1;  // W, logical ranks
   double lb_coef = 0, entropy_coef = 0;
+  std::optional<double> lambda;  // ReLU: of the next step of training; empty: router.lambda0
   double router_std = 0.02;
   int64_t router_seed = 0;
   double router_jitter = 0;  // Mixtral's router_jitter_noise: what stock training adds, we never

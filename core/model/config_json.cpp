@@ -174,6 +174,10 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
   own["ep_ranks"] = moe.ep_ranks;
   own["lb_coef"] = moe.lb_coef;
   own["entropy_coef"] = moe.entropy_coef;
+  own.erase("lambda");
+  if (moe.lambda) {
+    own["lambda"] = *moe.lambda;
+  }
   own["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
   own["source"] = nullptr;
   if (!moe.source_name.empty() || !moe.source_sha256.empty()) {

@@ -119,6 +119,9 @@ void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out)
              "moe.entropy_coef",
              where,
              true);
+  if (given(moe, "lambda")) {
+    out.lambda = finite(get_double(moe, "lambda", inside), "moe.lambda", where, true);
+  }
 }
 
 void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& out) {

@@ -19,13 +19,49 @@ fs::path config_file(const fs::path& given) {
   return fs::is_directory(given) ? given / "config.json" : given;
 }
 
+constexpr int64_t kMaxExperts = int64_t{1} << 18;  // what config_moe.cpp reads
+
+void check_granularity(const InitSettings& settings, const ModelConfig& config) {
+  const int64_t granularity = settings.granularity;
+  if (granularity < 1 || granularity > config.intermediate_size ||
+      config.intermediate_size % granularity != 0) {
+    throw UserError(
+        "--granularity {}: the feed-forward is {} wide and cannot be cut into so many equal parts; "
+        "give a divisor of {}",
+        granularity,
+        config.intermediate_size,
+        config.intermediate_size);
+  }
+  if (*settings.experts < 1 || *settings.experts > kMaxExperts / granularity) {
+    throw UserError("--experts {} with --granularity {}: a layer has 1 to {} experts in all",
+                    *settings.experts,
+                    granularity,
+                    kMaxExperts);
+  }
+}
+
+// The router of experts that are cut into `granularity` parts each. Capacity is counted in slots of
+// T / E: with G times the requests for G times the experts, CF must grow as k does to keep its
+// slack.
+route::RouterSettings granular_router(route::RouterSettings router, int64_t granularity) {
+  router.k *= granularity;
+  if (router.capacity_factor) {
+    *router.capacity_factor *= static_cast<double>(granularity);
+  }
+  if (router.max_experts) {
+    *router.max_experts *= granularity;
+  }
+  return router;
+}
+
 MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
   MoeConfig moe;
   moe.layers = parse_layers(settings.layers, config.layers);
-  moe.experts = *settings.experts;
-  moe.expert_width = config.intermediate_size;
-  moe.router = settings.router;
-  moe.ep_ranks = settings.ep_ranks.value_or(moe.experts);
+  moe.granularity = settings.granularity;
+  moe.experts = *settings.experts * settings.granularity;
+  moe.expert_width = config.intermediate_size / settings.granularity;
+  moe.router = granular_router(settings.router, settings.granularity);
+  moe.ep_ranks = settings.ep_ranks.value_or(*settings.experts);
   moe.lb_coef = route::default_lb_coef(settings.router);
   moe.entropy_coef = route::default_entropy_coef(settings.router);
   moe.router_std = config.initializer_range;
@@ -98,6 +134,9 @@ OrderedJson describe(const InitPlan& plan, const InitSettings& settings) {
   out["initializer_range"] = plan.config.initializer_range;
   out["dtype"] = plan.config.dtype;
   if (plan.config.moe) {
+    out["experts"] = plan.config.moe->experts;
+    out["expert_width"] = plan.config.moe->expert_width;
+    out["granularity"] = plan.config.moe->granularity;
     out["router"] = route::to_string(plan.config.moe->router);
     out["router_std"] = plan.config.moe->router_std;
     out["experts_init"] = settings.same_experts ? "same" : "independent";
@@ -123,7 +162,8 @@ InitPlan plan_init(const InitSettings& settings) {
                     file.string());
   }
   if (settings.experts) {
-    route::check_router(settings.router, std::max<int64_t>(1, *settings.experts));
+    check_granularity(settings, plan.config);
+    route::check_router(settings.router, *settings.experts);
     plan.config.moe = mixture_from_flags(settings, plan.config);
     plan.config = parse_config(Json(config_json(plan.config, plan.source)), file.string());
   }

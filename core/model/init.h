@@ -20,11 +20,15 @@ namespace moe::model {
 struct InitSettings {
   std::filesystem::path config;  // a config.json, or a folder that holds one
   std::filesystem::path out;
-  // A dense config becomes a mixture when `experts` is given; the next three then say which.
+  // A dense config becomes a mixture when `experts` is given; the next four then say which.
   std::optional<int64_t> experts;
   std::string layers = "all";
+  // G (SPEC section 9): every expert is cut into G. `experts`, the router's k, max and cf, and
+  // ep_ranks are said as for G = 1; the folder has E G experts of width F / G, and a token k G of
+  // them (the same share of slots each).
+  int64_t granularity = 1;
   route::RouterSettings router;
-  std::optional<int64_t> ep_ranks;  // default: experts
+  std::optional<int64_t> ep_ranks;  // default: `experts`, so that G cuts experts and not machines
   std::string dtype;                // float32, bfloat16 or float16; empty: the config's
   int64_t seed = 1;
   uint64_t shard_bytes = 5'000'000'000;
@@ -42,8 +46,8 @@ struct InitPlan {
   ParameterCount parameters;
 };
 
-// UserError: a config that parse_config refuses, experts for a config that has its own, layers or
-// router out of range.
+// UserError: a config that parse_config refuses, experts for a config that has its own, layers,
+// router or granularity out of range, a width that granularity does not divide.
 InitPlan plan_init(const InitSettings& settings);
 
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json. Returns what

@@ -49,7 +49,7 @@ void explain(Inspection& out) {
     return;
   }
   const MoeConfig& moe = *out.config.moe;
-  out.preserves = route::preserves_function(moe.router).words;
+  out.preserves = route::preserves_function(moe.router, moe.gate_scale).words;
   if (moe.router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
     out.stock.push_back(fmt::format(
         "nothing: model_type {} is refused by stock tools, which would compute something else",

@@ -200,7 +200,8 @@ RoutingOptions Llama::default_routing() const {
 
 ForwardResult Llama::forward(const Packed& tokens,
                              const RoutingOptions& routing,
-                             KvCache* cache) const {
+                             KvCache* cache,
+                             const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
   const int64_t count = tokens.ids.size(0);
   if (cache != nullptr) {
@@ -217,12 +218,15 @@ ForwardResult Llama::forward(const Packed& tokens,
                               tokens.lengths,
                               cache == nullptr ? nullptr : &cache->layers[index]);
     const Tensor normed = kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps);
+    if (on_feed_forward) {
+      on_feed_forward(index, normed);
+    }
     if (layer.router.defined()) {
       MoeOutput out = moe_forward(normed,
                                   {layer.router, layer.gate_up, layer.down},
                                   routing.router,
                                   group,
-                                  config.moe->gate_scale,
+                                  routing.gate_scale.value_or(config.moe->gate_scale),
                                   routing.count_tokens);
       result.losses += out.losses;
       result.counters.push_back(std::move(out.counters));
@@ -297,9 +301,17 @@ std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routin
 void write_folder(const Llama& model,
                   const RoutingOptions& routing,
                   const io::Checkpoint& parent,
-                  const io::StagedFolder& folder) {
+                  const io::StagedFolder& folder,
+                  const LossCoefficients& coefficients) {
   constexpr uint64_t kShardBytes = uint64_t{5} << 30;
-  const ModelConfig config = config_with(model.config(), routing);
+  ModelConfig config = config_with(model.config(), routing);
+  if (config.moe) {
+    config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
+    config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
+    if (coefficients.lambda) {
+      config.moe->lambda = coefficients.lambda;
+    }
+  }
   folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
   io::write_tensors(folder.path(), model.tensor_sources(routing), kShardBytes);
   io::copy_tokenizer_files(parent.folder(), folder.path());
@@ -309,9 +321,10 @@ void save_folder(const Llama& model,
                  const RoutingOptions& routing,
                  const io::Checkpoint& parent,
                  const std::filesystem::path& out,
-                 bool force) {
+                 bool force,
+                 const LossCoefficients& coefficients) {
   io::StagedFolder folder(out, force);
-  write_folder(model, routing, parent, folder);
+  write_folder(model, routing, parent, folder, coefficients);
   folder.commit();
 }
 

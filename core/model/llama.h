@@ -5,7 +5,9 @@
 
 #include <torch/types.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,7 @@ struct RoutingOptions {
   route::RouterSettings router;
   int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
+  std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -44,6 +47,9 @@ struct ForwardResult {
   std::vector<torch::Tensor>
       token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
 };
+
+// Called in every layer with its number and the normed input of its feed-forward [T, D].
+using OnFeedForward = std::function<void(int64_t layer, const torch::Tensor& input)>;
 
 struct NamedParameter {
   std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it
@@ -65,7 +71,8 @@ class Llama {
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens,
                         const RoutingOptions& routing,
-                        KvCache* cache = nullptr) const;
+                        KvCache* cache = nullptr,
+                        const OnFeedForward& on_feed_forward = {}) const;
   torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
 
   std::vector<NamedParameter> parameters()
@@ -81,19 +88,27 @@ class Llama {
   std::unique_ptr<Weights> weights_;
 };
 
-// Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing`,
-// other keys of `parent` kept), tensors, tokenizer files of `parent`. The caller may add files and
-// commits.
+// What a run multiplied its auxiliary losses by, for the folder to store. Empty: as it was.
+struct LossCoefficients {
+  std::optional<double> load_balance = {}, entropy = {};
+  std::optional<double> lambda = {};  // ReLU: of the step that comes next
+};
+
+// Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and
+// the coefficients, other keys of `parent` kept), tensors, tokenizer files of `parent`. The caller
+// may add files and commits.
 void write_folder(const Llama& model,
                   const RoutingOptions& routing,
                   const io::Checkpoint& parent,
-                  const io::StagedFolder& folder);
+                  const io::StagedFolder& folder,
+                  const LossCoefficients& coefficients = {});
 
 // write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
 void save_folder(const Llama& model,
                  const RoutingOptions& routing,
                  const io::Checkpoint& parent,
                  const std::filesystem::path& out,
-                 bool force);
+                 bool force,
+                 const LossCoefficients& coefficients = {});
 
 }  // namespace moe::model

@@ -39,6 +39,15 @@ void check_settings(const UpcycleSettings& settings,
         settings.experts,
         settings.experts);
   }
+  if (settings.granularity != 1) {
+    throw UserError(
+        "--granularity {}: an upcycled expert is the whole feed-forward of its layer; slices of it "
+        "are not equal experts and do not compute its function; `moe init` makes finer experts",
+        settings.granularity);
+  }
+  if (settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0)) {
+    throw UserError("--gate-scale {}: must be a positive number, or auto", *settings.gate_scale);
+  }
   if (settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0)) {
     throw UserError("--router-std {}: must be zero or a positive number", *settings.router_std);
   }
@@ -81,6 +90,7 @@ ModelConfig child_config(const io::Checkpoint& dense,
   moe.experts = settings.experts;
   moe.expert_width = parent.intermediate_size;
   moe.router = settings.router;
+  moe.gate_scale = settings.gate_scale.value_or(1.0);
   moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
   moe.lb_coef = route::default_lb_coef(settings.router);
   moe.entropy_coef = route::default_entropy_coef(settings.router);
@@ -146,9 +156,9 @@ void check_out(const fs::path& dense, const fs::path& out) {
   }
 }
 
-OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings) {
+OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale) {
   const MoeConfig& moe = *plan.child.moe;
-  const route::Preserves preserves = route::preserves_function(moe.router);
+  const route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
   OrderedJson out;
   out["moe_version"] = kVersion;
   out["source"] = {{"name", moe.source_name},
@@ -160,6 +170,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings) {
   out["router"] = route::to_string(moe.router);
   out["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
   out["ep_ranks"] = moe.ep_ranks;
+  out["gate_scale"] = gate_scale;
   out["dtype"] = settings.dtype == StoredType::kKeep ? "keep" : plan.child.dtype;
   out["shard_bytes"] = settings.shard_bytes;
   out["tensor_bytes"] = plan.bytes;
@@ -217,14 +228,30 @@ OrderedJson upcycle(const io::Checkpoint& dense,
                     const UpcyclePlan& plan,
                     const UpcycleSettings& settings,
                     const OnBytes& on_bytes,
-                    const Certify& certify) {
+                    const Certify& certify,
+                    const Calibrate& calibrate) {
+  MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
   check_out(dense.folder(), settings.out);
   io::check_space(settings.out, plan.bytes + kSpaceMargin);
   io::StagedFolder staged(settings.out, settings.force);
-  staged.write_text("config.json", config_json(plan.child, dense.config()).dump(2) + "\n");
+  ModelConfig child = plan.child;
+  const auto write_config = [&] {
+    staged.write_text("config.json", config_json(child, dense.config()).dump(2) + "\n");
+  };
+  write_config();
   io::copy_tokenizer_files(dense.folder(), staged.path());
   io::write_tensors(staged.path(), plan.tensors, settings.shard_bytes, on_bytes);
-  OrderedJson report = describe(plan, settings);
+  Calibration calibration{child.moe->gate_scale, {}, {}};
+  if (calibrate) {
+    calibration = calibrate(staged.path());
+    child.moe->gate_scale = calibration.gate_scale;
+    write_config();
+  }
+  OrderedJson report = describe(plan, settings, child.moe->gate_scale);
+  if (calibrate) {
+    report["calibration"] = calibration.report;
+    report["warnings"] = calibration.warnings;
+  }
   if (certify) {
     report["certificate"] = certify(staged.path());
   }

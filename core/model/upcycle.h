@@ -30,8 +30,11 @@ struct UpcycleSettings {
   StoredType dtype =
       StoredType::kKeep;  // kF32 and kBF16 convert everything but the router, which is F32
   uint64_t shard_bytes = 5'000'000'000;
-  std::optional<int64_t> ep_ranks;  // W, default E: one expert a rank
-  bool force = false;               // replace OUT if it is there
+  std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
+  std::optional<double> gate_scale = 1.0;  // SPEC D18; empty: auto, `calibrate` of upcycle() says
+  int64_t granularity =
+      1;               // any other is refused: slices of one feed-forward are not equal experts
+  bool force = false;  // replace OUT if it is there
 };
 
 // Everything that is known before the first byte is written.
@@ -55,14 +58,25 @@ using OnBytes = std::function<void(uint64_t)>;
 // upcycle.json as "certificate".
 using Certify = std::function<OrderedJson(const std::filesystem::path& staged)>;
 
-// Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Returns what
-// upcycle.json holds. UserError: OUT is there already (unless force), OUT would replace its own
-// parent, not enough space.
+// Called before Certify with the written folder, whose gate_scale is still 1 where it was left
+// open.
+struct Calibration {
+  double gate_scale = 1.0;
+  OrderedJson report;                 // into upcycle.json as "calibration"
+  std::vector<std::string> warnings;  // into upcycle.json as "warnings", a sentence each
+};
+using Calibrate = std::function<Calibration(const std::filesystem::path& staged)>;
+
+// Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Bytes are
+// streamed; only `calibrate` and `certify` hold a model. `calibrate` must be there where gate_scale
+// is open. Returns what upcycle.json holds. UserError: OUT is there already (unless force), OUT
+// would replace its own parent, not enough space.
 OrderedJson upcycle(const io::Checkpoint& dense,
                     const UpcyclePlan& plan,
                     const UpcycleSettings& settings,
                     const OnBytes& on_bytes = {},
-                    const Certify& certify = {});
+                    const Certify& certify = {},
+                    const Calibrate& calibrate = {});
 
 // SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
 // apart without reading them whole, and does not depend on how they are cut into shards.

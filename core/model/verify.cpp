@@ -35,23 +35,28 @@ constexpr const char* kEmbeddedText =
     "that bread rises "
     "when the dough is left alone, but everyone who smells it in the oven is grateful to them.\n";
 
-std::string read_text(const std::filesystem::path& file) {
+std::string read_text(const std::filesystem::path& file, const char* flag) {
   std::ifstream in(file, std::ios::binary);
   if (!in) {
-    throw UserError("{}: cannot be read; --verify-text wants a text file", file.string());
+    throw UserError("{}: cannot be read; {} wants a text file", file.string(), flag);
   }
   std::ostringstream text;
   text << in.rdbuf();
   return text.str();
 }
 
-std::string verdict(const Certificate& certificate, const route::RouterSettings& router) {
-  const auto preserves = route::preserves_function(router);
+// gate_scale is named where there is one, or would be.
+std::string verdict(const Certificate& certificate,
+                    const route::RouterSettings& router,
+                    bool names_scale) {
+  const auto preserves = route::preserves_function(router, certificate.gate_scale);
   return fmt::format(
-      "router {}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, mean KL {:.2e} "
+      "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, "
+      "mean KL {:.2e} "
       "nats, "
       "{:.1f} % of requests dropped",
       route::to_string(router),
+      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
       preserves.words,
       certificate.tokens,
       certificate.text,
@@ -64,11 +69,12 @@ std::string verdict(const Certificate& certificate, const route::RouterSettings&
 void compare_window(const Llama& parent,
                     const Llama& child,
                     const std::vector<int64_t>& ids,
+                    const RoutingOptions& routing,
                     Certificate& certificate,
                     route::CounterValues& counted) {
   const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
   const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
-  const ForwardResult result = child.forward(tokens, child.default_routing());
+  const ForwardResult result = child.forward(tokens, routing);
   const Tensor actual = child.head(result.hidden);
   certificate.max_abs_logit_difference = std::max(certificate.max_abs_logit_difference,
                                                   (actual - expected).abs().max().item<double>());
@@ -86,6 +92,7 @@ OrderedJson to_json(const Certificate& certificate) {
   return {{"max_abs_logit_difference", certificate.max_abs_logit_difference},
           {"mean_kl", certificate.mean_kl},
           {"tokens", certificate.tokens},
+          {"gate_scale", certificate.gate_scale},
           {"dropped_share", certificate.dropped_share},
           {"text", certificate.text},
           {"preserves_function", certificate.preserves},
@@ -94,13 +101,14 @@ OrderedJson to_json(const Certificate& certificate) {
 
 VerifyText verify_text(const io::Checkpoint& parent,
                        const std::filesystem::path& text_file,
-                       int64_t max_tokens) {
+                       int64_t max_tokens,
+                       const char* flag) {
   const int64_t vocab_size = parse_config(parent.config(), parent.config_name()).vocab_size;
   VerifyText result;
   if (std::filesystem::exists(parent.folder() / "tokenizer.model")) {
     const auto tokenizer = io::Tokenizer::load(parent.folder(), vocab_size);
-    result.ids =
-        tokenizer.encode(text_file.empty() ? std::string(kEmbeddedText) : read_text(text_file));
+    result.ids = tokenizer.encode(text_file.empty() ? std::string(kEmbeddedText)
+                                                    : read_text(text_file, flag));
     result.ids.insert(result.ids.begin(), tokenizer.bos_id());
     result.name = text_file.empty() ? "the embedded text" : text_file.string();
   } else if (text_file.empty()) {
@@ -111,9 +119,9 @@ VerifyText verify_text(const io::Checkpoint& parent,
     result.name = "ids spread over the vocabulary (no tokenizer.model)";
   } else {
     throw UserError(
-        "{}: no tokenizer.model, so --verify-text cannot be tokenised; leave it out to "
-        "verify on ids",
-        parent.folder().string());
+        "{}: no tokenizer.model, so {} cannot be tokenised; leave it out to verify on ids",
+        parent.folder().string(),
+        flag);
   }
   if (static_cast<int64_t>(result.ids.size()) > max_tokens) {
     result.ids.resize(max_tokens);
@@ -121,29 +129,54 @@ VerifyText verify_text(const io::Checkpoint& parent,
   return result;
 }
 
+std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
+                                                 const ModelConfig& config) {
+  const auto window = static_cast<size_t>(std::min(kWindowTokens, config.max_position_embeddings));
+  std::vector<std::vector<int64_t>> windows;
+  for (size_t first = 0; first < text.ids.size(); first += window) {
+    const auto begin = text.ids.begin() + static_cast<int64_t>(first);
+    const size_t size = std::min(window, text.ids.size() - first);
+    windows.emplace_back(begin, begin + static_cast<int64_t>(size));
+  }
+  return windows;
+}
+
 Certificate verify_equality(const io::Checkpoint& parent,
                             const io::Checkpoint& child,
-                            const VerifyText& text) {
+                            const VerifyText& text,
+                            std::optional<double> gate_scale) {
   const at::NoGradGuard no_gradients;
   const Llama parent_model = Llama::load(parent), child_model = Llama::load(child);
-  const int64_t window = std::min(kWindowTokens, parent_model.config().max_position_embeddings);
-  const route::RouterSettings router = child_model.default_routing().router;
+  RoutingOptions routing = child_model.default_routing();
+  const auto& moe = child_model.config().moe;
+  routing.gate_scale = gate_scale.value_or(moe ? moe->gate_scale : 1.0);
   Certificate certificate;
   certificate.text = text.name;
   certificate.tokens = static_cast<int64_t>(text.ids.size());
-  certificate.preserves = route::preserves_function(router).exact;
+  certificate.gate_scale = *routing.gate_scale;
+  certificate.preserves = route::preserves_function(routing.router, *routing.gate_scale).exact;
   route::CounterValues counted;
-  for (int64_t first = 0; first < certificate.tokens; first += window) {
-    const auto begin = text.ids.begin() + first;
-    const auto end = text.ids.begin() + std::min(first + window, certificate.tokens);
-    compare_window(parent_model, child_model, {begin, end}, certificate, counted);
+  for (const auto& ids : verify_windows(text, parent_model.config())) {
+    compare_window(parent_model, child_model, ids, routing, certificate, counted);
   }
   certificate.mean_kl /= static_cast<double>(std::max<int64_t>(1, certificate.tokens));
   certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
-  certificate.words = verdict(certificate, router);
+  certificate.words =
+      verdict(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0);
   return certificate;
+}
+
+OrderedJson certify_equality(const io::Checkpoint& parent,
+                             const io::Checkpoint& child,
+                             const VerifyText& text) {
+  const Certificate certificate = verify_equality(parent, child, text);
+  OrderedJson json = to_json(certificate);
+  if (certificate.gate_scale != 1.0) {
+    json["without_gate_scale"] = to_json(verify_equality(parent, child, text, 1.0));
+  }
+  return json;
 }
 
 }  // namespace moe::model

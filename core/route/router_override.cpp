@@ -1,5 +1,7 @@
 #include "core/route/router_override.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <string_view>
@@ -30,23 +32,26 @@ std::optional<double> capacity_factor(const std::string& cf) {
   throw UserError("--cf '{}' is not a positive number or 'inf'", cf);
 }
 
+// Between routers of one family: what --router leaves out is not changed. +ir, +fr, k, p and max
+// are always said.
 void keep_unnamed_options(const std::string& text,
                           const RouterSettings& stored,
                           RouterSettings& router) {
-  if (!names_option(text, "cf")) {
-    router.capacity_factor = stored.capacity_factor;
-  }
-  if (!names_option(text, "gate")) {
-    router.gate_norm = stored.gate_norm;
-  }
-  if (!names_option(text, "order")) {
-    router.slot_order = stored.slot_order;
-  }
-  if (!names_option(text, "st")) {
-    router.straight_through = stored.straight_through;
-  }
-  if (!names_option(text, "lb")) {
-    router.lb_count = stored.lb_count;
+  const auto keep = [&](const char* option, auto RouterSettings::*member) {
+    if (!names_option(text, option)) {
+      router.*member = stored.*member;
+    }
+  };
+  if (router.family == Family::kTopK) {
+    keep("cf", &RouterSettings::capacity_factor);
+    keep("gate", &RouterSettings::gate_norm);
+    keep("order", &RouterSettings::slot_order);
+    keep("st", &RouterSettings::straight_through);
+    keep("lb", &RouterSettings::lb_count);
+  } else if (router.family == Family::kRelu) {
+    keep("lambda0", &RouterSettings::lambda0);
+    keep("mult", &RouterSettings::lambda_multiplier);
+    keep("l1", &RouterSettings::l1_refined);
   }
 }
 
@@ -113,10 +118,57 @@ void note_k(const RouterSettings& stored,
   if (router.family == Family::kTopK) {
     notes.push_back(
         fmt::format("{}: k was {}; the capacity factor is kept unless given", change, stored.k));
-  } else if (purpose == Purpose::kEvaluate) {
-    notes.push_back(fmt::format("{}: k has no effect when a model is only evaluated", change));
-  } else {
+  } else if (purpose == Purpose::kTrain) {
     notes.push_back(fmt::format("{}: k moves the target sparsity", change));
+  }
+}
+
+// Evaluation does not read these: the stored ones stay, so that results name a router that was.
+void ignore_training_options(const RouterSettings& stored,
+                             RouterSettings& router,
+                             const std::string& change,
+                             std::vector<std::string>& notes) {
+  if (stored.family != router.family) {
+    return;
+  }
+  std::vector<std::string> ignored;
+  const auto put_back = [&](const char* option, auto RouterSettings::*member) {
+    if (router.*member != stored.*member) {
+      router.*member = stored.*member;
+      ignored.emplace_back(option);
+    }
+  };
+  put_back("st", &RouterSettings::straight_through);
+  put_back("lb", &RouterSettings::lb_count);
+  put_back("lambda0", &RouterSettings::lambda0);
+  put_back("mult", &RouterSettings::lambda_multiplier);
+  put_back("l1", &RouterSettings::l1_refined);
+  if (router.family == Family::kRelu) {
+    put_back("k", &RouterSettings::k);
+  }
+  if (!ignored.empty()) {
+    notes.push_back(fmt::format("{}: {} {} in training only, ignored here",
+                                change,
+                                fmt::join(ignored, ", "),
+                                ignored.size() == 1 ? "matters" : "matter"));
+  }
+}
+
+// gate_scale was measured for the stored gates; other gates have another sum.
+void note_gate_scale(const StoredRouter& stored,
+                     const RouterSettings& router,
+                     const std::string& change,
+                     std::vector<std::string>& notes) {
+  const RouterSettings& old = stored.router;
+  const bool same_gates =
+      old.family == router.family && old.p == router.p && old.max_experts == router.max_experts &&
+      old.gate_norm == router.gate_norm && (old.k == router.k || router.family == Family::kRelu);
+  if (stored.gate_scale != 1.0 && !same_gates) {
+    notes.push_back(
+        fmt::format("warning: {}: the folder's gate_scale {:.6g} was chosen for the stored "
+                    "router and stays",
+                    change,
+                    stored.gate_scale));
   }
 }
 
@@ -135,17 +187,21 @@ ResolvedRouter override_router(const StoredRouter& stored,
   ResolvedRouter resolved{
       requested_router(request, stored.router), request.ep_ranks.value_or(stored.ep_ranks), {}};
   RouterSettings& router = resolved.router;
-  if (!request.router.empty() && stored.router.family == Family::kTopK &&
-      router.family == Family::kTopK) {
+  if (!request.router.empty() && stored.router.family == router.family) {
     keep_unnamed_options(request.router, stored.router, router);
     apply_cf(request, router);
   }
+  resolved.names_lambda0 = names_option(request.router, "lambda0");
   const std::string change =
       fmt::format("{} in place of the stored {}", to_string(router), to_string(stored.router));
   check_family(stored.router, router, change, resolved.notes);
   check_gate(stored.router, router, change, force, resolved.notes);
   note_k(stored.router, router, change, purpose, resolved.notes);
+  note_gate_scale(stored, router, change, resolved.notes);
   check_router(router, stored.experts);
+  if (purpose == Purpose::kEvaluate) {
+    ignore_training_options(stored.router, router, change, resolved.notes);
+  }
   if (resolved.ep_ranks < 1 || stored.experts % resolved.ep_ranks != 0) {
     throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor",
                     resolved.ep_ranks,

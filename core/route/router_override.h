@@ -28,6 +28,7 @@ struct StoredRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
   int64_t experts = 1;
+  double gate_scale = 1.0;  // SPEC D18; it stays whatever router stands in
 };
 
 enum class Purpose { kEvaluate, kTrain };
@@ -36,10 +37,13 @@ struct ResolvedRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
   std::vector<std::string> notes;  // what the user should know, a sentence each
+  bool names_lambda0 = false;      // --router says where ReLU's lambda shall start
 };
 
-// Options that --router does not name (cf, gate, order, st, lb) stay as the folder has them when
-// both are top-k. UserError: experts of another meaning (relu <-> softmax), gate changed without
+// Options that --router does not name stay as the folder has them: cf, gate, order, st, lb when
+// both are top-k; lambda0, mult, l1 when both are ReLU (top-p is named whole: without max= it has
+// none). What only training reads (st, lb; ReLU's k, lambda0, mult, l1) stays too when evaluating,
+// with a note. UserError: experts of another meaning (relu <-> softmax), gate changed without
 // `force`, ep_ranks that do not divide the experts, k > E, and what requested_router refuses.
 ResolvedRouter override_router(const StoredRouter& stored,
                                const RouterRequest& request,

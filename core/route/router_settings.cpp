@@ -16,6 +16,91 @@ namespace {
 constexpr int64_t kMaxExperts = 1 << 20;        // beyond any model; keeps T * k far from overflow
 constexpr double kMaxCapacityFactor = 1 << 20;  // a larger one is a slip: cf=inf is dropless
 
+// The options of a router in the order of the grammar: all of them, or those that differ from the
+// defaults.
+class OptionTexts {
+ public:
+  explicit OptionTexts(bool every_option) : every_option_(every_option) {}
+
+  template <typename Value>
+  void add(const char* name, const Value& value, bool is_default) {
+    if (every_option_ || !is_default) {
+      texts_.push_back(fmt::format("{}={}", name, value));
+    }
+  }
+  std::string joined(const char* before) const {
+    return texts_.empty() ? "" : fmt::format("{}{}", before, fmt::join(texts_, ","));
+  }
+
+ private:
+  bool every_option_;
+  std::vector<std::string> texts_;
+};
+
+std::string top_k_text(const RouterSettings& s, bool every_option) {
+  const RouterSettings defaults;
+  OptionTexts options(every_option);
+  options.add("cf",
+              s.capacity_factor ? fmt::format("{}", *s.capacity_factor) : std::string("inf"),
+              s.capacity_factor == static_cast<double>(s.k));
+  options.add("gate",
+              s.gate_norm == GateNorm::kSelected ? "selected" : "none",
+              s.gate_norm == defaults.gate_norm);
+  options.add("st", s.straight_through ? "on" : "off", s.straight_through);
+  options.add(
+      "lb", s.lb_count == LbCount::kFirst ? "first" : "selected", s.lb_count == defaults.lb_count);
+  options.add("order",
+              s.slot_order == SlotOrder::kChoice ? "choice" : "score",
+              s.slot_order == defaults.slot_order);
+  return fmt::format("top{}{}{}{}", s.k, s.ir ? "+ir" : "", s.fr ? "+fr" : "", options.joined(":"));
+}
+
+std::string relu_text(const RouterSettings& s, bool every_option) {
+  const RouterSettings defaults;
+  OptionTexts options(every_option);
+  options.add("lambda0", s.lambda0, s.lambda0 == defaults.lambda0);
+  options.add("mult", s.lambda_multiplier, s.lambda_multiplier == defaults.lambda_multiplier);
+  options.add("l1", s.l1_refined ? "refined" : "plain", s.l1_refined);
+  return fmt::format("relu:k={}{}", s.k, options.joined(","));
+}
+
+std::string text_of(const RouterSettings& s, bool every_option) {
+  switch (s.family) {
+    case Family::kTopK:
+      return top_k_text(s, every_option);
+    case Family::kTopP:  // p and max are all it has
+      return fmt::format(
+          "topp:{}{}", s.p, s.max_experts ? fmt::format(",max={}", *s.max_experts) : "");
+    case Family::kRelu:
+      return relu_text(s, every_option);
+  }
+  MOE_CHECK(false, "router family {}", static_cast<int>(s.family));
+}
+
+// preserves_function() of routers whose weights are not normalised.
+Preserves unnormalised(const RouterSettings& settings, double gate_scale) {
+  std::string what;
+  switch (settings.family) {
+    case Family::kRelu:
+      what = "ReLU gates are not normalised, the weights of a token sum to anything from 0 up";
+      break;
+    case Family::kTopP:
+      what = "top-p weights are probabilities that sum to p or more, not to 1";
+      break;
+    case Family::kTopK:
+      what = "gate=none leaves weights that do not sum to 1 (gate=selected does)";
+      break;
+  }
+  if (gate_scale == 1.0) {
+    return {false, fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", what)};
+  }
+  return {false,
+          fmt::format("not preserved token by token: {}; gate_scale {:.6g} is there to correct the "
+                      "mean",
+                      what,
+                      gate_scale)};
+}
+
 }  // namespace
 
 void check_ranges(const RouterSettings& s, const std::string& where) {
@@ -47,46 +132,12 @@ void check_ranges(const RouterSettings& s, const std::string& where) {
   }
 }
 
-std::string to_string(const RouterSettings& s) {
-  const RouterSettings defaults;
-  std::vector<std::string> options;
-  if (s.family == Family::kTopP) {
-    return fmt::format(
-        "topp:{}{}", s.p, s.max_experts ? fmt::format(",max={}", *s.max_experts) : "");
-  }
-  if (s.family == Family::kRelu) {
-    options.push_back(fmt::format("relu:k={}", s.k));
-    if (s.lambda0 != defaults.lambda0) {
-      options.push_back(fmt::format("lambda0={}", s.lambda0));
-    }
-    if (s.lambda_multiplier != defaults.lambda_multiplier) {
-      options.push_back(fmt::format("mult={}", s.lambda_multiplier));
-    }
-    if (!s.l1_refined) {
-      options.emplace_back("l1=plain");
-    }
-    return fmt::format("{}", fmt::join(options, ","));
-  }
-  if (!s.capacity_factor) {
-    options.emplace_back("cf=inf");
-  } else if (*s.capacity_factor != static_cast<double>(s.k)) {
-    options.push_back(fmt::format("cf={}", *s.capacity_factor));
-  }
-  const auto add_unless = [&](bool is_default, const char* option) {
-    if (!is_default) {
-      options.emplace_back(option);
-    }
-  };
-  add_unless(s.gate_norm == defaults.gate_norm, "gate=none");
-  add_unless(s.straight_through, "st=off");
-  add_unless(s.lb_count == defaults.lb_count, "lb=selected");
-  add_unless(s.slot_order == defaults.slot_order, "order=score");
-  return fmt::format("top{}{}{}{}{}",
-                     s.k,
-                     s.ir ? "+ir" : "",
-                     s.fr ? "+fr" : "",
-                     options.empty() ? "" : ":",
-                     fmt::join(options, ","));
+std::string to_string(const RouterSettings& settings) {
+  return text_of(settings, /*every_option=*/false);
+}
+
+std::string to_full_string(const RouterSettings& settings) {
+  return text_of(settings, /*every_option=*/true);
 }
 
 void check_router(const RouterSettings& settings, int64_t experts) {
@@ -115,21 +166,18 @@ double default_entropy_coef(const RouterSettings& settings) {
   return settings.family == Family::kTopP ? 1e-4 : 0;
 }
 
-Preserves preserves_function(const RouterSettings& settings) {
-  if (settings.family == Family::kRelu) {
-    return {false,
-            "not preserved: ReLU gates are not normalised, the weights of a token sum to anything "
-            "from 0 up"};
+bool weights_sum_to_one(const RouterSettings& settings) {
+  return settings.family == Family::kTopK && settings.gate_norm == GateNorm::kSelected;
+}
+
+Preserves preserves_function(const RouterSettings& settings, double gate_scale) {
+  if (!weights_sum_to_one(settings)) {
+    return unnormalised(settings, gate_scale);
   }
-  if (settings.family == Family::kTopP) {
+  if (gate_scale != 1.0) {
     return {false,
-            "not preserved: top-p weights are probabilities that sum to p or more, not to 1 "
-            "(--gate-scale auto "
-            "corrects the mean)"};
-  }
-  if (settings.gate_norm == GateNorm::kNone) {
-    return {false,
-            "not preserved: gate=none leaves weights that do not sum to 1 (gate=selected does)"};
+            fmt::format("not preserved: gate_scale {:.6g} multiplies weights that sum to 1 already",
+                        gate_scale)};
   }
   if (!settings.capacity_factor) {
     return {true, "preserved: nothing is dropped (cf=inf) and the weights of every token sum to 1"};

@@ -46,6 +46,10 @@ RouterSettings parse_router(const std::string& text);
 // printed.
 std::string to_string(const RouterSettings& settings);
 
+// The same with every option named, defaults too: given as --router it makes this very router in
+// place of any that a folder stores (router_override.h keeps what is not named).
+std::string to_full_string(const RouterSettings& settings);
+
 // The "router" object of config.json's "moe" object, and back. Keys that mean nothing to the family
 // are null. Throws UserError, opened by `where`, on an unknown key, a wrong type or a value out of
 // range.
@@ -65,12 +69,15 @@ void check_router(const RouterSettings& settings, int64_t experts);
 double default_lb_coef(const RouterSettings& settings);
 double default_entropy_coef(const RouterSettings& settings);
 
-// Whether an upcycled model with this router computes its dense parent exactly (SPEC section 11),
-// and why, in words.
+// Whether the weights of every token that an expert serves sum to 1, whatever the logits are.
+bool weights_sum_to_one(const RouterSettings& settings);
+
+// Whether an upcycled model with this router, its weights times `gate_scale`, computes its dense
+// parent exactly (SPEC section 11), and why, in words.
 struct Preserves {
   bool exact = false;
   std::string words;
 };
-Preserves preserves_function(const RouterSettings& settings);
+Preserves preserves_function(const RouterSettings& settings, double gate_scale = 1.0);
 
 }  // namespace moe::route

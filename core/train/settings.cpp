@@ -147,6 +147,7 @@ void add_router(TomlLines& toml, const TrainSettings& settings) {
   toml.number("ep-ranks", settings.router.ep_ranks);
   toml.number("lb-coef", settings.lb_coef);
   toml.number("entropy-coef", settings.entropy_coef);
+  toml.number("lambda", settings.lambda);
 }
 
 }  // namespace
@@ -182,6 +183,7 @@ void check_numbers(const TrainSettings& settings) {
   check_not_negative(settings.adamw.eps, "--eps");
   check_not_negative(settings.lb_coef.value_or(0), "--lb-coef");
   check_not_negative(settings.entropy_coef.value_or(0), "--entropy-coef");
+  check_not_negative(settings.lambda.value_or(0), "--lambda");
   for (const auto& [flag, beta] :
        {std::pair("--beta1", settings.adamw.beta1), std::pair("--beta2", settings.adamw.beta2)}) {
     require(beta >= 0 && beta < 1, flag, fmt::format("{}", beta), "must lie in [0, 1)");
@@ -234,8 +236,10 @@ std::string to_toml(const TrainSettings& settings) {
     toml.number("threads", settings.threads);
   }
   return fmt::format(
-      "# moe {}: again with `moe train --config FILE --force`, or another -o\n[train]\n{}",
+      "# moe {}: again with `moe train --config FILE --force`, or another -o{}\n[train]\n{}",
       kVersion,
+      settings.changes_gate ? " beside the --force, which lets the router change the folder's gate"
+                            : "",
       toml.lines());
 }
 

@@ -47,6 +47,7 @@ struct TrainSettings {
   std::optional<double>
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
+  std::optional<double> lambda;  // ReLU's, of the first step; open: see coefficients.h
 
   std::optional<int64_t> save_every;   // steps; open: only the end
   std::optional<double> save_minutes;  // minutes between checkpoints, besides
@@ -55,6 +56,7 @@ struct TrainSettings {
   uint64_t seed = 0;
   int threads = 0;  // 0 = LibTorch's choice; recorded only
   bool force = false;
+  bool changes_gate = false;  // --force let the router change the folder's gate; told by train()
 };
 
 // Closes what is open but for router and steps (they need model and data) and checks every number.

@@ -74,8 +74,9 @@ void write_state(const fs::path& file, const std::vector<model::NamedParameter>&
 Snapshot::Snapshot(const model::Llama& model,
                    const AdamW& optimizer,
                    const model::RoutingOptions& routing,
+                   const model::LossCoefficients& coefficients,
                    const Position& position)
-    : model_(model.clone()), routing_(routing), position_(position) {
+    : model_(model.clone()), routing_(routing), coefficients_(coefficients), position_(position) {
   for (const auto& parameter : model_.parameters()) {
     state_.push_back({"weight." + parameter.name, parameter.tensor});
   }
@@ -86,7 +87,7 @@ Snapshot::Snapshot(const model::Llama& model,
 
 void Snapshot::write(const io::Checkpoint& parent, const fs::path& out) const {
   io::StagedFolder staged(out, /*force=*/true);
-  model::write_folder(model_, routing_, parent, staged);
+  model::write_folder(model_, routing_, parent, staged, coefficients_);
   write_state(staged.path() / kTensors, state_);
   staged.write_text(kPosition, to_json(position_).dump(2) + "\n");
   io::write_checksums(staged.path());

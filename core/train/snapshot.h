@@ -34,6 +34,7 @@ class Snapshot {
   Snapshot(const model::Llama& model,
            const AdamW& optimizer,
            const model::RoutingOptions& routing,
+           const model::LossCoefficients& coefficients,
            const Position& position);
 
   // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
@@ -44,6 +45,7 @@ class Snapshot {
   model::Llama model_;
   std::vector<model::NamedParameter> state_;
   model::RoutingOptions routing_;
+  model::LossCoefficients coefficients_;
   Position position_;
 };
 

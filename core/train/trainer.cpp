@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/model/weights.h"
+#include "core/train/coefficients.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
 #include "core/train/run_folder.h"
@@ -16,15 +17,6 @@ namespace moe::train {
 
 namespace {
 
-// What settings.toml says of the routing. The canonical router leaves a capacity factor of k
-// unsaid; here it must stand, or the folder's own would come back.
-route::RouterRequest recorded(const model::RoutingOptions& routing) {
-  const auto& router = routing.router;
-  const std::string cf =
-      router.capacity_factor ? fmt::format("{}", *router.capacity_factor) : "inf";
-  return {to_string(router), router.family == route::Family::kTopK ? cf : "", routing.ep_ranks};
-}
-
 // Router, logical ranks and coefficients of the run, put into `plan`.
 void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   TrainSettings& settings = plan.settings;
@@ -34,28 +26,28 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
       throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
                       settings.model.string());
     }
-    settings.lb_coef.reset();
-    settings.entropy_coef.reset();
+    refuse_coefficients(settings);
     return;
   }
-  const route::StoredRouter stored{config.moe->router, config.moe->ep_ranks, config.moe->experts};
-  auto resolved =
+  const model::MoeConfig& moe = *config.moe;
+  const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
+  const auto resolved =
       route::override_router(stored, settings.router, settings.force, route::Purpose::kTrain);
-  plan.notes = std::move(resolved.notes);
-  if (config.moe->router_jitter > 0) {
+  plan.notes = resolved.notes;
+  if (moe.router_jitter > 0) {
     plan.notes.push_back(
         fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
                     "routers without noise",
-                    config.moe->router_jitter,
+                    moe.router_jitter,
                     settings.model.string()));
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
-  settings.router = recorded(plan.routing);
-  const bool same_family = resolved.router.family == stored.router.family;
-  settings.lb_coef = settings.lb_coef.value_or(same_family ? config.moe->lb_coef
-                                                           : default_lb_coef(resolved.router));
-  settings.entropy_coef = settings.entropy_coef.value_or(
-      same_family ? config.moe->entropy_coef : default_entropy_coef(resolved.router));
+  // Whatever the folder stores, settings.toml makes this router again.
+  settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
+  settings.changes_gate = resolved.router.family == stored.router.family &&
+                          resolved.router.gate_norm != stored.router.gate_norm;
+  resolve_coefficients(settings, moe, resolved);
+  plan.losses = losses_in_force(settings, resolved.router, moe.experts);
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
@@ -108,7 +100,7 @@ class Run {
         settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
-      position_.lambda = is_relu() ? routing_.router.lambda0 : 0;
+      position_.lambda = settings.lambda.value_or(0);
     }
     if (start.resumed) {
       position_ = restore(start.folder, model_, optimizer_);
@@ -134,7 +126,8 @@ class Run {
     }
     saver_.wait();
     folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
-    model::save_folder(model_, routing_, parent_, folder_.final_model(), /*force=*/true);
+    model::save_folder(
+        model_, routing_, parent_, folder_.final_model(), /*force=*/true, coefficients());
     callbacks_.on_saved(folder_.final_model());
   }
 
@@ -251,8 +244,15 @@ class Run {
 
   void save(const std::filesystem::path& out) {
     io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
-    saver_.save(Snapshot(model_, optimizer_, routing_, position_), out);
+    saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
     saved_ = std::chrono::steady_clock::now();
+  }
+
+  // A loss that the router does not have is stored as off.
+  model::LossCoefficients coefficients() const {
+    return {plan_.settings.lb_coef.value_or(0),
+            plan_.settings.entropy_coef.value_or(0),
+            is_relu() ? std::optional(position_.lambda) : std::nullopt};
   }
 
   [[noreturn]] void interrupt() {

@@ -21,6 +21,7 @@ struct RunPlan {
   int64_t parameters = 0;
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture
+  std::string losses;              // of a mixture: what is minimised, in words
   std::vector<std::string> notes;  // warnings worth a line
   int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint it goes on from
 };

@@ -53,6 +53,80 @@ TEST_CASE("moe init --experts makes a mixture from scratch", "[cli][init]") {
   CHECK(read_json(folder / "out/config.json")["moe"]["layers"] == Json({0, 1}));
 }
 
+TEST_CASE("moe init --granularity says what results", "[cli][init]") {
+  const TempDir folder;
+  const std::string out = (folder / "out").string();
+  const auto run = run_moe({"init",
+                            write_config(folder),
+                            "-o",
+                            out,
+                            "--experts",
+                            "4",
+                            "--granularity",
+                            "2",
+                            "--router",
+                            "relu:k=1",
+                            "--quiet"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(
+      run.out.find("layers 0-2 of 3 are mixtures of 8 experts of width 12 (granularity 2), router "
+                   "relu:k=2\n") == 0);
+}
+
+// A text of a few words in a fixed order, which any model that trains at all learns to repeat.
+std::string repeated_text() {
+  std::string text;
+  for (int line = 0; line < 60; ++line) {
+    text += "the cat sat on the mat and the dog lay by the door\n";
+  }
+  return text;
+}
+
+TEST_CASE("models from scratch learn plain text with the routers of papers 2 and 3",
+          "[cli][init]") {
+  const TempDir folder;
+  const std::string tiny = (moe::test::source_folder() / "recipes/tiny/model").string();
+  test::write_file(folder / "config.json",
+                   test::tiny_config({.layers = 2, .vocab = 1024, .max_positions = 64}).dump());
+  test::write_file(folder / "text.txt", repeated_text());
+  for (const char* router : {"topp:0.4", "relu:k=1", "top1:cf=inf,gate=none,lb=selected", "top2"}) {
+    for (const std::string layers : {"all", "even"}) {
+      CAPTURE(router, layers);
+      const std::string model = (folder / "model").string(), run = (folder / "run").string();
+      const auto made = run_moe({"init",
+                                 (folder / "config.json").string(),
+                                 "-o",
+                                 model,
+                                 "--experts",
+                                 "4",
+                                 "--layers",
+                                 layers,
+                                 "--granularity",
+                                 layers == "all" ? "2" : "1",
+                                 "--router",
+                                 router,
+                                 "--tokenizer",
+                                 tiny,
+                                 "--force",
+                                 "--quiet"});
+      INFO(made.err);
+      REQUIRE(made.exit_code == 0);
+      const auto trained =
+          run_moe({"train",          model, "-o",        run,
+                   "--objective",    "lm",  "--data",    (folder / "text.txt").string(),
+                   "--steps",        "25",  "--seq-len", "64",
+                   "--global-batch", "4",   "--lr",      "1e-2",
+                   "--threads",      "1",   "--json",    "--force"});
+      INFO(trained.err);
+      REQUIRE(trained.exit_code == 0);
+      const Json result = parse_json(trained.out, "stdout");
+      CHECK(result["last_loss"].get<double>() < 0.6 * result["first_loss"].get<double>());
+      CHECK(run_moe({"inspect", run + "/final"}).exit_code == 0);
+    }
+  }
+}
+
 TEST_CASE("a bad moe init is one sentence and exit code 2", "[cli][init]") {
   const TempDir folder;
   const std::string config = write_config(folder), out = (folder / "out").string();
@@ -69,8 +143,12 @@ TEST_CASE("a bad moe init is one sentence and exit code 2", "[cli][init]") {
   CHECK(refused({(folder / "none.json").string(), "-o", out}).find("none.json") !=
         std::string::npos);
   CHECK(refused({config, "-o", out, "--router", "top1"}) ==
-        "moe: --router, --cf, --ep-ranks and --layers need --experts; a config that describes a "
-        "mixture has its own\n");
+        "moe: --router, --cf, --ep-ranks, --layers and --granularity need --experts; a config that "
+        "describes a mixture has its own\n");
+  CHECK(refused({config, "-o", out, "--granularity", "2"}).find("need --experts") !=
+        std::string::npos);
+  CHECK(refused({config, "-o", out, "--experts", "4", "--granularity", "7"})
+            .find("--granularity 7: the feed-forward is 24 wide") != std::string::npos);
   CHECK(refused({config, "-o", out, "--experts-init", "equal"}).find("equal") != std::string::npos);
   CHECK(refused({config, "-o", out, "--seeds", "4"}).find("did you mean '--seed'?") !=
         std::string::npos);

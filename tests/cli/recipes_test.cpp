@@ -9,6 +9,7 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/places.h"
 #include "tests/support/run_binary.h"
 
 namespace moe {
@@ -19,7 +20,7 @@ using test::run_moe;
 using test::TempDir;
 
 const path& recipes() {
-  static const path folder = path(MOE_SOURCE_DIR) / "recipes";
+  static const path folder = moe::test::source_folder() / "recipes";
   return folder;
 }
 
@@ -98,19 +99,8 @@ void try_table(const path& recipe, const std::string& table, const path& small) 
   CHECK((whole || run.err.find(missing) != std::string::npos));
 }
 
-// A moe init that cannot cut experts yet takes none of the recipes that ask for it.
-bool knows_granularity() {
-  static const bool known =
-      run_moe({"init", "--help"}).out.find("--granularity") != std::string::npos;
-  return known;
-}
-
 void try_folder(const path& folder, const path& small, std::set<std::string>& tried) {
   for (const auto& name : names_in(folder, ".toml")) {
-    Tables tables = tables_of(folder / name);
-    if (tables["init"].count("granularity") == 1 && !knows_granularity()) {
-      continue;
-    }
     for (const auto& [table, keys] : tables_of(folder / name)) {
       // Runs of a paper, and twins, share most tables word for word: once is enough. Unknown keys
       // of any table stop every command.
@@ -203,7 +193,7 @@ TEST_CASE("a recipe opens with its arithmetic and stays a page", "[cli][recipes]
 test::RunResult run_script(const std::string& name,
                            const std::string& arguments,
                            const TempDir& folder) {
-  const std::string command = "MOE=" + test::shell_quote(MOE_BINARY) + " " +
+  const std::string command = "MOE=" + test::shell_quote(moe::test::moe_binary()) + " " +
                               test::shell_quote((recipes() / name).string()) + " " + arguments +
                               " >" + test::shell_quote((folder / "stdout").string()) +
                               " 2>&1 </dev/null";

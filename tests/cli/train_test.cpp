@@ -114,6 +114,69 @@ TEST_CASE("a mixture's step line shows its routing, --json gives the result to m
   CHECK(json["model"] == world.path("run/final"));
 }
 
+TEST_CASE("settings.toml makes a run again whatever router the folder stores", "[cli]") {
+  const World world;
+  const auto run_again = [&](const std::string& stored, std::vector<std::string> flags) {
+    CAPTURE(stored);
+    std::filesystem::remove_all(world.dir / "run");
+    REQUIRE(run_moe({"upcycle",
+                     world.path("dense"),
+                     "-o",
+                     world.path("moe"),
+                     "--experts",
+                     "4",
+                     "--router",
+                     stored,
+                     "--force"})
+                .exit_code == 0);
+    flags.insert(flags.end(), {"--steps", "3", "--lr", "1e-2", "--force"});
+    const auto first = world.train(flags, "moe");
+    INFO(first.err);
+    REQUIRE(first.exit_code == 0);
+    const auto again = run_moe({"train",
+                                "--config",
+                                world.path("run/settings.toml"),
+                                "-o",
+                                world.path("again"),
+                                "--force"});
+    INFO(again.err);
+    REQUIRE(again.exit_code == 0);
+    for (const char* file : {"final/config.json", "final/model.safetensors"}) {
+      CHECK(read_file(world.dir / "run" / file) == read_file(world.dir / "again" / file));
+    }
+    return first.err;
+  };
+  const std::string forced =
+      run_again("top2:gate=none,st=off,order=score", {"--router", "top1:gate=selected,st=on"});
+  CHECK(forced.find("another gate rescales every MoE output") != std::string::npos);
+  CHECK(read_file(world.dir / "run/settings.toml").find("beside the --force") != std::string::npos);
+  run_again("top1+ir:cf=0.5", {"--router", "top1:lb=selected", "--lb-coef", "0"});
+  run_again("relu:k=1,mult=1.5", {"--router", "relu:k=2,l1=plain", "--lambda", "0.001"});
+  run_again("topp:0.4,max=2", {"--router", "topp:0.5", "--entropy-coef", "0.01"});
+  run_again("topp:0.4", {"--router", "top2+fr"});
+}
+
+TEST_CASE("a warning is said once, and what is off is said", "[cli]") {
+  const World world;
+  REQUIRE(run_moe({"upcycle",
+                   world.path("dense"),
+                   "-o",
+                   world.path("moe"),
+                   "--experts",
+                   "4",
+                   "--router",
+                   "topp:0.4"})
+              .exit_code == 0);
+  const auto result = world.train({"--steps", "2", "--router", "top2", "--lb-coef", "0"}, "moe");
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  const size_t at = result.err.find("warning: ");
+  REQUIRE(at != std::string::npos);
+  CHECK(result.err.find("warning: ", at + 1) == std::string::npos);
+  CHECK(result.err.find("load balance (of first choices) is off (coefficient 0)") !=
+        std::string::npos);
+}
+
 TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
   const World world;
   const auto result = world.train({"--steps", "9", "--lr", "1e30", "--quiet"});

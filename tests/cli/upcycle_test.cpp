@@ -102,6 +102,96 @@ TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json"
   CHECK(stored["certificate"]["tokens"].get<int64_t>() > 0);
 }
 
+// Upcycles the model in recipes/tiny, which has a tokenizer, with `flags`.
+test::RunResult upcycle_tiny(const TempDir& folder, std::vector<std::string> flags) {
+  std::vector<std::string> words = {"upcycle",
+                                    (moe::test::source_folder() / "recipes/tiny/model").string(),
+                                    "-o",
+                                    (folder / "out").string(),
+                                    "--force",
+                                    "--quiet"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  return run_moe(words);
+}
+
+TEST_CASE("--gate-scale auto measures, stores and shows the difference it makes",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  for (const char* router : {"topp:0.4", "relu:k=1"}) {
+    CAPTURE(router);
+    const auto run = upcycle_tiny(folder, {"--router", router, "--gate-scale", "auto", "--verify"});
+    INFO(run.err);
+    REQUIRE(run.exit_code == 0);
+    CHECK(run.out.find("gate scale   the weights of a token sum to ") != std::string::npos);
+    CHECK(run.out.find("certificate  router " + std::string(router)) != std::string::npos);
+    CHECK(run.out.find("without it   router " + std::string(router) + ", gate_scale 1: ") !=
+          std::string::npos);
+    const Json stored = read_json(folder / "out/upcycle.json");
+    const Json& with = stored["certificate"];
+    CHECK(stored["gate_scale"] == read_json(folder / "out/config.json")["moe"]["gate_scale"]);
+    // A ReLU router's sums vary too much from token to token for one factor to be sure to help.
+    if (std::string(router) == "topp:0.4") {
+      CHECK(with["mean_kl"] < with["without_gate_scale"]["mean_kl"]);
+    }
+    CHECK(stored["calibration"]["text"] == "the embedded text");
+  }
+}
+
+TEST_CASE("--gate-scale auto says that weights which sum to 1 need none", "[cli][upcycle]") {
+  const TempDir folder;
+  const auto run = upcycle_tiny(folder, {"--router", "top1+ir", "--gate-scale", "auto"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("gate scale   the weights of top1+ir sum to 1 already: gate_scale is 1\n") !=
+        std::string::npos);
+  CHECK(read_json(folder / "out/config.json")["model_type"] == "qwen2_moe");
+}
+
+TEST_CASE("experts that start dead are warned of on standard error and in upcycle.json",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_file(folder / "text.txt",
+                   "a");  // a token or two leave experts without a positive one
+  const auto run = upcycle_tiny(folder,
+                                {"--router",
+                                 "relu:k=1",
+                                 "--gate-scale",
+                                 "auto",
+                                 "--calibration",
+                                 (folder / "text.txt").string()});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json warnings = read_json(folder / "out/upcycle.json")["warnings"];
+  REQUIRE_FALSE(warnings.empty());
+  std::string lines;
+  for (const auto& warning : warnings) {
+    lines += "warning: " + warning.get<std::string>() + "\n";
+  }
+  CHECK(run.err == lines);
+  CHECK(run.err.find("start dead, without a positive logit on any of the ") != std::string::npos);
+}
+
+TEST_CASE("a bad --gate-scale, --calibration or --granularity is refused", "[cli][upcycle]") {
+  const TempDir folder;
+  const auto refused = [&](std::vector<std::string> flags) {
+    const auto run = upcycle_tiny(folder, std::move(flags));
+    CHECK(run.exit_code == 2);
+    CHECK_FALSE(std::filesystem::exists(folder / "out"));
+    return run.err;
+  };
+  CHECK(refused({"--gate-scale", "big"}) ==
+        "moe: --gate-scale 'big' is neither a positive number nor auto\n");
+  CHECK(refused({"--gate-scale", "0"}) ==
+        "moe: --gate-scale 0: must be a positive number, or auto\n");
+  CHECK(
+      refused({"--calibration", "text.txt"}) ==
+      "moe: --calibration text.txt: only --gate-scale auto reads it; add that, or leave it out\n");
+  CHECK(refused({"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", "none.txt"}) ==
+        "moe: none.txt: cannot be read; --calibration wants a text file\n");
+  CHECK(refused({"--granularity", "2"}).find("slices of it are not equal experts") !=
+        std::string::npos);
+}
+
 TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;

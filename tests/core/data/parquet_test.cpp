@@ -2,6 +2,7 @@
 
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
+#include "tests/support/places.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -10,7 +11,7 @@ using namespace moe::test;
 namespace {
 
 std::string golden(const std::string& name) {
-  return read_file(std::filesystem::path(MOE_SOURCE_DIR) / "tests" / "golden" / name);
+  return read_file(moe::test::source_folder() / "tests" / "golden" / name);
 }
 
 bool is_built_in() {

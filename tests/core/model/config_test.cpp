@@ -174,6 +174,25 @@ TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[
   CHECK(config.moe->router_seed == 7);
 }
 
+TEST_CASE("lambda is there only when a ReLU router was trained, and reads back exactly",
+          "[model][config]") {
+  const auto with = [](const Json& lambda) {
+    Json config = written(mixture());
+    config["moe"]["lambda"] = lambda;
+    return config;
+  };
+  CHECK_FALSE(parse_config(written(mixture()), "c").moe->lambda);
+  CHECK_FALSE(parse_config(with(nullptr), "c").moe->lambda);
+  const double lambda = 1e-8 * 1.2 * 1.2 * 1.2;
+  ModelConfig config = parse_config(with(lambda), "c");
+  REQUIRE(config.moe->lambda == lambda);
+  const Json written = parse_json(config_json(config, with(lambda)).dump(), "c");
+  CHECK(parse_config(written, "c").moe->lambda == lambda);
+  config.moe->lambda.reset();
+  CHECK_FALSE(config_json(config, with(lambda))["moe"].contains("lambda"));
+  CHECK(test::user_error_of([&] { parse_config(with(-1.0), "c"); }).find("c: moe.lambda") == 0);
+}
+
 TEST_CASE("both spellings of rope and dtype, the head width and unknown keys are written",
           "[model][config]") {
   ModelConfig config = mixture();

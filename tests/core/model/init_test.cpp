@@ -161,6 +161,71 @@ TEST_CASE("a config with a moe object is made as it says, granular experts too",
         settings.config.string() + ": describes a mixture already; --experts is for dense configs");
 }
 
+TEST_CASE("granularity G makes E G experts of width F / G and scales what counts experts",
+          "[model][init]") {
+  struct Case {
+    const char *written, *stored;
+  };
+  for (const Case& c :
+       {Case{"top1", "top4"},
+        Case{"top2+ir:cf=1.5", "top8+ir:cf=6"},
+        Case{"top1:cf=inf,gate=none,lb=selected", "top4:cf=inf,gate=none,lb=selected"},
+        Case{"topp:0.4,max=2", "topp:0.4,max=8"},
+        Case{"relu:k=1", "relu:k=4"}}) {
+    INFO(c.written);
+    const TempDir folder;
+    InitSettings settings;
+    settings.config = write_config(folder, {});
+    settings.out = folder / "out";
+    settings.experts = 8;
+    settings.granularity = 4;
+    settings.router = route::parse_router(c.written);
+    const io::Checkpoint made = make(settings);
+    const ModelConfig config = parse_config(made.config(), "made");
+    CHECK(config.moe->experts == 32);
+    CHECK(config.moe->expert_width == 6);
+    CHECK(config.moe->granularity == 4);
+    CHECK(config.moe->ep_ranks == 8);
+    CHECK(route::to_string(config.moe->router) == c.stored);
+    CHECK(made.info("model.layers.0.mlp.experts.31.up_proj.weight").shape ==
+          std::vector<int64_t>{6, 16});
+    const Json report = read_json(folder / "out/init.json");
+    CHECK(report["experts"] == 32);
+    CHECK(report["expert_width"] == 6);
+    CHECK(report["granularity"] == 4);
+    // As many parameters as with G = 1, the router's rows apart.
+    settings.granularity = 1;
+    settings.out = folder / "coarse";
+    make(settings);
+    const Json coarse = read_json(folder / "coarse/init.json");
+    CHECK(report["parameters"]["total"].get<int64_t>() -
+              coarse["parameters"]["total"].get<int64_t>() ==
+          3 * (32 - 8) * 16);
+  }
+}
+
+TEST_CASE("from 4 to 128 experts and granularity to 64, in all layers or every other",
+          "[model][init]") {
+  for (const auto& [experts, granularity] : std::vector<std::pair<int64_t, int64_t>>{
+           {4, 1}, {8, 2}, {16, 16}, {32, 8}, {64, 1}, {128, 1}, {4, 64}}) {
+    for (const char* layers : {"all", "even"}) {
+      INFO(experts << " x " << granularity << " in " << layers);
+      const TempDir folder;
+      InitSettings settings;
+      settings.config = write_config(folder, {.intermediate = 64, .layers = 2});
+      settings.out = folder / "out";
+      settings.experts = experts;
+      settings.granularity = granularity;
+      settings.layers = layers;
+      settings.router = route::parse_router("relu:k=1");
+      const io::Checkpoint made = make(settings);
+      const ModelConfig config = parse_config(made.config(), "made");
+      CHECK(config.moe->experts == experts * granularity);
+      CHECK(config.moe->layers.size() == (std::string(layers) == "all" ? 2 : 1));
+    }
+  }
+}
+
 TEST_CASE("--dtype overrides the config's", "[model][init]") {
   for (const char* dtype : {"float32", "bfloat16", "float16"}) {
     const TempDir folder;
@@ -226,6 +291,20 @@ TEST_CASE("what cannot be initialised is refused by name", "[model][init]") {
           s.experts = 4;
           s.ep_ranks = 3;
         }) == settings.config.string() + ": 4 experts do not divide over moe.ep_ranks 3");
+  for (const int64_t granularity : {0, 5, 48, 1 << 20}) {
+    CHECK(message([&](auto& s) {
+            s.experts = 4;
+            s.granularity = granularity;
+          }) ==
+          fmt::format("--granularity {}: the feed-forward is 24 wide and cannot be cut into so "
+                      "many equal parts; give a divisor of 24",
+                      granularity));
+  }
+  CHECK(message([](auto& s) {
+          s.experts = int64_t{1} << 40;
+          s.granularity = 24;
+        }) ==
+        "--experts 1099511627776 with --granularity 24: a layer has 1 to 262144 experts in all");
   CHECK(message([&](auto& s) { s.tokenizer = folder / "none.model"; }).find("none.model") !=
         std::string::npos);
   std::filesystem::create_directory(folder / "empty");

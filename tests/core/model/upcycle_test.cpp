@@ -1,5 +1,6 @@
 #include "core/model/upcycle.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/model/convert.h"
@@ -272,6 +273,49 @@ TEST_CASE("the certificate is made from the staged folder and a failing one leav
   CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
 }
 
+TEST_CASE("a gate_scale is stored, and stock tools are told", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.router = route::parse_router("topp:0.4");
+  settings.gate_scale = 1.75;
+  const Pair pair(folder / "dense", settings);
+  CHECK(pair.config.moe->gate_scale == 1.75);
+  CHECK(pair.child.config()["model_type"] == "moe_scaled");
+  CHECK(pair.report["gate_scale"] == 1.75);
+  CHECK_FALSE(pair.report.contains("calibration"));
+}
+
+TEST_CASE("a calibration sees the written folder and its scale goes into config.json",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const io::Checkpoint dense(folder / "dense");
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.router = route::parse_router("topp:0.4");
+  settings.gate_scale.reset();
+  double certified = 0;
+  const OrderedJson report = upcycle(
+      dense,
+      plan_upcycle(dense, settings),
+      settings,
+      {},
+      [&](const std::filesystem::path& staged) -> OrderedJson {
+        certified = read_json(staged / "config.json")["moe"]["gate_scale"];
+        return {{"words", "seen"}};
+      },
+      [](const std::filesystem::path& staged) {
+        CHECK(read_json(staged / "config.json")["moe"]["gate_scale"] == 1.0);
+        CHECK(io::Checkpoint(staged).has("model.layers.0.mlp.gate.weight"));
+        return Calibration{2.5, {{"words", "measured"}}, {"a warning"}};
+      });
+  CHECK(certified == 2.5);
+  CHECK(read_json(folder / "out/config.json")["moe"]["gate_scale"] == 2.5);
+  CHECK(read_json(folder / "out/config.json")["model_type"] == "moe_scaled");
+  CHECK(report["calibration"]["words"] == "measured");
+  CHECK(read_json(folder / "out/upcycle.json")["warnings"] == Json({"a warning"}));
+}
+
 TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
@@ -312,6 +356,14 @@ TEST_CASE("what cannot be upcycled is refused before anything is written", "[mod
         "--layers 0,3: layer 3 does not exist; the model has layers 0 to 2");
   CHECK(message([](auto& s) { s.router_std = -1; }, dense) ==
         "--router-std -1: must be zero or a positive number");
+  CHECK(message([](auto& s) { s.granularity = 2; }, dense) ==
+        "--granularity 2: an upcycled expert is the whole feed-forward of its layer; slices of it "
+        "are "
+        "not equal experts and do not compute its function; `moe init` makes finer experts");
+  for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    CHECK(message([&](auto& s) { s.gate_scale = scale; }, dense) ==
+          fmt::format("--gate-scale {}: must be a positive number, or auto", scale));
+  }
   CHECK(message([&](auto& s) { s.out = dense; }, dense) ==
         dense.string() + ": holds the dense model " + dense.string() +
             "; give another output folder");

@@ -3,6 +3,7 @@
 
 #include "core/model/verify.h"
 
+#include "core/model/llama.h"
 #include "core/model/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -48,4 +49,76 @@ TEST_CASE("a router that drops tokens is shown to differ", "[model]") {
 TEST_CASE("gates that do not sum to one are shown to differ", "[model]") {
   CHECK_FALSE(certificate_of("topp:0.4").preserves);
   CHECK(certificate_of("topp:0.4").max_abs_logit_difference > 1e-4);
+}
+
+namespace {
+
+// Logits of `model` for 96 tokens in two sequences.
+at::Tensor logits_of(const moe::model::Llama& model, const moe::model::RoutingOptions& routing) {
+  const at::NoGradGuard no_gradients;
+  const at::Tensor ids = (at::arange(96, at::kLong) * 29 + 3).remainder(64);
+  return model.head(model.forward({ids, {60, 36}}, routing).hidden);
+}
+
+}  // namespace
+
+// IR serves every token that capacity left without its experts, and all weights of a token sum to
+// 1: with equal experts the layer is the dense one, whatever the router says. The bound is the one
+// that the certificate of a real model must meet; f32 rounding of a sum of at most 4 weighted
+// copies is far below it.
+TEST_CASE("an upcycled model with IR equals its parent at any capacity, router and ranks",
+          "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  const moe::io::Checkpoint parent(folder / "dense");
+  const auto dense = moe::model::Llama::load(parent);
+  const at::Tensor expected = logits_of(dense, dense.default_routing());
+  for (const int64_t seed : {1, 2, 3}) {
+    for (const double std : {0.02, 1.0}) {
+      moe::model::UpcycleSettings settings;
+      settings.out = folder / "moe";
+      settings.router = moe::route::parse_router("top1+ir");
+      settings.layers = "all";
+      settings.seed = seed;
+      settings.router_std = std;
+      settings.force = true;
+      moe::model::upcycle(parent, moe::model::plan_upcycle(parent, settings), settings);
+      const auto child = moe::model::Llama::load(moe::io::Checkpoint(folder / "moe"));
+      for (const char* router : {"top1+ir", "top2+ir+fr"}) {
+        for (const char* cf : {"0.25", "0.5", "1", "2"}) {
+          for (const int64_t ranks : {1, 2, 4, 8}) {
+            CAPTURE(seed, std, router, cf, ranks);
+            const auto routed = moe::route::parse_router(fmt::format("{}:cf={}", router, cf));
+            const at::Tensor actual = logits_of(child, {routed, ranks});
+            CHECK((actual - expected).abs().max().item<double>() < 1e-4);
+          }
+        }
+      }
+      // The same without IR drops tokens: what is compared above can differ.
+      const auto plain = moe::route::parse_router("top1:cf=0.25");
+      CHECK((logits_of(child, {plain, 8}) - expected).abs().max().item<double>() > 1e-2);
+    }
+  }
+}
+
+TEST_CASE("a gate_scale on weights that sum to 1 is shown to differ", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  moe::model::UpcycleSettings settings;
+  settings.out = folder / "moe";
+  settings.router = moe::route::parse_router("top2:cf=inf");
+  settings.gate_scale = 2.0;
+  const moe::io::Checkpoint parent(folder / "dense");
+  moe::model::upcycle(parent, moe::model::plan_upcycle(parent, settings), settings);
+  const moe::io::Checkpoint child(folder / "moe");
+  const auto text = moe::model::verify_text(parent, "", 100);
+  const auto scaled = moe::model::verify_equality(parent, child, text);
+  CHECK_FALSE(scaled.preserves);
+  CHECK(scaled.gate_scale == 2.0);
+  CHECK(scaled.max_abs_logit_difference > 1e-4);
+  CHECK(scaled.words.find("gate_scale 2 multiplies weights that sum to 1 already") !=
+        std::string::npos);
+  const auto without = moe::model::verify_equality(parent, child, text, 1.0);
+  CHECK(without.preserves);
+  CHECK(without.max_abs_logit_difference < 1e-5);
 }

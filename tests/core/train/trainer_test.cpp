@@ -141,6 +141,65 @@ TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]"
   }
 }
 
+TEST_CASE("lambda goes on from the folder that was trained, and from where it is told", "[train]") {
+  World world("relu:k=1");
+  const auto first = world.train();
+  const double sparsity = *first.back().sparsity, lambda = *first.back().lambda;
+  const double next = sparsity < 0.75 ? lambda * 1.2 : lambda / 1.2;
+  const fs::path trained = world.settings.run / "final";
+  CHECK(read_json(trained / "config.json")["moe"]["lambda"].get<double>() == next);
+  world.settings.model = trained;
+  world.settings.run = world.dir / "on";
+  const auto second = world.train();
+  CHECK(*second.front().lambda == next);
+  CHECK(read_file(world.dir / "on/settings.toml").find(fmt::format("lambda = {}\n", next)) !=
+        std::string::npos);
+  world.settings.steps = 1;
+  world.settings.run = world.dir / "anew";
+  world.settings.router.router = "relu:k=1,lambda0=1e-4";
+  CHECK(*world.train().front().lambda == 1e-4);
+  world.settings.run = world.dir / "told";
+  world.settings.lambda = 0.5;
+  CHECK(*world.train().front().lambda == 0.5);
+}
+
+TEST_CASE("the folder stores the coefficients that it was trained with", "[train]") {
+  World world("topp:0.4");
+  world.settings.steps = 1;
+  world.settings.lb_coef = 0.125;
+  world.settings.entropy_coef = 0;
+  world.train();
+  Json moe = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(moe["lb_coef"] == 0.125);
+  CHECK(moe["entropy_coef"] == 0.0);
+  CHECK_FALSE(moe.contains("lambda"));
+  world.settings.model = world.settings.run / "final";
+  world.settings.run = world.dir / "top";
+  world.settings.router.router = "top1";
+  world.settings.lb_coef.reset();
+  world.settings.entropy_coef.reset();
+  world.train();
+  moe = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(moe["lb_coef"] == 0.01);  // another family: its default
+  CHECK(moe["entropy_coef"] == 0.0);
+}
+
+TEST_CASE("the plan says what is minimised", "[train]") {
+  for (const auto& [router, losses] :
+       {std::pair("top1", "language model + 0.01 x load balance (of first choices)"),
+        std::pair(
+            "topp:0.4",
+            "language model + 0.01 x load balance (of selected experts) + 0.0001 x entropy")}) {
+    World world(router);
+    world.settings.steps = 1;
+    std::string said;
+    TrainCallbacks callbacks;
+    callbacks.on_start = [&](const RunPlan& plan) { said = plan.losses; };
+    train::train(world.settings, callbacks);
+    CHECK(said == losses);
+  }
+}
+
 TEST_CASE("the router trained with is the one that the folder stores", "[train]") {
   World world("top1");
   world.settings.router = {"top1+ir+fr", "", 4};
@@ -238,6 +297,10 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
            "--ep-ranks 3 does not divide the 4 experts");
   contains(error_of("relu:k=1", [&](World& w) { w.settings.router = top1; }),
            "ReLU and softmax logits mean different things");
+  contains(error_of("relu:k=1", [](World& w) { w.settings.lb_coef = 0.01; }),
+           "--lb-coef 0.01: relu:k=1 has no load-balance loss");
+  contains(error_of("", [](World& w) { w.settings.entropy_coef = 0.01; }),
+           "which has no router to weigh a loss of");
   contains(error_of("", [](World& w) { w.settings.seq_len = 10; }),
            "rows.jsonl line 4: the example has 11 tokens, --seq-len is 10; raise it");
   contains(error_of("", [](World& w) { w.settings.seq_len = 129; }),

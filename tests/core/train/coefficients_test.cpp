@@ -1,0 +1,125 @@
+#include "core/train/coefficients.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+using namespace moe::train;
+using route::parse_router;
+
+namespace {
+
+model::MoeConfig folder(const std::string& router) {
+  model::MoeConfig moe;
+  moe.router = parse_router(router);
+  moe.experts = 8;
+  moe.lb_coef = 0.5;
+  moe.entropy_coef = 0.25;
+  return moe;
+}
+
+TrainSettings resolved(const std::string& stored,
+                       const std::string& router,
+                       TrainSettings settings = {},
+                       std::optional<double> lambda = {}) {
+  model::MoeConfig moe = folder(stored);
+  moe.lambda = lambda;
+  route::ResolvedRouter run{parse_router(router), 1, {}, false};
+  run.names_lambda0 = router.find("lambda0") != std::string::npos;
+  resolve_coefficients(settings, moe, run);
+  return settings;
+}
+
+std::string words(const std::string& router, TrainSettings settings = {}) {
+  return losses_in_force(resolved(router, router, std::move(settings)), parse_router(router), 8);
+}
+
+}  // namespace
+
+TEST_CASE("a coefficient is the flag's, else the folder's, else the router's default", "[train]") {
+  CHECK(resolved("top2", "top1").lb_coef == 0.5);
+  CHECK(resolved("topp:0.4", "top1").lb_coef == 0.01);
+  CHECK(resolved("topp:0.4", "topp:0.3").entropy_coef == 0.25);
+  CHECK(resolved("top1", "topp:0.4").entropy_coef == 1e-4);
+  TrainSettings flags;
+  flags.lb_coef = 0;
+  flags.entropy_coef = 0.125;
+  CHECK(resolved("topp:0.4", "topp:0.4", flags).lb_coef == 0);
+  CHECK(resolved("topp:0.4", "topp:0.4", flags).entropy_coef == 0.125);
+}
+
+TEST_CASE("lambda is the flag's, else a named lambda0, else the folder's, else lambda0",
+          "[train]") {
+  CHECK(resolved("relu:k=1", "relu:k=1").lambda == 1e-8);
+  CHECK(resolved("relu:k=1", "relu:k=1", {}, 0.75).lambda == 0.75);
+  CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", {}, 0.75).lambda == 0.5);
+  TrainSettings flags;
+  flags.lambda = 0.25;
+  CHECK(resolved("relu:k=1", "relu:k=1,lambda0=0.5", flags, 0.75).lambda == 0.25);
+}
+
+TEST_CASE("each router says which losses are in force and which are off", "[train]") {
+  CHECK(words("top1+ir") == "language model + 0.5 x load balance (of first choices)");
+  CHECK(words("top2:lb=selected") == "language model + 0.5 x load balance (of selected experts)");
+  CHECK(words("topp:0.4") ==
+        "language model + 0.5 x load balance (of selected experts) + 0.25 x entropy");
+  TrainSettings off;
+  off.lb_coef = 0;
+  CHECK(words("top1", off) ==
+        "language model; load balance (of first choices) is off (coefficient 0)");
+  off.lb_coef.reset();
+  off.entropy_coef = 0;
+  CHECK(
+      words("topp:0.4", off) ==
+      "language model + 0.5 x load balance (of selected experts); entropy is off (coefficient 0)");
+  CHECK(
+      words("relu:k=1") ==
+      "language model + lambda x L1 (refined by load, l1=refined); lambda is 1e-08 at first, then "
+      "times 1.2 after a step of a sparsity below S* = 1 - 1/8 = 0.875, else divided by it");
+  CHECK(words("relu:k=2,lambda0=0.5,mult=1.5,l1=plain") ==
+        "language model + lambda x L1 (l1=plain); lambda is 0.5 at first, then times 1.5 after a "
+        "step "
+        "of a sparsity below S* = 1 - 2/8 = 0.75, else divided by it");
+  CHECK(words("relu:k=1,lambda0=0") ==
+        "language model; L1 (refined by load, l1=refined) is off (lambda 0 stays 0)");
+}
+
+TEST_CASE("a coefficient for a loss that the router does not have is refused", "[train]") {
+  const auto refusal = [](const std::string& router, auto change) {
+    TrainSettings settings;
+    change(settings);
+    return test::user_error_of([&] { resolved(router, router, settings); });
+  };
+  CHECK(
+      refusal("relu:k=1", [](auto& s) { s.lb_coef = 0.01; }) ==
+      "--lb-coef 0.01: relu:k=1 has no load-balance loss, its adaptive L1 spreads the load; leave "
+      "it out");
+  CHECK(refusal("relu:k=1", [](auto& s) { s.entropy_coef = 1; }) ==
+        "--entropy-coef 1: relu:k=1 has no entropy loss, only topp has; leave it out");
+  CHECK(refusal("top1", [](auto& s) { s.entropy_coef = 1; }) ==
+        "--entropy-coef 1: top1 has no entropy loss, only topp has; leave it out");
+  for (const char* router : {"top1", "topp:0.4"}) {
+    CHECK(refusal(router, [](auto& s) { s.lambda = 1; }) ==
+          fmt::format(
+              "--lambda 1: {} has no L1 loss that lambda would weigh, only relu has; leave it "
+              "out",
+              router));
+  }
+  CHECK(refusal("relu:k=1", [](auto& s) { s.lb_coef = 0; }).empty());
+  TrainSettings dense;
+  dense.model = "folder";
+  dense.lb_coef = 0.5;
+  CHECK(test::user_error_of([&] { refuse_coefficients(dense); }) ==
+        "--lb-coef 0.5: folder is a dense folder, which has no router to weigh a loss of; leave it "
+        "out");
+}
+
+TEST_CASE("what a router does not have stays empty, so that settings.toml does not say it",
+          "[train]") {
+  const TrainSettings relu = resolved("relu:k=1", "relu:k=1");
+  CHECK_FALSE(relu.lb_coef);
+  CHECK_FALSE(relu.entropy_coef);
+  const TrainSettings top = resolved("top1", "top1");
+  CHECK_FALSE(top.entropy_coef);
+  CHECK_FALSE(top.lambda);
+}
