@@ -221,7 +221,7 @@ TEST_CASE("--stats writes what --stats-by names, and the layers are told after t
                                       "--force"});
     CAPTURE(result.err);
     REQUIRE(result.exit_code == 0);
-    CHECK(contains(result.out, "layer  drop %  fill %  IR %  padding %  experts/token  load"));
+    CHECK(contains(result.out, "layer  drop %  fill %    IR %  padding %  experts/token  load"));
     CHECK(contains(result.out, "\nall "));
     return Json::parse(test::read_file(file));
   };

@@ -197,8 +197,7 @@ TEST_CASE("SIGINT finishes the step, saves and ends with code 130", "[cli]") {
   CHECK(WEXITSTATUS(status) == 130);
   const auto at = err.find("saved ");
   REQUIRE(at != std::string::npos);
-  std::string saved = err.substr(at + 6);
-  saved.pop_back();
+  const std::string saved = err.substr(at + 6, err.find(';', at) - at - 6);
   CHECK(std::filesystem::exists(std::filesystem::path(saved) / "model.safetensors"));
 }
 
@@ -223,7 +222,9 @@ TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
               2,
               "none.jsonl: no such file");
   write_file(world.dir / "run/metrics.jsonl", "{}");
-  check_error(world.train({}), 2, "is there already; give another -o, or --force to begin anew");
+  check_error(world.train({}),
+              2,
+              "is there already and is no run of moe train; give another -o, or --force");
 }
 
 TEST_CASE("real Alpaca data fine-tunes a real upcycled model from end to end", "[cli]") {
