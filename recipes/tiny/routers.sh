@@ -35,3 +35,4 @@ mkdir -p -- "$run"
 python3 "$tiny/routers.py"
 for router in top1 top1+ir top1+fr top1+ir+fr top2 top2+ir+fr topp:0.4 relu:k=1; do one "$router" "$router"; done
 one "topp:0.4, no entropy loss" topp:0.4 --entropy-coef 0
+one "topp:0.4, 100 times the entropy loss" topp:0.4 --entropy-coef 0.01
