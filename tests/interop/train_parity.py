@@ -12,6 +12,9 @@ Tolerance 1e-4 relative: both sides sum in f32 in different orders. One thing am
 upcycling all experts are equal, so the router's gradient is zero but for rounding (1e-9), and AdamW with eps 1e-8 makes
 steps of lr out of it, other ones on each side. Hence the child runs with the paper's small lr, and with a large lr and
 eps 1e-6, which leaves that noise where it is: at lr 1e-3 and eps 1e-8 step 4 was 8e-4 apart, with eps 1e-6 all are 1e-6.
+Another is a jump: a token whose second and third expert score alike to rounding may go to either. Cut into micro-batches, the
+child at lr 1e-3 stays within 5e-7 for four steps, then one token changes its expert (the loads say so) and the loss moves by 6e-4;
+at the small lr experts are still so alike that such a token moves nothing.
 """
 
 import argparse
@@ -166,7 +169,7 @@ def main():
             ("top-2 dropless", child, 1e-3, 1e-6, whole, plain, off),
             ("top-2 dropless", child, 1e-5, 1e-8, whole, plain, off),
             ("dense, 4 micro-batches", dense, 1e-3, 1e-8, whole, plain, {"--micro-batch": 1}),
-            ("top-2 dropless, 4 micro-batches", child, 1e-3, 1e-6, whole, plain, off | {"--micro-batch": 1}),
+            ("top-2 dropless, 4 micro-batches", child, 1e-5, 1e-8, whole, plain, off | {"--micro-batch": 1}),
             ("dense, rows of unequal length", dense, 1e-3, 1e-8, ragged, in_steps(ragged, options), {}),
             ("dense, packed", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, False), stream),
             ("dense, packed, document mask", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, True),
