@@ -134,6 +134,7 @@ void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
   out["use_sliding_window"] = false;
   if (ours) {
     out["output_router_logits"] = false;
+    out.erase("layer_types");  // LLaMA and Mixtral do not read it, qwen2_moe does
   }
   out["router_aux_loss_coef"] = ours ? 0.0 : moe.lb_coef;
   for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
