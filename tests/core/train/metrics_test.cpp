@@ -113,15 +113,15 @@ double counting_seconds(int64_t tokens, int64_t experts, int64_t ranks, const st
 
 const std::vector<std::string> kRouters = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1"};
 
-TEST_CASE("counting beside one layer, T = 4096, D = F = 1024", "[!benchmark]") {
+TEST_CASE("counting beside one layer, T = 4096, D = 1024, F = 256", "[!benchmark]") {
   at::set_num_threads(1);
-  constexpr int64_t kTokens = 4096, kWidth = 1024;
+  constexpr int64_t kTokens = 4096, kWidth = 1024, kInner = 256;
   for (const int64_t experts : {8, 32}) {
     const auto x = torch::randn({kTokens, kWidth}).requires_grad_(true);
     const model::MoeWeights weights = {
         (torch::randn({experts, kWidth}) * 0.02).requires_grad_(true),
-        (torch::randn({experts, 2 * kWidth, kWidth}) * 0.02).requires_grad_(true),
-        (torch::randn({experts, kWidth, kWidth}) * 0.02).requires_grad_(true)};
+        (torch::randn({experts, 2 * kInner, kWidth}) * 0.02).requires_grad_(true),
+        (torch::randn({experts, kWidth, kInner}) * 0.02).requires_grad_(true)};
     for (const auto& router : kRouters) {
       const auto settings = route::parse_router(router);
       const auto group = route::spread_over_ranks(kTokens, experts);
