@@ -35,11 +35,13 @@ struct World {
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
-  RunResult train(std::vector<std::string> flags, const std::string& model = "dense") const {
+  RunResult train(std::vector<std::string> flags,
+                  const std::string& model = "dense",
+                  const std::string& prefix = "") const {
     std::vector<std::string> words = {
         "train", path(model), "-o", path("run"), "--data", path("rows.jsonl"), "--threads", "1"};
     words.insert(words.end(), flags.begin(), flags.end());
-    return run_moe(words);
+    return run_moe(words, prefix);
   }
 };
 
@@ -199,6 +201,25 @@ TEST_CASE("SIGINT finishes the step, saves and ends with code 130", "[cli]") {
   REQUIRE(at != std::string::npos);
   const std::string saved = err.substr(at + 6, err.find(';', at) - at - 6);
   CHECK(std::filesystem::exists(std::filesystem::path(saved) / "model.safetensors"));
+}
+
+TEST_CASE("the same command goes on after a stop, and a finished run is left as it is", "[cli]") {
+  const World world;
+  const std::vector<std::string> command = {"--steps", "400", "--save-every", "50"};
+  const auto stopped = world.train(command, "dense", "timeout --preserve-status -s TERM 0.7");
+  INFO(stopped.err);
+  // A slow machine may not have done a step, a fast one all of them; both end as they say.
+  CHECK((stopped.exit_code == 130 || stopped.exit_code == 0));
+  const auto again = world.train(command);
+  INFO(again.err);
+  REQUIRE(again.exit_code == 0);
+  CHECK(std::filesystem::exists(world.dir / "run/final/model.safetensors"));
+  const auto done = world.train(command);
+  CHECK(done.exit_code == 0);
+  CHECK(done.err.find("is finished: ") != std::string::npos);
+  CHECK(done.out.empty());
+  check_error(world.train({"--steps", "401", "--resume"}), 2, "steps was 400, is 401");
+  check_error(world.train({"--steps", "400", "--resume", "--force"}), 2, "give one of them");
 }
 
 TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {

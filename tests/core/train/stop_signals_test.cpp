@@ -1,5 +1,6 @@
 #include "core/train/stop_signals.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/catch.h"
@@ -24,4 +25,22 @@ TEST_CASE("a signal that nobody asked for ends with the object", "[train]") {
   SUCCEED("still alive");  // the default action would have ended this process
   StopSignals later;
   CHECK_FALSE(later.requested());
+}
+
+TEST_CASE("after one signal was answered, the next ends the process at once", "[train]") {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGINT, SIG_DFL);  // not the test framework's handler
+    StopSignals signals;
+    ::kill(::getpid(), SIGTERM);
+    if (!signals.requested()) {
+      ::_exit(1);
+    }
+    ::kill(::getpid(), SIGINT);
+    ::_exit(2);  // still there
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  REQUIRE(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGINT);
 }
