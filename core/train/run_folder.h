@@ -3,6 +3,7 @@
 //
 //   settings.toml        the run as a recipe
 //   metrics.jsonl        one object a step
+//   events.out.tfevents.* the same for TensorBoard (event_file.h)
 //   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
 //   final/               the model folder after the last step, there only when the run came to its
 //                        end

@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/model/weights.h"
 #include "core/train/coefficients.h"
+#include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
 #include "core/train/run_folder.h"
@@ -107,6 +108,7 @@ class Run {
     }
     batches_.emplace(examples, batch_settings(settings), position_.cursor);
     metrics_.emplace(folder.metrics(), position_.step);
+    events_.emplace(folder.path(), folder.metrics());
     model_.require_gradients();
   }
 
@@ -119,6 +121,7 @@ class Run {
       }
       const StepRecord record = step();
       metrics_->append(record);
+      events_->append(Json(to_json(record)));
       callbacks_.on_step(record);
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(position_.step));
@@ -282,6 +285,7 @@ class Run {
   Saver saver_;
   std::optional<data::BatchStream> batches_;
   std::optional<MetricsFile> metrics_;
+  std::optional<EventFile> events_;
   Schedule schedule_;
   Position position_;
   int64_t bad_steps_ = 0;  // in a row, up to now

@@ -1,0 +1,117 @@
+#include "core/train/event_file.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::read_file;
+using moe::test::TempDir;
+using moe::test::write_file;
+namespace fs = std::filesystem;
+
+namespace {
+
+// One bit after the other, as the polynomial says.
+uint32_t slow_crc32c(const std::string& bytes) {
+  uint32_t crc = 0xffffffff;
+  for (const char c : bytes) {
+    crc ^= static_cast<unsigned char>(c);
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = (crc & 1) != 0 ? (crc >> 1) ^ 0x82f63b78 : crc >> 1;
+    }
+  }
+  return crc ^ 0xffffffff;
+}
+
+uint64_t little_endian(const std::string& bytes, size_t at, int count) {
+  uint64_t value = 0;
+  for (int i = 0; i < count; ++i) {
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+  }
+  return value;
+}
+
+// The payloads of all frames; lengths and checksums hold.
+std::vector<std::string> frames_of(const std::string& bytes) {
+  const auto masked = [](const std::string& part) {
+    const uint32_t crc = slow_crc32c(part);
+    return static_cast<uint32_t>(((crc >> 15) | (crc << 17)) + 0xa282ead8U);
+  };
+  std::vector<std::string> frames;
+  for (size_t at = 0; at < bytes.size();) {
+    REQUIRE(at + 12 <= bytes.size());
+    const auto length = static_cast<size_t>(little_endian(bytes, at, 8));
+    CHECK(little_endian(bytes, at + 8, 4) == masked(bytes.substr(at, 8)));
+    REQUIRE(at + 16 + length <= bytes.size());
+    frames.push_back(bytes.substr(at + 12, length));
+    CHECK(little_endian(bytes, at + 12 + length, 4) == masked(frames.back()));
+    at += 16 + length;
+  }
+  return frames;
+}
+
+fs::path event_file_in(const fs::path& folder) {
+  fs::path found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with("events.out.tfevents.")) {
+      CHECK(found.empty());
+      found = entry.path();
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("CRC-32C is Castagnoli's", "[train]") {
+  CHECK(crc32c("123456789") == 0xe3069283);  // the check value of RFC 3720
+  CHECK(crc32c("") == 0);
+  for (const char* text : {"a", "moe", "one more step"}) {
+    CHECK(crc32c(text) == slow_crc32c(text));
+  }
+}
+
+TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") {
+  const Json line = Json::parse(
+      R"({"step": 3, "loss": 1.5, "lr": null, "tokens": 8, "dropped_share": 0.25,
+          "layers": [{"layer": 2, "experts_per_token": 2, "requests": 9, "load": [1, 2]}]})");
+  CHECK((curves_of(line) ==
+         std::vector<std::pair<std::string, double>>{{"train/loss", 1.5},
+                                                     {"routing/dropped_share", 0.25},
+                                                     {"layer_2/experts_per_token", 2.0}}));
+}
+
+TEST_CASE("an event file holds the version, the lines there were and those that follow",
+          "[train]") {
+  const TempDir dir;
+  write_file(
+      dir / "metrics.jsonl",
+      "{\"step\":1,\"loss\":2.5,\"seconds\":0.5}\n{\"step\":2,\"loss\":2,\"seconds\":0.5}\n");
+  write_file(dir / "events.out.tfevents.1.1.moe", "of an earlier start");
+  {
+    EventFile events(dir.path(), dir / "metrics.jsonl");
+    events.append(Json::parse(R"({"step": 300, "loss": 1.25, "seconds": 1})"));
+  }
+  const auto frames = frames_of(read_file(event_file_in(dir.path())));
+  REQUIRE(frames.size() == 4);
+  CHECK(frames[0].find("brain.Event:2") != std::string::npos);
+  // Event: 09 wall time, 10 step, 2a summary { 0a value { 0a tag, 15 float } }.
+  const auto wall_time = [&](size_t i) {
+    return std::bit_cast<double>(little_endian(frames[i], 1, 8));
+  };
+  CHECK(wall_time(2) - wall_time(1) == Approx(0.5).margin(1e-5));
+  CHECK(wall_time(3) - wall_time(2) == Approx(1.0).margin(1e-5));
+  const std::string value("\x0a\x11\x0a\x0atrain/loss\x15", 15);
+  const std::string last = frames[3].substr(9);
+  CHECK(last.substr(0, 3) == std::string("\x10\xac\x02", 3));  // 300 as a varint
+  CHECK(last.substr(3, 2) == std::string("\x2a\x13", 2));
+  CHECK(last.substr(5, 15) == value);
+  CHECK(std::bit_cast<float>(static_cast<uint32_t>(little_endian(last, 20, 4))) == 1.25F);
+  CHECK(last.size() == 24);
+}
