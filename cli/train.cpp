@@ -1,6 +1,8 @@
 // moe train: fine-tunes a folder, dense or MoE, and leaves RUN/final. Flags -> TrainSettings -> one
 // call.
 
+#include <fmt/ranges.h>
+
 #include <optional>
 
 #include "cli/commands.h"
@@ -66,6 +68,9 @@ void print_plan(const train::RunPlan& plan) {
                to_string(plan.routing.router),
                plan.routing.ep_ranks,
                plan.losses);
+  }
+  if (!settings.trained.empty()) {
+    fmt::print(stderr, "trains only {}\n", fmt::join(settings.trained, ", "));
   }
   for (const auto& note : plan.notes) {
     fmt::print(stderr, "{}\n", note);
@@ -186,6 +191,12 @@ void add_batch_flags(CLI::App& command, TrainFlags& flags) {
 
 void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   auto& settings = flags.settings;
+  command
+      .add_option("--train",
+                  settings.trained,
+                  "what trains (everything): experts, router, attention, dense, norms, embeddings, "
+                  "or a pattern of names")
+      ->delimiter(',');
   command.add_option("--lr", settings.lr, "highest learning rate (1e-5)");
   command.add_option("--min-lr", settings.min_lr, "learning rate of the last step (lr / 10)");
   command.add_option("--schedule", flags.schedule, "cosine (default), linear, constant or wsd");

@@ -89,14 +89,18 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
     const int64_t used = hidden.size(0);
     const Tensor grad_out = gradients[0].narrow(0, 0, used).contiguous();
 
-    const Tensor grad_down =
-        grouped_weight_gradient(grad_out, swiglu_forward(hidden), down, rows_per_expert);
+    const Tensor grad_down =  // weights that do not train cost nothing
+        context->needs_input_grad(2)
+            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden), down, rows_per_expert)
+            : Tensor();
     Tensor grad_activation = at::empty({used, down.size(2)}, rows.options());
     grouped_product(grad_activation, grad_out, down, false, rows_per_expert);
     const Tensor grad_hidden = swiglu_backward(grad_activation, hidden);
 
     const Tensor grad_gate_up =
-        grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert);
+        context->needs_input_grad(1)
+            ? grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert)
+            : Tensor();
     Tensor grad_rows = at::empty(rows.sizes(), rows.options());
     grad_rows.narrow(0, used, rows.size(0) - used).zero_();
     grouped_product(grad_rows, grad_hidden, gate_up, false, rows_per_expert);

@@ -60,7 +60,7 @@ void add_counters(const std::vector<route::Counters>& all, size_t micro_batches,
 
 void backward(const HeadLoss& language, const Tensor& auxiliary) {
   std::vector<Tensor> roots, gradients;
-  if (language.hidden.size(0) > 0) {
+  if (language.hidden.size(0) > 0 && language.hidden.requires_grad()) {
     roots.push_back(language.hidden);
     gradients.push_back(language.gradient);
   }

@@ -78,6 +78,14 @@ std::string quote(const std::string& text) {
       -1, ' ', false, Json::error_handler_t::replace);  // JSON's escapes are TOML's
 }
 
+std::string quote_list(const std::vector<std::string>& texts) {
+  std::string list;
+  for (const auto& text : texts) {
+    list += (list.empty() ? "" : ", ") + quote(text);
+  }
+  return "[" + list + "]";
+}
+
 // "key = value" lines; open values are left out.
 class TomlLines {
  public:
@@ -102,11 +110,7 @@ class TomlLines {
 };
 
 void add_data(TomlLines& toml, const TrainSettings& settings) {
-  std::string files;
-  for (const auto& file : settings.data) {
-    files += (files.empty() ? "" : ", ") + quote(file.string());
-  }
-  toml.line("data", "[" + files + "]");
+  toml.line("data", quote_list({settings.data.begin(), settings.data.end()}));
   if (settings.format) {
     toml.text("format", data::format_name(*settings.format));
   }
@@ -126,6 +130,9 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
 }
 
 void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
+  if (!settings.trained.empty()) {
+    toml.line("train", quote_list(settings.trained));
+  }
   toml.number("lr", settings.lr);
   toml.number("min-lr", settings.min_lr);
   toml.text("schedule", schedule_name(settings.schedule));

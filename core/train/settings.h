@@ -36,6 +36,7 @@ struct TrainSettings {
   data::PackMask pack_mask = data::PackMask::kCausal;  // D19
   bool shuffle = true;
 
+  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything
   ScheduleKind schedule = ScheduleKind::kCosine;
   double lr = 1e-5;              // P1
   std::optional<double> min_lr;  // open: lr / 10 (P1: 1e-5 -> 1e-6)

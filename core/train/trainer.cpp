@@ -12,6 +12,7 @@
 #include "core/train/run_folder.h"
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
+#include "core/train/trainable.h"
 #include "core/train/training_data.h"
 
 namespace moe::train {
@@ -94,7 +95,8 @@ class Run {
         callbacks_(callbacks),
         model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
                              : model::Llama::load(parent)),
-        optimizer_(model_.parameters(), plan.settings.adamw),
+        trained_(trainable(model_, plan.settings.trained)),
+        optimizer_(trained_, plan.settings.adamw),
         saver_(parent, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
@@ -109,7 +111,9 @@ class Run {
     batches_.emplace(examples, batch_settings(settings), position_.cursor);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
-    model_.require_gradients();
+    for (const auto& parameter : trained_) {
+      torch::Tensor(parameter.tensor).requires_grad_(true);
+    }
   }
 
   void steps() {
@@ -157,7 +161,7 @@ class Run {
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
     const StepLosses losses = add_gradients(model_, micro_batches, routing_, coefficients);
-    const double norm = gradient_norm(model_.parameters());
+    const double norm = gradient_norm(trained_);
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
@@ -180,7 +184,7 @@ class Run {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     bad_steps_ = 0;
-    clip_gradients(model_.parameters(), norm, plan_.settings.clip);
+    clip_gradients(trained_, norm, plan_.settings.clip);
     optimizer_.step(lr);
     if (is_relu()) {
       update_lambda(sparsity);
@@ -281,6 +285,7 @@ class Run {
   const TrainCallbacks& callbacks_;
   model::Llama model_;
   model::RoutingOptions routing_;
+  std::vector<model::NamedParameter> trained_;
   AdamW optimizer_;
   Saver saver_;
   std::optional<data::BatchStream> batches_;

@@ -116,10 +116,12 @@ def train_moe(folder, rows, run, *flags):
     return [(record["loss"], record["grad_norm"]) for record in records]
 
 
-def check_config(name, before, after):
+def check_config(name, before, after, coefficient):
+    """`coefficient` is what training multiplied the load-balance loss by, which the folder then says."""
+    before = before | {"router_aux_loss_coef": coefficient}
     changed = {key: (value, after.get(key)) for key, value in before.items()
                if after.get(key) != value and key not in ("head_dim", "transformers_version")}
-    check(f"{name}: every key of config.json is kept", not changed, changed or "")
+    check(f"{name}: every key of config.json is kept, the loss coefficient is the one trained with", not changed, changed or "")
 
 
 def check_model(name, config, shard, work, requests, ids):
@@ -150,7 +152,7 @@ def check_model(name, config, shard, work, requests, ids):
     check(f"{name}: RUN/final loads as {type(trained).__name__} with a clean report",
           type(trained) is type(stock) and not report, report or "")
     check(f"{name}: RUN/final has the names, shapes and types of the folder it came from", stored(run / "final") == stored(made))
-    check_config(name, json.loads((made / "config.json").read_text()), json.loads((run / "final/config.json").read_text()))
+    check_config(name, json.loads((made / "config.json").read_text()), json.loads((run / "final/config.json").read_text()), aux)
     gap = score_gap(trained, ids, run / "final", requests)
     check(f"{name}: RUN/final gives the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
 

@@ -424,3 +424,32 @@ TEST_CASE("a checkpoint without a state is refused as a place to go on from", "[
           restore(world.dir / "dense", model, optimizer);
         }).find("has no state.safetensors, so training cannot go on from it") != std::string::npos);
 }
+
+TEST_CASE("only what --train names changes, and such a run goes on too", "[train]") {
+  for (const std::string word : {"experts", "router", "embeddings"}) {
+    INFO(word);
+    World world("top2");
+    world.settings.trained = {word};
+    world.settings.steps = 4;
+    world.train();
+    const io::Checkpoint before(world.settings.model), after(world.settings.run / "final");
+    int64_t changed = 0;
+    for (const auto& info : before.tensors()) {
+      const auto old_bytes = before.bytes(info.name), new_bytes = after.bytes(info.name);
+      if (!std::equal(old_bytes.begin(), old_bytes.end(), new_bytes.begin(), new_bytes.end())) {
+        ++changed;
+        const bool is_expert = info.name.find(".experts.") != std::string::npos;
+        const bool is_router = info.name.ends_with(".mlp.gate.weight");
+        const bool is_embedding =
+            info.name == "model.embed_tokens.weight" || info.name == "lm_head.weight";
+        CHECK((word == "experts" ? is_expert : word == "router" ? is_router : is_embedding));
+      }
+    }
+    CHECK(changed > 0);
+    const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+    world.settings.run = world.dir / "stopped";
+    train_until(world, 2);
+    world.train();
+    CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+  }
+}
