@@ -33,8 +33,12 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   }
   const model::MoeConfig& moe = *config.moe;
   const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
+  // A run that is there goes on under the settings it began with or not at all, so --force, which
+  // would begin it anew, need not be said again for its gate.
+  const bool may_change_gate =
+      settings.force || std::filesystem::exists(settings.run / "settings.toml");
   const auto resolved =
-      route::override_router(stored, settings.router, settings.force, route::Purpose::kTrain);
+      route::override_router(stored, settings.router, may_change_gate, route::Purpose::kTrain);
   plan.notes = resolved.notes;
   if (moe.router_jitter > 0) {
     plan.notes.push_back(

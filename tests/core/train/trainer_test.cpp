@@ -163,6 +163,21 @@ TEST_CASE("lambda goes on from the folder that was trained, and from where it is
   CHECK(*world.train().front().lambda == 0.5);
 }
 
+TEST_CASE("a run with a forced gate goes on without force, which would begin anew", "[train]") {
+  World world("top2");
+  world.settings.router.router = "top2:gate=none";
+  CHECK(test::user_error_of([&] { world.train(); }).find("add --force if that is meant") !=
+        std::string::npos);
+  world.settings.force = true;
+  TrainCallbacks callbacks;
+  int64_t done = 0;
+  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
+  callbacks.stop_requested = [&] { return done == 3; };
+  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+  world.settings.force = false;
+  CHECK(world.train().size() == 9);  // steps 4 to 12
+}
+
 TEST_CASE("the folder stores the coefficients that it was trained with", "[train]") {
   World world("topp:0.4");
   world.settings.steps = 1;
