@@ -22,7 +22,7 @@ MOE = os.environ.get("MOE", "./moe")
 PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
 UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
 PROMPT = "Once upon a time, there was a little girl named"
-# fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the issue's bound is 1e-4.
+# fp32 sums of at most 172 products, 5 layers deep, two orders of summation: measured 1e-5; the bound promised is 1e-4.
 FP32 = 1e-4
 # No runs of spaces and none at an end: this tokenizer.model drops them, transformers' LlamaTokenizer keeps them.
 STRINGS = [PROMPT, "Hello world", "naïve café über straße", "日本語 and 👍 emoji", "1234567890 3.14",
