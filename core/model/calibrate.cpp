@@ -11,6 +11,7 @@
 #include "core/model/convert.h"
 #include "core/model/llama.h"
 #include "core/route/routers.h"
+#include "core/route/rows.h"
 
 namespace moe::model {
 
@@ -39,10 +40,10 @@ void measure_layer(const Tensor& input,
   const auto group = route::spread_over_ranks(input.size(0), moe.ep_ranks);
   const route::Routing routing = route::route(at::mm(input, router.t()), moe.router, group);
   gates.gate_sum += routing.combine.sum(at::kDouble).item<double>();
-  const Tensor rows = routing.plan.rows.cpu().contiguous();  // [E]
-  gates.load.resize(static_cast<size_t>(rows.numel()));
-  for (size_t expert = 0; expert < gates.load.size(); ++expert) {
-    gates.load[expert] += rows.data_ptr<int64_t>()[expert];
+  const std::vector<int64_t> rows = route::to_host(routing.plan.rows);  // [E]
+  gates.load.resize(rows.size());
+  for (size_t expert = 0; expert < rows.size(); ++expert) {
+    gates.load[expert] += rows[expert];
   }
 }
 

@@ -3,19 +3,10 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/route/routers.h"
+#include "core/route/rows.h"
 #include "kernels/grouped_swiglu.h"
 
 namespace moe::model {
-namespace {
-
-std::vector<int64_t> to_host(const torch::Tensor& numbers) {
-  const torch::Tensor host = numbers.cpu().contiguous();
-  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
-}
-
-}  // namespace
-
 torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router) {
   const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
   return torch::matmul(x.to(type), router.to(type).t());
@@ -26,7 +17,7 @@ torch::Tensor run_experts(const torch::Tensor& x,
                           const route::Routing& routing,
                           double gate_scale) {
   // Unused rows stand last: reading the loads back lets the products skip them.
-  const std::vector<int64_t> loads = to_host(routing.plan.rows);
+  const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
   const torch::Tensor out =

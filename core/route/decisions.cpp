@@ -2,16 +2,9 @@
 
 #include <algorithm>
 
+#include "core/route/rows.h"
+
 namespace moe::route {
-namespace {
-
-std::vector<int64_t> to_host(const torch::Tensor& numbers) {
-  const torch::Tensor host = numbers.cpu().contiguous();
-  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
-}
-
-}  // namespace
-
 Decisions decisions_of(const RouteInput& input, const Plan& plan) {
   const int64_t experts = input.experts(), k = input.k;
   const auto home = to_host(input.home);

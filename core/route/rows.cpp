@@ -18,6 +18,11 @@ torch::Tensor stable_order(const torch::Tensor& key, bool descending) {
 
 }  // namespace
 
+std::vector<int64_t> to_host(const torch::Tensor& numbers) {
+  const torch::Tensor host = numbers.cpu().contiguous();
+  return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
+}
+
 Rows rows_of(const Plan& plan) { return {plan.token, plan.expert, plan.choice, plan.count}; }
 
 Rows requests(const RouteInput& input,

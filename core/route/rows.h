@@ -10,6 +10,9 @@
 
 namespace moe::route {
 
+// [n] i64 as a list on the host: waits for the device.
+std::vector<int64_t> to_host(const torch::Tensor& numbers);
+
 Rows rows_of(const Plan& plan);
 
 // Rows that ask for `expert` [T, n] at choice `first_choice` + column, token-major; `keep` [T, n]

@@ -70,8 +70,8 @@ MetricsFile::MetricsFile(const std::filesystem::path& file, int64_t steps) : fil
   }
 }
 
-void MetricsFile::append(const StepRecord& record) {
-  out_ << to_json(record).dump() << '\n' << std::flush;
+void MetricsFile::append(const OrderedJson& line) {
+  out_ << line.dump() << '\n' << std::flush;
   if (!out_) {
     throw UserError("{}: cannot be written any more; is the disk full?", file_.string());
   }

@@ -46,7 +46,7 @@ class MetricsFile {
  public:
   // Keeps the lines of the first `steps` steps that are there; what follows them goes.
   MetricsFile(const std::filesystem::path& file, int64_t steps);
-  void append(const StepRecord& record);
+  void append(const OrderedJson& line);  // to_json of a StepRecord
 
  private:
   std::filesystem::path file_;

@@ -28,24 +28,6 @@ OrderedJson to_json(const Position& position) {
             {"offset", position.cursor.offset}}}};
 }
 
-Position parse_position(const fs::path& file) {
-  const std::string where = file.string();
-  const Json json = read_json(file, uint64_t{1} << 20);
-  if (get_int(json, "format", where) != 1) {
-    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
-  }
-  Position position;
-  position.step = get_int(json, "step", where);
-  position.total_tokens = get_int(json, "total_tokens", where);
-  position.skipped_steps = get_int(json, "skipped_steps", where, 0);
-  position.lambda = get_double(json, "lambda", where);
-  const Json cursor = json.value("cursor", Json::object());
-  position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
-                     get_int(cursor, "example", where + ": cursor"),
-                     get_int(cursor, "offset", where + ": cursor")};
-  return position;
-}
-
 // Every f32 tensor that resuming needs, by name: the ones in use, not copies.
 std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
   std::vector<model::NamedParameter> all;
@@ -94,14 +76,6 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out) const {
   staged.commit();
 }
 
-uint64_t snapshot_bytes(const model::Llama& model) {
-  uint64_t bytes = 0;
-  for (const auto& parameter : model.parameters()) {
-    bytes += 3 * parameter.tensor.nbytes();
-  }
-  return bytes;
-}
-
 Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
   if (!fs::exists(folder / kTensors) || !fs::exists(folder / kPosition)) {
     throw UserError(
@@ -137,6 +111,22 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   return read_position(folder);
 }
 
-Position read_position(const fs::path& folder) { return parse_position(folder / kPosition); }
+Position read_position(const fs::path& folder) {
+  const std::string where = (folder / kPosition).string();
+  const Json json = read_json(where, uint64_t{1} << 20);
+  if (get_int(json, "format", where) != 1) {
+    throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
+  }
+  Position position;
+  position.step = get_int(json, "step", where);
+  position.total_tokens = get_int(json, "total_tokens", where);
+  position.skipped_steps = get_int(json, "skipped_steps", where, 0);
+  position.lambda = get_double(json, "lambda", where);
+  const Json cursor = json.value("cursor", Json::object());
+  position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
+                     get_int(cursor, "example", where + ": cursor"),
+                     get_int(cursor, "offset", where + ": cursor")};
+  return position;
+}
 
 }  // namespace moe::train

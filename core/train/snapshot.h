@@ -49,9 +49,6 @@ class Snapshot {
   Position position_;
 };
 
-// Bytes of a snapshot in memory, and of state.safetensors on disk.
-uint64_t snapshot_bytes(const model::Llama& model);
-
 // Where the run of a checkpoint stood. UserError when the folder says it in no way of ours.
 Position read_position(const std::filesystem::path& folder);
 

@@ -128,8 +128,9 @@ class Run {
         interrupt();
       }
       const StepRecord record = step();
-      metrics_->append(record);
-      events_->append(Json(to_json(record)));
+      const OrderedJson line = to_json(record);
+      metrics_->append(line);
+      events_->append(Json(line));
       callbacks_.on_step(record);
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(position_.step));
