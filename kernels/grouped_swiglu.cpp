@@ -9,6 +9,7 @@
 
 #include <numeric>
 
+#include "kernels/linear.h"
 #include "kernels/swiglu.h"
 
 namespace moe::kernels {
@@ -32,24 +33,38 @@ void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
   }
 }
 
-// out[e's rows] = in[e's rows] * weights[e]^T (transposed) or * weights[e].
-void grouped_product(Tensor out,
-                     const Tensor& in,
-                     const Tensor& weights,
-                     bool transposed,
-                     const std::vector<int64_t>& rows_per_expert) {
+// [total, N] in the type of `in`, or f32: in[e's rows] * weights[e]^T (transposed) or * weights[e];
+// rows past the experts' are 0.
+Tensor grouped_product(const Tensor& in,
+                       const Tensor& weights,
+                       bool transposed,
+                       int64_t total,
+                       const std::vector<int64_t>& rows_per_expert) {
+  const auto type = in.scalar_type();
+  Tensor out = at::empty({total, weights.size(transposed ? 1 : 2)}, in.options());
+  int64_t used = 0;
   for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
+    used = first + count;
     Tensor target = out.narrow(0, first, count);
-    const Tensor weight = weights[expert];
-    at::mm_out(target, in.narrow(0, first, count), transposed ? weight.t() : weight);
+    const Tensor weight = transposed ? weights[expert].t() : weights[expert];
+    const Tensor left = operand(in.narrow(0, first, count), type), right = operand(weight, type);
+    if (left.scalar_type() == type) {
+      at::mm_out(target, left, right);
+    } else {
+      target.copy_(at::mm(left, right));
+    }
   });
+  out.narrow(0, used, total - used).zero_();
+  return out;
 }
 
-// [E, M, N]: for each expert left^T * right over its rows; 0 where it has none.
+// [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
+// none.
 Tensor grouped_weight_gradient(const Tensor& left,
                                const Tensor& right,
                                const Tensor& weights,
                                const std::vector<int64_t>& rows_per_expert) {
+  const auto type = left.scalar_type();
   Tensor gradient = at::empty(weights.sizes(), weights.options());
   for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
     if (rows_per_expert[expert] == 0) {
@@ -58,7 +73,13 @@ Tensor grouped_weight_gradient(const Tensor& left,
   }
   for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
     Tensor target = gradient[expert];
-    at::mm_out(target, left.narrow(0, first, count).t(), right.narrow(0, first, count));
+    const Tensor a = operand(left.narrow(0, first, count), type).t();
+    const Tensor b = operand(right.narrow(0, first, count), type);
+    if (a.scalar_type() == target.scalar_type()) {
+      at::mm_out(target, a, b);
+    } else {
+      at::mm_out(target, a, b, target.scalar_type());
+    }
   });
   return gradient;
 }
@@ -72,11 +93,9 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
     const int64_t used =
         std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
     TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
-    Tensor hidden = at::empty({used, gate_up.size(1)}, rows.options());
-    grouped_product(hidden, rows, gate_up, true, rows_per_expert);
-    Tensor out = at::empty(rows.sizes(), rows.options());
-    out.narrow(0, used, rows.size(0) - used).zero_();
-    grouped_product(out, swiglu_forward(hidden), down, true, rows_per_expert);
+    const Tensor hidden = grouped_product(rows, gate_up, true, used, rows_per_expert);
+    const Tensor out =
+        grouped_product(swiglu_forward(hidden), down, true, rows.size(0), rows_per_expert);
     context->save_for_backward({rows, gate_up, down, hidden});
     context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
     return out;
@@ -93,17 +112,14 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
         context->needs_input_grad(2)
             ? grouped_weight_gradient(grad_out, swiglu_forward(hidden), down, rows_per_expert)
             : Tensor();
-    Tensor grad_activation = at::empty({used, down.size(2)}, rows.options());
-    grouped_product(grad_activation, grad_out, down, false, rows_per_expert);
-    const Tensor grad_hidden = swiglu_backward(grad_activation, hidden);
-
+    const Tensor grad_hidden =
+        swiglu_backward(grouped_product(grad_out, down, false, used, rows_per_expert), hidden);
     const Tensor grad_gate_up =
         context->needs_input_grad(1)
             ? grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert)
             : Tensor();
-    Tensor grad_rows = at::empty(rows.sizes(), rows.options());
-    grad_rows.narrow(0, used, rows.size(0) - used).zero_();
-    grouped_product(grad_rows, grad_hidden, gate_up, false, rows_per_expert);
+    const Tensor grad_rows =
+        grouped_product(grad_hidden, gate_up, false, rows.size(0), rows_per_expert);
     return {grad_rows, grad_gate_up, grad_down, Tensor()};
   }
 };

@@ -27,6 +27,9 @@ at::Tensor swiglu_forward(const at::Tensor& hidden) {
                         current_stream(hidden));
     return out;
   }
+  if (hidden.scalar_type() == at::kBFloat16) {
+    return swiglu_forward(hidden.to(at::kFloat)).to(at::kBFloat16);
+  }
   return at::silu(hidden.narrow(1, 0, width)).mul_(hidden.narrow(1, width, width));
 }
 
@@ -34,6 +37,9 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden)
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
   TORCH_CHECK(
       grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ", grad_out.sizes());
+  if (!hidden.is_cuda() && hidden.scalar_type() == at::kBFloat16) {
+    return swiglu_backward(grad_out.to(at::kFloat), hidden.to(at::kFloat)).to(at::kBFloat16);
+  }
   at::Tensor grad = at::empty(hidden.sizes(), hidden.options());
   if (hidden.is_cuda()) {
     swiglu_backward_cuda(grad_out.contiguous().data_ptr(),

@@ -7,8 +7,10 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "core/model/recompute.h"
 #include "core/model/weights.h"
 #include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
 #include "kernels/rms_norm.h"
 
 namespace moe::model {
@@ -73,6 +75,93 @@ ModelConfig config_with(const ModelConfig& model, const RoutingOptions& routing)
   return config;
 }
 
+at::ScalarType activation_type(const ComputeOptions& compute) {
+  return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+// What all layers of one forward share. It lives as long as a backward may need it.
+struct Pass {
+  Pass(const ModelConfig& model,
+       const ComputeOptions& compute,
+       const Packed& tokens,
+       const RoutingOptions& options)
+      : config(model),
+        type(activation_type(compute)),
+        lengths(tokens.lengths),
+        routing(options),
+        group(route::spread_over_ranks(tokens.ids.size(0), options.ep_ranks)),
+        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
+
+  Tensor norm(const Tensor& x, const Tensor& weight) const {
+    return kernels::rms_norm(x, weight, config.rms_norm_eps).to(type);
+  }
+
+  const ModelConfig& config;
+  at::ScalarType type;  // of what products take and give
+  std::vector<int64_t> lengths;
+  RoutingOptions routing;
+  route::RoutingGroup group;
+  double gate_scale;
+};
+
+// x [T, D] f32, the residual stream, after the attention of a layer.
+Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+  return x + attention_forward(
+                 pass.norm(x, layer.input_norm), layer.attention, pass.config, pass.lengths, cache);
+}
+
+struct FeedForwardOutput {
+  Tensor x;  // [T, D] f32, the residual stream after the layer
+  route::AuxLosses losses = {};
+  route::Counters counters = {};
+  Tensor token_rows = {};
+};
+
+FeedForwardOutput feed_forward_half(const Tensor& x,
+                                    const Layer& layer,
+                                    const Pass& pass,
+                                    std::optional<route::Routing>* decided) {
+  const Tensor normed = pass.norm(x, layer.post_norm);
+  if (!layer.router.defined()) {
+    return {x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {x.size(0)})};
+  }
+  MoeOutput out = moe_forward(normed,
+                              {layer.router, layer.gate_up, layer.down},
+                              pass.routing.router,
+                              pass.group,
+                              pass.gate_scale,
+                              pass.routing.count_tokens,
+                              decided);
+  return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
+}
+
+// The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which
+// outlives its backward; tokens go the second time where they went the first.
+FeedForwardOutput recomputed_half(const Tensor& x,
+                                  const Layer& layer,
+                                  const std::shared_ptr<const Pass>& pass,
+                                  bool with_attention) {
+  const auto decided = std::make_shared<std::optional<route::Routing>>();
+  const auto first = std::make_shared<FeedForwardOutput>();
+  const auto tensors = recomputed(
+      [&layer, pass, with_attention, decided, first](const Tensor& input) {
+        const bool again = decided->has_value();
+        const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
+        FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
+        if (!again) {
+          first->counters = std::move(out.counters);
+          first->token_rows = std::move(out.token_rows);
+        }
+        return std::vector<Tensor>{
+            out.x, out.losses.load_balance, out.losses.entropy, out.losses.l1};
+      },
+      x);
+  return {tensors[0],
+          {tensors[1], tensors[2], tensors[3]},
+          std::move(first->counters),
+          std::move(first->token_rows)};
+}
+
 // A stored tensor where it lies. LibTorch has no read-only tensors; this one is only read from.
 Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
@@ -84,6 +173,7 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
 
 struct Llama::Weights {
   ModelConfig config;
+  ComputeOptions compute;
   Tensor embedding;  // [V, D]
   Tensor norm;       // [D]
   Tensor head;       // [V, D], undefined when tied
@@ -183,6 +273,7 @@ Llama Llama::clone() const {
   const at::NoGradGuard no_gradients;
   Llama copy;
   copy.weights_ = std::make_unique<Weights>(weights_->config);
+  copy.weights_->compute = weights_->compute;
   const auto from = parameters();
   const auto to = copy.parameters();
   for (size_t index = 0; index < from.size(); ++index) {
@@ -198,44 +289,43 @@ RoutingOptions Llama::default_routing() const {
   return moe ? RoutingOptions{moe->router, moe->ep_ranks} : RoutingOptions{};
 }
 
+void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
+
 ForwardResult Llama::forward(const Packed& tokens,
                              const RoutingOptions& routing,
                              KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
-  const int64_t count = tokens.ids.size(0);
   if (cache != nullptr) {
     cache->layers.resize(config.layers);
   }
-  const route::RoutingGroup group = route::spread_over_ranks(count, routing.ep_ranks);
+  const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
+  const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
+  const auto pass = std::make_shared<const Pass>(config, weights_->compute, tokens, routing);
   ForwardResult result;
   Tensor x = at::embedding(weights_->embedding, tokens.ids);  // [T, D]
   for (int64_t index = 0; index < config.layers; ++index) {
     const Layer& layer = weights_->layers[index];
-    x = x + attention_forward(kernels::rms_norm(x, layer.input_norm, config.rms_norm_eps),
-                              layer.attention,
-                              config,
-                              tokens.lengths,
-                              cache == nullptr ? nullptr : &cache->layers[index]);
-    const Tensor normed = kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps);
-    if (on_feed_forward) {
-      on_feed_forward(index, normed);
+    LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
+    FeedForwardOutput out;
+    if (recompute == Recompute::kLayer) {
+      out = recomputed_half(x, layer, pass, /*with_attention=*/true);
+    } else {
+      x = attention_half(x, layer, *pass, layer_cache);
+      if (on_feed_forward) {
+        on_feed_forward(index, kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps));
+      }
+      out = recompute == Recompute::kFeedForward
+                ? recomputed_half(x, layer, pass, /*with_attention=*/false)
+                : feed_forward_half(x, layer, *pass, nullptr);
     }
+    x = out.x;
     if (layer.router.defined()) {
-      MoeOutput out = moe_forward(normed,
-                                  {layer.router, layer.gate_up, layer.down},
-                                  routing.router,
-                                  group,
-                                  routing.gate_scale.value_or(config.moe->gate_scale),
-                                  routing.count_tokens);
       result.losses += out.losses;
       result.counters.push_back(std::move(out.counters));
       if (routing.count_tokens) {
         result.token_rows.push_back(std::move(out.token_rows));
       }
-      x = x + out.y;
-    } else {
-      x = x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {count});
     }
   }
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
@@ -243,7 +333,8 @@ ForwardResult Llama::forward(const Packed& tokens,
 }
 
 Tensor Llama::head(const Tensor& hidden) const {
-  return at::mm(hidden, (weights_->head.defined() ? weights_->head : weights_->embedding).t());
+  return kernels::linear_to_f32(hidden.to(activation_type(weights_->compute)),
+                                weights_->head.defined() ? weights_->head : weights_->embedding);
 }
 
 std::vector<NamedParameter> Llama::parameters() const {

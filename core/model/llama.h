@@ -34,6 +34,21 @@ struct RoutingOptions {
   std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
 };
 
+enum class Precision {
+  kF32,
+  kBf16,  // products and what they keep; residual stream, norms, router, softmax, losses, weights
+          // and their gradients stay f32 (kernels/linear.h)
+};
+
+// What a forward keeps for its backward; the rest is computed again (core/model/recompute.h).
+enum class Recompute { kNone, kFeedForward, kLayer };
+
+// How the same function is computed.
+struct ComputeOptions {
+  Precision precision = Precision::kF32;
+  Recompute recompute = Recompute::kNone;
+};
+
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
 // Starts empty.
 struct KvCache {
@@ -41,7 +56,7 @@ struct KvCache {
 };
 
 struct ForwardResult {
-  torch::Tensor hidden;                   // [T, D] after the final norm
+  torch::Tensor hidden;                   // [T, D] f32 after the final norm
   route::AuxLosses losses;                // summed over MoE layers (SPEC D11)
   std::vector<route::Counters> counters;  // one a MoE layer, in layer order
   std::vector<torch::Tensor>
@@ -66,7 +81,8 @@ class Llama {
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
-  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
+  void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
+  RoutingOptions default_routing() const;           // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens,

@@ -5,11 +5,12 @@
 #include "core/base/error.h"
 #include "core/route/rows.h"
 #include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
 
 namespace moe::model {
+
 torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router) {
-  const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
-  return torch::matmul(x.to(type), router.to(type).t());
+  return kernels::linear_in_f32(x, router);
 }
 
 torch::Tensor run_experts(const torch::Tensor& x,
@@ -25,9 +26,7 @@ torch::Tensor run_experts(const torch::Tensor& x,
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
 
   const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);
-  return torch::zeros({x.size(0), x.size(1)}, weighted.options())
-      .index_add(0, token, weighted)
-      .to(x.scalar_type());
+  return torch::zeros({x.size(0), x.size(1)}, weighted.options()).index_add(0, token, weighted);
 }
 
 MoeOutput moe_forward(const torch::Tensor& x,
@@ -35,13 +34,22 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
                       double gate_scale,
-                      bool count_tokens) {
+                      bool count_tokens,
+                      std::optional<route::Routing>* decided) {
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}",
             x.dim(),
             x.size(-1),
             weights.router.size(1));
-  const route::Routing routing = route::route(router_logits(x, weights.router), router, group);
+  const torch::Tensor logits = router_logits(x, weights.router);
+  const bool again = decided != nullptr && decided->has_value();
+  const route::Routing routing =
+      again ? route::route_again(logits, **decided, router) : route::route(logits, router, group);
+  if (decided != nullptr && !again) {
+    *decided = routing;
+    (*decided)->combine = (*decided)->weights = torch::Tensor();
+    (*decided)->losses = {};
+  }
   return {run_experts(x, weights, routing, gate_scale),
           routing.losses,
           routing.counters,
