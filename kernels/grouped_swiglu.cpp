@@ -1,6 +1,4 @@
-// One autograd node for all experts of a layer: weight gradients are written in place into one
-// tensor per layer, never zero-filled whole and never stacked from pieces, which is where a node
-// per expert spends 40 % of its time.
+// One autograd node for all experts of a layer.
 
 #include "kernels/grouped_swiglu.h"
 
@@ -9,7 +7,7 @@
 
 #include <numeric>
 
-#include "kernels/linear.h"
+#include "kernels/grouped_linear.h"
 #include "kernels/swiglu.h"
 
 namespace moe::kernels {
@@ -19,70 +17,6 @@ namespace {
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Calls each(expert, first row, number of rows) for the experts that have rows.
-template <typename Each>
-void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
-  int64_t first = 0;
-  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
-    const int64_t count = rows_per_expert[expert];
-    if (count > 0) {
-      each(static_cast<int64_t>(expert), first, count);
-    }
-    first += count;
-  }
-}
-
-// [total, N] in the type of `in`, or f32: in[e's rows] * weights[e]^T (transposed) or * weights[e];
-// rows past the experts' are 0.
-Tensor grouped_product(const Tensor& in,
-                       const Tensor& weights,
-                       bool transposed,
-                       int64_t total,
-                       const std::vector<int64_t>& rows_per_expert) {
-  const auto type = in.scalar_type();
-  Tensor out = at::empty({total, weights.size(transposed ? 1 : 2)}, in.options());
-  int64_t used = 0;
-  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
-    used = first + count;
-    Tensor target = out.narrow(0, first, count);
-    const Tensor weight = transposed ? weights[expert].t() : weights[expert];
-    const Tensor left = operand(in.narrow(0, first, count), type), right = operand(weight, type);
-    if (left.scalar_type() == type) {
-      at::mm_out(target, left, right);
-    } else {
-      target.copy_(at::mm(left, right));
-    }
-  });
-  out.narrow(0, used, total - used).zero_();
-  return out;
-}
-
-// [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
-// none.
-Tensor grouped_weight_gradient(const Tensor& left,
-                               const Tensor& right,
-                               const Tensor& weights,
-                               const std::vector<int64_t>& rows_per_expert) {
-  const auto type = left.scalar_type();
-  Tensor gradient = at::empty(weights.sizes(), weights.options());
-  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
-    if (rows_per_expert[expert] == 0) {
-      gradient[static_cast<int64_t>(expert)].zero_();
-    }
-  }
-  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
-    Tensor target = gradient[expert];
-    const Tensor a = operand(left.narrow(0, first, count), type).t();
-    const Tensor b = operand(right.narrow(0, first, count), type);
-    if (a.scalar_type() == target.scalar_type()) {
-      at::mm_out(target, a, b);
-    } else {
-      at::mm_out(target, a, b, target.scalar_type());
-    }
-  });
-  return gradient;
-}
 
 struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   static Tensor forward(AutogradContext* context,

@@ -8,10 +8,28 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/stream.h"
 
 namespace moe::kernels {
+
+namespace {
+
+struct Swiglu : torch::autograd::Function<Swiglu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden) {
+    context->save_for_backward({hidden});
+    return swiglu_forward(hidden);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {swiglu_backward(gradients[0], context->get_saved_variables()[0])};
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
 
 at::Tensor swiglu_forward(const at::Tensor& hidden) {
   TORCH_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is ", hidden.sizes());

@@ -19,6 +19,9 @@ at::Tensor swiglu_forward(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
 at::Tensor swiglu_backward(const at::Tensor& grad_out,
                            const at::Tensor& hidden);  // [R, F], [R, 2F] -> [R, 2F]
 
+// swiglu_forward, differentiable; keeps `hidden`.
+at::Tensor swiglu(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
+
 // The reference: plain loops in double. hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows,
 // width].
 void swiglu_forward_reference(const float* hidden, float* out, int64_t rows, int64_t width);

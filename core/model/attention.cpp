@@ -8,7 +8,6 @@
 
 #include "core/base/error.h"
 #include "core/model/rope.h"
-#include "kernels/linear.h"
 
 namespace moe::model {
 
@@ -80,7 +79,7 @@ Tensor attention_forward(const Tensor& x,
                          const ModelConfig& config,
                          const std::vector<int64_t>& lengths,
                          LayerCache* cache) {
-  const Tensor qkv = kernels::linear(x, weights.qkv, weights.bias);
+  const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
   std::vector<Tensor> parts;
   int64_t first = 0;
   for (size_t begin = 0; begin < lengths.size();) {
@@ -95,7 +94,10 @@ Tensor attention_forward(const Tensor& x,
   }
   MOE_CHECK(first == x.size(0), "lengths sum to {}, tokens are {}", first, x.size(0));
   MOE_CHECK(cache == nullptr || parts.size() == 1, "a cache needs sequences of one length");
-  return kernels::linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0), weights.output);
+  return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0),
+                        weights.output,
+                        {},
+                        weights.output_adapter);
 }
 
 }  // namespace moe::model

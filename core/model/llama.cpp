@@ -25,7 +25,24 @@ struct Layer {
   Tensor router;   // [E, D], undefined in a dense layer
   Tensor gate_up;  // [E, 2F, D]; a dense layer has E = 1
   Tensor down;     // [E, D, F]
+  Adapter gate_up_adapter, down_adapter;
 };
+
+// A weight that may have an adapter.
+struct AdaptedWeight {
+  std::string name;  // within the layer
+  std::string part;  // of LoraSettings::on
+  Tensor* weight;
+  Adapter* adapter;
+};
+
+std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
+  AttentionWeights& attention = layer.attention;
+  return {{"self_attn.qkv", "attention", &attention.qkv, &attention.qkv_adapter},
+          {"self_attn.o_proj", "attention", &attention.output, &attention.output_adapter},
+          {"mlp.gate_up", "ffn", &layer.gate_up, &layer.gate_up_adapter},
+          {"mlp.down", "ffn", &layer.down, &layer.down_adapter}};
+}
 
 at::ScalarType scalar_type(io::DType dtype) {
   switch (dtype) {
@@ -123,15 +140,21 @@ FeedForwardOutput feed_forward_half(const Tensor& x,
                                     std::optional<route::Routing>* decided) {
   const Tensor normed = pass.norm(x, layer.post_norm);
   if (!layer.router.defined()) {
-    return {x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {x.size(0)})};
+    return {x + adapted_swiglu(normed,
+                               layer.gate_up,
+                               layer.down,
+                               layer.gate_up_adapter,
+                               layer.down_adapter,
+                               {x.size(0)})};
   }
-  MoeOutput out = moe_forward(normed,
-                              {layer.router, layer.gate_up, layer.down},
-                              pass.routing.router,
-                              pass.group,
-                              pass.gate_scale,
-                              pass.routing.count_tokens,
-                              decided);
+  MoeOutput out = moe_forward(
+      normed,
+      {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
+      pass.routing.router,
+      pass.group,
+      pass.gate_scale,
+      pass.routing.count_tokens,
+      decided);
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
@@ -174,6 +197,7 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
 struct Llama::Weights {
   ModelConfig config;
   ComputeOptions compute;
+  LoraSettings lora;
   Tensor embedding;  // [V, D]
   Tensor norm;       // [D]
   Tensor head;       // [V, D], undefined when tied
@@ -274,6 +298,7 @@ Llama Llama::clone() const {
   Llama copy;
   copy.weights_ = std::make_unique<Weights>(weights_->config);
   copy.weights_->compute = weights_->compute;
+  copy.add_lora(weights_->lora, /*seed=*/0);
   const auto from = parameters();
   const auto to = copy.parameters();
   for (size_t index = 0; index < from.size(); ++index) {
@@ -282,12 +307,41 @@ Llama Llama::clone() const {
   return copy;
 }
 
+Llama Llama::merged() const {
+  const at::NoGradGuard no_gradients;
+  Llama copy = clone();
+  for (auto& layer : copy.weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      one.weight->copy_(merged_weight(*one.weight, *one.adapter));
+      *one.adapter = {};
+    }
+  }
+  copy.weights_->lora = {};
+  return copy;
+}
+
+void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
+  weights_->lora = settings;
+  uint64_t number = 0;
+  for (auto& layer : weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      ++number;
+      if (settings.is_on(one.part)) {
+        const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
+        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed);
+      }
+    }
+  }
+}
+
 const ModelConfig& Llama::config() const { return weights_->config; }
 
 RoutingOptions Llama::default_routing() const {
   const auto& moe = weights_->config.moe;
   return moe ? RoutingOptions{moe->router, moe->ep_ranks} : RoutingOptions{};
 }
+
+const LoraSettings& Llama::lora() const { return weights_->lora; }
 
 void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
 
@@ -354,6 +408,12 @@ std::vector<NamedParameter> Llama::parameters() const {
     }
     all.push_back({prefix + "mlp.gate_up", layer.gate_up});
     all.push_back({prefix + "mlp.down", layer.down});
+    for (const auto& one : adapted_weights(weights_->layers[index])) {
+      if (one.adapter->defined()) {
+        all.push_back({prefix + one.name + ".lora_a", one.adapter->a});
+        all.push_back({prefix + one.name + ".lora_b", one.adapter->b});
+      }
+    }
   }
   all.push_back({"model.norm", weights_->norm});
   if (weights_->head.defined()) {
@@ -404,7 +464,9 @@ void write_folder(const Llama& model,
     }
   }
   folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
-  io::write_tensors(folder.path(), model.tensor_sources(routing), kShardBytes);
+  const std::optional<Llama> merged =
+      model.lora().rank > 0 ? std::optional(model.merged()) : std::nullopt;
+  io::write_tensors(folder.path(), (merged ? *merged : model).tensor_sources(routing), kShardBytes);
   io::copy_tokenizer_files(parent.folder(), folder.path());
 }
 

@@ -14,7 +14,9 @@
 
 #include "core/io/checkpoint.h"
 #include "core/model/attention.h"
+#include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/lora.h"
 #include "core/model/moe_layer.h"
 
 namespace moe::model {
@@ -32,21 +34,6 @@ struct RoutingOptions {
   int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
   std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
-};
-
-enum class Precision {
-  kF32,
-  kBf16,  // products and what they keep; residual stream, norms, router, softmax, losses, weights
-          // and their gradients stay f32 (kernels/linear.h)
-};
-
-// What a forward keeps for its backward; the rest is computed again (core/model/recompute.h).
-enum class Recompute { kNone, kFeedForward, kLayer };
-
-// How the same function is computed.
-struct ComputeOptions {
-  Precision precision = Precision::kF32;
-  Recompute recompute = Recompute::kNone;
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -67,7 +54,8 @@ struct ForwardResult {
 using OnFeedForward = std::function<void(int64_t layer, const torch::Tensor& input)>;
 
 struct NamedParameter {
-  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it
+  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
+                         // adapters end with ".lora_a" or ".lora_b"
   torch::Tensor tensor;  // f32 leaf
 };
 
@@ -75,14 +63,18 @@ class Llama {
  public:
   // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
   static Llama load(const io::Checkpoint& checkpoint);
-  Llama clone() const;  // weights of its own, without gradients
+  Llama clone() const;   // weights of its own, without gradients
+  Llama merged() const;  // a clone whose adapters are added to its weights
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
   void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
-  RoutingOptions default_routing() const;           // the folder's router and ep_ranks
+  // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
+  void add_lora(const LoraSettings& settings, uint64_t seed);
+  const LoraSettings& lora() const;        // rank 0: no adapters
+  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens,
@@ -94,8 +86,8 @@ class Llama {
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
-  // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for
-  // io::write_tensors. The router has a say: written_form().
+  // The tensors of the folder form, without adapters (Hugging Face names, stored dtype of
+  // config().dtype), ready for io::write_tensors. The router has a say: written_form().
   std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
 
  private:
@@ -111,8 +103,8 @@ struct LossCoefficients {
 };
 
 // Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and
-// the coefficients, other keys of `parent` kept), tensors, tokenizer files of `parent`. The caller
-// may add files and commits.
+// the coefficients, other keys of `parent` kept), tensors with adapters merged, tokenizer files of
+// `parent`. The caller may add files and commits.
 void write_folder(const Llama& model,
                   const RoutingOptions& routing,
                   const io::Checkpoint& parent,

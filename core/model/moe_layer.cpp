@@ -4,7 +4,6 @@
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
-#include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"
 
 namespace moe::model {
@@ -21,8 +20,12 @@ torch::Tensor run_experts(const torch::Tensor& x,
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
-  const torch::Tensor out =
-      kernels::grouped_swiglu(x.index_select(0, token), weights.gate_up, weights.down, loads);
+  const torch::Tensor out = adapted_swiglu(x.index_select(0, token),
+                                           weights.gate_up,
+                                           weights.down,
+                                           weights.gate_up_adapter,
+                                           weights.down_adapter,
+                                           loads);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
 
   const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);

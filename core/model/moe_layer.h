@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "core/model/adapter.h"
 #include "core/route/routers.h"
 
 namespace moe::model {
@@ -14,6 +15,7 @@ struct MoeWeights {
   torch::Tensor router;   // [E, D] f32
   torch::Tensor gate_up;  // [E, 2F, D], gate rows first
   torch::Tensor down;     // [E, D, F]
+  Adapter gate_up_adapter = {}, down_adapter = {};
 };
 
 struct MoeOutput {

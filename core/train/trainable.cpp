@@ -17,6 +17,8 @@ const std::vector<std::string>& groups() {
   return names;
 }
 
+constexpr const char* kAdapters = "adapters";  // no word of --train: they train wherever they are
+
 // The layer of model.layers.N.*, -1 for others.
 int64_t layer_of(const std::string& name) {
   constexpr std::string_view kPrefix = "model.layers.";
@@ -28,6 +30,9 @@ int64_t layer_of(const std::string& name) {
 }
 
 std::string group_of(const std::string& name, const model::ModelConfig& config) {
+  if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
+    return kAdapters;
+  }
   if (name.find("norm") != std::string::npos) {
     return "norms";
   }
@@ -84,14 +89,15 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words) {
   check_words(words);
   const auto all = model.parameters();
-  if (words.empty()) {
+  const bool has_adapters = model.lora().rank > 0;
+  if (words.empty() && !has_adapters) {
     return all;
   }
   std::vector<model::NamedParameter> chosen;
   std::set<std::string> used;
   for (const auto& parameter : all) {
     const std::string group = group_of(parameter.name, model.config());
-    bool wanted = false;
+    bool wanted = group == kAdapters || (words.empty() && group == "router");
     for (const auto& word : words) {
       if (word == group || matches(word, parameter.name)) {
         wanted = true;

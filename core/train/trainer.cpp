@@ -84,6 +84,14 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) 
   return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
 }
 
+// The model of a run, with weights as `checkpoint` has them.
+model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings) {
+  model::Llama model = model::Llama::load(checkpoint);
+  model.set_compute(settings.compute);
+  model.add_lora(settings.lora, settings.seed);
+  return model;
+}
+
 // One run, from the first batch to RUN/final.
 class Run {
  public:
@@ -97,8 +105,7 @@ class Run {
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
-        model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
-                             : model::Llama::load(parent)),
+        model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
         optimizer_(trained_, plan.settings.adamw),
         saver_(parent, callbacks.on_saved) {
