@@ -14,12 +14,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// left right in f32 of operands that may be bf16.
-Tensor product_to_f32(const Tensor& left, const Tensor& right) {
-  return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
-                                             : at::mm(left, right);
-}
-
 struct Linear : torch::autograd::Function<Linear> {
   // Operands are taken in type `operands`, y in type `out`.
   static Tensor forward(AutogradContext* context,
@@ -81,6 +75,11 @@ at::ScalarType f32_beside(const Tensor& x) {
 Tensor operand(const Tensor& tensor, at::ScalarType type) {
   const Tensor rounded = tensor.to(type);
   return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
+}
+
+Tensor product_to_f32(const Tensor& left, const Tensor& right) {
+  return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
+                                             : at::mm(left, right);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {

@@ -29,4 +29,7 @@ at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 // type that the device multiplies fastest.
 at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
 
+// left [M, K] right [K, N] of such operands -> [M, N] f32 (f64 of f64).
+at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
+
 }  // namespace moe::kernels

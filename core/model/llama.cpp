@@ -387,9 +387,14 @@ ForwardResult Llama::forward(const Packed& tokens,
 }
 
 Tensor Llama::head(const Tensor& hidden) const {
-  return kernels::linear_to_f32(hidden.to(activation_type(weights_->compute)),
-                                weights_->head.defined() ? weights_->head : weights_->embedding);
+  return kernels::linear_to_f32(hidden.to(product_type()), head_weight());
 }
+
+Tensor Llama::head_weight() const {
+  return weights_->head.defined() ? weights_->head : weights_->embedding;
+}
+
+torch::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
   std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};

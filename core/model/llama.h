@@ -82,6 +82,8 @@ class Llama {
                         KvCache* cache = nullptr,
                         const OnFeedForward& on_feed_forward = {}) const;
   torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
+  torch::Tensor head_weight() const;                      // [V, D]; the embedding where tied
+  torch::ScalarType product_type() const;                 // of operands: f32 or bf16
 
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once

@@ -126,12 +126,8 @@ TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients
     for (const int64_t logits_per_block : {int64_t{1}, int64_t{64 * 7}, kLogitsPerBlock}) {
       const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
       const double share = 1.0 / static_cast<double>(batch.target_count);
-      const auto loss = head_loss([&](const Tensor& hidden) { return model.head(hidden); },
-                                  result.hidden,
-                                  batch.targets,
-                                  64,
-                                  share,
-                                  logits_per_block);
+      const auto loss = head_loss(
+          model.head_weight(), result.hidden, batch.targets, share, at::kFloat, logits_per_block);
       loss.hidden.backward(loss.gradient);
       CHECK(loss.nll_sum * share == Approx(expected).epsilon(kTolerance));
       CHECK(distance(take_gradients(model), expected_gradients) < kTolerance);
