@@ -26,7 +26,7 @@ struct TrainFlags {
               objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
   int64_t show_samples = 0;  // 0 = train
-  bool quiet = false, json = false, resume = false;
+  bool quiet = false, json = false, resume = false, dry_run = false;
 };
 
 train::TrainSettings settings_of(const TrainFlags& flags) {
@@ -94,6 +94,31 @@ void print_plan(const train::RunPlan& plan) {
   }
 }
 
+void print_memory(const train::RunPlan& plan, bool as_json) {
+  const train::MemoryPlan& memory = plan.memory;
+  const std::vector<std::pair<const char*, uint64_t>> classes = {
+      {"program", memory.program},
+      {"weights", memory.weights},
+      {"gradients", memory.gradients},
+      {"optimizer", memory.optimizer},
+      {"activations", memory.activations},
+      {"workspace", memory.workspace},
+      {"checkpoint", memory.checkpoint},
+      {"peak", memory.peak}};
+  if (as_json) {
+    OrderedJson json;
+    for (const auto& [name, bytes] : classes) {
+      json[fmt::format("{}_bytes", name)] = bytes;
+    }
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  for (const auto& [name, bytes] : classes) {
+    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+  }
+  fmt::print("memory of one process (dry run: nothing was loaded or written)\n");
+}
+
 void print_result(const TrainFlags& flags,
                   const train::StepRecord& first,
                   const train::StepRecord& last) {
@@ -120,6 +145,14 @@ void run(const TrainFlags& flags) {
   if (flags.show_samples > 0) {
     print_samples(settings_of(flags), flags.show_samples);
     return;
+  }
+  if (flags.dry_run) {
+    apply_threads(flags.settings.threads);
+    const train::RunPlan plan = train::plan_run(settings_of(flags));
+    if (!flags.quiet) {
+      print_plan(plan);
+    }
+    return print_memory(plan, flags.json);
   }
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");
@@ -273,6 +306,9 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume",
                     flags->resume,
                     "go on with the run that is there, as the same command does anyway");
+  command->add_flag("--dry-run",
+                    flags->dry_run,
+                    "check everything, say the memory it will take, load and write nothing");
   add_device(*command, flags->device);
   add_threads(*command, settings.threads);
   add_force(*command, settings.force, kForcedGate);

@@ -57,24 +57,26 @@ at::ScalarType scalar_type(io::DType dtype) {
   }
 }
 
-Layer empty_layer(const ModelConfig& config, int64_t index) {
+Layer empty_layer(const ModelConfig& config, int64_t index, at::Device device) {
+  const at::TensorOptions options(device);
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
   const int64_t experts = is_moe ? config.moe->experts : 1;
   const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
   Layer layer;
-  layer.input_norm = at::empty({width});
-  layer.post_norm = at::empty({width});
-  layer.attention.qkv = at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width});
+  layer.input_norm = at::empty({width}, options);
+  layer.post_norm = at::empty({width}, options);
+  layer.attention.qkv =
+      at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width}, options);
   if (config.qkv_bias) {
-    layer.attention.bias = at::empty({layer.attention.qkv.size(0)});
+    layer.attention.bias = at::empty({layer.attention.qkv.size(0)}, options);
   }
-  layer.attention.output = at::empty({width, config.heads * config.head_dim});
+  layer.attention.output = at::empty({width, config.heads * config.head_dim}, options);
   if (is_moe) {
-    layer.router = at::empty({experts, width});
+    layer.router = at::empty({experts, width}, options);
   }
-  layer.gate_up = at::empty({experts, 2 * inner, width});
-  layer.down = at::empty({experts, width, inner});
+  layer.gate_up = at::empty({experts, 2 * inner, width}, options);
+  layer.down = at::empty({experts, width, inner}, options);
   return layer;
 }
 
@@ -204,14 +206,16 @@ struct Llama::Weights {
   std::vector<Layer> layers;
   std::map<std::string, Tensor> idle;  // gates of shared experts that are not there: kept, not used
 
-  explicit Weights(const ModelConfig& model_config) : config(model_config) {
-    embedding = at::empty({config.vocab_size, config.hidden_size});
-    norm = at::empty({config.hidden_size});
+  explicit Weights(const ModelConfig& model_config, at::Device device = at::kCPU)
+      : config(model_config) {
+    const at::TensorOptions options(device);
+    embedding = at::empty({config.vocab_size, config.hidden_size}, options);
+    norm = at::empty({config.hidden_size}, options);
     if (!config.tie_word_embeddings) {
-      head = at::empty({config.vocab_size, config.hidden_size});
+      head = at::empty({config.vocab_size, config.hidden_size}, options);
     }
     for (int64_t index = 0; index < config.layers; ++index) {
-      layers.push_back(empty_layer(config, index));
+      layers.push_back(empty_layer(config, index, device));
     }
   }
 
@@ -290,6 +294,12 @@ Llama Llama::load(const io::Checkpoint& checkpoint) {
           stored_tensor(checkpoint, info.name).to(at::kFloat, false, true);
     }
   }
+  return model;
+}
+
+Llama Llama::without_weights(const ModelConfig& config) {
+  Llama model;
+  model.weights_ = std::make_unique<Weights>(config, at::kMeta);
   return model;
 }
 

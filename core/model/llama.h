@@ -63,6 +63,8 @@ class Llama {
  public:
   // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
   static Llama load(const io::Checkpoint& checkpoint);
+  // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
+  static Llama without_weights(const ModelConfig& config);
   Llama clone() const;   // weights of its own, without gradients
   Llama merged() const;  // a clone whose adapters are added to its weights
   ~Llama();

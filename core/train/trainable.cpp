@@ -19,16 +19,6 @@ const std::vector<std::string>& groups() {
 
 constexpr const char* kAdapters = "adapters";  // no word of --train: they train wherever they are
 
-// The layer of model.layers.N.*, -1 for others.
-int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  int64_t layer = -1;
-  if (name.starts_with(kPrefix)) {
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-  }
-  return layer;
-}
-
 std::string group_of(const std::string& name, const model::ModelConfig& config) {
   if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
     return kAdapters;
@@ -84,6 +74,15 @@ void check_words(const std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+int64_t layer_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  int64_t layer = -1;
+  if (name.starts_with(kPrefix)) {
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  }
+  return layer;
+}
 
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words) {

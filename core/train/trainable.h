@@ -17,4 +17,7 @@ namespace moe::train {
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
+// The layer of a parameter of that name; -1 for those outside of layers.
+int64_t layer_of(const std::string& name);
+
 }  // namespace moe::train

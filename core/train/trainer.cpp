@@ -1,7 +1,10 @@
 #include "core/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/model/weights.h"
@@ -185,6 +188,7 @@ class Run {
       update(norm, record.lr, losses.sparsity);
     }
     record.skipped_steps = position_.skipped_steps;
+    record.peak_memory = peak_resident_bytes();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
@@ -336,30 +340,76 @@ Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   return {*checkpoint, true};
 }
 
-}  // namespace
+// Tokens of the largest micro-batch.
+int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
+  if (settings.pack == data::Pack::kStream) {
+    return *settings.micro_batch * *settings.seq_len;
+  }
+  std::vector<int64_t> lengths;
+  for (const auto& example : examples.items) {
+    lengths.push_back(static_cast<int64_t>(example.ids.size()));
+  }
+  std::sort(lengths.begin(), lengths.end(), std::greater<>());
+  lengths.resize(std::min(lengths.size(), static_cast<size_t>(*settings.micro_batch)));
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
 
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
-  check_numbers(settings);
-  RunFolder folder(settings.run, settings.model, settings.force);
-  const io::Checkpoint checkpoint(settings.model);
-  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  model::check_tensors(checkpoint, config);
+void warn_of_memory(RunPlan& plan) {
+  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
+  if (there > 0 && more > there) {
+    plan.notes.push_back(fmt::format(
+        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
+        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
+        static_cast<double>(more) / 1e9,
+        static_cast<double>(there) / 1e9));
+  }
+}
+
+// What a run is made of, checked and closed, before anything of it is written.
+struct Prepared {
+  io::Checkpoint checkpoint;
+  data::Examples examples;
   RunPlan plan;
+};
+
+Prepared prepare(const TrainSettings& settings) {
+  check_numbers(settings);
+  Prepared run{io::Checkpoint(settings.model), {}, {}};
+  RunPlan& plan = run.plan;
+  const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
+  model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
-  const data::Examples examples = read_data(settings, checkpoint, config.vocab_size);
-  plan.settings = resolve(plan.settings, config, examples);
-  const data::BatchStream batches(examples, batch_settings(plan.settings));
+  run.examples = read_data(settings, run.checkpoint, config.vocab_size);
+  plan.settings = resolve(plan.settings, config, run.examples);
+  const data::BatchStream batches(run.examples, batch_settings(plan.settings));
   if (!plan.settings.steps) {
     const double rows = *plan.settings.epochs * batches.rows_per_epoch();
     plan.settings.steps =
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
-  plan.examples = static_cast<int64_t>(examples.items.size());
-  plan.tokens = examples.tokens();
-  plan.data = describe_data(examples);
+  plan.examples = static_cast<int64_t>(run.examples.items.size());
+  plan.tokens = run.examples.tokens();
+  plan.data = describe_data(run.examples);
   plan.parameters = model::count_parameters(config).total;
+  plan.memory = plan_memory(config,
+                            plan.settings,
+                            plan.routing.router,
+                            micro_batch_tokens(plan.settings, run.examples),
+                            resident_bytes());
+  warn_of_memory(plan);
+  return run;
+}
+
+}  // namespace
+
+RunPlan plan_run(const TrainSettings& settings) { return prepare(settings).plan; }
+
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
+  check_numbers(settings);
+  RunFolder folder(settings.run, settings.model, settings.force);
+  auto [checkpoint, examples, plan] = prepare(settings);
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
   if (state == RunState::kDone) {

@@ -350,6 +350,7 @@ std::string steady_metrics(const fs::path& run) {
     OrderedJson json = OrderedJson::parse(line);
     json.erase("seconds");
     json.erase("tokens_per_second");
+    json.erase("peak_memory_bytes");
     steady += json.dump() + "\n";
   }
   return steady;
