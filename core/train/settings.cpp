@@ -152,6 +152,7 @@ void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   toml.number("beta2", settings.adamw.beta2);
   toml.number("eps", settings.adamw.eps);
   toml.number("clip", settings.clip);
+  toml.text("optimizer-state", settings.adamw.moments == MomentType::kBF16 ? "bf16" : "fp32");
 }
 
 void add_router(TomlLines& toml, const TrainSettings& settings) {

@@ -1,5 +1,7 @@
 #include "core/train/snapshot.h"
 
+#include <map>
+
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/io/checksums.h"
@@ -28,7 +30,7 @@ OrderedJson to_json(const Position& position) {
             {"offset", position.cursor.offset}}}};
 }
 
-// Every f32 tensor that resuming needs, by name: the ones in use, not copies.
+// Every tensor that resuming needs, by name: the ones in use, not copies.
 std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
   std::vector<model::NamedParameter> all;
   for (const auto& parameter : model.parameters()) {
@@ -39,16 +41,43 @@ std::vector<model::NamedParameter> live_state(const model::Llama& model, const A
   return all;
 }
 
+io::DType stored_type(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
+}
+
 void write_state(const fs::path& file, const std::vector<model::NamedParameter>& state) {
   std::vector<io::TensorInfo> infos;
   for (const auto& [name, tensor] : state) {
-    infos.push_back({name, io::DType::kF32, tensor.sizes().vec()});
+    infos.push_back({name, stored_type(tensor), tensor.sizes().vec()});
   }
   io::SafetensorsWriter writer(file, infos);
   for (const auto& [name, tensor] : state) {
     writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
   writer.finish();
+}
+
+// The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
+void check_types(const io::SafetensorsFile& file,
+                 const std::vector<model::NamedParameter>& wanted) {
+  std::map<std::string, io::DType> types;
+  for (const auto& info : file.tensors()) {
+    types[info.name] = info.dtype;
+  }
+  for (const auto& [name, tensor] : wanted) {
+    const auto found = types.find(name);
+    if (found != types.end() && found->second != stored_type(tensor)) {
+      const bool is_moment = name.starts_with("exp_avg");
+      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}",
+                      file.path().string(),
+                      name,
+                      io::dtype_name(found->second),
+                      io::dtype_name(stored_type(tensor)),
+                      is_moment ? "give the --optimizer-state that it was saved with, or begin a "
+                                  "new run from the folder's weights"
+                                : "it is another run's");
+    }
+  }
 }
 
 }  // namespace
@@ -94,6 +123,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
                     file.tensors().size(),
                     wanted.size());
   }
+  check_types(file, wanted);
   for (const auto& [name, tensor] : wanted) {
     const auto bytes = file.bytes(name);
     if (bytes.size() != tensor.nbytes()) {
@@ -106,7 +136,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
     // LibTorch has no read-only tensors; this one is only read from.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;
-    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(at::kFloat)));
+    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
   }
   return read_position(folder);
 }

@@ -79,9 +79,10 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// A model folder, and weights and two moments of every parameter in f32.
-uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) {
-  return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
+// A model folder, and of every parameter the weight in f32 and two moments.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
+  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
 }
 
 // The model of a run, with weights as `checkpoint` has them.
@@ -107,7 +108,7 @@ class Run {
         callbacks_(callbacks),
         model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
-        optimizer_(trained_, plan.settings.adamw),
+        optimizer_(trained_, plan.settings.adamw, plan.settings.seed),
         saver_(parent, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
@@ -262,7 +263,7 @@ class Run {
   }
 
   void save(const std::filesystem::path& out) {
-    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
+    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
     saved_ = std::chrono::steady_clock::now();
   }
@@ -315,9 +316,8 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
   const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
-  io::check_space(
-      plan.settings.run,
-      model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan.parameters));
+  io::check_space(plan.settings.run,
+                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.

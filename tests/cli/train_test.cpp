@@ -86,6 +86,26 @@ TEST_CASE("a run's settings.toml makes the same run again", "[cli]") {
         read_file(world.dir / "run/final/model.safetensors"));
 }
 
+TEST_CASE("a run with its optimizer state in bf16 is made again by its settings.toml", "[cli]") {
+  const World world;
+  REQUIRE(world.train({"--steps", "5", "--lr", "1e-2", "--optimizer-state", "bf16", "--quiet"})
+              .exit_code == 0);
+  CHECK(read_file(world.dir / "run/settings.toml").find("optimizer-state = \"bf16\"\n") !=
+        std::string::npos);
+  REQUIRE(run_moe({"train",
+                   "--config",
+                   world.path("run/settings.toml"),
+                   "-o",
+                   world.path("again"),
+                   "--quiet"})
+              .exit_code == 0);
+  CHECK(read_file(world.dir / "again/final/model.safetensors") ==
+        read_file(world.dir / "run/final/model.safetensors"));
+  check_error(world.train({"--steps", "5", "--lr", "1e-2", "--resume"}),
+              2,
+              "optimizer-state was \"bf16\", is \"fp32\"");
+}
+
 TEST_CASE("a mixture's step line shows its routing, --json gives the result to machines", "[cli]") {
   const World world;
   REQUIRE(run_moe({"upcycle",
@@ -229,6 +249,7 @@ TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
       world.train({"--schedule", "sine"}), 2, "--schedule 'sine' is unknown; known: cosine");
   check_error(world.train({"--lr", "-1"}), 2, "--lr -1: must be 0 or a positive number");
   check_error(world.train({"--pack", "tight"}), 2, "--pack");
+  check_error(world.train({"--optimizer-state", "fp16"}), 2, "--optimizer-state");
   check_error(world.train({"--router", "top1"}), 2, "is a dense folder; upcycle it first");
   check_error(world.train({"--objective", "lm", "--seq-len", "5"}),
               2,

@@ -129,8 +129,9 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "\"fp32\"\nrecompute = \"layer\"\nlora = 8\nlora-alpha = 16\nlora-on = "
         "[\"ffn\"]\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
-        "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\nrouter = "
-        "\"" +
+        "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\n"
+        "optimizer-state = \"fp32\"\n"
+        "router = \"" +
             settings.router.router +
             "\"\ncf = \"1.5\"\nep-ranks = 8\nlb-coef = 0.01\nkeep = 2\nseed = 7\n");
 }

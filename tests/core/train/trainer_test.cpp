@@ -513,3 +513,75 @@ TEST_CASE("runs in bf16 learn and go on bit for bit, layers computed again or no
     CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
   }
 }
+
+namespace {
+
+// The loss at the end: the mean of the last 24 steps, four times through the rows.
+double final_loss(World& world, const std::string& run) {
+  world.settings.run = world.dir / run;
+  const auto records = world.train();
+  double sum = 0;
+  for (size_t i = records.size() - 24; i < records.size(); ++i) {
+    sum += records[i].loss;
+  }
+  return sum / 24;
+}
+
+}  // namespace
+
+TEST_CASE("moments in bf16 end a run where another order of the data might have", "[train]") {
+  World world("top2");
+  world.settings.steps = 200;
+  world.settings.lr = 3e-3;
+  const double wide = final_loss(world, "fp32");
+  double least = wide, most = wide;
+  for (const uint64_t seed : {1, 2}) {
+    world.settings.seed = seed;
+    const double loss = final_loss(world, fmt::format("seed-{}", seed));
+    least = std::min(least, loss);
+    most = std::max(most, loss);
+  }
+  world.settings.seed = 0;
+  world.settings.adamw.moments = MomentType::kBF16;
+  const double narrow = final_loss(world, "bf16");
+  CAPTURE(wide, narrow, least, most);
+  CHECK(narrow != wide);
+  // The rounding is noise without bias, a few per cent of each step; that of the order of the data
+  // is as large as the steps themselves. So its effect stays within the spread of the latter.
+  CHECK(std::abs(narrow - wide) < most - least);
+}
+
+TEST_CASE("a run with moments in bf16 goes on bit for bit and stores them as bf16", "[train]") {
+  World world("top1+ir+fr");
+  world.settings.adamw.moments = MomentType::kBF16;
+  world.train();
+  const fs::path whole = world.settings.run;
+  const std::string weights = read_file(whole / "final" / "model.safetensors");
+  world.settings.run = world.dir / "stopped";
+  world.settings.save_every = 5;
+  train_until(world, 3);
+  train_until(world, 7);
+  const fs::path checkpoint = world.settings.run / "checkpoints" / "step-7";
+  const io::SafetensorsFile state(checkpoint / "state.safetensors");
+  int64_t moments = 0;
+  for (const auto& info : state.tensors()) {
+    const bool is_moment = info.name.starts_with("exp_avg");
+    moments += is_moment ? 1 : 0;
+    CHECK(info.dtype == (is_moment ? io::DType::kBF16 : io::DType::kF32));
+  }
+  CHECK(moments > 0);
+  auto model = model::Llama::load(io::Checkpoint(checkpoint));
+  AdamW optimizer(model.parameters(), {});
+  const std::string message = test::user_error_of([&] { restore(checkpoint, model, optimizer); });
+  INFO(message);
+  CHECK(message.find("' is BF16, this run keeps it in F32; give the --optimizer-state that it was "
+                     "saved with") != std::string::npos);
+  world.settings.adamw.moments = MomentType::kF32;
+  CHECK(test::user_error_of([&] {
+          world.train();
+        }).find("optimizer-state was \"bf16\", is \"fp32\"") != std::string::npos);
+  world.settings.adamw.moments = MomentType::kBF16;
+  world.train();
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+  CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
+}
