@@ -25,7 +25,7 @@ struct TrainFlags {
   std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
               objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
-  std::string optimizer_state = "fp32";
+  std::string optimizer_state = "fp32", decay_embeddings = "on";
   int64_t show_samples = 0;  // 0 = train
   bool quiet = false, json = false, resume = false;
 };
@@ -40,6 +40,7 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
   settings.adamw.moments =
       flags.optimizer_state == "bf16" ? train::MomentType::kBF16 : train::MomentType::kF32;
+  settings.adamw.decay_embeddings = flags.decay_embeddings == "on";
   settings.loss_on = flags.loss_on == "last" ? data::LossOn::kLast : data::LossOn::kAll;
   if (!flags.format.empty()) {
     settings.format = data::parse_format(flags.format);
@@ -236,7 +237,13 @@ void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--min-lr", settings.min_lr, "learning rate of the last step (lr / 10)");
   command.add_option("--schedule", flags.schedule, "cosine (default), linear, constant or wsd");
   command.add_option("--warmup", settings.warmup, "steps of linear warm-up (0)");
-  command.add_option("--weight-decay", settings.adamw.weight_decay, "decoupled, not on norms (0)");
+  command.add_option(
+      "--weight-decay", settings.adamw.weight_decay, "decoupled, not on norms and biases (0)");
+  command
+      .add_option("--decay-embeddings",
+                  flags.decay_embeddings,
+                  "on (default) or off: whether embedding and head decay too")
+      ->check(CLI::IsMember({"on", "off"}));
   command.add_option("--beta1", settings.adamw.beta1, "AdamW (0.9)");
   command.add_option("--beta2", settings.adamw.beta2, "AdamW (0.999)");
   command.add_option("--eps", settings.adamw.eps, "AdamW (1e-8)");

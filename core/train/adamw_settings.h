@@ -9,6 +9,7 @@ struct AdamWSettings {
   double weight_decay = 0.0;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
+  bool decay_embeddings = true;  // embedding and head too; never norms and biases
   MomentType moments = MomentType::kF32;
 };
 

@@ -21,6 +21,11 @@ constexpr int64_t kNormPiece = 1024;
 // on a GPU enough for all of it.
 constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
 
+bool is_decayed(const model::NamedParameter& parameter, const AdamWSettings& settings) {
+  const bool is_embedding = parameter.name == "model.embed_tokens" || parameter.name == "lm_head";
+  return parameter.tensor.dim() > 1 && (settings.decay_embeddings || !is_embedding);
+}
+
 }  // namespace
 
 AdamW::AdamW(const std::vector<model::NamedParameter>& parameters,
@@ -31,7 +36,7 @@ AdamW::AdamW(const std::vector<model::NamedParameter>& parameters,
   const auto type = settings.moments == MomentType::kBF16 ? at::kBFloat16 : at::kFloat;
   for (const auto& parameter : parameters) {
     const Tensor& weight = parameter.tensor;
-    Group& group = weight.dim() == 1 ? kept_ : decayed_;
+    Group& group = is_decayed(parameter, settings) ? decayed_ : kept_;
     group.slots.push_back({parameter.name,
                            weight,
                            at::zeros_like(weight, type),

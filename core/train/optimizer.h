@@ -3,7 +3,9 @@
 // kernel:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
-// Norm weights (every parameter of one dimension) are never decayed.
+// Norms and biases (every parameter of one dimension) are never decayed. Embedding and head are, as
+// every matrix is for GPT-3 and LLaMA, or not, as for OLMo 2: decay shrinks the rows of rare
+// tokens, and the gradient behind a norm grows as its input shrinks (Takase et al. 2023).
 //
 // The moments m and v are kept in f32, or in bf16 at half the bytes. In bf16 a piece of them at a
 // time is widened, updated as above, so that the step itself is made of full-precision moments, and

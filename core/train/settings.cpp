@@ -148,6 +148,7 @@ void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   toml.text("schedule", schedule_name(settings.schedule));
   toml.number("warmup", settings.warmup);
   toml.number("weight-decay", settings.adamw.weight_decay);
+  toml.text("decay-embeddings", settings.adamw.decay_embeddings ? "on" : "off");
   toml.number("beta1", settings.adamw.beta1);
   toml.number("beta2", settings.adamw.beta2);
   toml.number("eps", settings.adamw.eps);

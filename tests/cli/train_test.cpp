@@ -250,6 +250,7 @@ TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
   check_error(world.train({"--lr", "-1"}), 2, "--lr -1: must be 0 or a positive number");
   check_error(world.train({"--pack", "tight"}), 2, "--pack");
   check_error(world.train({"--optimizer-state", "fp16"}), 2, "--optimizer-state");
+  check_error(world.train({"--decay-embeddings", "no"}), 2, "--decay-embeddings");
   check_error(world.train({"--router", "top1"}), 2, "is a dense folder; upcycle it first");
   check_error(world.train({"--objective", "lm", "--seq-len", "5"}),
               2,

@@ -84,6 +84,34 @@ TEST_CASE("AdamW equals a plain loop in double over twenty steps", "[train]") {
   }
 }
 
+TEST_CASE("matrices decay, norms and biases never, embedding and head by choice", "[train]") {
+  const double lr = 1e-2, decay = 0.5;
+  for (const bool decay_embeddings : {true, false}) {
+    for (const auto& [name, shape, decays] :
+         std::vector<std::tuple<std::string, std::vector<int64_t>, bool>>{
+             {"model.embed_tokens", {6, 4}, decay_embeddings},
+             {"lm_head", {6, 4}, decay_embeddings},
+             {"model.layers.0.self_attn.qkv", {8, 4}, true},
+             {"model.layers.0.mlp.router", {2, 4}, true},
+             {"model.layers.0.mlp.gate_up", {2, 6, 4}, true},
+             {"model.layers.0.self_attn.qkv_bias", {8}, false},
+             {"model.layers.0.input_norm", {4}, false}}) {
+      CAPTURE(decay_embeddings, name);
+      const Tensor weight = at::randn(shape).requires_grad_(true);
+      const Tensor before = weight.detach().clone();
+      AdamWSettings settings;
+      settings.weight_decay = decay;
+      settings.decay_embeddings = decay_embeddings;
+      AdamW optimizer({{name, weight}}, settings);
+      // w -= lr * decay * w, then the first step of a constant gradient: lr * g / (|g| + eps).
+      weight.mutable_grad() = at::full(shape, 0.25);
+      optimizer.step(lr);
+      const double kept = decays ? 1 - lr * decay : 1;
+      CHECK(at::allclose(weight.detach(), before * kept - lr, 1e-6, 1e-6));
+    }
+  }
+}
+
 TEST_CASE("a parameter without gradient keeps its value, moments and count", "[train]") {
   const auto parameters = some_parameters();
   AdamW optimizer(parameters, {0.1, 0.9, 0.999, 1e-8});

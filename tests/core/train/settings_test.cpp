@@ -129,7 +129,8 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "\"fp32\"\nrecompute = \"layer\"\nlora = 8\nlora-alpha = 16\nlora-on = "
         "[\"ffn\"]\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
-        "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\n"
+        "warmup = 0\nweight-decay = 0\n"
+        "decay-embeddings = \"on\"\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\n"
         "optimizer-state = \"fp32\"\n"
         "router = \"" +
             settings.router.router +

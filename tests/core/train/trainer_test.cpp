@@ -514,6 +514,31 @@ TEST_CASE("runs in bf16 learn and go on bit for bit, layers computed again or no
   }
 }
 
+TEST_CASE("the run's decay reaches embedding and head only where it is asked to", "[train]") {
+  World world;
+  world.settings.steps = 1;
+  world.settings.lr = 1e-3;
+  world.settings.schedule = ScheduleKind::kConstant;
+  world.settings.adamw.weight_decay = 100;
+  const auto weights = [&](const std::string& run, bool decay_embeddings) {
+    world.settings.run = world.dir / run;
+    world.settings.adamw.decay_embeddings = decay_embeddings;
+    world.train();
+    std::map<std::string, torch::Tensor> all;
+    for (const auto& [name, tensor] :
+         model::Llama::load(io::Checkpoint(world.settings.run / "final")).parameters()) {
+      all[name] = tensor;
+    }
+    return all;
+  };
+  const auto on = weights("on", true), off = weights("off", false);
+  for (const auto& [name, tensor] : on) {
+    CAPTURE(name);
+    const bool is_embedding = name == "model.embed_tokens" || name == "lm_head";
+    CHECK(at::equal(tensor, off.at(name)) != is_embedding);
+  }
+}
+
 namespace {
 
 // The loss at the end: the mean of the last 24 steps, four times through the rows.
