@@ -115,7 +115,7 @@ void print_result(const TrainFlags& flags,
                last.step,
                first.loss,
                last.loss,
-               last.skipped_steps == 0 ? "" : fmt::format(", {} skipped", last.skipped_steps),
+               last.skipped_steps == 0 ? "" : ", " + skipped_part(last),
                final_model);
   }
 }
@@ -248,6 +248,11 @@ void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--beta2", settings.adamw.beta2, "AdamW (0.999)");
   command.add_option("--eps", settings.adamw.eps, "AdamW (1e-8)");
   command.add_option("--clip", settings.clip, "largest gradient norm, 0 = any (1)");
+  command.add_option(
+      "--skip-outliers",
+      settings.skip_outliers,
+      "make no step whose loss or gradient norm lies Z standard deviations above the "
+      "mean of the last 128 (off; 6 is usual)");
   command
       .add_option("--optimizer-state",
                   flags.optimizer_state,

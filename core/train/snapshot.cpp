@@ -1,5 +1,7 @@
 #include "core/train/snapshot.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "core/base/error.h"
@@ -23,11 +25,45 @@ OrderedJson to_json(const Position& position) {
           {"step", position.step},
           {"total_tokens", position.total_tokens},
           {"skipped_steps", position.skipped_steps},
+          {"skipped_outliers", position.skipped_outliers},
+          {"outliers",
+           {{"losses", position.outliers.losses},
+            {"norms", position.outliers.norms},
+            {"in_a_row", position.outliers.in_a_row}}},
           {"lambda", position.lambda},
           {"cursor",
            {{"epoch", position.cursor.epoch},
             {"example", position.cursor.example},
             {"offset", position.cursor.offset}}}};
+}
+
+std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
+  const Json array = json.value(key, Json::array());
+  const bool fits = array.is_array() && static_cast<int64_t>(array.size()) <= kOutlierWindow;
+  if (!fits || !std::all_of(array.begin(), array.end(), [](const Json& value) {
+        return value.is_number() && std::isfinite(value.get<double>());
+      })) {
+    throw UserError("{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
+  }
+  return array.get<std::vector<double>>();
+}
+
+OutlierWindow read_outliers(const Json& position, const std::string& file) {
+  const std::string where = file + ": outliers";
+  const Json json = position.value("outliers", Json::object());
+  if (!json.is_object()) {
+    throw UserError("{}: must be an object", where);
+  }
+  OutlierWindow window{read_values(json, "losses", where),
+                       read_values(json, "norms", where),
+                       get_int(json, "in_a_row", where, 0)};
+  if (window.losses.size() != window.norms.size()) {
+    throw UserError("{}: {} losses and {} norms are not of the same steps",
+                    where,
+                    window.losses.size(),
+                    window.norms.size());
+  }
+  return window;
 }
 
 // Every tensor that resuming needs, by name: the ones in use, not copies.
@@ -151,6 +187,8 @@ Position read_position(const fs::path& folder) {
   position.step = get_int(json, "step", where);
   position.total_tokens = get_int(json, "total_tokens", where);
   position.skipped_steps = get_int(json, "skipped_steps", where, 0);
+  position.skipped_outliers = get_int(json, "skipped_outliers", where, 0);
+  position.outliers = read_outliers(json, where);
   position.lambda = get_double(json, "lambda", where);
   const Json cursor = json.value("cursor", Json::object());
   position.cursor = {get_int(cursor, "epoch", where + ": cursor"),

@@ -6,7 +6,7 @@
 //   same]
 //                       f32 or bf16 as the run keeps them, updates.NAME [] f32, by the parameter
 //                       names of model::Llama
-//   state.json          step, tokens, lambda, place in the data
+//   state.json          step, tokens, lambda, window of outliers, place in the data
 //   checksums.json      of every file, written last
 //
 // There is no random state: the order of the data, and the rounding of moments in bf16, follow from
@@ -18,6 +18,7 @@
 #include "core/data/batches.h"
 #include "core/model/llama.h"
 #include "core/train/optimizer.h"
+#include "core/train/outliers.h"
 
 namespace moe::train {
 
@@ -25,8 +26,9 @@ namespace moe::train {
 struct Position {
   int64_t step = 0;  // steps done
   int64_t total_tokens = 0;
-  int64_t skipped_steps = 0;
-  double lambda = 0;  // ReLU: of the next step
+  int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
+  OutlierWindow outliers;                           // empty where none are looked for
+  double lambda = 0;                                // ReLU: of the next step
   data::Cursor cursor;
   bool operator==(const Position&) const = default;
 };

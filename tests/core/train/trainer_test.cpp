@@ -3,75 +3,14 @@
 #include "core/base/error.h"
 #include "core/model/upcycle.h"
 #include "core/train/snapshot.h"
-#include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::read_file;
-using moe::test::TempDir;
+using namespace moe::test;
+using World = moe::test::TrainWorld;
 namespace fs = std::filesystem;
-
-namespace {
-
-// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
-void write_rows(const fs::path& file) {
-  std::string text;
-  for (int row = 0; row < 24; ++row) {
-    std::vector<int> ids;
-    for (int t = 0; t < 8 + row % 5; ++t) {
-      ids.push_back(3 + (row % 4) * 5 + t % 5);
-    }
-    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-  }
-  test::write_file(file, text);
-}
-
-// A tiny dense folder, its upcycled child and rows to train on.
-struct World {
-  TempDir dir;
-  TrainSettings settings;
-
-  explicit World(const std::string& router = "") {
-    test::write_tiny_checkpoint(dir / "dense");
-    write_rows(dir / "rows.jsonl");
-    settings.model = dir / "dense";
-    if (!router.empty()) {
-      const io::Checkpoint parent(dir / "dense");
-      model::UpcycleSettings upcycle;
-      upcycle.out = settings.model = dir / "moe";
-      upcycle.experts = 4;
-      upcycle.router = route::parse_router(router);
-      upcycle.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
-    }
-    settings.run = dir / "run";
-    settings.data = {dir / "rows.jsonl"};
-    settings.steps = 12;
-    settings.micro_batch = 4;
-    settings.lr = 1e-2;
-  }
-
-  std::vector<StepRecord> train() {
-    std::vector<StepRecord> records;
-    TrainCallbacks callbacks;
-    callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
-    train::train(settings, callbacks);
-    return records;
-  }
-};
-
-std::vector<double> losses(const std::vector<StepRecord>& records) {
-  std::vector<double> values;
-  for (const auto& record : records) {
-    values.push_back(record.loss);
-  }
-  return values;
-}
-
-}  // namespace
 
 TEST_CASE("a dense folder trains, its loss falls, and the run is on disk", "[train]") {
   World world;
@@ -258,6 +197,17 @@ TEST_CASE("a loss that is no number names the step and the last good checkpoint"
   }
   INFO(message);
   CHECK(message.rfind("step 2: the ", 0) == 0);
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  for (int step = 1; std::getline(lines, line); ++step) {
+    const Json json = parse_json(line, "metrics.jsonl");
+    CHECK(json.contains("skipped") == (step > 1));
+    CHECK(json["skipped_steps"] == step - 1);
+    if (step > 1) {
+      CHECK(json["skipped"] == "not finite");
+      CHECK(message.find(json["skipped_why"].get<std::string>()) != std::string::npos);
+    }
+  }
   CHECK(message.find("no checkpoint was saved before") !=
         std::string::npos);  // that of step 1 began the bad step
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
@@ -339,32 +289,6 @@ TEST_CASE("a run that is there is left when finished, refused when other, replac
   world.settings.force = true;
   CHECK(world.train().size() == 2);
 }
-
-namespace {
-
-// All of metrics.jsonl but times and rates.
-std::string steady_metrics(const fs::path& run) {
-  std::istringstream lines(read_file(run / "metrics.jsonl"));
-  std::string steady;
-  for (std::string line; std::getline(lines, line);) {
-    OrderedJson json = OrderedJson::parse(line);
-    json.erase("seconds");
-    json.erase("tokens_per_second");
-    steady += json.dump() + "\n";
-  }
-  return steady;
-}
-
-// Trains until `stop` steps are done, then is asked to stop.
-void train_until(World& world, int64_t stop) {
-  TrainCallbacks callbacks;
-  int64_t done = 0;
-  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
-  callbacks.stop_requested = [&] { return done == stop; };
-  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
-}
-
-}  // namespace
 
 TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
   for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
@@ -512,101 +436,4 @@ TEST_CASE("runs in bf16 learn and go on bit for bit, layers computed again or no
     world.train();
     CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
   }
-}
-
-TEST_CASE("the run's decay reaches embedding and head only where it is asked to", "[train]") {
-  World world;
-  world.settings.steps = 1;
-  world.settings.lr = 1e-3;
-  world.settings.schedule = ScheduleKind::kConstant;
-  world.settings.adamw.weight_decay = 100;
-  const auto weights = [&](const std::string& run, bool decay_embeddings) {
-    world.settings.run = world.dir / run;
-    world.settings.adamw.decay_embeddings = decay_embeddings;
-    world.train();
-    std::map<std::string, torch::Tensor> all;
-    for (const auto& [name, tensor] :
-         model::Llama::load(io::Checkpoint(world.settings.run / "final")).parameters()) {
-      all[name] = tensor;
-    }
-    return all;
-  };
-  const auto on = weights("on", true), off = weights("off", false);
-  for (const auto& [name, tensor] : on) {
-    CAPTURE(name);
-    const bool is_embedding = name == "model.embed_tokens" || name == "lm_head";
-    CHECK(at::equal(tensor, off.at(name)) != is_embedding);
-  }
-}
-
-namespace {
-
-// The loss at the end: the mean of the last 24 steps, four times through the rows.
-double final_loss(World& world, const std::string& run) {
-  world.settings.run = world.dir / run;
-  const auto records = world.train();
-  double sum = 0;
-  for (size_t i = records.size() - 24; i < records.size(); ++i) {
-    sum += records[i].loss;
-  }
-  return sum / 24;
-}
-
-}  // namespace
-
-TEST_CASE("moments in bf16 end a run where another order of the data might have", "[train]") {
-  World world("top2");
-  world.settings.steps = 200;
-  world.settings.lr = 3e-3;
-  const double wide = final_loss(world, "fp32");
-  double least = wide, most = wide;
-  for (const uint64_t seed : {1, 2}) {
-    world.settings.seed = seed;
-    const double loss = final_loss(world, fmt::format("seed-{}", seed));
-    least = std::min(least, loss);
-    most = std::max(most, loss);
-  }
-  world.settings.seed = 0;
-  world.settings.adamw.moments = MomentType::kBF16;
-  const double narrow = final_loss(world, "bf16");
-  CAPTURE(wide, narrow, least, most);
-  CHECK(narrow != wide);
-  // The rounding is noise without bias, a few per cent of each step; that of the order of the data
-  // is as large as the steps themselves. So its effect stays within the spread of the latter.
-  CHECK(std::abs(narrow - wide) < most - least);
-}
-
-TEST_CASE("a run with moments in bf16 goes on bit for bit and stores them as bf16", "[train]") {
-  World world("top1+ir+fr");
-  world.settings.adamw.moments = MomentType::kBF16;
-  world.train();
-  const fs::path whole = world.settings.run;
-  const std::string weights = read_file(whole / "final" / "model.safetensors");
-  world.settings.run = world.dir / "stopped";
-  world.settings.save_every = 5;
-  train_until(world, 3);
-  train_until(world, 7);
-  const fs::path checkpoint = world.settings.run / "checkpoints" / "step-7";
-  const io::SafetensorsFile state(checkpoint / "state.safetensors");
-  int64_t moments = 0;
-  for (const auto& info : state.tensors()) {
-    const bool is_moment = info.name.starts_with("exp_avg");
-    moments += is_moment ? 1 : 0;
-    CHECK(info.dtype == (is_moment ? io::DType::kBF16 : io::DType::kF32));
-  }
-  CHECK(moments > 0);
-  auto model = model::Llama::load(io::Checkpoint(checkpoint));
-  AdamW optimizer(model.parameters(), {});
-  const std::string message = test::user_error_of([&] { restore(checkpoint, model, optimizer); });
-  INFO(message);
-  CHECK(message.find("' is BF16, this run keeps it in F32; give the --optimizer-state that it was "
-                     "saved with") != std::string::npos);
-  world.settings.adamw.moments = MomentType::kF32;
-  CHECK(test::user_error_of([&] {
-          world.train();
-        }).find("optimizer-state was \"bf16\", is \"fp32\"") != std::string::npos);
-  world.settings.adamw.moments = MomentType::kBF16;
-  world.train();
-  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
-  CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
 }
