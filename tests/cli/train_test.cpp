@@ -256,8 +256,9 @@ TEST_CASE("the same command goes on after a stop, and a finished run is left as 
   const std::vector<std::string> command = {"--steps", "400", "--save-every", "50"};
   const auto stopped = world.train(command, "dense", "timeout --preserve-status -s TERM 0.7");
   INFO(stopped.err);
-  // A slow machine may not have done a step, a fast one all of them; both end as they say.
-  CHECK((stopped.exit_code == 130 || stopped.exit_code == 0));
+  // A slow machine may not have done a step, or not have come to mind signals (143), a fast one may
+  // have done all of them; all end as they say.
+  CHECK((stopped.exit_code == 130 || stopped.exit_code == 143 || stopped.exit_code == 0));
   const auto again = world.train(command);
   INFO(again.err);
   REQUIRE(again.exit_code == 0);
