@@ -47,6 +47,12 @@ std::string routing_part(const train::StepRecord& record) {
 
 }  // namespace
 
+std::string skipped_part(const train::StepRecord& record) {
+  const int64_t outliers = record.skipped_outliers.value_or(0);
+  return fmt::format("skipped {}", record.skipped_steps) +
+         (outliers > 0 ? fmt::format(" ({} outlier{})", outliers, outliers == 1 ? "" : "s") : "");
+}
+
 std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left) {
   std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
   if (record.auxiliary) {
@@ -57,7 +63,7 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
                       record.lr,
                       format_count(record.tokens_per_second));
   if (record.skipped_steps > 0) {
-    text += fmt::format("  skipped {}", record.skipped_steps);
+    text += "  " + skipped_part(record);
   }
   if (!record.layer_counters.empty()) {
     text += routing_part(record);
@@ -74,9 +80,25 @@ StepPrinter::~StepPrinter() {
   }
 }
 
+void StepPrinter::print_skipped(const train::StepRecord& record) {
+  if (quiet_) {
+    return;
+  }
+  fmt::print(stderr,
+             "{}step {} moves no weight ({}): {}\n",
+             line_open_ ? "\r\033[K" : "",
+             record.step,
+             record.skipped_kind,
+             record.skipped_why);
+  line_open_ = false;
+}
+
 void StepPrinter::print(const train::StepRecord& record) {
   constexpr double kPipePeriod_s = 1.0, kTerminalPeriod_s = 0.1;
   seconds_ += record.seconds;
+  if (record.skipped) {
+    print_skipped(record);
+  }
   const auto now = std::chrono::steady_clock::now();
   const bool last = record.step == steps_;
   const double since = std::chrono::duration<double>(now - printed_).count();

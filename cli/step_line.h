@@ -10,6 +10,9 @@
 
 namespace moe::cli {
 
+// "skipped 3", and where outliers are looked for "skipped 3 (2 outliers)".
+std::string skipped_part(const train::StepRecord& record);
+
 // "step 12/500  loss 2.3456  aux 0.0101  grad 1.23  lr 1.00e-05  3.41 K tok/s  drop 12.3 %  ...
 // left 1:23". Of the routing (all of it stands in metrics.jsonl): drop = dropped requests, unserved
 // = tokens without an expert, fill = fill-ins of FR requests, IR = rectified tokens, experts = per
@@ -19,7 +22,7 @@ namespace moe::cli {
 std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left);
 
 // Prints step lines to standard error: on a terminal one that is written over, in a pipe the first,
-// the last and one about every second.
+// the last and one about every second. A step that was skipped gets a line of its own, with why.
 class StepPrinter {
  public:
   // A run that goes on begins after `first_step`.
@@ -30,6 +33,7 @@ class StepPrinter {
   void print(const train::StepRecord& record);
 
  private:
+  void print_skipped(const train::StepRecord& record);
   int64_t steps_, first_step_;
   bool quiet_, terminal_, line_open_ = false;
   double seconds_ = 0;  // of all steps so far

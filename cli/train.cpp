@@ -25,6 +25,7 @@ struct TrainFlags {
   std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
               objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
+  std::string optimizer_state = "fp32", decay_embeddings = "on";
   int64_t show_samples = 0;  // 0 = train
   bool quiet = false, json = false, resume = false, dry_run = false;
 };
@@ -37,6 +38,9 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
   settings.shuffle = flags.shuffle == "on";
   settings.pack_mask = flags.pack_mask == "doc" ? data::PackMask::kDoc : data::PackMask::kCausal;
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
+  settings.adamw.moments =
+      flags.optimizer_state == "bf16" ? train::MomentType::kBF16 : train::MomentType::kF32;
+  settings.adamw.decay_embeddings = flags.decay_embeddings == "on";
   settings.loss_on = flags.loss_on == "last" ? data::LossOn::kLast : data::LossOn::kAll;
   if (!flags.format.empty()) {
     settings.format = data::parse_format(flags.format);
@@ -136,7 +140,7 @@ void print_result(const TrainFlags& flags,
                last.step,
                first.loss,
                last.loss,
-               last.skipped_steps == 0 ? "" : fmt::format(", {} skipped", last.skipped_steps),
+               last.skipped_steps == 0 ? "" : ", " + skipped_part(last),
                final_model);
   }
 }
@@ -236,7 +240,8 @@ void add_batch_flags(CLI::App& command, TrainFlags& flags) {
       ->check(CLI::IsMember({"causal", "doc"}));
   command.add_option("--shuffle", flags.shuffle, "on (default) or off: file order")
       ->check(CLI::IsMember({"on", "off"}));
-  command.add_option("--seed", settings.seed, "of the shuffling (0)");
+  command.add_option(
+      "--seed", settings.seed, "of the shuffling, and of rounding the optimizer's state (0)");
 }
 
 void add_compute_flags(CLI::App& command, TrainFlags& flags) {
@@ -265,11 +270,27 @@ void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--min-lr", settings.min_lr, "learning rate of the last step (lr / 10)");
   command.add_option("--schedule", flags.schedule, "cosine (default), linear, constant or wsd");
   command.add_option("--warmup", settings.warmup, "steps of linear warm-up (0)");
-  command.add_option("--weight-decay", settings.adamw.weight_decay, "decoupled, not on norms (0)");
+  command.add_option(
+      "--weight-decay", settings.adamw.weight_decay, "decoupled, not on norms and biases (0)");
+  command
+      .add_option("--decay-embeddings",
+                  flags.decay_embeddings,
+                  "on (default) or off: whether embedding and head decay too")
+      ->check(CLI::IsMember({"on", "off"}));
   command.add_option("--beta1", settings.adamw.beta1, "AdamW (0.9)");
   command.add_option("--beta2", settings.adamw.beta2, "AdamW (0.999)");
   command.add_option("--eps", settings.adamw.eps, "AdamW (1e-8)");
   command.add_option("--clip", settings.clip, "largest gradient norm, 0 = any (1)");
+  command.add_option(
+      "--skip-outliers",
+      settings.skip_outliers,
+      "make no step whose loss or gradient norm lies Z standard deviations above the "
+      "mean of the last 128 (off; 6 is usual)");
+  command
+      .add_option("--optimizer-state",
+                  flags.optimizer_state,
+                  "fp32 (default) or bf16: AdamW's two moments, 8 or 4 bytes a parameter")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   command.add_option(
       "--lb-coef", settings.lb_coef, "weight of the load-balance loss (the folder's)");
   command.add_option("--entropy-coef",

@@ -113,6 +113,7 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "lr",
                                               "tokens_per_second",
                                               "skipped_steps",
+                                              "skipped_outliers",
                                               "load_balance_loss",
                                               "entropy_loss",
                                               "l1_loss",

@@ -235,7 +235,8 @@ MemoryPlan plan_memory(const model::ModelConfig& config,
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained);
-  plan.optimizer = 2 * plan.gradients;
+  const bool halved = settings.adamw.moments == MomentType::kBF16;
+  plan.optimizer = halved ? plan.gradients : 2 * plan.gradients;
   plan.activations = static_cast<uint64_t>(step.activations());
   if (settings.save_every || settings.save_minutes) {
     const bool merges = settings.lora.rank > 0;

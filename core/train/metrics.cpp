@@ -49,6 +49,13 @@ OrderedJson to_json(const StepRecord& record) {
   json["seconds"] = record.seconds;
   json["peak_memory_bytes"] = record.peak_memory;
   json["skipped_steps"] = record.skipped_steps;
+  if (record.skipped) {
+    json["skipped"] = record.skipped_kind;
+    json["skipped_why"] = record.skipped_why;
+  }
+  if (record.skipped_outliers) {
+    json["skipped_outliers"] = *record.skipped_outliers;
+  }
   put(json, "load_balance_loss", record.load_balance_loss);
   put(json, "entropy_loss", record.entropy_loss);
   put(json, "l1_loss", record.l1_loss);

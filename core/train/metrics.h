@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/base/json.h"
@@ -21,9 +22,11 @@ struct StepRecord {
   int64_t tokens = 0, target_tokens = 0;  // of this global batch
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
-  uint64_t peak_memory = 0;   // bytes resident at most, since the process began
-  bool skipped = false;       // loss or gradient was no number: the weights stayed as they were
-  int64_t skipped_steps = 0;  // so far
+  uint64_t peak_memory = 0;                 // bytes resident at most, since the process began
+  bool skipped = false;                     // the weights stayed as they were
+  std::string skipped_kind, skipped_why;    // "not finite" or "outlier" (outliers.h); in words
+  int64_t skipped_steps = 0;                // so far, of both kinds
+  std::optional<int64_t> skipped_outliers;  // of these, where outliers are looked for
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;

@@ -33,6 +33,13 @@ void check_not_negative(double value, const char* flag) {
           "must be 0 or a positive number");
 }
 
+void check_deviations(double value, const char* flag) {
+  require(std::isfinite(value) && value >= 1,
+          flag,
+          fmt::format("{}", value),
+          "must be a number of standard deviations of at least 1; 6 is usual");
+}
+
 int64_t divisor_up_to(int64_t number, int64_t limit) {
   int64_t divisor = std::min(number, limit);
   while (number % divisor != 0) {
@@ -148,10 +155,13 @@ void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   toml.text("schedule", schedule_name(settings.schedule));
   toml.number("warmup", settings.warmup);
   toml.number("weight-decay", settings.adamw.weight_decay);
+  toml.text("decay-embeddings", settings.adamw.decay_embeddings ? "on" : "off");
   toml.number("beta1", settings.adamw.beta1);
   toml.number("beta2", settings.adamw.beta2);
   toml.number("eps", settings.adamw.eps);
   toml.number("clip", settings.clip);
+  toml.number("skip-outliers", settings.skip_outliers);
+  toml.text("optimizer-state", settings.adamw.moments == MomentType::kBF16 ? "bf16" : "fp32");
 }
 
 void add_router(TomlLines& toml, const TrainSettings& settings) {
@@ -201,6 +211,7 @@ void check_numbers(const TrainSettings& settings) {
   check_not_negative(settings.lb_coef.value_or(0), "--lb-coef");
   check_not_negative(settings.entropy_coef.value_or(0), "--entropy-coef");
   check_not_negative(settings.lambda.value_or(0), "--lambda");
+  check_deviations(settings.skip_outliers.value_or(1), "--skip-outliers");
   for (const auto& [flag, beta] :
        {std::pair("--beta1", settings.adamw.beta1), std::pair("--beta2", settings.adamw.beta2)}) {
     require(beta >= 0 && beta < 1, flag, fmt::format("{}", beta), "must lie in [0, 1)");

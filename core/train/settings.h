@@ -43,11 +43,12 @@ struct TrainSettings {
   std::vector<std::string> trained;  // what trains, trainable.h; empty: everything, with adapters
                                      // those and the router
   ScheduleKind schedule = ScheduleKind::kCosine;
-  double lr = 1e-5;              // P1
-  std::optional<double> min_lr;  // open: lr / 10 (P1: 1e-5 -> 1e-6)
-  int64_t warmup = 0;            // steps, D20
-  AdamWSettings adamw;           // D20
-  double clip = 1.0;             // D20; 0 = never
+  double lr = 1e-5;                     // P1
+  std::optional<double> min_lr;         // open: lr / 10 (P1: 1e-5 -> 1e-6)
+  int64_t warmup = 0;                   // steps, D20
+  AdamWSettings adamw;                  // D20
+  double clip = 1.0;                    // D20; 0 = never
+  std::optional<double> skip_outliers;  // standard deviations, outliers.h; open: none are skipped
 
   route::RouterRequest router;  // open: the folder's
   std::optional<double>

@@ -82,9 +82,10 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// A model folder, and weights and two moments of every parameter in f32.
-uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) {
-  return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
+// A model folder, and of every parameter the weight in f32 and two moments.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
+  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
 }
 
 // The model of a run, with weights as `checkpoint` has them.
@@ -110,7 +111,7 @@ class Run {
         callbacks_(callbacks),
         model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
-        optimizer_(trained_, plan.settings.adamw),
+        optimizer_(trained_, plan.settings.adamw, plan.settings.seed),
         saver_(parent, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
@@ -181,13 +182,7 @@ class Run {
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
     record.step = ++position_.step;
-    record.skipped = !std::isfinite(losses.loss) || !std::isfinite(norm);
-    if (record.skipped) {
-      skip(losses.loss, norm);
-    } else {
-      update(norm, record.lr, losses.sparsity);
-    }
-    record.skipped_steps = position_.skipped_steps;
+    move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -195,11 +190,52 @@ class Run {
     return record;
   }
 
-  void update(double norm, double lr, double sparsity) {
-    if (bad_steps_ == 0) {  // only now is the newest checkpoint known to be good
+  // Moves the weights, or says in `record` why not.
+  void move(StepRecord& record, double sparsity) {
+    if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
+      const bool is_loss = !std::isfinite(record.loss);
+      note_skipped(record,
+                   "not finite",
+                   fmt::format("the {} is {}",
+                               is_loss ? "loss" : "gradient norm",
+                               is_loss ? record.loss : record.grad_norm));
+      skip(record.skipped_why);
+    } else {
+      pass_numbers();
+      if (const auto why = judge(record)) {
+        ++position_.skipped_outliers;
+        note_skipped(record, "outlier", *why);
+      } else {
+        update(record.grad_norm, record.lr, sparsity);
+      }
+    }
+    record.skipped_steps = position_.skipped_steps;
+    if (plan_.settings.skip_outliers) {
+      record.skipped_outliers = position_.skipped_outliers;
+    }
+  }
+
+  std::optional<std::string> judge(const StepRecord& record) {
+    const auto z = plan_.settings.skip_outliers;
+    return z ? judge_step(position_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
+  }
+
+  void note_skipped(StepRecord& record, const char* kind, const std::string& why) {
+    ++position_.skipped_steps;
+    record.skipped = true;
+    record.skipped_kind = kind;
+    record.skipped_why = why;
+  }
+
+  // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
+  void pass_numbers() {
+    if (bad_steps_ == 0) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     bad_steps_ = 0;
+  }
+
+  void update(double norm, double lr, double sparsity) {
     clip_gradients(trained_, norm, plan_.settings.clip);
     optimizer_.step(lr);
     if (is_relu()) {
@@ -209,9 +245,8 @@ class Run {
 
   // A loss or gradient that is no number moves no weight. Several in a row will not mend
   // themselves: the weights they began with are no good, nor is a checkpoint of them.
-  void skip(double loss, double norm) {
+  void skip(const std::string& why) {
     constexpr int64_t kMostInARow = 5;
-    ++position_.skipped_steps;
     if (++bad_steps_ < kMostInARow && position_.step > bad_steps_) {
       return;
     }
@@ -220,12 +255,10 @@ class Run {
     folder_.remove_checkpoint(good);
     const auto last = folder_.last_checkpoint();
     throw std::runtime_error(fmt::format(
-        "step {}: the {} is {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip "
-        "may "
+        "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
         "help",
         good + 1,
-        std::isfinite(loss) ? "gradient norm" : "loss",
-        std::isfinite(loss) ? norm : loss,
+        why,
         bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
         last ? "the last good checkpoint is " + last->string()
              : std::string("no checkpoint was saved before (--save-every)")));
@@ -266,7 +299,7 @@ class Run {
   }
 
   void save(const std::filesystem::path& out) {
-    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
+    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
     saved_ = std::chrono::steady_clock::now();
   }
@@ -319,9 +352,8 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
   const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
-  io::check_space(
-      plan.settings.run,
-      model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan.parameters));
+  io::check_space(plan.settings.run,
+                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.

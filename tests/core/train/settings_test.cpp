@@ -85,6 +85,12 @@ TEST_CASE("every number out of range is refused by its flag", "[train]") {
   CHECK(error_after([](S& s) { s.adamw.beta2 = 1; }) == "--beta2 1: must lie in [0, 1)");
   CHECK(error_after([](S& s) { s.clip = std::nan(""); }) ==
         "--clip nan: must be 0 or a positive number");
+  for (const double z : {0.0, 0.5, -6.0, std::nan("")}) {
+    CHECK(error_after([z](S& s) { s.skip_outliers = z; }) ==
+          fmt::format("--skip-outliers {}: must be a number of standard deviations of at least 1; "
+                      "6 is usual",
+                      z));
+  }
   CHECK(error_after([](S& s) { s.save_every = 0; }) ==
         "--save-every 0: must be a whole number of at least 1");
   CHECK(error_after([](S& s) { s.keep = 0; }) == "--keep 0: must be a whole number of at least 1");
@@ -129,8 +135,10 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "\"fp32\"\nrecompute = \"layer\"\nlora = 8\nlora-alpha = 16\nlora-on = "
         "[\"ffn\"]\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
-        "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\nrouter = "
-        "\"" +
+        "warmup = 0\nweight-decay = 0\n"
+        "decay-embeddings = \"on\"\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\n"
+        "optimizer-state = \"fp32\"\n"
+        "router = \"" +
             settings.router.router +
             "\"\ncf = \"1.5\"\nep-ranks = 8\nlb-coef = 0.01\nkeep = 2\nseed = 7\n");
 }

@@ -3,75 +3,14 @@
 #include "core/base/error.h"
 #include "core/model/upcycle.h"
 #include "core/train/snapshot.h"
-#include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::read_file;
-using moe::test::TempDir;
+using namespace moe::test;
+using World = moe::test::TrainWorld;
 namespace fs = std::filesystem;
-
-namespace {
-
-// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
-void write_rows(const fs::path& file) {
-  std::string text;
-  for (int row = 0; row < 24; ++row) {
-    std::vector<int> ids;
-    for (int t = 0; t < 8 + row % 5; ++t) {
-      ids.push_back(3 + (row % 4) * 5 + t % 5);
-    }
-    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-  }
-  test::write_file(file, text);
-}
-
-// A tiny dense folder, its upcycled child and rows to train on.
-struct World {
-  TempDir dir;
-  TrainSettings settings;
-
-  explicit World(const std::string& router = "") {
-    test::write_tiny_checkpoint(dir / "dense");
-    write_rows(dir / "rows.jsonl");
-    settings.model = dir / "dense";
-    if (!router.empty()) {
-      const io::Checkpoint parent(dir / "dense");
-      model::UpcycleSettings upcycle;
-      upcycle.out = settings.model = dir / "moe";
-      upcycle.experts = 4;
-      upcycle.router = route::parse_router(router);
-      upcycle.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
-    }
-    settings.run = dir / "run";
-    settings.data = {dir / "rows.jsonl"};
-    settings.steps = 12;
-    settings.micro_batch = 4;
-    settings.lr = 1e-2;
-  }
-
-  std::vector<StepRecord> train() {
-    std::vector<StepRecord> records;
-    TrainCallbacks callbacks;
-    callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
-    train::train(settings, callbacks);
-    return records;
-  }
-};
-
-std::vector<double> losses(const std::vector<StepRecord>& records) {
-  std::vector<double> values;
-  for (const auto& record : records) {
-    values.push_back(record.loss);
-  }
-  return values;
-}
-
-}  // namespace
 
 TEST_CASE("a dense folder trains, its loss falls, and the run is on disk", "[train]") {
   World world;
@@ -258,6 +197,17 @@ TEST_CASE("a loss that is no number names the step and the last good checkpoint"
   }
   INFO(message);
   CHECK(message.rfind("step 2: the ", 0) == 0);
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  for (int step = 1; std::getline(lines, line); ++step) {
+    const Json json = parse_json(line, "metrics.jsonl");
+    CHECK(json.contains("skipped") == (step > 1));
+    CHECK(json["skipped_steps"] == step - 1);
+    if (step > 1) {
+      CHECK(json["skipped"] == "not finite");
+      CHECK(message.find(json["skipped_why"].get<std::string>()) != std::string::npos);
+    }
+  }
   CHECK(message.find("no checkpoint was saved before") !=
         std::string::npos);  // that of step 1 began the bad step
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
@@ -339,33 +289,6 @@ TEST_CASE("a run that is there is left when finished, refused when other, replac
   world.settings.force = true;
   CHECK(world.train().size() == 2);
 }
-
-namespace {
-
-// All of metrics.jsonl but times and rates.
-std::string steady_metrics(const fs::path& run) {
-  std::istringstream lines(read_file(run / "metrics.jsonl"));
-  std::string steady;
-  for (std::string line; std::getline(lines, line);) {
-    OrderedJson json = OrderedJson::parse(line);
-    json.erase("seconds");
-    json.erase("tokens_per_second");
-    json.erase("peak_memory_bytes");
-    steady += json.dump() + "\n";
-  }
-  return steady;
-}
-
-// Trains until `stop` steps are done, then is asked to stop.
-void train_until(World& world, int64_t stop) {
-  TrainCallbacks callbacks;
-  int64_t done = 0;
-  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
-  callbacks.stop_requested = [&] { return done == stop; };
-  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
-}
-
-}  // namespace
 
 TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
   for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
