@@ -68,6 +68,16 @@ void print_trained(const train::TrainSettings& settings) {
   }
 }
 
+// What tokens compete with each other for the slots of experts.
+std::string describe_group(const train::RunPlan& plan) {
+  if (!plan.routing.router.capacity_factor) {
+    return "no capacity, so that batches do not change routing";
+  }
+  return fmt::format("capacity counted over the {}{} tokens of a micro-batch",
+                     plan.settings.pack == data::Pack::kNone ? "up to " : "",
+                     plan.group_tokens);
+}
+
 void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
   for (const auto& line : plan.data) {
@@ -87,9 +97,10 @@ void print_plan(const train::RunPlan& plan) {
              *settings.seq_len);
   if (plan.is_moe) {
     fmt::print(stderr,
-               "router {} on {} logical ranks; loss = {}\n",
+               "router {} on {} logical ranks, {}; loss = {}\n",
                to_string(plan.routing.router),
                plan.routing.ep_ranks,
+               describe_group(plan),
                plan.losses);
   }
   print_trained(settings);

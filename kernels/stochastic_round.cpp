@@ -11,13 +11,14 @@
 
 #include "kernels/stochastic_round_bits.h"
 #include "kernels/stream.h"
+#include "kernels/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
 // Elements whose indices share their upper half; `low` is the lower half of the first.
-void round_run(
+MOE_VECTOR_CLONES void round_run(
     const float* in, uint16_t* out, int64_t count, uint64_t key, uint32_t low, uint32_t high) {
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t draw = rounding_draw(key, low + static_cast<uint32_t>(i), high);

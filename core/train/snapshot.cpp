@@ -31,6 +31,7 @@ OrderedJson to_json(const Position& position) {
             {"norms", position.outliers.norms},
             {"in_a_row", position.outliers.in_a_row}}},
           {"lambda", position.lambda},
+          {"group_tokens", position.group_tokens},
           {"cursor",
            {{"epoch", position.cursor.epoch},
             {"example", position.cursor.example},
@@ -190,6 +191,7 @@ Position read_position(const fs::path& folder) {
   position.skipped_outliers = get_int(json, "skipped_outliers", where, 0);
   position.outliers = read_outliers(json, where);
   position.lambda = get_double(json, "lambda", where);
+  position.group_tokens = get_int(json, "group_tokens", where);
   const Json cursor = json.value("cursor", Json::object());
   position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
                      get_int(cursor, "example", where + ": cursor"),

@@ -29,6 +29,7 @@ struct Position {
   int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
   OutlierWindow outliers;                           // empty where none are looked for
   double lambda = 0;                                // ReLU: of the next step
+  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over (SPEC D4)
   data::Cursor cursor;
   bool operator==(const Position&) const = default;
 };

@@ -119,6 +119,7 @@ class Run {
     if (plan.is_moe) {
       routing_ = plan.routing;
       position_.lambda = settings.lambda.value_or(0);
+      position_.group_tokens = plan.group_tokens;
     }
     if (start.resumed) {
       position_ = restore(start.folder, model_, optimizer_);
@@ -425,11 +426,9 @@ Prepared prepare(const TrainSettings& settings) {
   plan.tokens = run.examples.tokens();
   plan.data = describe_data(run.examples);
   plan.parameters = model::count_parameters(config).total;
-  plan.memory = plan_memory(config,
-                            plan.settings,
-                            plan.routing.router,
-                            micro_batch_tokens(plan.settings, run.examples),
-                            resident_bytes());
+  plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
+  plan.memory =
+      plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes());
   warn_of_memory(plan);
   return run;
 }

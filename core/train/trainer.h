@@ -24,6 +24,7 @@ struct RunPlan {
   model::RoutingOptions routing;   // of a mixture
   std::string losses;              // of a mixture: what is minimised, in words
   std::vector<std::string> notes;  // warnings worth a line
+  int64_t group_tokens = 0;        // of the largest micro-batch: what is routed together (SPEC D4)
   MemoryPlan memory;
   int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint it goes on from
 };

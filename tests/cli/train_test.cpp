@@ -149,8 +149,11 @@ TEST_CASE("a mixture's step line shows its routing, --json gives the result to m
       world.train({"--steps", "2", "--router", "top1+ir+fr", "--cf", "0.5", "--json"}, "moe");
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  CHECK(result.err.find("router top1+ir+fr:cf=0.5 on 4 logical ranks; loss = language model + 0.01 "
-                        "x load balance") != std::string::npos);
+  CHECK(
+      result.err.find("router top1+ir+fr:cf=0.5 on 4 logical ranks, capacity counted over the ") !=
+      std::string::npos);
+  CHECK(result.err.find(" tokens of a micro-batch; loss = language model + 0.01 x load balance") !=
+        std::string::npos);
   for (const char* part :
        {"  aux ", "  drop ", "  fill ", "  IR ", "  experts ", "  load ", "  H ", "  left "}) {
     CHECK(result.err.find(part) != std::string::npos);

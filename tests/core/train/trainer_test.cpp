@@ -414,6 +414,7 @@ TEST_CASE("adapters train in place of weights and are merged into the saved fold
   const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
   world.settings.run = world.dir / "stopped";
   train_until(world, 2);
+  CHECK(read_position(world.settings.run / "checkpoints" / "step-2").group_tokens == 4 * 12);
   world.train();
   CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
 }
