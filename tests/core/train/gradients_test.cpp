@@ -1,5 +1,7 @@
 #include "core/train/gradients.h"
 
+#include <cmath>
+
 #include "core/model/upcycle.h"
 #include "core/train/head_loss.h"
 #include "core/train/optimizer.h"
@@ -151,6 +153,33 @@ TEST_CASE("one micro-batch or four give a dense model the same loss and gradient
   CHECK(distance(split_gradients, one_gradients) < kTolerance);
   CHECK(one.layers.empty());
   CHECK_FALSE(one.load_balance.has_value());
+}
+
+TEST_CASE("how a global batch is cut moves no dropless mixture, and moves one with capacity",
+          "[train]") {
+  const TempDir dir;
+  const auto gap_of = [&](const std::string& router, const std::string& name) {
+    write_upcycled(dir / ("dense-" + name), dir / name, router);
+    const auto model = load_for_training(dir / name);
+    const auto routing = model.default_routing();
+    const auto six = random_batches(6, 2);
+    const auto whole = add_gradients(model, {joined(six)}, routing, {});
+    const auto whole_gradients = take_gradients(model);
+    const auto cut = add_gradients(model, six, routing, {});
+    const auto cut_gradients = take_gradients(model);
+    // Over all parameters together: experts are equal still, so a router's own gradient is
+    // rounding.
+    double apart = 0, norm = 0;
+    for (size_t i = 0; i < whole_gradients.size(); ++i) {
+      apart += (cut_gradients[i] - whole_gradients[i]).square().sum().item<double>();
+      norm += whole_gradients[i].square().sum().item<double>();
+    }
+    return std::max(std::sqrt(apart / norm), std::abs(cut.loss - whole.loss) / whole.loss);
+  };
+  CHECK(gap_of("top2:cf=inf", "top2") < kTolerance);
+  CHECK(gap_of("topp:0.4", "topp") < kTolerance);
+  CHECK(gap_of("relu:k=1", "relu") < kTolerance);
+  CHECK(gap_of("top1:cf=1", "capacity") > 1e-3);  // SPEC D4: another group, other drops
 }
 
 TEST_CASE("micro-batches without a target add nothing, a batch without any has loss 0", "[train]") {
