@@ -65,6 +65,20 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
   return text + "  left " + format_seconds(seconds_left);
 }
 
+std::string evaluation_line(const train::Evaluation& evaluation) {
+  std::string text = fmt::format("step {}", evaluation.step);
+  if (evaluation.held_out_loss) {
+    text += fmt::format("  held-out loss {:.4f}", *evaluation.held_out_loss);
+  }
+  for (const auto& [task, scores] : evaluation.tasks) {
+    text += fmt::format("  {} {:.1f} %", task, 100 * scores.at("acc"));
+    if (const auto error = scores.find("acc_stderr"); error != scores.end()) {
+      text += fmt::format(" ± {:.1f}", 100 * error->second);
+    }
+  }
+  return text + "  took " + format_seconds(evaluation.seconds);
+}
+
 StepPrinter::StepPrinter(int64_t steps, int64_t first_step, bool quiet)
     : steps_(steps), first_step_(first_step), quiet_(quiet), terminal_(is_terminal(2)) {}
 
@@ -91,9 +105,23 @@ void StepPrinter::print(const train::StepRecord& record) {
   if (terminal_) {
     fmt::print(stderr, "\r\033[K{}{}", line, last ? "\n" : "");
     line_open_ = !last;
+    line_ = line;
   } else {
     fmt::print(stderr, "{}\n", line);
   }
+  std::fflush(stderr);
+}
+
+void StepPrinter::print(const train::Evaluation& evaluation) {
+  seconds_ += evaluation.step > first_step_ ? evaluation.seconds : 0;
+  if (quiet_) {
+    return;
+  }
+  fmt::print(stderr,
+             "{}{}\n{}",
+             line_open_ ? "\r\033[K" : "",
+             evaluation_line(evaluation),
+             line_open_ ? line_ : "");
   std::fflush(stderr);
 }
 

@@ -9,9 +9,11 @@
 #include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
+#include "core/train/report.h"
 #include "core/train/run_folder.h"
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
+#include "core/train/starts.h"
 #include "core/train/trainable.h"
 #include "core/train/training_data.h"
 
@@ -92,11 +94,13 @@ class Run {
       const io::Checkpoint& parent,
       const RunFolder& folder,
       const Start& start,
+      Evaluator& evaluator,
       const TrainCallbacks& callbacks)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
+        evaluator_(evaluator),
         model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
                              : model::Llama::load(parent)),
         trained_(trainable(model_, plan.settings.trained)),
@@ -115,6 +119,8 @@ class Run {
     batches_.emplace(examples, batch_settings(settings), position_.cursor);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
+    history_ = read_history(folder.metrics());
+    evaluator.begin(folder.samples(), position_.step);
     for (const auto& parameter : trained_) {
       torch::Tensor(parameter.tensor).requires_grad_(true);
     }
@@ -123,15 +129,18 @@ class Run {
   void steps() {
     const int64_t steps = *plan_.settings.steps;
     saved_ = std::chrono::steady_clock::now();
+    if (position_.step == 0) {
+      evaluate({{"step", 0}});
+    }
     while (position_.step < steps) {
       if (callbacks_.stop_requested()) {
         interrupt();
       }
       const StepRecord record = step();
-      const OrderedJson line = to_json(record);
-      metrics_->append(line);
-      events_->append(Json(line));
       callbacks_.on_step(record);
+      if (!evaluate(to_json(record))) {
+        append(to_json(record));
+      }
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(position_.step));
       }
@@ -140,11 +149,32 @@ class Run {
     folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     model::save_folder(
         model_, routing_, parent_, folder_.final_model(), /*force=*/true, coefficients());
+    report();
     callbacks_.on_saved(folder_.final_model());
   }
 
  private:
   bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+
+  void append(const OrderedJson& line) {
+    metrics_->append(line);
+    const Json json(line);
+    events_->append(json);
+    history_.add(json, folder_.metrics().string());
+  }
+
+  // Appends the line of this step with what its evaluation found, or says that none is due.
+  bool evaluate(OrderedJson line) {
+    const auto evaluation = evaluator_.evaluate(model_, routing_, position_.step);
+    if (evaluation) {
+      add_evaluation(line, *evaluation);
+      append(line);
+      callbacks_.on_evaluated(*evaluation);
+    }
+    return evaluation.has_value();
+  }
+
+  void report() const { write_report(folder_.path(), history_, folder_.report()); }
 
   bool is_save_due() const {
     const TrainSettings& settings = plan_.settings;
@@ -205,6 +235,7 @@ class Run {
       return;
     }
     saver_.wait();
+    report();
     const int64_t good = position_.step - bad_steps_;
     folder_.remove_checkpoint(good);
     const auto last = folder_.last_checkpoint();
@@ -256,6 +287,7 @@ class Run {
 
   void save(const std::filesystem::path& out) {
     io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
+    report();
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
     saved_ = std::chrono::steady_clock::now();
   }
@@ -277,6 +309,7 @@ class Run {
       save(out);
       saver_.wait();
     }
+    report();
     throw Interrupted(
         fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
                     position_.step,
@@ -288,6 +321,7 @@ class Run {
   const io::Checkpoint& parent_;
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
+  Evaluator& evaluator_;
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
@@ -296,6 +330,7 @@ class Run {
   std::optional<data::BatchStream> batches_;
   std::optional<MetricsFile> metrics_;
   std::optional<EventFile> events_;
+  History history_;
   Schedule schedule_;
   Position position_;
   int64_t bad_steps_ = 0;  // in a row, up to now
@@ -311,6 +346,18 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
   io::check_space(
       plan.settings.run,
       model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan.parameters));
+}
+
+OrderedJson start_line(const RunPlan& plan) {
+  OrderedJson line = describe_start(plan.first_step);
+  line["parameters"] = plan.parameters;
+  if (plan.is_moe) {
+    line["router"] = to_string(plan.routing.router);
+    line["loss"] = plan.losses;
+  }
+  line["data"] = plan.data;
+  line["notes"] = plan.notes;
+  return line;
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.
@@ -349,9 +396,14 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
+  plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
+  Evaluator evaluator(plan.settings, checkpoint, config.vocab_size, callbacks.evaluate_tasks);
   plan.examples = static_cast<int64_t>(examples.items.size());
   plan.tokens = examples.tokens();
   plan.data = describe_data(examples);
+  for (const auto& line : evaluator.description()) {
+    plan.data.push_back(line);
+  }
   plan.parameters = model::count_parameters(config).total;
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
@@ -365,8 +417,9 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   const Start start = find_start(folder, state, plan);
   folder.begin(toml, state);
+  append_start(folder.starts(), start_line(plan));
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, start, callbacks).steps();
+  Run(plan, examples, checkpoint, folder, start, evaluator, callbacks).steps();
 }
 
 }  // namespace moe::train
