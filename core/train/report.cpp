@@ -71,14 +71,16 @@ std::string facts(const History& history, std::optional<double> steps) {
 
 // What a reader must know before believing the curves.
 std::string notes(const History& history, const std::vector<Json>& starts) {
-  std::vector<std::string> lines;
+  std::string out;
   if (history.skipped_count > 0) {
-    lines.push_back(fmt::format("{} step{} skipped, a loss or gradient was no number: {}{}",
-                                grouped(history.skipped_count),
-                                history.skipped_count == 1 ? "" : "s",
-                                fmt::join(history.skipped, ", "),
-                                history.skipped_count > std::ssize(history.skipped) ? ", .." : ""));
+    out += fmt::format(
+        "<li class=\"warn\">{} step{} skipped, a loss or gradient was no number: {}{}</li>\n",
+        grouped(history.skipped_count),
+        history.skipped_count == 1 ? "" : "s",
+        fmt::join(history.skipped, ", "),
+        history.skipped_count > std::ssize(history.skipped) ? ", .." : "");
   }
+  std::vector<std::string> lines;
   if (!starts.empty() && starts.back().value("notes", Json()).is_array()) {
     for (const auto& note : starts.back()["notes"]) {
       lines.push_back(note.is_string() ? note.get<std::string>() : note.dump());
@@ -89,7 +91,6 @@ std::string notes(const History& history, const std::vector<Json>& starts) {
   if (!zero.empty()) {
     lines.push_back(fmt::format("Zero from first to last, not drawn: {}.", fmt::join(zero, ", ")));
   }
-  std::string out;
   for (const auto& line : lines) {
     out += "<li>" + html(line) + "</li>\n";
   }
@@ -170,6 +171,12 @@ std::vector<const TextSample*> a_few(const std::vector<const TextSample*>& all) 
   return few;
 }
 
+// Without the space that joins it to its prompt.
+std::string_view trimmed(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  return text;
+}
+
 std::string samples(const fs::path& file) {
   const std::vector<TextSample> all = read_samples_file(file);
   std::vector<std::string> prompts;  // in the order they come
@@ -190,7 +197,7 @@ std::string samples(const fs::path& file) {
     for (const auto* sample : a_few(of_prompt)) {
       out += fmt::format("<div><dt>step {}</dt><dd>{}</dd></div>\n",
                          grouped(sample->step),
-                         sample->text.empty() ? "<i>nothing</i>" : html(sample->text));
+                         sample->text.empty() ? "<i>nothing</i>" : html(trimmed(sample->text)));
     }
     out += "</dl></article>\n";
   }

@@ -22,7 +22,7 @@
   const labels = values => {
     const size = Math.max(...values.map(Math.abs));
     return values.map(v => v !== 0 && (size < 5e-3 || size >= 1e7)
-      ? v.toExponential(1).replace(".0e", "e").replace("e+", "e") : v.toLocaleString("en-US", {maximumFractionDigits: 5}));
+      ? Number(v.toPrecision(5)).toExponential().replace("e+", "e") : v.toLocaleString("en-US", {maximumFractionDigits: 5}));
   };
   const clamp = (v, low, high) => Math.min(high, Math.max(low, v));
 
@@ -39,7 +39,7 @@
     const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find(f => f * power >= rough * 0.999);
     const all = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) all.push(i * step);
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) all.push(i * step || 0); // never -0
     return all;
   };
 
@@ -94,6 +94,7 @@
     const figure = figureOf(panel.title, unit.replace(/^, /, "") || "\u00a0", readout);
     const wide = panel.group === "Loss";
     if (wide) figure.classList.add("wide");
+    if (panel.lines.length > 1) figure.classList.add("many");
     const svg = element("svg", {role: "img"});
     svg.setAttribute("aria-label", panel.lines.map(line =>
       `${panel.title} ${line.name}: ${short(line.values[0])} at step ${line.steps[0]}, ` +
@@ -107,6 +108,8 @@
       const stroke = `stroke: var(--c${index % 6})`;
       const add = (kind, from) => area.append(element("path", {class: kind, style: stroke, d: path(from.steps, from.values)}));
       add(line.smooth ? "raw" : "line", line);
+      // Of a thinned curve every bucket is a stroke from its least to its largest value: a band.
+      if (line.smooth && line.steps.length > 400) area.lastChild.style.strokeWidth = clamp(2 * (x(lastStep) - x(firstStep)) / line.steps.length, 1, 3);
       if (line.smooth) add("line", line.smooth);
       const sparse = index > 0 || panel.title === "Accuracy" || line.steps.length === 1;
       if (sparse && line.steps.length <= 80) line.steps.forEach((s, i) => area.append(
@@ -114,7 +117,7 @@
     };
     const draw = () => {
       const width = Math.max(120, svg.clientWidth), height = wide ? clamp(width * 0.34, 220, 380) : 168;
-      const yTicks = ticks(low, high, wide ? 6 : 4).filter(v => v >= low && v <= high);
+      const yTicks = ticks(low, high, wide ? 6 : 5).filter(v => v >= low && v <= high);
       const yLabels = labels(yTicks), left = 12 + 6.3 * Math.max(...yLabels.map(label => label.length));
       x = s => lastStep === firstStep ? (left + width) / 2 : left + (s - firstStep) / (lastStep - firstStep) * (width - left - 8);
       y = v => top + (high - v) / (high - low) * (height - top - bottom);
@@ -151,7 +154,7 @@
         if (step !== null) marks.append(
           element("circle", {r: 3.4, cx: x(line.steps[at]), cy: y(line.values[at]), style: `fill: ${colour}`}));
         const item = element("span", {});
-        if (panel.lines.length > 1) item.append(element("i", {style: `background: ${colour}`}), `${line.name} `);
+        if (line.name) item.append(element("i", {style: `background: ${colour}`}), `${line.name} `);
         item.append(short(line.values[at]));
         readout.append(item);
       });
@@ -168,8 +171,8 @@
   const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches && !matchMedia("print").matches;
   const colourOf = (load, dark) => {
     const [cold, equal, warm] = dark ? [[86, 148, 222], [38, 41, 45], [242, 158, 84]] : [[34, 88, 158], [243, 241, 236], [186, 82, 10]];
-    const place = load > 0 ? clamp(Math.log2(load) / 2, -1, 1) : -1;
-    return equal.map((from, i) => from + ((place < 0 ? cold : warm)[i] - from) * Math.abs(place));
+    const place = load > 0 ? clamp(Math.log2(load) / 2, -1, 1) : -1, strength = Math.abs(place) ** 0.7;
+    return equal.map((from, i) => from + ((place < 0 ? cold : warm)[i] - from) * strength);
   };
   const paint = (canvas, width, height, loadAt) => {
     canvas.width = width;

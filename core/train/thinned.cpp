@@ -21,7 +21,7 @@ void Thinned::add(int64_t step, double value) {
   ++bucket.count;
   bucket.least = value < bucket.least.value ? point : bucket.least;
   bucket.largest = value > bucket.largest.value ? point : bucket.largest;
-  while (buckets_.size() * (is_thinned() ? 2 : 1) > kMostPoints) {
+  while (is_thinned() ? 2 * buckets_.size() + 2 > kMostPoints : buckets_.size() > kMostPoints) {
     merge_neighbours();
   }
 }
@@ -46,15 +46,23 @@ void Thinned::merge_neighbours() {
 }
 
 std::vector<Point> Thinned::points() const {
+  if (empty()) {
+    return {};
+  }
   std::vector<Point> points;
+  const auto push = [&](Point point) {
+    if (points.empty() || points.back().step < point.step) {
+      points.push_back(point);
+    }
+  };
+  push(first);
   for (const auto& bucket : buckets_) {
     const auto [early, late] = std::minmax(
         bucket.least, bucket.largest, [](Point one, Point two) { return one.step < two.step; });
-    points.push_back(early);
-    if (late.step != early.step) {
-      points.push_back(late);
-    }
+    push(early);
+    push(late);
   }
+  push(last);
   return points;
 }
 

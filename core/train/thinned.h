@@ -20,9 +20,9 @@ class Thinned {
   void add(int64_t step, double value);  // steps ascend, values are finite
   bool empty() const { return buckets_.empty(); }
 
-  // By step, at most kMostPoints: all that were added, or two a bucket.
-  std::vector<Point> points() const;
-  std::vector<Point> means() const;  // one a bucket, at its middle step
+  // By step, at most kMostPoints: all that were added, or two a bucket and the first and last.
+  std::vector<Point> points() const;  // none where none was added
+  std::vector<Point> means() const;   // one a bucket, at its middle step
   bool is_thinned() const { return width_ > 1; }
 
   Point first, last, least, largest;  // of all that were added
