@@ -18,6 +18,13 @@ namespace moe::cli {
 // be; unserved also where it says what drop says. Shares are per cent here.
 std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left);
 
+// The same for a terminal of `width` characters: "[====    ] 1:23 left  step 12/500  loss ..", cut
+// off where it would wrap, since a line that wraps cannot be written over.
+std::string terminal_step_line(const train::StepRecord& record,
+                               int64_t steps,
+                               double seconds_left,
+                               size_t width);
+
 // "step 20  held-out loss 2.3456  piqa 56.2 % ± 5.0  took 1:05": an evaluation with the weights
 // after that step. Accuracies are acc with its standard error.
 std::string evaluation_line(const train::Evaluation& evaluation);

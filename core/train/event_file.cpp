@@ -132,7 +132,7 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   std::vector<std::pair<std::string, double>> curves;
   add_numbers(line, "train/", train, curves);
   add_numbers(line, "routing/", routing, curves);
-  add_numbers(line, "held_out/", {"held_out_loss"}, curves);
+  add_numbers(line, "train/", {"held_out_loss"}, curves);
   const Json tasks = line.value("tasks", Json::object());
   for (const auto& [task, scores] : tasks.items()) {
     add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);

@@ -220,7 +220,7 @@ std::string text_of(const Json& value) {
                            : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// What it ran on, and when it was started.
+// About this run, and when it was started.
 std::string about(const std::vector<Json>& starts) {
   if (starts.empty()) {
     return "";
@@ -246,7 +246,7 @@ std::string about(const std::vector<Json>& starts) {
     rows += row(step == 0 ? "Begun" : fmt::format("Went on after step {}", grouped(step)),
                 {text_of(start.value("time", Json("unknown")))});
   }
-  return "<section id=\"about\"><h2>What it ran on</h2>\n<div class=\"scroll\"><table "
+  return "<section id=\"about\"><h2>About this run</h2>\n<div class=\"scroll\"><table "
          "class=\"about\"><tbody>\n" +
          rows + "</tbody></table></div></section>\n";
 }
