@@ -63,15 +63,20 @@ size_t LoadMap::most_columns() const {
 std::vector<LayerLoad> loads_of(const Json& line) {
   constexpr int64_t kMostRows = int64_t{1} << 40;
   std::vector<LayerLoad> loads;
-  for (const auto& json : line.value("layers", Json::array())) {
-    if (!json.is_object() || !json.value("layer", Json()).is_number_integer() ||
-        !json.value("load", Json()).is_array()) {
+  const auto layers = line.find("layers");
+  if (layers == line.end() || !layers->is_array()) {
+    return loads;
+  }
+  for (const auto& json : *layers) {
+    const auto number = json.find("layer"), rows = json.find("load");
+    if (number == json.end() || !number->is_number_integer() || rows == json.end() ||
+        !rows->is_array()) {
       continue;
     }
-    LayerLoad load{json["layer"], {}};
-    for (const auto& rows : json["load"]) {
-      const int64_t count = rows.is_number_integer() ? rows.get<int64_t>() : 0;
-      load.rows.push_back(std::clamp<int64_t>(count, 0, kMostRows));
+    LayerLoad load{*number, {}};
+    for (const auto& count : *rows) {
+      const int64_t value = count.is_number_integer() ? count.get<int64_t>() : 0;
+      load.rows.push_back(std::clamp<int64_t>(value, 0, kMostRows));
     }
     loads.push_back(std::move(load));
   }
