@@ -287,8 +287,8 @@ class Run {
 
   void save(const std::filesystem::path& out) {
     io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
-    report();
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
+    report();  // after it: on a full disk the checkpoint comes first
     saved_ = std::chrono::steady_clock::now();
   }
 
@@ -308,8 +308,9 @@ class Run {
     if (!std::filesystem::exists(out)) {
       save(out);
       saver_.wait();
+    } else {
+      report();
     }
-    report();
     throw Interrupted(
         fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
                     position_.step,
