@@ -9,6 +9,7 @@
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "kernels/block_cache.h"
 
 namespace {
 
@@ -78,6 +79,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  moe::kernels::use_block_cache();
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {

@@ -24,15 +24,17 @@ namespace {
 struct TrainFlags {
   train::TrainSettings settings;
   std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
-              objective = "instruct", device;
+              objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
   int64_t show_samples = 0;  // 0 = train
-  bool quiet = false, json = false, resume = false;
+  bool quiet = false, json = false, resume = false, dry_run = false;
 };
 
 train::TrainSettings settings_of(const TrainFlags& flags) {
   train::TrainSettings settings = flags.settings;
   settings.schedule = train::parse_schedule(flags.schedule);
+  settings.compute = {model::parse_precision(flags.precision),
+                      model::parse_recompute(flags.recompute)};
   settings.shuffle = flags.shuffle == "on";
   settings.pack_mask = flags.pack_mask == "doc" ? data::PackMask::kDoc : data::PackMask::kCausal;
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;
@@ -44,6 +46,23 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
     settings.pack = flags.pack == "stream" ? data::Pack::kStream : data::Pack::kNone;
   }
   return settings;
+}
+
+// What is not the plain case: all weights in f32.
+void print_trained(const train::TrainSettings& settings) {
+  const std::string named = fmt::format("{}", fmt::join(settings.trained, ", "));
+  if (settings.lora.rank > 0) {
+    fmt::print(stderr,
+               "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
+               settings.lora.rank,
+               fmt::join(settings.lora.on, " and "),
+               named.empty() ? "the router" : named);
+  } else if (!named.empty()) {
+    fmt::print(stderr, "trains only {}\n", named);
+  }
+  if (settings.compute.precision == model::Precision::kBf16) {
+    fmt::print(stderr, "products in bf16, weights and sums in fp32\n");
+  }
 }
 
 void print_plan(const train::RunPlan& plan) {
@@ -70,12 +89,35 @@ void print_plan(const train::RunPlan& plan) {
                plan.routing.ep_ranks,
                plan.losses);
   }
-  if (!settings.trained.empty()) {
-    fmt::print(stderr, "trains only {}\n", fmt::join(settings.trained, ", "));
-  }
+  print_trained(settings);
   for (const auto& note : plan.notes) {
     fmt::print(stderr, "{}\n", note);
   }
+}
+
+void print_memory(const train::RunPlan& plan, bool as_json) {
+  const train::MemoryPlan& memory = plan.memory;
+  const std::vector<std::pair<const char*, uint64_t>> classes = {
+      {"program", memory.program},
+      {"weights", memory.weights},
+      {"gradients", memory.gradients},
+      {"optimizer", memory.optimizer},
+      {"activations", memory.activations},
+      {"workspace", memory.workspace},
+      {"checkpoint", memory.checkpoint},
+      {"peak", memory.peak}};
+  if (as_json) {
+    OrderedJson json;
+    for (const auto& [name, bytes] : classes) {
+      json[fmt::format("{}_bytes", name)] = bytes;
+    }
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  for (const auto& [name, bytes] : classes) {
+    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+  }
+  fmt::print("memory of one process (dry run: nothing was loaded or written)\n");
 }
 
 void print_result(const TrainFlags& flags,
@@ -126,6 +168,14 @@ void run(const TrainFlags& flags) {
   if (flags.show_samples > 0) {
     print_samples(settings_of(flags), flags.show_samples);
     return;
+  }
+  if (flags.dry_run) {
+    apply_threads(flags.settings.threads);
+    const train::RunPlan plan = train::plan_run(settings_of(flags));
+    if (!flags.quiet) {
+      print_plan(plan);
+    }
+    return print_memory(plan, flags.json);
   }
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");
@@ -214,6 +264,20 @@ void add_batch_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--seed", settings.seed, "of the shuffling (0)");
 }
 
+void add_compute_flags(CLI::App& command, TrainFlags& flags) {
+  auto& lora = flags.settings.lora;
+  command.add_option("--precision",
+                     flags.precision,
+                     "of products: fp32 (default), bf16 (weights stay fp32), tf32 (CUDA cards)");
+  command.add_option("--recompute",
+                     flags.recompute,
+                     "computed again in backward, for less memory: none (default), ffn (all but "
+                     "attention), layer");
+  command.add_option("--lora", lora.rank, "rank of low-rank adapters to train in place of weights");
+  command.add_option("--lora-alpha", lora.alpha, "adapters are scaled by alpha / rank (the rank)");
+  command.add_option("--lora-on", lora.on, "attention, ffn (both)")->delimiter(',');
+}
+
 void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
   auto& settings = flags.settings;
   command
@@ -273,6 +337,7 @@ void add_train(CLI::App& app) {
       "-o,--out", settings.run, "the folder of the run: RUN/final, metrics, settings");
   add_data_flags(*command, *flags);
   add_batch_flags(*command, *flags);
+  add_compute_flags(*command, *flags);
   add_optimizer_flags(*command, *flags);
   add_router_flags(*command, settings.router);
   add_evaluation_flags(*command, *flags);
@@ -286,6 +351,9 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume",
                     flags->resume,
                     "go on with the run that is there, as the same command does anyway");
+  command->add_flag("--dry-run",
+                    flags->dry_run,
+                    "check everything, say the memory it will take, load and write nothing");
   add_device(*command, flags->device);
   add_threads(*command, settings.threads);
   add_force(*command, settings.force, kForcedGate);

@@ -32,6 +32,12 @@ Tensor mask_after(int64_t past, int64_t count, at::Device device) {
   return at::ones({count, past + count}, at::TensorOptions(at::kBool).device(device)).tril(past);
 }
 
+// The type of the attention product for activations like `x`: bf16 where the device has fast
+// products in it, on the CPU f32.
+at::ScalarType score_type(const Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && !x.is_cuda() ? at::kFloat : x.scalar_type();
+}
+
 // One batch of equal sequences: qkv [B * S, (H + 2G) A] -> [B * S, H A].
 Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache) {
   const int64_t length = qkv.size(0) / batch;
@@ -44,9 +50,10 @@ Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, Layer
                      .to(qkv.device()),
                  past,
                  length);
-  const Tensor query = apply_rope(rows.narrow(1, 0, heads), table);
-  Tensor key = apply_rope(rows.narrow(1, heads, kv_heads), table);
-  Tensor value = rows.narrow(1, heads + kv_heads, kv_heads);
+  const auto type = score_type(qkv);  // the table is f32, so rotating is never done in bf16
+  const Tensor query = apply_rope(rows.narrow(1, 0, heads), table).to(type);
+  Tensor key = apply_rope(rows.narrow(1, heads, kv_heads), table).to(type);
+  Tensor value = rows.narrow(1, heads + kv_heads, kv_heads).to(type);
   if (cache != nullptr) {
     key = past > 0 ? at::cat({cache->keys, key}, 2) : key;
     value = past > 0 ? at::cat({cache->values, value}, 2) : value;
@@ -62,7 +69,7 @@ Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, Layer
   }
   const Tensor out = at::scaled_dot_product_attention(
       query, spread_heads(key, heads), spread_heads(value, heads), mask, 0.0, causal);
-  return out.transpose(1, 2).reshape({batch * length, heads * width});
+  return out.transpose(1, 2).reshape({batch * length, heads * width}).to(qkv.scalar_type());
 }
 
 }  // namespace
@@ -72,8 +79,7 @@ Tensor attention_forward(const Tensor& x,
                          const ModelConfig& config,
                          const std::vector<int64_t>& lengths,
                          LayerCache* cache) {
-  const Tensor qkv = weights.bias.defined() ? at::addmm(weights.bias, x, weights.qkv.t())
-                                            : at::mm(x, weights.qkv.t());
+  const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
   std::vector<Tensor> parts;
   int64_t first = 0;
   for (size_t begin = 0; begin < lengths.size();) {
@@ -88,7 +94,10 @@ Tensor attention_forward(const Tensor& x,
   }
   MOE_CHECK(first == x.size(0), "lengths sum to {}, tokens are {}", first, x.size(0));
   MOE_CHECK(cache == nullptr || parts.size() == 1, "a cache needs sequences of one length");
-  return at::mm(parts.size() == 1 ? parts.front() : at::cat(parts, 0), weights.output.t());
+  return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0),
+                        weights.output,
+                        {},
+                        weights.output_adapter);
 }
 
 }  // namespace moe::model

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "core/model/adapter.h"
 #include "core/model/config.h"
 
 namespace moe::model {
@@ -14,6 +15,7 @@ struct AttentionWeights {
   torch::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
   torch::Tensor output;  // [D, H A]
   torch::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
+  Adapter qkv_adapter = {}, output_adapter = {};
 };
 
 // Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.

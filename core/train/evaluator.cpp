@@ -27,7 +27,6 @@ Evaluator::Evaluator(const TrainSettings& settings,
     : settings_(settings.evaluation),
       steps_(*settings.steps),
       evaluate_tasks_(std::move(evaluate_tasks)) {
-  MOE_CHECK(settings_.tasks.empty() || evaluate_tasks_);
   if (!settings_.data.empty()) {
     held_out_.emplace(settings, checkpoint, vocab_size);
   }
@@ -77,6 +76,7 @@ std::optional<Evaluation> Evaluator::evaluate(const model::Llama& model,
     write(held_out_->samples(model, routing, step));
   }
   if (!settings_.tasks.empty()) {
+    MOE_CHECK(evaluate_tasks_);
     evaluation.tasks = evaluate_tasks_(model, routing);
   }
   evaluation.seconds =

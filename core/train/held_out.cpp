@@ -42,34 +42,6 @@ void append(data::Batch& batch, const data::Batch& row) {
   batch.target_count += row.target_count;
 }
 
-// Sum of NLL over the targets: head_loss without its gradients.
-double sum_nll(const model::Llama& model,
-               const Tensor& hidden,
-               const std::vector<int64_t>& targets) {
-  std::vector<int64_t> rows, wanted;
-  for (size_t t = 0; t < targets.size(); ++t) {
-    if (targets[t] != data::kNoLoss) {
-      rows.push_back(static_cast<int64_t>(t));
-      wanted.push_back(targets[t]);
-    }
-  }
-  const Tensor scored = hidden.index_select(0, at::tensor(rows, at::kLong));  // [N, D]
-  const Tensor target = at::tensor(wanted, at::kLong);                        // [N]
-  const auto count = static_cast<int64_t>(rows.size());
-  const int64_t block = std::max<int64_t>(1, kLogitsPerBlock / model.config().vocab_size);
-  double sum = 0;
-  for (int64_t start = 0; start < count; start += block) {
-    const int64_t length = std::min(block, count - start);
-    sum += at::cross_entropy_loss(model.head(scored.narrow(0, start, length)),
-                                  target.narrow(0, start, length),
-                                  {},
-                                  at::Reduction::None)
-               .sum(at::kDouble)
-               .item<double>();
-  }
-  return sum;
-}
-
 // What stands before the first response; of plain text its beginning.
 std::vector<int64_t> prompt_of(const data::Example& example) {
   constexpr ptrdiff_t kOfText = 32;
@@ -172,7 +144,8 @@ double HeldOut::loss(const model::Llama& model, const model::RoutingOptions& rou
   for (const auto& batch : batches_) {
     const Tensor hidden =
         model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing).hidden;
-    sum += sum_nll(model, hidden, batch.targets);
+    sum += head_loss(model.head_weight().detach(), hidden, batch.targets, 1, model.product_type())
+               .nll_sum;
   }
   return sum / static_cast<double>(targets_);
 }

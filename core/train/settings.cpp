@@ -129,6 +129,16 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
   toml.number("epochs", settings.epochs);
 }
 
+void add_compute(TomlLines& toml, const TrainSettings& settings) {
+  toml.text("precision", to_string(settings.compute.precision));
+  toml.text("recompute", to_string(settings.compute.recompute));
+  if (settings.lora.rank > 0) {
+    toml.number("lora", settings.lora.rank);
+    toml.number("lora-alpha", settings.lora.scale() * static_cast<double>(settings.lora.rank));
+    toml.line("lora-on", quote_list(settings.lora.on));
+  }
+}
+
 void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   if (!settings.trained.empty()) {
     toml.line("train", quote_list(settings.trained));
@@ -218,6 +228,12 @@ void check_numbers(const TrainSettings& settings) {
   if (settings.data.empty()) {
     throw UserError("--data is missing: name at least one file");
   }
+  if (settings.compute.precision == model::Precision::kTf32) {
+    throw UserError(
+        "--precision tf32: CUDA cards alone multiply in TF32, and this version trains on the CPU; "
+        "use fp32 or bf16");
+  }
+  model::check_lora(settings.lora);
   data::parse_sources(settings.data);
   data::Template::parse(settings.text_template);
   check_evaluation(settings.evaluation);
@@ -246,6 +262,7 @@ std::string to_toml(const TrainSettings& settings) {
   toml.text("model", settings.model.string());
   toml.text("out", settings.run.string());
   add_data(toml, settings);
+  add_compute(toml, settings);
   add_optimizer(toml, settings);
   add_router(toml, settings);
   add_evaluation(toml, settings.evaluation);

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/lora.h"
 #include "core/route/router_override.h"
 #include "core/train/adamw_settings.h"
 #include "core/train/evaluation_settings.h"
@@ -37,7 +39,10 @@ struct TrainSettings {
   data::PackMask pack_mask = data::PackMask::kCausal;  // D19
   bool shuffle = true;
 
-  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything
+  model::ComputeOptions compute;     // f32, nothing computed again
+  model::LoraSettings lora;          // none
+  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything, with adapters
+                                     // those and the router
   ScheduleKind schedule = ScheduleKind::kCosine;
   double lr = 1e-5;              // P1
   std::optional<double> min_lr;  // open: lr / 10 (P1: 1e-5 -> 1e-6)

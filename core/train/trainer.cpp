@@ -1,7 +1,10 @@
 #include "core/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/model/weights.h"
@@ -86,6 +89,14 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) 
   return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
 }
 
+// The model of a run, with weights as `checkpoint` has them.
+model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings) {
+  model::Llama model = model::Llama::load(checkpoint);
+  model.set_compute(settings.compute);
+  model.add_lora(settings.lora, settings.seed);
+  return model;
+}
+
 // One run, from the first batch to RUN/final.
 class Run {
  public:
@@ -101,8 +112,7 @@ class Run {
         folder_(folder),
         callbacks_(callbacks),
         evaluator_(evaluator),
-        model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
-                             : model::Llama::load(parent)),
+        model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
         optimizer_(trained_, plan.settings.adamw),
         saver_(parent, callbacks.on_saved) {
@@ -208,6 +218,7 @@ class Run {
       update(norm, record.lr, losses.sparsity);
     }
     record.skipped_steps = position_.skipped_steps;
+    record.peak_memory = peak_resident_bytes();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
@@ -377,20 +388,50 @@ Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   return {*checkpoint, true};
 }
 
-}  // namespace
+// Tokens of the largest micro-batch.
+int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
+  if (settings.pack == data::Pack::kStream) {
+    return *settings.micro_batch * *settings.seq_len;
+  }
+  std::vector<int64_t> lengths;
+  for (const auto& example : examples.items) {
+    lengths.push_back(static_cast<int64_t>(example.ids.size()));
+  }
+  std::sort(lengths.begin(), lengths.end(), std::greater<>());
+  lengths.resize(std::min(lengths.size(), static_cast<size_t>(*settings.micro_batch)));
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
 
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
-  check_numbers(settings);
-  RunFolder folder(settings.run, settings.model, settings.force);
-  const io::Checkpoint checkpoint(settings.model);
-  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  model::check_tensors(checkpoint, config);
+void warn_of_memory(RunPlan& plan) {
+  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
+  if (there > 0 && more > there) {
+    plan.notes.push_back(fmt::format(
+        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
+        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
+        static_cast<double>(more) / 1e9,
+        static_cast<double>(there) / 1e9));
+  }
+}
+
+// What a run is made of, checked and closed, before anything of it is written.
+struct Prepared {
+  io::Checkpoint checkpoint;
+  data::Examples examples;
   RunPlan plan;
+  std::optional<Evaluator> evaluator;  // always there when it is done
+};
+
+Prepared prepare(const TrainSettings& settings, const EvaluateTasks& evaluate_tasks) {
+  check_numbers(settings);
+  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
+  RunPlan& plan = run.plan;
+  const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
+  model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
-  const data::Examples examples = read_data(settings, checkpoint, config.vocab_size);
-  plan.settings = resolve(plan.settings, config, examples);
-  const data::BatchStream batches(examples, batch_settings(plan.settings));
+  run.examples = read_data(settings, run.checkpoint, config.vocab_size);
+  plan.settings = resolve(plan.settings, config, run.examples);
+  const data::BatchStream batches(run.examples, batch_settings(plan.settings));
   if (!plan.settings.steps) {
     const double rows = *plan.settings.epochs * batches.rows_per_epoch();
     plan.settings.steps =
@@ -398,14 +439,31 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
     plan.settings.epochs.reset();
   }
   plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
-  Evaluator evaluator(plan.settings, checkpoint, config.vocab_size, callbacks.evaluate_tasks);
-  plan.examples = static_cast<int64_t>(examples.items.size());
-  plan.tokens = examples.tokens();
-  plan.data = describe_data(examples);
-  for (const auto& line : evaluator.description()) {
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, evaluate_tasks);
+  plan.examples = static_cast<int64_t>(run.examples.items.size());
+  plan.tokens = run.examples.tokens();
+  plan.data = describe_data(run.examples);
+  for (const auto& line : run.evaluator->description()) {
     plan.data.push_back(line);
   }
   plan.parameters = model::count_parameters(config).total;
+  plan.memory = plan_memory(config,
+                            plan.settings,
+                            plan.routing.router,
+                            micro_batch_tokens(plan.settings, run.examples),
+                            resident_bytes());
+  warn_of_memory(plan);
+  return run;
+}
+
+}  // namespace
+
+RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, {}).plan; }
+
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
+  check_numbers(settings);
+  RunFolder folder(settings.run, settings.model, settings.force);
+  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks.evaluate_tasks);
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
   if (state == RunState::kDone) {
@@ -420,7 +478,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   folder.begin(toml, state);
   append_start(folder.starts(), start_line(plan));
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, start, evaluator, callbacks).steps();
+  Run(plan, examples, checkpoint, folder, start, *evaluator, callbacks).steps();
 }
 
 }  // namespace moe::train

@@ -9,6 +9,7 @@
 
 #include "core/model/llama.h"
 #include "core/train/evaluator.h"
+#include "core/train/memory_plan.h"
 #include "core/train/metrics.h"
 #include "core/train/settings.h"
 
@@ -24,6 +25,7 @@ struct RunPlan {
   model::RoutingOptions routing;   // of a mixture
   std::string losses;              // of a mixture: what is minimised, in words
   std::vector<std::string> notes;  // warnings worth a line
+  MemoryPlan memory;
   int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint it goes on from
 };
 
@@ -35,6 +37,10 @@ struct TrainCallbacks {
   EvaluateTasks evaluate_tasks = {};  // needed where the settings name tasks
   std::function<bool()> stop_requested = [] { return false; };  // asked between steps
 };
+
+// Everything up to the first weight: settings, data and model are checked as train() does, and
+// nothing is written.
+RunPlan plan_run(const TrainSettings& settings);
 
 // Trains and leaves RUN/final. UserError: what check_numbers, the readers and RunFolder say,
 // --router on a dense folder. std::runtime_error: a loss or gradient that is no number; names the

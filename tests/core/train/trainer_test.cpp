@@ -350,6 +350,7 @@ std::string steady_metrics(const fs::path& run) {
     OrderedJson json = OrderedJson::parse(line);
     json.erase("seconds");
     json.erase("tokens_per_second");
+    json.erase("peak_memory_bytes");
     steady += json.dump() + "\n";
   }
   return steady;
@@ -464,6 +465,51 @@ TEST_CASE("only what --train names changes, and such a run goes on too", "[train
     const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
     world.settings.run = world.dir / "stopped";
     train_until(world, 2);
+    world.train();
+    CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+  }
+}
+
+TEST_CASE("adapters train in place of weights and are merged into the saved folder", "[train]") {
+  World world("top2:cf=inf");
+  world.settings.lora = {4, 8, {"attention", "ffn"}};
+  world.settings.steps = 6;
+  const auto records = world.train();
+  CHECK(records.back().loss < records.front().loss);
+  const io::Checkpoint before(world.settings.model), after(world.settings.run / "final");
+  for (const auto& info : before.tensors()) {
+    INFO(info.name);
+    const auto old_bytes = before.bytes(info.name), new_bytes = after.bytes(info.name);
+    const bool same = std::equal(old_bytes.begin(), old_bytes.end(), new_bytes.begin());
+    const bool is_frozen = info.name.find("norm") != std::string::npos ||
+                           info.name.find("embed") != std::string::npos ||
+                           info.name.find("shared_expert") != std::string::npos ||
+                           info.name == "lm_head.weight";
+    CHECK(same == is_frozen);  // every matrix has an adapter, and the router trains beside them
+  }
+  CHECK(before.tensors().size() == after.tensors().size());
+  const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+  world.settings.run = world.dir / "stopped";
+  train_until(world, 2);
+  world.train();
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+}
+
+TEST_CASE("runs in bf16 learn and go on bit for bit, layers computed again or not", "[train]") {
+  for (const char* router : {"", "top1+ir+fr", "relu:k=1"}) {
+    INFO(router);
+    World world(router);
+    const auto in_f32 = losses(world.train());
+    world.settings.compute.precision = model::Precision::kBf16;
+    world.settings.run = world.dir / "bf16";
+    const auto in_bf16 = losses(world.train());
+    CHECK(in_bf16 != in_f32);
+    CHECK(in_bf16.front() == Approx(in_f32.front()).epsilon(0.005));
+    CHECK(in_bf16.back() < 0.8 * in_bf16.front());
+    const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+    world.settings.compute.recompute = model::Recompute::kLayer;
+    world.settings.run = world.dir / "stopped";
+    train_until(world, 7);
     world.train();
     CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
   }
