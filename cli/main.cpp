@@ -59,6 +59,7 @@ int run(int argc, char** argv) {
   moe::cli::add_upcycle(app);
   moe::cli::add_init(app);
   moe::cli::add_train(app);
+  moe::cli::add_report(app);
   moe::cli::add_eval(app);
   moe::cli::add_route(app);
   moe::cli::add_bench(app);

@@ -11,6 +11,7 @@
 #include "cli/samples.h"
 #include "cli/step_line.h"
 #include "core/base/error.h"
+#include "core/eval/live_tasks.h"
 #include "core/io/checkpoint.h"
 #include "core/train/run_folder.h"
 #include "core/train/stop_signals.h"
@@ -156,6 +157,28 @@ void print_result(const TrainFlags& flags,
   }
 }
 
+// Benchmarks for the trainer, which knows none; read before anything else is.
+train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
+  const auto& evaluation = settings.evaluation;
+  if (evaluation.tasks.empty()) {
+    return {};
+  }
+  const auto tasks = std::make_shared<eval::LiveTasks>(
+      settings.model, evaluation.tasks, evaluation.tasks_folder, evaluation.tasks_limit);
+  return [tasks](const model::Llama& llama, const model::RoutingOptions& routing) {
+    train::TaskScores scores;
+    for (const auto& [task, means] : tasks->run(llama, routing)) {
+      for (const auto& [metric, mean] : means) {
+        scores[task][metric] = mean.value;
+        if (mean.standard_error) {
+          scores[task][metric + "_stderr"] = *mean.standard_error;
+        }
+      }
+    }
+    return scores;
+  };
+}
+
 void run(const TrainFlags& flags) {
   if (flags.show_samples > 0) {
     print_samples(settings_of(flags), flags.show_samples);
@@ -193,6 +216,8 @@ void run(const TrainFlags& flags) {
     last = record;
     printer->print(record);
   };
+  callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
+  callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.stop_requested = [&] { return signals.requested(); };
   train::train(settings_of(flags), callbacks);
   if (last.step > 0) {
@@ -314,6 +339,25 @@ void add_optimizer_flags(CLI::App& command, TrainFlags& flags) {
       "the router's lambda0)");
 }
 
+void add_evaluation_flags(CLI::App& command, TrainFlags& flags) {
+  auto& evaluation = flags.settings.evaluation;
+  command.add_option(
+      "--eval-data", evaluation.data, "held-out files, read as --data: their loss, and samples");
+  command.add_option("--eval-rows", evaluation.rows, "rows of them, the first ones (64); 0 = all");
+  command.add_option("--eval-every",
+                     evaluation.every,
+                     "steps between evaluations (a tenth of the run), besides before and after it");
+  command
+      .add_option("--eval-tasks",
+                  evaluation.tasks,
+                  "benchmarks to score along the way, named as in moe eval --tasks")
+      ->delimiter(',');
+  command.add_option(
+      "--eval-data-dir", evaluation.tasks_folder, "folder of their files, moe eval's --data");
+  command.add_option(
+      "--eval-limit", evaluation.tasks_limit, "only the first N questions of each task");
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
@@ -328,6 +372,7 @@ void add_train(CLI::App& app) {
   add_compute_flags(*command, *flags);
   add_optimizer_flags(*command, *flags);
   add_router_flags(*command, settings.router);
+  add_evaluation_flags(*command, *flags);
   command->add_option(
       "--save-every", settings.save_every, "steps between checkpoints (only the end)");
   command->add_option("--keep", settings.keep, "newest checkpoints that stay (2)");

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/eval/task_requests.h"
 #include "core/eval/text_windows.h"
 #include "core/io/checkpoint.h"
 
@@ -71,19 +72,6 @@ ScoreSettings score_settings(const EvalSettings& settings, const Subject& subjec
   return {{subject.routing.router, subject.routing.ep_ranks},
           settings.batch_tokens,
           settings.group_tokens};
-}
-
-std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
-  std::vector<TextPair> pairs;
-  for (const auto& question : questions) {
-    for (size_t i = 0; i < question.choices.size(); ++i) {
-      pairs.push_back({question.context,
-                       kChoiceDelimiter + question.choices[i],
-                       fmt::format("{}, choice {}", question.where, i + 1),
-                       question.source});
-    }
-  }
-  return pairs;
 }
 
 int64_t count_cut(const std::vector<Request>& requests) {

@@ -133,6 +133,11 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   std::vector<std::pair<std::string, double>> curves;
   add_numbers(line, "train/", train, curves);
   add_numbers(line, "routing/", routing, curves);
+  add_numbers(line, "train/", {"held_out_loss"}, curves);
+  const Json tasks = line.value("tasks", Json::object());
+  for (const auto& [task, scores] : tasks.items()) {
+    add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);
+  }
   for (const auto& one : line.value("layers", Json::array())) {
     add_numbers(one, fmt::format("layer_{}/", one.value("layer", int64_t{0})), layer, curves);
   }

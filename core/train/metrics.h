@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,17 +41,31 @@ struct StepRecord {
   route::CounterTotal total() const;
 };
 
+// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and their standard errors, 0..1.
+using TaskScores = std::map<std::string, std::map<std::string, double>>;
+
+// What an evaluation found, with the weights after `step` steps; 0 is before the first.
+struct Evaluation {
+  int64_t step = 0;
+  std::optional<double> held_out_loss;  // mean over the held-out targets, nats
+  TaskScores tasks;
+  double seconds = 0;
+};
+
 // The step's numbers by name; for a mixture also the counters of core/route/counters_json.h, as a
 // total and in "layers".
 OrderedJson to_json(const StepRecord& record);
 
-// metrics.jsonl: one object a step, on the disk when append() returns. UserError when the disk is
-// full.
+// held_out_loss, tasks and evaluation_seconds, put on the line of their step.
+void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
+
+// metrics.jsonl: one object a step, before them one of step 0 where that was evaluated, on the disk
+// when append() returns. UserError when the disk is full.
 class MetricsFile {
  public:
   // Keeps the lines of the first `steps` steps that are there; what follows them goes.
   MetricsFile(const std::filesystem::path& file, int64_t steps);
-  void append(const OrderedJson& line);  // to_json of a StepRecord
+  void append(const OrderedJson& line);
 
  private:
   std::filesystem::path file_;

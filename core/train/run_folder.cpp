@@ -131,7 +131,14 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   }
   lock_ = io::lock_folder(run_, run_);
   if (state == RunState::kNew) {
-    for (const char* name : {kSettings, "metrics.jsonl", "checkpoints", "final", "final.partial"}) {
+    for (const char* name : {kSettings,
+                             "metrics.jsonl",
+                             "samples.jsonl",
+                             "starts.jsonl",
+                             "report.html",
+                             "checkpoints",
+                             "final",
+                             "final.partial"}) {
       fs::remove_all(run_ / name);
     }
   }

@@ -177,6 +177,21 @@ void add_router(TomlLines& toml, const TrainSettings& settings) {
   toml.number("lambda", settings.lambda);
 }
 
+void add_evaluation(TomlLines& toml, const EvaluationSettings& evaluation) {
+  if (!evaluation.data.empty()) {
+    toml.line("eval-data", quote_list({evaluation.data.begin(), evaluation.data.end()}));
+  }
+  toml.number("eval-rows", evaluation.rows);
+  if (!evaluation.tasks.empty()) {
+    toml.line("eval-tasks", quote_list(evaluation.tasks));
+  }
+  if (!evaluation.tasks_folder.empty()) {
+    toml.text("eval-data-dir", evaluation.tasks_folder.string());
+  }
+  toml.number("eval-limit", evaluation.tasks_limit);
+  toml.number("eval-every", evaluation.every);
+}
+
 }  // namespace
 
 void check_numbers(const TrainSettings& settings) {
@@ -232,6 +247,7 @@ void check_numbers(const TrainSettings& settings) {
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
   data::Template::parse(settings.text_template);
+  check_evaluation(settings.evaluation);
 }
 
 TrainSettings resolve(TrainSettings settings,
@@ -260,6 +276,7 @@ std::string to_toml(const TrainSettings& settings) {
   add_compute(toml, settings);
   add_optimizer(toml, settings);
   add_router(toml, settings);
+  add_evaluation(toml, settings.evaluation);
   toml.number("save-every", settings.save_every);
   toml.number("save-minutes", settings.save_minutes);
   toml.number("keep", settings.keep);

@@ -14,6 +14,7 @@
 #include "core/model/lora.h"
 #include "core/route/router_override.h"
 #include "core/train/adamw_settings.h"
+#include "core/train/evaluation_settings.h"
 #include "core/train/schedule.h"
 
 namespace moe::train {
@@ -55,6 +56,8 @@ struct TrainSettings {
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
   std::optional<double> lambda;  // ReLU's, of the first step; open: see coefficients.h
+
+  EvaluationSettings evaluation;
 
   std::optional<int64_t> save_every;   // steps; open: only the end
   std::optional<double> save_minutes;  // minutes between checkpoints, besides

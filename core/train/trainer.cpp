@@ -12,9 +12,11 @@
 #include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
+#include "core/train/report.h"
 #include "core/train/run_folder.h"
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
+#include "core/train/starts.h"
 #include "core/train/trainable.h"
 #include "core/train/training_data.h"
 
@@ -104,11 +106,13 @@ class Run {
       const io::Checkpoint& parent,
       const RunFolder& folder,
       const Start& start,
+      Evaluator& evaluator,
       const TrainCallbacks& callbacks)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
+        evaluator_(evaluator),
         model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
         optimizer_(trained_, plan.settings.adamw, plan.settings.seed),
@@ -127,6 +131,8 @@ class Run {
     batches_.emplace(examples, batch_settings(settings), position_.cursor);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
+    history_ = read_history(folder.metrics());
+    evaluator.begin(folder.samples(), position_.step);
     for (const auto& parameter : trained_) {
       torch::Tensor(parameter.tensor).requires_grad_(true);
     }
@@ -135,15 +141,18 @@ class Run {
   void steps() {
     const int64_t steps = *plan_.settings.steps;
     saved_ = std::chrono::steady_clock::now();
+    if (position_.step == 0) {
+      evaluate({{"step", 0}});
+    }
     while (position_.step < steps) {
       if (callbacks_.stop_requested()) {
         interrupt();
       }
       const StepRecord record = step();
-      const OrderedJson line = to_json(record);
-      metrics_->append(line);
-      events_->append(Json(line));
       callbacks_.on_step(record);
+      if (!evaluate(to_json(record))) {
+        append(to_json(record));
+      }
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(position_.step));
       }
@@ -152,11 +161,32 @@ class Run {
     folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     model::save_folder(
         model_, routing_, parent_, folder_.final_model(), /*force=*/true, coefficients());
+    report();
     callbacks_.on_saved(folder_.final_model());
   }
 
  private:
   bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+
+  void append(const OrderedJson& line) {
+    metrics_->append(line);
+    const Json json(line);
+    events_->append(json);
+    history_.add(json, folder_.metrics().string());
+  }
+
+  // Appends the line of this step with what its evaluation found, or says that none is due.
+  bool evaluate(OrderedJson line) {
+    const auto evaluation = evaluator_.evaluate(model_, routing_, position_.step);
+    if (evaluation) {
+      add_evaluation(line, *evaluation);
+      append(line);
+      callbacks_.on_evaluated(*evaluation);
+    }
+    return evaluation.has_value();
+  }
+
+  void report() const { write_report(folder_.path(), history_, folder_.report()); }
 
   bool is_save_due() const {
     const TrainSettings& settings = plan_.settings;
@@ -252,6 +282,7 @@ class Run {
       return;
     }
     saver_.wait();
+    report();
     const int64_t good = position_.step - bad_steps_;
     folder_.remove_checkpoint(good);
     const auto last = folder_.last_checkpoint();
@@ -302,6 +333,7 @@ class Run {
   void save(const std::filesystem::path& out) {
     io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
+    report();  // after it: on a full disk the checkpoint comes first
     saved_ = std::chrono::steady_clock::now();
   }
 
@@ -321,6 +353,8 @@ class Run {
     if (!std::filesystem::exists(out)) {
       save(out);
       saver_.wait();
+    } else {
+      report();
     }
     throw Interrupted(
         fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
@@ -333,6 +367,7 @@ class Run {
   const io::Checkpoint& parent_;
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
+  Evaluator& evaluator_;
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
@@ -341,6 +376,7 @@ class Run {
   std::optional<data::BatchStream> batches_;
   std::optional<MetricsFile> metrics_;
   std::optional<EventFile> events_;
+  History history_;
   Schedule schedule_;
   Position position_;
   int64_t bad_steps_ = 0;  // in a row, up to now
@@ -355,6 +391,18 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
   const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
   io::check_space(plan.settings.run,
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
+}
+
+OrderedJson start_line(const RunPlan& plan) {
+  OrderedJson line = describe_start(plan.first_step);
+  line["parameters"] = plan.parameters;
+  if (plan.is_moe) {
+    line["router"] = to_string(plan.routing.router);
+    line["loss"] = plan.losses;
+  }
+  line["data"] = plan.data;
+  line["notes"] = plan.notes;
+  return line;
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.
@@ -403,11 +451,12 @@ struct Prepared {
   io::Checkpoint checkpoint;
   data::Examples examples;
   RunPlan plan;
+  std::optional<Evaluator> evaluator;  // always there when it is done
 };
 
-Prepared prepare(const TrainSettings& settings) {
+Prepared prepare(const TrainSettings& settings, const EvaluateTasks& evaluate_tasks) {
   check_numbers(settings);
-  Prepared run{io::Checkpoint(settings.model), {}, {}};
+  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
   RunPlan& plan = run.plan;
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
   model::check_tensors(run.checkpoint, config);
@@ -422,9 +471,14 @@ Prepared prepare(const TrainSettings& settings) {
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
+  plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, evaluate_tasks);
   plan.examples = static_cast<int64_t>(run.examples.items.size());
   plan.tokens = run.examples.tokens();
   plan.data = describe_data(run.examples);
+  for (const auto& line : run.evaluator->description()) {
+    plan.data.push_back(line);
+  }
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
   plan.memory =
@@ -435,12 +489,12 @@ Prepared prepare(const TrainSettings& settings) {
 
 }  // namespace
 
-RunPlan plan_run(const TrainSettings& settings) { return prepare(settings).plan; }
+RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, {}).plan; }
 
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_numbers(settings);
   RunFolder folder(settings.run, settings.model, settings.force);
-  auto [checkpoint, examples, plan] = prepare(settings);
+  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks.evaluate_tasks);
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
   if (state == RunState::kDone) {
@@ -453,8 +507,9 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   const Start start = find_start(folder, state, plan);
   folder.begin(toml, state);
+  append_start(folder.starts(), start_line(plan));
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, start, callbacks).steps();
+  Run(plan, examples, checkpoint, folder, start, *evaluator, callbacks).steps();
 }
 
 }  // namespace moe::train
