@@ -23,6 +23,7 @@ struct Known {
 constexpr const char* kLoss = "Loss";
 constexpr const char* kLearning = "Learning";
 constexpr const char* kOptimizer = "Optimizer";
+constexpr const char* kMachine = "Machine";
 constexpr const char* kRouting = "Routing, all layers";
 
 const std::vector<Known>& known_panels() {
@@ -35,7 +36,8 @@ const std::vector<Known>& known_panels() {
       {kLearning, "Sparsity", "share of experts that do not run", "sparsity"},
       {kOptimizer, "Learning rate", "", "lr", 1, true},
       {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},
-      {kOptimizer, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
+      {kMachine, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
+      {kMachine, "Memory", "GB, the process at its largest", "peak_memory_bytes", 1e-9, true},
       {kRouting, "Experts per token", "rows over tokens", "experts_per_token"},
       {kRouting, "Dropped", "% of requests", "dropped_share", 100, true},
       {kRouting, "Unserved", "% of tokens, no expert at all", "unserved_share", 100, true},

@@ -90,7 +90,8 @@ struct World {
     std::istringstream text(read_file(settings.run / "metrics.jsonl"));
     for (std::string line; std::getline(text, line);) {
       lines.push_back(parse_json(line, "metrics"));
-      for (const char* key : {"seconds", "tokens_per_second", "evaluation_seconds"}) {
+      for (const char* key :
+           {"seconds", "tokens_per_second", "peak_memory_bytes", "evaluation_seconds"}) {
         lines.back().erase(key);
       }
     }
