@@ -115,7 +115,17 @@ void run(const TrainFlags& flags) {
   std::optional<StepPrinter> printer;
   train::StepRecord first, last;
   train::TrainCallbacks callbacks;
+  std::optional<Progress> reading;
+  callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
+    if (tokens > 0 && !reading) {  // before, contents are compared
+      reading.emplace("tokenising", "tokens", 0, flags.quiet);
+    }
+    if (reading) {
+      reading->set(static_cast<uint64_t>(tokens));
+    }
+  };
   callbacks.on_start = [&](const train::RunPlan& plan) {
+    reading.reset();
     printer.emplace(*plan.settings.steps, plan.first_step, flags.quiet);
     if (!flags.quiet) {
       print_plan(plan);
@@ -154,6 +164,10 @@ void add_data_flags(CLI::App& command, TrainFlags& flags) {
   command
       .add_option("--loss-on", flags.loss_on, "all (default) or last: responses of a conversation")
       ->check(CLI::IsMember({"all", "last"}));
+  command.add_option("--cache",
+                     settings.cache,
+                     "where tokens are kept for the next run: a folder, or off "
+                     "(~/.cache/moe/tokens)");
   command
       .add_option("--show-samples",
                   flags.show_samples,

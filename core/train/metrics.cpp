@@ -47,6 +47,7 @@ OrderedJson to_json(const StepRecord& record) {
   json["total_tokens"] = record.total_tokens;
   json["tokens_per_second"] = record.tokens_per_second;
   json["seconds"] = record.seconds;
+  json["data_wait_seconds"] = record.data_wait_seconds;
   json["skipped_steps"] = record.skipped_steps;
   put(json, "load_balance_loss", record.load_balance_loss);
   put(json, "entropy_loss", record.entropy_loss);

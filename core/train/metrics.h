@@ -21,6 +21,7 @@ struct StepRecord {
   int64_t tokens = 0, target_tokens = 0;  // of this global batch
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
+  double data_wait_seconds = 0;  // of `seconds`: until the step had its batches
   bool skipped = false;       // loss or gradient was no number: the weights stayed as they were
   int64_t skipped_steps = 0;  // so far
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/data/step_loader.h"
 #include "core/model/weights.h"
 #include "core/train/coefficients.h"
 #include "core/train/event_file.h"
@@ -112,7 +113,8 @@ class Run {
     if (start.resumed) {
       position_ = restore(start.folder, model_, optimizer_);
     }
-    batches_.emplace(examples, batch_settings(settings), position_.cursor);
+    loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
+                    *settings.global_batch / *settings.micro_batch);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
     for (const auto& parameter : trained_) {
@@ -157,15 +159,13 @@ class Run {
   StepRecord step() {
     const auto start = std::chrono::steady_clock::now();
     const TrainSettings& settings = plan_.settings;
-    std::vector<data::Batch> micro_batches;
-    for (int64_t rows = 0; rows < *settings.global_batch; rows += *settings.micro_batch) {
-      micro_batches.push_back(batches_->next());
-    }
-    position_.cursor = batches_->cursor();
+    const data::StepBatches data = loader_->next();
+    const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
+    position_.cursor = data.cursor;
     const AuxCoefficients coefficients{
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, micro_batches, routing_, coefficients);
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients);
     const double norm = gradient_norm(trained_);
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
@@ -178,6 +178,7 @@ class Run {
       update(norm, record.lr, losses.sparsity);
     }
     record.skipped_steps = position_.skipped_steps;
+    record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
@@ -293,7 +294,7 @@ class Run {
   std::vector<model::NamedParameter> trained_;
   AdamW optimizer_;
   Saver saver_;
-  std::optional<data::BatchStream> batches_;
+  std::optional<data::StepLoader> loader_;
   std::optional<MetricsFile> metrics_;
   std::optional<EventFile> events_;
   Schedule schedule_;
@@ -340,18 +341,28 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   RunPlan plan;
   plan.settings = settings;
   plan_routing(plan, config);
-  const data::Examples examples = read_data(settings, checkpoint, config.vocab_size);
+  const data::Examples examples =
+      read_data(settings,
+                checkpoint,
+                config.vocab_size,
+                {[&](int64_t count, int64_t tokens) {
+                  if (callbacks.stop_requested()) {
+                    throw Interrupted("stopped while the data were read, nothing was saved");
+                  }
+                  callbacks.on_reading(count, tokens);
+                }},
+                plan.data);
   plan.settings = resolve(plan.settings, config, examples);
-  const data::BatchStream batches(examples, batch_settings(plan.settings));
+  const double epoch_rows =
+      data::BatchStream(examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
-    const double rows = *plan.settings.epochs * batches.rows_per_epoch();
+    const double rows = *plan.settings.epochs * epoch_rows;
     plan.settings.steps =
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
-  plan.examples = static_cast<int64_t>(examples.items.size());
+  plan.examples = examples.size();
   plan.tokens = examples.tokens();
-  plan.data = describe_data(examples);
   plan.parameters = model::count_parameters(config).total;
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);

@@ -349,6 +349,7 @@ std::string steady_metrics(const fs::path& run) {
   for (std::string line; std::getline(lines, line);) {
     OrderedJson json = OrderedJson::parse(line);
     json.erase("seconds");
+    json.erase("data_wait_seconds");
     json.erase("tokens_per_second");
     steady += json.dump() + "\n";
   }
