@@ -62,7 +62,7 @@ struct Examples {
   int64_t length(int64_t index) const { return store->length(index); }
   int64_t tokens() const;
   size_t file_of(int64_t index) const;
-  Example at(int64_t index) const;  // a copy
+  Example at(int64_t index) const;         // a copy
   std::string where(int64_t index) const;  // "FILE line N", for messages
 };
 

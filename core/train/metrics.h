@@ -22,8 +22,8 @@ struct StepRecord {
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
   double data_wait_seconds = 0;  // of `seconds`: until the step had its batches
-  bool skipped = false;       // loss or gradient was no number: the weights stayed as they were
-  int64_t skipped_steps = 0;  // so far
+  bool skipped = false;          // loss or gradient was no number: the weights stayed as they were
+  int64_t skipped_steps = 0;     // so far
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
