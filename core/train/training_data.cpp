@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/data/token_cache.h"
 #include "core/io/tokenizer.h"
+#include "core/io/word_encoder.h"
 #include "core/model/config.h"
 
 namespace moe::train {
@@ -34,7 +35,8 @@ bool adds_space(const io::Tokenizer& tokenizer) {
 }
 
 data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
-  return {[tokenizer](std::string_view text) { return tokenizer->encode(text); },
+  const auto words = std::make_shared<io::WordEncoder>(tokenizer);
+  return {[words](std::string_view text) { return words->encode(text); },
           tokenizer->bos_id(),
           tokenizer->eos_id(),
           adds_space(*tokenizer)};
