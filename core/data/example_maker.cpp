@@ -166,7 +166,14 @@ void ExampleMaker::push_text(Example& example,
                              const std::string& text,
                              bool learned,
                              const std::string& where) {
-  for (const int64_t id : codec().encode(text)) {
+  const auto encode = [&] {
+    try {
+      return codec().encode(text);
+    } catch (const UserError& error) {
+      throw UserError("{}: {}", where, error.what());
+    }
+  };
+  for (const int64_t id : encode()) {
     if (id < 0 || id >= vocab_size_) {
       throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}",
                       where,

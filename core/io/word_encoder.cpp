@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/io/file.h"
 
 namespace moe::io {
 
@@ -11,6 +13,19 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 constexpr size_t kLongestKept_bytes = 64;
+constexpr size_t kLargestWhole_bytes = size_t{4} << 20;
+
+// sentencepiece holds some 170 bytes for each byte of a text.
+std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
+  if (text.size() > kLargestWhole_bytes) {
+    throw UserError(
+        "{} of text without a place to cut it at (a space) are too much for the tokenizer, which "
+        "takes at most {} at once; split the record",
+        size_text(text.size()),
+        size_text(kLargestWhole_bytes));
+  }
+  return tokenizer.encode(text);
+}
 
 }  // namespace
 
@@ -23,7 +38,7 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
   // other ones where they are cut.
   if (rule == WordRule::kNone || text.find(kSpaceMark) != std::string_view::npos ||
       find_invalid_utf8(text) != kValidUtf8) {
-    return tokenizer_->encode(text);
+    return encode_whole(*tokenizer_, text);
   }
   std::vector<int64_t> ids;
   const bool collapses = rule == WordRule::kCollapses;
@@ -50,7 +65,7 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
 
 void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {
   if (word.size() > kLongestKept_bytes) {
-    const auto made = tokenizer_->encode(word);
+    const auto made = encode_whole(*tokenizer_, word);
     ids.insert(ids.end(), made.begin(), made.end());
     return;
   }

@@ -20,7 +20,8 @@ class WordEncoder {
  public:
   explicit WordEncoder(std::shared_ptr<const Tokenizer> tokenizer);
 
-  // What tokenizer->encode(text) gives, id for id. Safe to call from several threads.
+  // What tokenizer->encode(text) gives, id for id. Safe to call from several threads. UserError: a
+  // piece that cannot be cut is so long that the tokenizer would need gigabytes for it.
   std::vector<int64_t> encode(std::string_view text);
 
  private:

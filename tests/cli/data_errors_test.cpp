@@ -51,7 +51,7 @@ void check_contains(const std::string& text, const std::string& part) {
   CHECK(text.find(part) != std::string::npos);
 }
 
-// Largest resident memory of any child so far.
+// Largest resident memory of any child so far: cases stand in the order of their peaks.
 int64_t peak_bytes() {
   struct rusage usage {};
   ::getrusage(RUSAGE_CHILDREN, &usage);
@@ -137,6 +137,16 @@ TEST_CASE("a byte order mark, Windows newlines, blank lines and a missing last n
   }
 }
 
+TEST_CASE("megabytes without a space are refused before the tokenizer needs gigabytes", "[cli]") {
+  const TempDir dir;
+  const std::string long_word(5'000'000, 'x');
+  write_file(dir / "a.jsonl",
+             std::string(kPair) + "\n{\"instruction\": \"" + long_word + "\", \"output\": \"y\"}");
+  const RunResult result = train(dir, "a.jsonl", "instruct");
+  CHECK(result.exit_code == 2);
+  check_contains(result.err, "a.jsonl line 2: 5.0 MB of text without a place to cut it at");
+}
+
 TEST_CASE("a line of 100 MB is refused in a sentence, soon and in bounded memory", "[cli]") {
   for (const bool is_array : {false, true}) {
     const TempDir dir;
@@ -161,4 +171,25 @@ TEST_CASE("a line of 100 MB is refused in a sentence, soon and in bounded memory
     // LibTorch alone takes 200 MB; of the record at most a whole buffer and the one it grows from.
     CHECK(peak_bytes() < int64_t{600} << 20);
   }
+}
+
+TEST_CASE("a line of 60 MB is trained on in less than ten times its memory", "[cli]") {
+  const TempDir dir;
+  {
+    std::ofstream out(dir / "a.jsonl", std::ios::binary);
+    out << R"({"text": ")";
+    std::string block;
+    while (block.size() < 1'000'000) {
+      block += "one two three and four ";
+    }
+    for (int megabyte = 0; megabyte < 60; ++megabyte) {
+      out << block;
+    }
+    out << R"("})";
+  }
+  const RunResult result = train(dir, "a.jsonl", "lm");
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  // Beside the 200 MB of LibTorch.
+  CHECK(peak_bytes() < int64_t{800} << 20);
 }

@@ -31,7 +31,7 @@ check() {  # WORDS COMMAND...
 }
 start() {  # RUN CACHE: becomes the training itself; call it in a subshell
   ulimit -d "$limit_data_kib"
-  exec "$moe" train "$model" -o "$1" --data "$work/rows.jsonl" --cache "$2" --steps 3 --micro-batch 2 --seq-len 256
+  exec "$moe" train "$model" -o "$1" --data "$work/rows.jsonl" --cache "$2" --steps 30 --micro-batch 2 --seq-len 256
 }
 peak() {  # PID: its largest RssAnon in KiB, until it ends
   local most=0 now
@@ -74,6 +74,16 @@ check "its tokens are $((tokens >> 20)) MiB, more than twice as much" test "$tok
 measured second
 check "from the cache" grep -q "tokens from the cache" "$work/second.log"
 check "in less than $limit_mib MiB" test "$most" -lt $((limit_mib * 1024))
+waited() {  # RUN: the steps behind the first waited for their data less than 1 % of their time
+  python3 - "$1/metrics.jsonl" <<'PYTHON'
+import json, sys
+steps = [json.loads(line) for line in open(sys.argv[1])][1:]
+share = sum(step["data_wait_seconds"] for step in steps) / sum(step["seconds"] for step in steps)
+print(f"{100 * share:.3f} % of {len(steps)} steps was waiting for data")
+sys.exit(share >= 0.01)
+PYTHON
+}
+check "no step waits for its data" waited "$work/second"
 check "to the same end" cmp "$work/first/final/model.safetensors" "$work/second/final/model.safetensors"
 
 if [ "$(id -u)" -eq 0 ] && mkdir "$work/disk" && mount -t tmpfs -o size=20M tmpfs "$work/disk" 2>/dev/null; then

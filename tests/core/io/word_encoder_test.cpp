@@ -7,6 +7,7 @@
 #include "tests/support/data.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
 
 using namespace moe::io;
 namespace fs = std::filesystem;
@@ -128,6 +129,20 @@ TEST_CASE("words give the ids of real texts, from several threads too", "[io]") 
     }
     CHECK(wrong == std::vector<int>{0, 0});
   }
+}
+
+TEST_CASE("what would take gigabytes is refused, however long a text with spaces may be", "[io]") {
+  const auto tokenizer = tokenizers()[0];
+  WordEncoder words(tokenizer);
+  CHECK(
+      moe::test::user_error_of([&] { words.encode(std::string(5'000'000, 'x')); }) ==
+      "5.0 MB of text without a place to cut it at (a space) are too much for the tokenizer, which "
+      "takes at most 4.2 MB at once; split the record");
+  std::string text;
+  for (int word = 0; word < 1'000'000; ++word) {
+    text += "word" + std::to_string(word % 10) + " ";
+  }
+  CHECK(words.encode(text).size() > 2'000'000);
 }
 
 TEST_CASE("a model that words may touch in is told by its bytes", "[io]") {

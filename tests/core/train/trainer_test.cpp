@@ -367,6 +367,18 @@ void train_until(World& world, int64_t stop) {
 
 }  // namespace
 
+TEST_CASE("a step says how much of its time it waited for data", "[train]") {
+  World world;
+  for (const auto& record : world.train()) {
+    CHECK(record.data_wait_seconds > 0);  // a lock at least
+    CHECK(record.data_wait_seconds <= record.seconds);
+  }
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  REQUIRE(std::getline(lines, line));
+  CHECK(Json::parse(line).contains("data_wait_seconds"));
+}
+
 TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
   for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO(router);
