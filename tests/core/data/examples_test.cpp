@@ -203,6 +203,40 @@ TEST_CASE("every error of a row names the line and the entry", "[data]") {
                  "r.jsonl line 1: 'labels' is missing");
 }
 
+TEST_CASE("several threads make the same examples in the same order, and tell the first fault",
+          "[data]") {
+  const TempDir dir;
+  std::string text;
+  for (int line = 1; line <= 30000; ++line) {  // several pieces of work
+    text +=
+        R"({"prompt": "Question )" + std::to_string(line) + R"(", "response": "Answer"})" + "\n";
+  }
+  REQUIRE(text.size() > size_t{5} << 18);
+  write_file(dir / "a.jsonl", text);
+  write_file(dir / "b.jsonl", std::string(kPair) + "\n");
+  const std::vector<Source> sources = {{dir / "a.jsonl"}, {dir / "b.jsonl"}, {dir / "a.jsonl"}};
+  ReadSettings settings;
+  const Examples one = read_examples(sources, settings, kVocab, byte_codec);
+  settings.threads = 3;
+  const Examples several = read_examples(sources, settings, kVocab, byte_codec);
+  REQUIRE(one.size() == 60001);
+  REQUIRE(several.size() == one.size());
+  for (int64_t index = 0; index < one.size(); ++index) {
+    const Example a = one.at(index), b = several.at(index);
+    REQUIRE((a.ids == b.ids && a.labels == b.labels && a.line == b.line && a.file == b.file));
+  }
+  settings.most_per_file = 20000;
+  CHECK(read_examples(sources, settings, kVocab, byte_codec).size() == 40001);
+  settings.most_per_file = 0;
+  // A fault in the middle, and behind it one that the reader itself meets sooner.
+  write_file(dir / "a.jsonl", text + "{\"prompt\": 1, \"response\": \"x\"}\n" + kPair + "\n{\n");
+  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
+                 "a.jsonl line 30001: 'prompt' must be a string");
+  write_file(dir / "a.jsonl", text + std::string((size_t{65} << 20), ' ') + "\n");
+  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
+                 "a.jsonl line 30001: the record that starts here is longer");
+}
+
 TEST_CASE("a form that does not fit the objective is refused", "[data]") {
   check_contains(error_of("a.jsonl", kPair, Objective::kLm),
                  "a.jsonl line 1: Alpaca records are for --objective instruct");
