@@ -367,6 +367,15 @@ void train_until(World& world, int64_t stop) {
 
 }  // namespace
 
+TEST_CASE("a stop while the data are read ends there and makes no run", "[train]") {
+  World world;
+  TrainCallbacks callbacks;
+  callbacks.stop_requested = [] { return true; };
+  CHECK_THROWS_WITH(train::train(world.settings, callbacks),
+                    "stopped while the data were read, nothing was saved");
+  CHECK_FALSE(fs::exists(world.settings.run));
+}
+
 TEST_CASE("a step says how much of its time it waited for data", "[train]") {
   World world;
   for (const auto& record : world.train()) {
