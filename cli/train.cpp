@@ -132,7 +132,7 @@ void print_memory(const train::RunPlan& plan, bool as_json) {
   for (const auto& [name, bytes] : classes) {
     fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
   }
-  fmt::print("memory of one process (dry run: nothing was loaded or written)\n");
+  fmt::print("memory of one process (dry run: no weight was loaded, no run begun)\n");
 }
 
 void print_result(const TrainFlags& flags,
@@ -203,7 +203,17 @@ void run(const TrainFlags& flags) {
   std::optional<StepPrinter> printer;
   train::StepRecord first, last;
   train::TrainCallbacks callbacks;
+  std::optional<Progress> reading;
+  callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
+    if (tokens > 0 && !reading) {  // before, contents are compared
+      reading.emplace("tokenising", "tokens", 0, flags.quiet);
+    }
+    if (reading) {
+      reading->set(static_cast<uint64_t>(tokens));
+    }
+  };
   callbacks.on_start = [&](const train::RunPlan& plan) {
+    reading.reset();
     printer.emplace(*plan.settings.steps, plan.first_step, flags.quiet);
     if (!flags.quiet) {
       print_plan(plan);
@@ -244,6 +254,10 @@ void add_data_flags(CLI::App& command, TrainFlags& flags) {
   command
       .add_option("--loss-on", flags.loss_on, "all (default) or last: responses of a conversation")
       ->check(CLI::IsMember({"all", "last"}));
+  command.add_option("--cache",
+                     settings.cache,
+                     "where tokens are kept for the next run: a folder, or off "
+                     "(~/.cache/moe/tokens)");
   command
       .add_option("--show-samples",
                   flags.show_samples,
@@ -385,7 +399,7 @@ void add_train(CLI::App& app) {
                     "go on with the run that is there, as the same command does anyway");
   command->add_flag("--dry-run",
                     flags->dry_run,
-                    "check everything, say the memory it will take, load and write nothing");
+                    "check everything, say the memory it will take, load no weight, begin no run");
   add_device(*command, flags->device);
   add_threads(*command, settings.threads);
   add_force(*command, settings.force, kForcedGate);

@@ -112,6 +112,7 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "grad_norm",
                                               "lr",
                                               "tokens_per_second",
+                                              "data_wait_seconds",
                                               "skipped_steps",
                                               "skipped_outliers",
                                               "load_balance_loss",

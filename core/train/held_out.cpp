@@ -94,7 +94,9 @@ HeldOut::HeldOut(const TrainSettings& settings,
                  int64_t vocab_size) {
   TrainSettings held_out = settings;
   held_out.data = settings.evaluation.data;
-  const data::Examples examples = read_data(held_out, checkpoint, vocab_size);
+  std::vector<std::string> lines;
+  const data::Examples examples = read_data(
+      held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines);
   MOE_CHECK(examples.weights.empty());  // check_evaluation refused them
   const int64_t most_rows = settings.evaluation.rows.value_or(0);
   RowsOnce once = rows_once(examples,
@@ -117,7 +119,7 @@ HeldOut::HeldOut(const TrainSettings& settings,
   take_prompts(examples, *settings.seq_len);
   description_ = fmt::format(
       "held out: {}; {} target tokens in {}{} rows",
-      fmt::join(describe_data(examples), "; "),
+      fmt::join(lines, "; "),
       targets_,
       once.rows,
       once.rows == once.rows_there ? std::string() : fmt::format(" of {}", once.rows_there));
@@ -125,8 +127,8 @@ HeldOut::HeldOut(const TrainSettings& settings,
 
 // The first different prompts that leave room for an answer.
 void HeldOut::take_prompts(const data::Examples& examples, int64_t longest) {
-  for (const auto& example : examples.items) {
-    std::vector<int64_t> prompt = prompt_of(example);
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    std::vector<int64_t> prompt = prompt_of(examples.at(index));
     const bool fits =
         std::ssize(prompt) + kNewTokens <= longest || std::ssize(prompt) * 2 <= longest;
     if (fits && std::find(prompts_.begin(), prompts_.end(), prompt) == prompts_.end()) {

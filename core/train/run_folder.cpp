@@ -30,7 +30,7 @@ std::string read_text(const fs::path& file) {
 // The "key = value" lines of a recipe of ours, but for keys that change no number.
 std::map<std::string, std::string> values_of(const std::string& toml) {
   static const std::set<std::string> free = {
-      "save-every", "save-minutes", "keep", "keep-every", "threads"};
+      "save-every", "save-minutes", "keep", "keep-every", "threads", "cache"};
   std::map<std::string, std::string> values;
   std::istringstream lines(toml);
   for (std::string line; std::getline(lines, line);) {

@@ -31,7 +31,8 @@ class RunFolder {
   RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force);
 
   // Whether the run that is there (unless `force`) goes on under these settings. UserError names
-  // the settings that differ; those that do not change the numbers (save-every, keep, threads) may.
+  // the settings that differ; those that do not change the numbers (save-every, keep, threads,
+  // cache) may.
   RunState state(const std::string& settings_toml) const;
   // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
   // removes what an earlier run left in it (only the names above).

@@ -123,6 +123,9 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
   }
   toml.text("template", settings.text_template);
   toml.text("loss-on", settings.loss_on == data::LossOn::kLast ? "last" : "all");
+  if (!settings.cache.empty()) {
+    toml.text("cache", settings.cache);
+  }
   toml.text("objective", settings.objective == data::Objective::kLm ? "lm" : "instruct");
   if (settings.pack) {
     toml.text("pack", *settings.pack == data::Pack::kStream ? "stream" : "none");

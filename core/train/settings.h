@@ -26,6 +26,7 @@ struct TrainSettings {
   std::optional<data::Format> format;       // open: told from each file's first record
   std::string text_template = "paper";      // P1's [instruct][response]; core/data/templates.h
   data::LossOn loss_on = data::LossOn::kAll;
+  std::string cache;  // of tokens: a folder, "off", or open; core/data/token_cache.h
 
   std::optional<int64_t> steps;         // or
   std::optional<double> epochs;         // rounded up to whole steps; neither: 1 epoch

@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <numeric>
+#include <set>
 
 #include "core/base/error.h"
+#include "core/data/step_loader.h"
 #include "core/model/weights.h"
 #include "core/train/coefficients.h"
 #include "core/train/event_file.h"
@@ -128,7 +129,8 @@ class Run {
     if (start.resumed) {
       position_ = restore(start.folder, model_, optimizer_);
     }
-    batches_.emplace(examples, batch_settings(settings), position_.cursor);
+    loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
+                    *settings.global_batch / *settings.micro_batch);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
     history_ = read_history(folder.metrics());
@@ -199,15 +201,13 @@ class Run {
   StepRecord step() {
     const auto start = std::chrono::steady_clock::now();
     const TrainSettings& settings = plan_.settings;
-    std::vector<data::Batch> micro_batches;
-    for (int64_t rows = 0; rows < *settings.global_batch; rows += *settings.micro_batch) {
-      micro_batches.push_back(batches_->next());
-    }
-    position_.cursor = batches_->cursor();
+    const data::StepBatches data = loader_->next();
+    const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
+    position_.cursor = data.cursor;
     const AuxCoefficients coefficients{
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, micro_batches, routing_, coefficients);
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients);
     const double norm = gradient_norm(trained_);
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
@@ -215,6 +215,7 @@ class Run {
     record.step = ++position_.step;
     move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
+    record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
@@ -373,7 +374,7 @@ class Run {
   std::vector<model::NamedParameter> trained_;
   AdamW optimizer_;
   Saver saver_;
-  std::optional<data::BatchStream> batches_;
+  std::optional<data::StepLoader> loader_;
   std::optional<MetricsFile> metrics_;
   std::optional<EventFile> events_;
   History history_;
@@ -426,13 +427,15 @@ int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& 
   if (settings.pack == data::Pack::kStream) {
     return *settings.micro_batch * *settings.seq_len;
   }
-  std::vector<int64_t> lengths;
-  for (const auto& example : examples.items) {
-    lengths.push_back(static_cast<int64_t>(example.ids.size()));
+  const auto rows = static_cast<size_t>(*settings.micro_batch);
+  std::multiset<int64_t> longest;
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    longest.insert(examples.length(index));
+    if (longest.size() > rows) {
+      longest.erase(longest.begin());
+    }
   }
-  std::sort(lengths.begin(), lengths.end(), std::greater<>());
-  lengths.resize(std::min(lengths.size(), static_cast<size_t>(*settings.micro_batch)));
-  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  return std::accumulate(longest.begin(), longest.end(), int64_t{0});
 }
 
 void warn_of_memory(RunPlan& plan) {
@@ -454,7 +457,7 @@ struct Prepared {
   std::optional<Evaluator> evaluator;  // always there when it is done
 };
 
-Prepared prepare(const TrainSettings& settings, const EvaluateTasks& evaluate_tasks) {
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_numbers(settings);
   Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
   RunPlan& plan = run.plan;
@@ -462,20 +465,30 @@ Prepared prepare(const TrainSettings& settings, const EvaluateTasks& evaluate_ta
   model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
-  run.examples = read_data(settings, run.checkpoint, config.vocab_size);
+  run.examples =
+      read_data(settings,
+                run.checkpoint,
+                config.vocab_size,
+                {[&](int64_t count, int64_t tokens) {
+                  if (callbacks.stop_requested()) {
+                    throw Interrupted("stopped while the data were read, nothing was saved");
+                  }
+                  callbacks.on_reading(count, tokens);
+                }},
+                plan.data);
   plan.settings = resolve(plan.settings, config, run.examples);
-  const data::BatchStream batches(run.examples, batch_settings(plan.settings));
+  const double epoch_rows =
+      data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
-    const double rows = *plan.settings.epochs * batches.rows_per_epoch();
+    const double rows = *plan.settings.epochs * epoch_rows;
     plan.settings.steps =
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
   plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
-  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, evaluate_tasks);
-  plan.examples = static_cast<int64_t>(run.examples.items.size());
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks);
+  plan.examples = run.examples.size();
   plan.tokens = run.examples.tokens();
-  plan.data = describe_data(run.examples);
   for (const auto& line : run.evaluator->description()) {
     plan.data.push_back(line);
   }
@@ -489,12 +502,12 @@ Prepared prepare(const TrainSettings& settings, const EvaluateTasks& evaluate_ta
 
 }  // namespace
 
-RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, {}).plan; }
+RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, TrainCallbacks{}).plan; }
 
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_numbers(settings);
   RunFolder folder(settings.run, settings.model, settings.force);
-  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks.evaluate_tasks);
+  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks);
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
   if (state == RunState::kDone) {

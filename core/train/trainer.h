@@ -31,6 +31,8 @@ struct RunPlan {
 };
 
 struct TrainCallbacks {
+  // While the data are read, often: examples and tokens so far.
+  std::function<void(int64_t, int64_t)> on_reading = [](int64_t, int64_t) {};
   std::function<void(const RunPlan&)> on_start = [](const RunPlan&) {};
   std::function<void(const StepRecord&)> on_step = [](const StepRecord&) {};
   std::function<void(const std::filesystem::path&)> on_saved = [](const std::filesystem::path&) {};

@@ -77,6 +77,7 @@ inline std::string steady_metrics(const std::filesystem::path& run) {
     json.erase("seconds");
     json.erase("tokens_per_second");
     json.erase("peak_memory_bytes");
+    json.erase("data_wait_seconds");
     steady += json.dump() + "\n";
   }
   return steady;

@@ -90,8 +90,11 @@ struct World {
     std::istringstream text(read_file(settings.run / "metrics.jsonl"));
     for (std::string line; std::getline(text, line);) {
       lines.push_back(parse_json(line, "metrics"));
-      for (const char* key :
-           {"seconds", "tokens_per_second", "peak_memory_bytes", "evaluation_seconds"}) {
+      for (const char* key : {"seconds",
+                              "tokens_per_second",
+                              "peak_memory_bytes",
+                              "data_wait_seconds",
+                              "evaluation_seconds"}) {
         lines.back().erase(key);
       }
     }
@@ -101,14 +104,13 @@ struct World {
 };
 
 data::Examples examples_of(const std::vector<std::vector<int32_t>>& rows) {
-  data::Examples examples;
-  examples.files = {"rows"};
+  std::vector<data::Example> examples;
   for (const auto& ids : rows) {
     std::vector<int32_t> labels = ids;
     labels.front() = data::kNoLoss;
-    examples.items.push_back({ids, labels, 0, 1});
+    examples.push_back({ids, labels, 0, 1});
   }
-  return examples;
+  return data::Examples::in_memory(std::move(examples), {"rows"});
 }
 
 }  // namespace
@@ -155,7 +157,9 @@ TEST_CASE("held-out loss is the training loss of the same rows", "[train]") {
   const HeldOut held_out(world.settings, checkpoint, llama.config().vocab_size);
   TrainSettings as_data = world.settings;
   as_data.data = world.settings.evaluation.data;
-  const auto examples = read_data(as_data, checkpoint, llama.config().vocab_size);
+  std::vector<std::string> lines;
+  const auto examples = read_data(
+      as_data, checkpoint, llama.config().vocab_size, [](int64_t, int64_t) {}, lines);
   const RowsOnce once = rows_once(examples, {data::Pack::kStream, false, 20, 4, 0}, 0);
   double sum = 0;
   int64_t targets = 0;

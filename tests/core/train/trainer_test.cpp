@@ -290,6 +290,27 @@ TEST_CASE("a run that is there is left when finished, refused when other, replac
   CHECK(world.train().size() == 2);
 }
 
+TEST_CASE("a stop while the data are read ends there and makes no run", "[train]") {
+  World world;
+  TrainCallbacks callbacks;
+  callbacks.stop_requested = [] { return true; };
+  CHECK_THROWS_WITH(train::train(world.settings, callbacks),
+                    "stopped while the data were read, nothing was saved");
+  CHECK_FALSE(fs::exists(world.settings.run));
+}
+
+TEST_CASE("a step says how much of its time it waited for data", "[train]") {
+  World world;
+  for (const auto& record : world.train()) {
+    CHECK(record.data_wait_seconds > 0);  // a lock at least
+    CHECK(record.data_wait_seconds <= record.seconds);
+  }
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  REQUIRE(std::getline(lines, line));
+  CHECK(Json::parse(line).contains("data_wait_seconds"));
+}
+
 TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
   for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO(router);
