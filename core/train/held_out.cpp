@@ -119,7 +119,7 @@ HeldOut::HeldOut(const TrainSettings& settings,
   take_prompts(examples, *settings.seq_len);
   description_ = fmt::format(
       "held out: {}; {} target tokens in {}{} rows",
-      fmt::join(lines, "; "),
+      fmt::join(describe_data(examples), "; "),
       targets_,
       once.rows,
       once.rows == once.rows_there ? std::string() : fmt::format(" of {}", once.rows_there));
