@@ -16,8 +16,11 @@ void History::add(const Json& line, const std::string& where) {
   }
   is_begun_ = true;
   steps = step;
+  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // a step of prompts alone has 0
   for (const auto& [name, value] : line.items()) {
-    add_number(step, name, value);
+    if (has_loss || name != "loss") {
+      add_number(step, name, value);
+    }
   }
   const Json tasks = line.value("tasks", Json::object());
   for (const auto& [task, scores] : tasks.items()) {

@@ -52,6 +52,15 @@ TEST_CASE("a history sums up the lines of a run", "[train]") {
   CHECK(relative_load(load, 2) == 0);
 }
 
+TEST_CASE("a step without a target has no point in the curve of the loss", "[train]") {
+  History history;
+  history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
+  history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
+  CHECK(history.curves().at("loss").last.step == 1);
+  CHECK(history.curves().at("loss").last.value == 2.5);
+  CHECK(history.curves().at("lr").last.step == 2);
+}
+
 TEST_CASE("a load map of many steps has few columns and loses no row", "[train]") {
   LoadMap map;
   constexpr int64_t kSteps = 5000;
