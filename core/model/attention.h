@@ -23,13 +23,21 @@ struct LayerCache {
   torch::Tensor keys, values;
 };
 
-// x [T, D], the normed input; sequence i is the next lengths[i] tokens; positions start at 0, or
-// after what `cache` holds (then all lengths are equal and the cache is extended). Returns [T, D],
-// the residual not included.
+// Sequence i is the next lengths[i] tokens; it goes on from the earlier sequence continues[i], or
+// from none (-1, or `continues` empty). One that is gone on from goes on from none itself.
+struct Sequences {
+  const std::vector<int64_t>& lengths;
+  const std::vector<int64_t>& continues;
+  int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
+};
+
+// x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
+// are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
+// not included.
 torch::Tensor attention_forward(const torch::Tensor& x,
                                 const AttentionWeights& weights,
                                 const ModelConfig& config,
-                                const std::vector<int64_t>& lengths,
+                                const Sequences& sequences,
                                 LayerCache* cache);
 
 }  // namespace moe::model

@@ -107,6 +107,7 @@ struct Pass {
       : config(model),
         type(activation_type(compute)),
         lengths(tokens.lengths),
+        continues(tokens.continues),
         routing(options),
         group(route::spread_over_ranks(tokens.ids.size(0), options.ep_ranks)),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
@@ -117,7 +118,7 @@ struct Pass {
 
   const ModelConfig& config;
   at::ScalarType type;  // of what products take and give
-  std::vector<int64_t> lengths;
+  std::vector<int64_t> lengths, continues;
   RoutingOptions routing;
   route::RoutingGroup group;
   double gate_scale;
@@ -125,8 +126,11 @@ struct Pass {
 
 // x [T, D] f32, the residual stream, after the attention of a layer.
 Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
-  return x + attention_forward(
-                 pass.norm(x, layer.input_norm), layer.attention, pass.config, pass.lengths, cache);
+  return x + attention_forward(pass.norm(x, layer.input_norm),
+                               layer.attention,
+                               pass.config,
+                               {pass.lengths, pass.continues},
+                               cache);
 }
 
 struct FeedForwardOutput {

@@ -26,6 +26,9 @@ namespace moe::model {
 struct Packed {
   torch::Tensor ids;             // [T] i64
   std::vector<int64_t> lengths;  // all positive
+  // Empty, or one a sequence: the earlier sequence that it goes on from, -1 for none. It then sees
+  // all of that one before itself, and its positions follow: answers to one question share it.
+  std::vector<int64_t> continues = {};
 };
 
 // What routing needs besides the weights. By default the folder's own.
