@@ -1,5 +1,6 @@
-// The fast path: packed sequences, no padding, the head only at positions whose next token is
-// scored. score_test.cpp holds it to the obvious way: one request at a time, all logits.
+// The fast path: packed sequences, no padding, what requests share computed once, the head only at
+// positions whose next token is scored. score_test.cpp holds it to the obvious way: one request at
+// a time, all logits.
 #include "core/eval/score.h"
 
 #include <torch/types.h>
@@ -9,6 +10,8 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/eval/families.h"
+#include "kernels/row_scores.h"
 
 namespace moe::eval {
 
@@ -44,76 +47,178 @@ std::vector<size_t> file_order(const std::vector<Request>& requests) {
   return order;
 }
 
-// One forward's inputs and questions, N = scored positions of the batch.
-struct PackedBatch {
-  model::Packed inputs;          // [T]
-  std::vector<int64_t> rows;     // [N] which of the T positions predict a scored token
-  std::vector<int64_t> targets;  // [N] that token
-  std::vector<size_t> owners;    // [N] its request
-};
+using FamilyBatches = std::vector<std::vector<Family>>;
 
-PackedBatch pack(const std::vector<Request>& requests, const std::vector<size_t>& batch) {
-  PackedBatch packed;
-  std::vector<int64_t> ids;
-  for (const size_t index : batch) {
-    const Request& request = requests[index];
-    const auto begin = static_cast<int64_t>(ids.size());
-    ids.insert(ids.end(), request.tokens.begin(), request.tokens.end() - 1);
-    packed.inputs.lengths.push_back(request.inputs());
-    for (int64_t i = request.inputs() - request.scored; i < request.inputs(); ++i) {
-      packed.rows.push_back(begin + i);
-      packed.targets.push_back(request.tokens[static_cast<size_t>(i) + 1]);
-      packed.owners.push_back(index);
+// Whole families, the largest first, up to `limit` tokens a batch; a larger one stands alone. In a
+// batch roots of one length lie side by side, where one product serves them.
+FamilyBatches pack_families(std::vector<Family> families, int64_t limit) {
+  FamilyBatches batches;
+  int64_t filled = 0;
+  for (auto& family : families) {
+    const int64_t tokens = family.tokens();
+    if (batches.empty() || filled + tokens > limit) {
+      batches.emplace_back();
+      filled = 0;
     }
+    batches.back().push_back(std::move(family));
+    filled += tokens;
   }
-  packed.inputs.ids = torch::tensor(ids, at::kLong);
-  return packed;
+  for (auto& batch : batches) {
+    std::stable_sort(batch.begin(), batch.end(), [](const Family& a, const Family& b) {
+      return a.root > b.root;
+    });
+  }
+  return batches;
 }
 
-struct TokenScores {
-  Tensor logprobs;   // [N] f32
-  Tensor is_argmax;  // [N] bool
+// Every request by itself, in the order of `batches`.
+FamilyBatches alone(const std::vector<Request>& requests, const Batches& batches) {
+  FamilyBatches families;
+  for (const auto& batch : batches) {
+    auto& single = families.emplace_back();
+    for (const size_t index : batch) {
+      single.push_back({index, requests[index].inputs(), {}, {{index, -1}}});
+    }
+  }
+  return families;
+}
+
+// A token whose log-probability is asked for.
+struct Asked {
+  int64_t row;     // of the forward's rows, which predicts it
+  int64_t target;  // the token
+  size_t owner;    // its request
 };
 
-TokenScores score_rows(const model::Llama& llama, const Tensor& hidden, const Tensor& targets) {
-  const int64_t row_bytes = llama.config().vocab_size * static_cast<int64_t>(sizeof(float));
-  const int64_t chunk = std::max<int64_t>(1, kLogitsBytes / row_bytes);
-  std::vector<Tensor> logprobs, is_argmax;
-  for (int64_t begin = 0; begin < targets.size(0); begin += chunk) {
-    const int64_t rows = std::min(chunk, targets.size(0) - begin);
-    const Tensor logits = llama.head(hidden.narrow(0, begin, rows));  // [rows, V]
-    const Tensor target = targets.narrow(0, begin, rows);
-    logprobs.push_back(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1));
-    is_argmax.push_back(logits.argmax(1) == target);
+struct PackedBatch {
+  model::Packed inputs;        // [T]
+  std::vector<Asked> asked;    // by row
+  std::vector<size_t> owners;  // all requests, in the order of the inputs
+};
+
+// The inputs of a batch: all roots, then all branches.
+class Packer {
+ public:
+  explicit Packer(const std::vector<Request>& requests) : requests_(requests) {}
+
+  PackedBatch pack(const std::vector<Family>& families) {
+    std::vector<int64_t> root_rows;
+    for (const Family& family : families) {
+      root_rows.push_back(append(family.request, 0, family.root, -1));
+    }
+    for (size_t number = 0; number < families.size(); ++number) {
+      add_members(families[number], static_cast<int64_t>(number), root_rows[number]);
+    }
+    std::stable_sort(batch_.asked.begin(), batch_.asked.end(), [](const Asked& a, const Asked& b) {
+      return a.row < b.row;
+    });
+    batch_.inputs.ids = torch::tensor(ids_, at::kLong);
+    if (batch_.inputs.lengths.size() == families.size()) {
+      batch_.inputs.continues.clear();  // nobody goes on
+    }
+    return std::move(batch_);
   }
-  return {at::cat(logprobs).cpu(), at::cat(is_argmax).cpu()};
+
+ private:
+  // Inputs begin..begin+length-1 of a request as a sequence; returns its first row.
+  int64_t append(size_t request, int64_t begin, int64_t length, int64_t prefix) {
+    const auto row = static_cast<int64_t>(ids_.size());
+    const auto from = requests_[request].tokens.begin() + begin;
+    ids_.insert(ids_.end(), from, from + length);
+    batch_.inputs.lengths.push_back(length);
+    batch_.inputs.continues.push_back(prefix);
+    return row;
+  }
+
+  void add_members(const Family& family, int64_t number, int64_t root_row) {
+    std::vector<int64_t> branch_rows;
+    for (const auto& branch : family.branches) {
+      branch_rows.push_back(append(branch.request, family.root, branch.length, number));
+    }
+    for (const auto& [index, branch] : family.members) {
+      const Request& request = requests_[index];
+      for (int64_t i = request.inputs() - request.scored; i < request.inputs(); ++i) {
+        const int64_t row = i < family.root ? root_row + i : branch_rows[branch] + i - family.root;
+        batch_.asked.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
+      }
+      batch_.owners.push_back(index);
+    }
+  }
+
+  const std::vector<Request>& requests_;
+  std::vector<int64_t> ids_;
+  PackedBatch batch_;
+};
+
+void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total) {
+  if (!std::isfinite(logprob)) {
+    throw UserError(
+        "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
+        "numbers too large",
+        asked.owner + 1,
+        logprob);
+  }
+  Score& score = total.scores[asked.owner];
+  score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax;
+  score.logprob += logprob;
+  ++score.tokens;
+}
+
+// The tokens asked[begin..end) of `rows`, the different rows among theirs, ascending.
+void score_rows(const model::Llama& llama,
+                const Tensor& hidden,
+                const std::vector<int64_t>& rows,
+                const Asked* begin,
+                const Asked* end,
+                Scores& total) {
+  const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
+  const Tensor logits = llama.head(hidden.index_select(0, wanted));  // [rows, V]
+  const kernels::RowScores of_rows = kernels::row_scores(logits);
+  std::vector<int64_t> places, targets;
+  int64_t place = 0;
+  for (const Asked* asked = begin; asked < end; ++asked) {
+    while (rows[static_cast<size_t>(place)] != asked->row) {
+      ++place;
+    }
+    places.push_back(place);
+    targets.push_back(place * logits.size(1) + asked->target);
+  }
+  const auto pick = [&](const Tensor& from, const std::vector<int64_t>& at) {
+    return from.reshape({-1}).index_select(0, torch::tensor(at, at::kLong).to(from.device())).cpu();
+  };
+  const Tensor logprobs = pick(logits, targets) - pick(of_rows.logsumexp, places);
+  const Tensor best = pick(of_rows.argmax, places);
+  for (const Asked* asked = begin; asked < end; ++asked) {
+    const auto i = asked - begin;
+    add_token(*asked,
+              logprobs.const_data_ptr<float>()[i],
+              best.const_data_ptr<int64_t>()[i] == asked->target,
+              total);
+  }
 }
 
 void add_batch(const model::Llama& llama,
                const PackedBatch& batch,
                const Tensor& hidden,
                Scores& total) {
-  if (batch.rows.empty()) {
-    return;  // requests that are only run
-  }
-  const auto device = hidden.device();
-  const Tensor rows = torch::tensor(batch.rows, at::kLong).to(device);
-  const Tensor targets = torch::tensor(batch.targets, at::kLong).to(device);
-  const TokenScores tokens = score_rows(llama, hidden.index_select(0, rows), targets);
-  const float* logprobs = tokens.logprobs.const_data_ptr<float>();
-  const bool* is_argmax = tokens.is_argmax.const_data_ptr<bool>();
-  for (size_t i = 0; i < batch.owners.size(); ++i) {
-    Score& score = total.scores[batch.owners[i]];
-    if (!std::isfinite(logprobs[i])) {
-      throw UserError(
-          "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
-          "numbers too large",
-          batch.owners[i] + 1,
-          logprobs[i]);
+  const int64_t row_bytes = llama.config().vocab_size * static_cast<int64_t>(sizeof(float));
+  const auto most_rows = static_cast<size_t>(std::max<int64_t>(1, kLogitsBytes / row_bytes));
+  const Asked* const all = batch.asked.data();
+  std::vector<int64_t> rows;  // the different ones of a block: equal choices share theirs
+  size_t begin = 0;
+  for (size_t i = 0; i < batch.asked.size(); ++i) {
+    const bool is_new = rows.empty() || rows.back() != all[i].row;
+    if (is_new && rows.size() == most_rows) {
+      score_rows(llama, hidden, rows, all + begin, all + i, total);
+      rows.clear();
+      begin = i;
     }
-    score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax[i];
-    score.logprob += logprobs[i];
-    ++score.tokens;
+    if (is_new) {
+      rows.push_back(all[i].row);
+    }
+  }
+  if (!rows.empty()) {  // else requests that are only run
+    score_rows(llama, hidden, rows, all + begin, all + batch.asked.size(), total);
   }
 }
 
@@ -151,24 +256,30 @@ Scores score_requests(const model::Llama& llama,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
   const bool grouped = routes_in_groups(llama.config(), settings.routing.router);
-  const Batches batches =
-      grouped ? groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks)
-              : batches_by_length(requests, settings.batch_tokens);
+  FamilyBatches batches;
+  if (grouped) {
+    batches = alone(requests,
+                    groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
+  } else if (settings.observe) {
+    batches = alone(requests, batches_by_length(requests, settings.batch_tokens));
+  } else {
+    batches = pack_families(find_families(requests), settings.batch_tokens);
+  }
   const at::NoGradGuard no_gradients;
   Scores total;
   total.scores.resize(requests.size());
   total.forwards = static_cast<int64_t>(batches.size());
   int64_t done = 0;
-  for (const auto& indices : batches) {
-    const PackedBatch batch = pack(requests, indices);
+  for (const auto& families : batches) {
+    const PackedBatch batch = Packer(requests).pack(families);
     const model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
     add_batch(llama, batch, result.hidden, total);
     add_counters(result.counters, total);
     if (settings.observe) {
-      settings.observe({indices, result});
+      settings.observe({batch.owners, result});
     }
     total.input_tokens += batch.inputs.ids.size(0);
-    done += static_cast<int64_t>(indices.size());
+    done += static_cast<int64_t>(batch.owners.size());
     if (on_progress) {
       on_progress(done);
     }

@@ -29,14 +29,15 @@ struct ScoreSettings {
   model::RoutingOptions routing;
   int64_t batch_tokens = 4096;  // input tokens of one forward, without a capacity
   int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
-  std::function<void(const Forward&)> observe = {};  // after each forward
+  // After each forward. Where somebody looks, or capacity counts, requests share nothing.
+  std::function<void(const Forward&)> observe = {};
 };
 
 struct Scores {
   std::vector<Score> scores;                   // in the order of the requests
   std::vector<route::CounterValues> counters;  // one a MoE layer, summed over all forwards
   int64_t forwards = 0;                        // with a capacity: the number of routing groups
-  int64_t input_tokens = 0;
+  int64_t input_tokens = 0;                    // computed; counters count these
 };
 
 using Batches = std::vector<std::vector<size_t>>;  // indices of requests

@@ -126,6 +126,35 @@ TEST_CASE("a dropless mixture's scores are those of one request at a time, at an
   check_against_slow(mixture("top2:cf=inf"));
 }
 
+TEST_CASE("what requests share is computed once and does not show in their scores", "[eval]") {
+  std::vector<Request> requests = random_requests(12);
+  for (size_t i = 2; i < 12; ++i) {  // four choices after each of ten contexts, one of them twice
+    for (int choice = 0; choice < 4; ++choice) {
+      Request request = requests[i];
+      const int64_t longer = choice == 3 ? 0 : 1 + (choice + static_cast<int64_t>(i)) % 5;
+      for (int64_t t = 0; t < longer; ++t) {
+        request.tokens.push_back((choice * 11 + t * 7 + static_cast<int64_t>(i)) % 64);
+      }
+      request.scored = std::min(request.inputs(), longer + 1);
+      requests.push_back(request);
+    }
+  }
+  for (const model::Llama& llama : {dense(), mixture("top2:cf=inf"), mixture("topp:0.4")}) {
+    const auto routing = llama.default_routing();
+    std::vector<Score> slow;
+    int64_t alone = 0;
+    for (const auto& request : requests) {
+      slow.push_back(score_slowly(llama, request, routing));
+      alone += request.inputs();
+    }
+    for (const int64_t batch_tokens : {1, 100, 100000}) {
+      const Scores found = score_requests(llama, requests, {routing, batch_tokens, 4096});
+      check_equal(found.scores, slow, kTolerance);
+      CHECK(found.input_tokens < alone * 2 / 5);
+    }
+  }
+}
+
 TEST_CASE("greedy continuations are known as such", "[eval]") {
   const model::Llama llama = dense();
   Request request{{3, 9, 27}, 0, false};

@@ -1,0 +1,17 @@
+#pragma once
+// What scoring asks of a row of logits, in one pass over it: its log-sum-exp and its largest entry.
+
+#include <ATen/core/Tensor.h>
+
+namespace moe::kernels {
+
+struct RowScores {
+  at::Tensor logsumexp;  // [n] f32
+  at::Tensor argmax;     // [n] i64, the first of equals
+};
+
+// logits [n, V] f32, contiguous, V > 0. A row with something that is no number has a log-sum-exp
+// that is none.
+RowScores row_scores(const at::Tensor& logits);
+
+}  // namespace moe::kernels
