@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
-#include <set>
 
 #include "core/base/error.h"
 #include "core/data/step_loader.h"
-#include "core/model/weights.h"
-#include "core/train/coefficients.h"
 #include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
@@ -19,57 +15,10 @@
 #include "core/train/snapshot.h"
 #include "core/train/starts.h"
 #include "core/train/trainable.h"
-#include "core/train/training_data.h"
 
 namespace moe::train {
 
 namespace {
-
-// Router, logical ranks and coefficients of the run, put into `plan`.
-void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
-  TrainSettings& settings = plan.settings;
-  plan.is_moe = config.moe.has_value();
-  if (!plan.is_moe) {
-    if (settings.router.any()) {
-      throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
-                      settings.model.string());
-    }
-    refuse_coefficients(settings);
-    return;
-  }
-  const model::MoeConfig& moe = *config.moe;
-  const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
-  // A run that is there goes on under the settings it began with or not at all, so --force, which
-  // would begin it anew, need not be said again for its gate.
-  const bool may_change_gate =
-      settings.force || std::filesystem::exists(settings.run / "settings.toml");
-  const auto resolved =
-      route::override_router(stored, settings.router, may_change_gate, route::Purpose::kTrain);
-  plan.notes = resolved.notes;
-  if (moe.router_jitter > 0) {
-    plan.notes.push_back(
-        fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
-                    "routers without noise",
-                    moe.router_jitter,
-                    settings.model.string()));
-  }
-  plan.routing = {resolved.router, resolved.ep_ranks};
-  // Whatever the folder stores, settings.toml makes this router again.
-  settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
-  settings.changes_gate = resolved.router.family == stored.router.family &&
-                          resolved.router.gate_norm != stored.router.gate_norm;
-  resolve_coefficients(settings, moe, resolved);
-  plan.losses = losses_in_force(settings, resolved.router, moe.experts);
-}
-
-data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,
-          settings.shuffle,
-          *settings.seq_len,
-          *settings.micro_batch,
-          settings.seed,
-          settings.pack_mask};
-}
 
 // Where a run begins: at the folder it starts from, or at a checkpoint of its own.
 struct Start {
@@ -422,87 +371,7 @@ Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   return {*checkpoint, true};
 }
 
-// Tokens of the largest micro-batch.
-int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
-  if (settings.pack == data::Pack::kStream) {
-    return *settings.micro_batch * *settings.seq_len;
-  }
-  const auto rows = static_cast<size_t>(*settings.micro_batch);
-  std::multiset<int64_t> longest;
-  for (int64_t index = 0; index < examples.size(); ++index) {
-    longest.insert(examples.length(index));
-    if (longest.size() > rows) {
-      longest.erase(longest.begin());
-    }
-  }
-  return std::accumulate(longest.begin(), longest.end(), int64_t{0});
-}
-
-void warn_of_memory(RunPlan& plan) {
-  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
-  if (there > 0 && more > there) {
-    plan.notes.push_back(fmt::format(
-        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
-        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
-        static_cast<double>(more) / 1e9,
-        static_cast<double>(there) / 1e9));
-  }
-}
-
-// What a run is made of, checked and closed, before anything of it is written.
-struct Prepared {
-  io::Checkpoint checkpoint;
-  data::Examples examples;
-  RunPlan plan;
-  std::optional<Evaluator> evaluator;  // always there when it is done
-};
-
-Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks) {
-  check_numbers(settings);
-  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
-  RunPlan& plan = run.plan;
-  const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
-  model::check_tensors(run.checkpoint, config);
-  plan.settings = settings;
-  plan_routing(plan, config);
-  run.examples =
-      read_data(settings,
-                run.checkpoint,
-                config.vocab_size,
-                {[&](int64_t count, int64_t tokens) {
-                  if (callbacks.stop_requested()) {
-                    throw Interrupted("stopped while the data were read, nothing was saved");
-                  }
-                  callbacks.on_reading(count, tokens);
-                }},
-                plan.data);
-  plan.settings = resolve(plan.settings, config, run.examples);
-  const double epoch_rows =
-      data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
-  if (!plan.settings.steps) {
-    const double rows = *plan.settings.epochs * epoch_rows;
-    plan.settings.steps =
-        static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
-    plan.settings.epochs.reset();
-  }
-  plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
-  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks);
-  plan.examples = run.examples.size();
-  plan.tokens = run.examples.tokens();
-  for (const auto& line : run.evaluator->description()) {
-    plan.data.push_back(line);
-  }
-  plan.parameters = model::count_parameters(config).total;
-  plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
-  plan.memory =
-      plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes());
-  warn_of_memory(plan);
-  return run;
-}
-
 }  // namespace
-
-RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, TrainCallbacks{}).plan; }
 
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_numbers(settings);
