@@ -1,0 +1,59 @@
+#pragma once
+// What a Llama holds, for the files that make up its class: few large tensors (one qkv, one
+// gate_up, one down a layer), so that a layer is few matrix products, and the table that ties them
+// to the names and shapes of the Hugging Face files.
+
+#include <torch/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/model/llama.h"
+#include "core/model/weights.h"
+
+namespace moe::model {
+
+struct Layer {
+  torch::Tensor input_norm, post_norm;  // [D]
+  AttentionWeights attention;
+  torch::Tensor router;   // [E, D], undefined in a dense layer
+  torch::Tensor gate_up;  // [E, 2F, D]; a dense layer has E = 1
+  torch::Tensor down;     // [E, D, F]
+  Adapter gate_up_adapter, down_adapter;
+};
+
+// A weight that may have an adapter.
+struct AdaptedWeight {
+  std::string name;  // within the layer
+  std::string part;  // of LoraSettings::on
+  torch::Tensor* weight;
+  Adapter* adapter;
+};
+
+std::vector<AdaptedWeight> adapted_weights(Layer& layer);
+
+struct Llama::Weights {
+  ModelConfig config;
+  ComputeOptions compute;
+  LoraSettings lora;
+  torch::Tensor embedding;  // [V, D]
+  torch::Tensor norm;       // [D]
+  torch::Tensor head;       // [V, D], undefined when tied
+  std::vector<Layer> layers;
+  std::map<std::string, torch::Tensor>
+      idle;  // gates of shared experts that are not there: kept, not used
+
+  explicit Weights(const ModelConfig& model_config, at::Device device = at::kCPU);
+
+  // File name -> the part of a weight tensor that holds it, in the names of `form`.
+  std::map<std::string, torch::Tensor> stored_views(FolderForm form) const;
+
+ private:
+  void add_attention_views(int64_t index, std::map<std::string, torch::Tensor>& views) const;
+  void add_feed_forward_views(int64_t index,
+                              const MoeNames& names,
+                              std::map<std::string, torch::Tensor>& views) const;
+};
+
+}  // namespace moe::model
