@@ -1,0 +1,26 @@
+#pragma once
+// The flags of moe train and the settings they make.
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "core/train/settings.h"
+
+namespace moe::cli {
+
+struct TrainFlags {
+  train::TrainSettings settings;
+  std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
+              objective = "instruct", device, precision = "fp32", recompute = "none";
+  std::string format, loss_on = "all";
+  std::string optimizer_state = "fp32", decay_embeddings = "on";
+  int64_t show_samples = 0;  // 0 = train
+  bool quiet = false, json = false, resume = false, dry_run = false;
+};
+
+train::TrainSettings settings_of(const TrainFlags& flags);
+
+// All of them; `flags` outlives `command`.
+void add_train_flags(CLI::App& command, TrainFlags& flags);
+
+}  // namespace moe::cli
