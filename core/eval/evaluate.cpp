@@ -1,9 +1,11 @@
 #include "core/eval/evaluate.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/base/error.h"
 #include "core/eval/text_windows.h"
+#include "core/eval/written_answers.h"
 #include "core/io/checkpoint.h"
 
 namespace moe::eval {
@@ -55,7 +57,10 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
   }
   route::ResolvedRouter routing = resolve_router(config, settings);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
-  const bool adds_bos = resolve_bos(settings.bos, tokenizer);
+  // 0.4.1 added no BOS, whatever the tokenizer said.
+  const Bos bos =
+      settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
+  const bool adds_bos = resolve_bos(bos, tokenizer);
   for (const auto& note : routing.notes) {
     tell(events, note);
   }
@@ -63,8 +68,14 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
       std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing), adds_bos};
 }
 
-TextEncoder encoder_of(const Subject& subject) {
-  return make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
+TextEncoder encoder_of(const Subject& subject, Compat compat) {
+  TextEncoder encoder =
+      make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
+  if (compat == Compat::k041 && !subject.adds_bos && subject.tokenizer.eos_id() >= 0) {
+    encoder.prefix_id = subject.tokenizer.eos_id();  // what 0.4.1 puts before an empty context
+    encoder.prefix_text = subject.tokenizer.piece(encoder.prefix_id);
+  }
+  return encoder;
 }
 
 ScoreSettings score_settings(const EvalSettings& settings, const Subject& subject) {
@@ -77,8 +88,8 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
   std::vector<TextPair> pairs;
   for (const auto& question : questions) {
     for (size_t i = 0; i < question.choices.size(); ++i) {
-      pairs.push_back({question.context,
-                       kChoiceDelimiter + question.choices[i],
+      pairs.push_back({question.context_of(i),
+                       question.continuation_of(i),
                        fmt::format("{}, choice {}", question.where, i + 1),
                        question.source});
     }
@@ -117,6 +128,9 @@ void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
                      loaded.task.name,
                      loaded.total_questions,
                      whole));
+  }
+  for (const auto& note : loaded.notes) {
+    tell(events, note);
   }
 }
 
@@ -201,6 +215,20 @@ class Runner {
     return scores;
   }
 
+  std::vector<std::string> write(const Subject& subject,
+                                 const LoadedTask& loaded,
+                                 const std::vector<std::vector<int64_t>>& prompts) {
+    if (events_.start) {
+      events_.start(loaded.task.name, static_cast<int64_t>(prompts.size()));
+    }
+    return write_answers(llama_,
+                         settings_.routing,
+                         subject.tokenizer,
+                         loaded.task.generation,
+                         prompts,
+                         events_.progress);
+  }
+
   // The statistics of a mixture, written to their file where one is wanted.
   std::optional<RoutingStats> finish(const std::filesystem::path& file) {
     if (stats_ && tally_) {
@@ -228,6 +256,7 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   report.adds_bos = subject.adds_bos;
   report.limit = settings.limit;
   report.batch_tokens = settings.batch_tokens;
+  report.compat = settings.compat;
   if (subject.config.moe) {
     report.router = route::to_string(subject.routing.router);
     report.ep_ranks = subject.routing.ep_ranks;
@@ -236,31 +265,97 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   return report;
 }
 
+// What the model is asked: scores of requests, or answers to prompts.
+struct EncodedTask {
+  std::vector<Request> requests;
+  std::vector<std::vector<int64_t>> prompts;
+};
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
+  EncodedTask encoded;
+  if (loaded.task.output != OutputType::kGenerateUntil) {
+    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
+    return encoded;
+  }
+  for (const auto& question : loaded.questions) {
+    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
+  }
+  return encoded;
+}
+
+void tell_uncounted(const EvalEvents& events,
+                    const EvalSettings& settings,
+                    const std::vector<EncodedTask>& tasks) {
+  const bool any = std::any_of(
+      tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
+  if (any && !settings.stats.empty()) {
+    tell(events, "routing is not counted while answers are written; --stats leaves them out");
+  }
+}
+
+std::vector<std::string> names_of(const std::vector<LoadedTask>& tasks) {
+  std::vector<std::string> names;
+  for (const auto& loaded : tasks) {
+    names.push_back(loaded.task.name);
+  }
+  return names;
+}
+
+void add_differences(RunReport& report, const OtherRun& other) {
+  for (const auto& task : report.tasks) {
+    if (const auto found = other.find(task.loaded.task.name); found != other.end()) {
+      for (auto& difference : compare(task, found->second)) {
+        report.against.push_back(std::move(difference));
+      }
+    }
+  }
+}
+
+TaskReport run_task(Runner& runner,
+                    const Subject& subject,
+                    LoadedTask loaded,
+                    const EncodedTask& encoded,
+                    int64_t resamples) {
+  if (loaded.task.output == OutputType::kGenerateUntil) {
+    std::vector<std::string> answers = runner.write(subject, loaded, encoded.prompts);
+    return make_written_report(std::move(loaded), std::move(answers));
+  }
+  Scores scores = runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions));
+  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
+  report.cut_choices = count_cut(encoded.requests);
+  return report;
+}
+
 }  // namespace
 
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
-  std::vector<LoadedTask> tasks = load_tasks(settings.tasks, settings.data, settings.limit);
+  std::vector<LoadedTask> tasks =
+      load_tasks(settings.tasks, settings.data, settings.limit, {settings.compat, settings.shots});
   if (!settings.out.empty()) {
     check_output(report_files(settings.out, tasks), settings.force);
   }
+  const OtherRun other =
+      settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
   const Subject subject = open_subject(settings, events);
-  const TextEncoder encoder = encoder_of(subject);
-  std::vector<std::vector<Request>> requests;
+  const TextEncoder encoder = encoder_of(subject, settings.compat);
+  std::vector<EncodedTask> encoded;
   for (const auto& loaded : tasks) {
     tell_subset(events, loaded);
-    requests.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
-    tell_cut(events, loaded.task.name, count_cut(requests.back()), encoder.window);
+    encoded.push_back(encode_task(encoder, loaded));
+    tell_cut(events, loaded.task.name, count_cut(encoded.back().requests), encoder.window);
   }
+  tell_uncounted(events, settings, encoded);
   Runner runner(settings, subject, events);
   RunReport report = report_head(settings, subject);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks.size(); ++i) {
-    Scores scores = runner.run(tasks[i].task.name, requests[i], labels_of(tasks[i].questions));
-    report.tasks.push_back(make_task_report(std::move(tasks[i]), std::move(scores)));
-    report.tasks.back().cut_choices = count_cut(requests[i]);
+    report.tasks.push_back(
+        run_task(runner, subject, std::move(tasks[i]), encoded[i], settings.resamples));
   }
   report.seconds = now_seconds() - begin;
   report.routing = runner.finish(settings.stats);
+  add_averages(report, settings.tasks);
+  add_differences(report, other);
   if (!settings.out.empty()) {
     write_report(report, settings.out);
   }
@@ -275,7 +370,7 @@ Scores evaluate_requests(const EvalSettings& settings,
     pairs.resize(static_cast<size_t>(*settings.limit));
   }
   const Subject subject = open_subject(settings, events);
-  const TextEncoder encoder = encoder_of(subject);
+  const TextEncoder encoder = encoder_of(subject, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
   Runner runner(settings, subject, events);
@@ -294,8 +389,10 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
         "mixture of experts",
         settings.model.string());
   }
-  const TextWindows windows = read_text_windows(
-      files, encoder_of(subject), std::max<int64_t>(0, subject.tokenizer.eos_id()), settings.limit);
+  const TextWindows windows = read_text_windows(files,
+                                                encoder_of(subject, settings.compat),
+                                                std::max<int64_t>(0, subject.tokenizer.eos_id()),
+                                                settings.limit);
   Runner runner(settings, subject, events);
   runner.run("texts", windows.requests, windows.labels);
   return *runner.finish(settings.stats);
