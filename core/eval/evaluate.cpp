@@ -4,9 +4,9 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/eval/runner.h"
 #include "core/eval/text_windows.h"
 #include "core/eval/written_answers.h"
-#include "core/io/checkpoint.h"
 
 namespace moe::eval {
 namespace {
@@ -19,69 +19,6 @@ void tell(const EvalEvents& events, const std::string& sentence) {
   if (events.note) {
     events.note(sentence);
   }
-}
-
-// The folder without its weights: enough to refuse, or to tokenise.
-struct Subject {
-  io::Checkpoint checkpoint;
-  model::ModelConfig config;
-  io::Tokenizer tokenizer;
-  route::ResolvedRouter routing;
-  bool adds_bos = false;
-};
-
-route::ResolvedRouter resolve_router(const model::ModelConfig& config,
-                                     const EvalSettings& settings) {
-  if (config.moe) {
-    const model::MoeConfig& moe = *config.moe;
-    const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
-    return route::override_router(
-        stored, settings.router, settings.force, route::Purpose::kEvaluate);
-  }
-  if (settings.router.any()) {
-    throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
-  }
-  return {};
-}
-
-Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
-  io::Checkpoint checkpoint(settings.model);
-  model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  if (!settings.stats.empty()) {
-    if (!config.moe) {
-      throw UserError("{}: this model is dense, it routes nothing to count; leave out --stats",
-                      settings.model.string());
-    }
-    check_stats_file(settings.stats, settings.force);
-  }
-  route::ResolvedRouter routing = resolve_router(config, settings);
-  io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
-  // 0.4.1 added no BOS, whatever the tokenizer said.
-  const Bos bos =
-      settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
-  const bool adds_bos = resolve_bos(bos, tokenizer);
-  for (const auto& note : routing.notes) {
-    tell(events, note);
-  }
-  return {
-      std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing), adds_bos};
-}
-
-TextEncoder encoder_of(const Subject& subject, Compat compat) {
-  TextEncoder encoder =
-      make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
-  if (compat == Compat::k041 && !subject.adds_bos && subject.tokenizer.eos_id() >= 0) {
-    encoder.prefix_id = subject.tokenizer.eos_id();  // what 0.4.1 puts before an empty context
-    encoder.prefix_text = subject.tokenizer.piece(encoder.prefix_id);
-  }
-  return encoder;
-}
-
-ScoreSettings score_settings(const EvalSettings& settings, const Subject& subject) {
-  return {{subject.routing.router, subject.routing.ep_ranks},
-          settings.batch_tokens,
-          settings.group_tokens};
 }
 
 std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
@@ -153,101 +90,6 @@ std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
   return labels;
 }
 
-int64_t group_tokens(const EvalSettings& settings, const Subject& subject) {
-  return routes_in_groups(subject.config, subject.routing.router)
-             ? settings.group_tokens * subject.routing.ep_ranks
-             : 0;
-}
-
-// What is known of a mixture's routing before anything is run.
-RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
-  const auto& router = subject.routing.router;
-  RoutingStats stats;
-  stats.model = settings.model.string();
-  stats.router = route::to_string(router);
-  stats.ep_ranks = subject.routing.ep_ranks;
-  stats.experts = subject.config.moe->experts;
-  if (router.family == route::Family::kTopK) {
-    stats.k = router.k;
-    stats.has_fr = router.fr && router.k < stats.experts;
-  }
-  stats.group_tokens = group_tokens(settings, subject);
-  stats.row_bytes = subject.config.hidden_size * static_cast<int64_t>(sizeof(float));
-  stats.by = settings.stats_by;
-  stats.moe_layers = subject.config.moe->layers;
-  return stats;
-}
-
-// Scores requests and gathers what their routing says.
-class Runner {
- public:
-  Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
-      : llama_(model::Llama::load(subject.checkpoint)),
-        events_(events),
-        settings_(score_settings(settings, subject)) {
-    if (subject.config.moe) {
-      stats_ = stats_head(settings, subject);
-    }
-    if (stats_ && settings.stats_by.any()) {
-      tally_.emplace(subject.tokenizer, subject.config.vocab_size, stats_->moe_layers.size());
-      settings_.routing.count_tokens = true;
-      settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
-    }
-  }
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
-
-  Scores run(const std::string& what,
-             const std::vector<Request>& requests,
-             const std::vector<RequestLabel>& labels) {
-    if (events_.start) {
-      events_.start(what, static_cast<int64_t>(requests.size()));
-    }
-    if (tally_) {
-      tally_->begin(requests, labels);
-    }
-    Scores scores = score_requests(llama_, requests, settings_, events_.progress);
-    if (stats_) {
-      stats_->add(scores);
-      stats_->tasks.push_back(
-          {what, scores.counters, tally_ ? tally_->gold() : std::vector<TokenCounts>()});
-    }
-    return scores;
-  }
-
-  std::vector<std::string> write(const Subject& subject,
-                                 const LoadedTask& loaded,
-                                 const std::vector<std::vector<int64_t>>& prompts) {
-    if (events_.start) {
-      events_.start(loaded.task.name, static_cast<int64_t>(prompts.size()));
-    }
-    return write_answers(llama_,
-                         settings_.routing,
-                         subject.tokenizer,
-                         loaded.task.generation,
-                         prompts,
-                         events_.progress);
-  }
-
-  // The statistics of a mixture, written to their file where one is wanted.
-  std::optional<RoutingStats> finish(const std::filesystem::path& file) {
-    if (stats_ && tally_) {
-      stats_->tokens = tally_->finish();
-    }
-    if (stats_ && !file.empty()) {
-      write_stats(*stats_, file);
-    }
-    return stats_;
-  }
-
- private:
-  model::Llama llama_;
-  const EvalEvents& events_;
-  ScoreSettings settings_;
-  std::optional<RoutingStats> stats_;
-  std::optional<TokenTally> tally_;
-};
-
 RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   RunReport report;
   report.model = settings.model.string();
@@ -283,11 +125,18 @@ EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
   return encoded;
 }
 
-void tell_uncounted(const EvalEvents& events,
-                    const EvalSettings& settings,
-                    const std::vector<EncodedTask>& tasks) {
+// How answers are written where that differs from how requests are scored.
+void tell_writing(const EvalEvents& events,
+                  const EvalSettings& settings,
+                  const Subject& subject,
+                  const std::vector<EncodedTask>& tasks) {
   const bool any = std::any_of(
       tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
+  if (any && group_tokens(settings, subject) > 0) {
+    tell(events,
+         "answers are written without a capacity and without +fr, as moe generate routes: a "
+         "token's expert must not depend on what is computed beside it");
+  }
   if (any && !settings.stats.empty()) {
     tell(events, "routing is not counted while answers are written; --stats leaves them out");
   }
@@ -312,12 +161,11 @@ void add_differences(RunReport& report, const OtherRun& other) {
 }
 
 TaskReport run_task(Runner& runner,
-                    const Subject& subject,
                     LoadedTask loaded,
                     const EncodedTask& encoded,
                     int64_t resamples) {
   if (loaded.task.output == OutputType::kGenerateUntil) {
-    std::vector<std::string> answers = runner.write(subject, loaded, encoded.prompts);
+    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
     return make_written_report(std::move(loaded), std::move(answers));
   }
   Scores scores = runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions));
@@ -344,13 +192,12 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
     encoded.push_back(encode_task(encoder, loaded));
     tell_cut(events, loaded.task.name, count_cut(encoded.back().requests), encoder.window);
   }
-  tell_uncounted(events, settings, encoded);
+  tell_writing(events, settings, subject, encoded);
   Runner runner(settings, subject, events);
   RunReport report = report_head(settings, subject);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks.size(); ++i) {
-    report.tasks.push_back(
-        run_task(runner, subject, std::move(tasks[i]), encoded[i], settings.resamples));
+    report.tasks.push_back(run_task(runner, std::move(tasks[i]), encoded[i], settings.resamples));
   }
   report.seconds = now_seconds() - begin;
   report.routing = runner.finish(settings.stats);
