@@ -97,6 +97,9 @@ void print_routing(const eval::RunReport& report) {
     if (report.router.empty()) {
       return;
     }
+    if (!task.answers.empty()) {
+      continue;  // not counted while answers are written
+    }
     fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                task.loaded.task.name,
                report.router,

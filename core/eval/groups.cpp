@@ -87,7 +87,8 @@ GroupAverage pooled(const Group& group, const std::vector<TaskAverage>& tasks) {
   return average;
 }
 
-// evaluator.py of 0.4.1, its running mean and variance included.
+// evaluator.py of 0.4.1, its running mean and variance included. The variance depends on the order
+// of the tasks, which there is the file system's: the third digit of the error can differ.
 GroupAverage running(const Group& group, const std::vector<TaskAverage>& members) {
   double mean = 0, variance = 0, total = 0;
   bool has_errors = true;

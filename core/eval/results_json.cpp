@@ -127,7 +127,9 @@ OrderedJson moe_json(const RunReport& report) {
   moe["ep_ranks"] = report.ep_ranks;
   moe["group_tokens"] = report.group_tokens == 0 ? OrderedJson() : OrderedJson(report.group_tokens);
   for (const auto& task : report.tasks) {
-    moe["routing"][task.loaded.task.name] = routing_json(task);
+    if (task.answers.empty()) {
+      moe["routing"][task.loaded.task.name] = routing_json(task);
+    }
   }
   return moe;
 }

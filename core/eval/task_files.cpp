@@ -38,26 +38,6 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
   return matches.empty() ? fs::path() : matches.front();
 }
 
-// All files of a form, or none; one that is missing beside others is an error of its own.
-Files find_form(const FileForm& form, const fs::path& data, const std::string& task) {
-  Files files;
-  std::string missing;
-  for (const auto& pattern : form.files) {
-    if (const fs::path file = find_file(data, pattern, task); !file.empty()) {
-      files.push_back(file);
-    } else {
-      missing = (data / pattern).string();
-    }
-  }
-  if (!files.empty() && !missing.empty()) {
-    throw UserError("task {}: {} is not there, beside {}; put it there or change --data",
-                    task,
-                    missing,
-                    files.front().string());
-  }
-  return files;
-}
-
 std::vector<fs::path> exported_places(const Task& task, const Split& split) {
   if (task.data.schema.empty()) {
     return {};
@@ -66,9 +46,35 @@ std::vector<fs::path> exported_places(const Task& task, const Split& split) {
           fs::path(task.name) / (split.name + ".csv")};
 }
 
+// All files of a form, or none; one that is missing beside others is an error of its own, unless
+// what is there is an export by the same name.
+Files find_form(const FileForm& form, const Task& task, const Split& split, const fs::path& data) {
+  Files files;
+  std::string missing;
+  for (const auto& pattern : form.files) {
+    if (const fs::path file = find_file(data, pattern, task.name); !file.empty()) {
+      files.push_back(file);
+    } else {
+      missing = (data / pattern).string();
+    }
+  }
+  if (files.empty() || missing.empty()) {
+    return files;
+  }
+  for (const auto& place : exported_places(task, split)) {
+    if (files.front() == data / place) {
+      return {};
+    }
+  }
+  throw UserError("task {}: {} is not there, beside {}; put it there or change --data",
+                  task.name,
+                  missing,
+                  files.front().string());
+}
+
 FoundFiles read_any(const Task& task, const Split& split, const fs::path& data) {
   for (const auto& form : split.forms) {
-    if (const Files files = find_form(form, data, task.name); !files.empty()) {
+    if (const Files files = find_form(form, task, split, data); !files.empty()) {
       return {files, form.read(files)};
     }
   }

@@ -225,6 +225,14 @@ TEST_CASE("records exported from the Hub stand in for the authors' files", "[eva
   const LoadedTask piqa = load_one("piqa", data.path());
   CHECK(piqa.questions.at(0).context == "Question: g\nAnswer:");
   CHECK(piqa.questions[0].gold == 1);
+  // Examples: PIQA's authors have a train.jsonl too, whose labels stand in another file.
+  write_file(data / "piqa/train.jsonl",
+             "{\"goal\": \"h\", \"sol1\": \"c\", \"sol2\": \"d\", \"label\": 0}\n"
+             "{\"goal\": \"h\", \"sol1\": \"c\", \"sol2\": \"d\", \"label\": 0}\n");
+  CHECK(load_tasks({"piqa"}, data.path(), std::nullopt, {Compat::kCurrent, 1})
+            .at(0)
+            .questions.at(0)
+            .context == "Question: h\nAnswer: c\n\nQuestion: g\nAnswer:");
   write_file(data / "mmlu_anatomy/test.csv",
              "question,subject,choices,answer\n why? ,anatomy,['p' 'q' 'r' 's'],C\n");
   const LoadedTask mmlu = load_one("mmlu_anatomy", data.path());
