@@ -1,5 +1,8 @@
 // BIG-Bench-Hard twice: the answer written out (bbh_zeroshot_*, filters applied), and the answer
 // chosen from a fixed list (leaderboard_bbh_*, three examples).
+#include <algorithm>
+#include <array>
+
 #include "core/base/error.h"
 #include "core/eval/declare.h"
 #include "core/eval/filters.h"
@@ -57,7 +60,49 @@ constexpr const char* kSarcasm =
     "Sarcastic sentences often contain satirical or ironic utterances, hyperboles, ambivalent or "
     "witty remarks.";
 
-std::vector<Subtask> subtasks() {
+// The answer is one of the letters up to `last`.
+struct Lettered {
+  const char* name;
+  const char* description;
+  int64_t items;
+  char last;
+};
+constexpr std::array<Lettered, 17> kLettered = {{
+    {"date_understanding", "Infer the date from context.", 250, 'F'},
+    {"disambiguation_qa", "Clarify the meaning of sentences with ambiguous pronouns.", 250, 'C'},
+    {"geometric_shapes", "Name geometric shapes from their SVG paths.", 250, 'K'},
+    {"hyperbaton", "Order adjectives correctly in English sentences.", 250, 'B'},
+    {"logical_deduction_five_objects", kDeduction, 250, 'E'},
+    {"logical_deduction_seven_objects", kDeduction, 250, 'G'},
+    {"logical_deduction_three_objects", kDeduction, 250, 'C'},
+    {"movie_recommendation", "Recommend movies similar to the given list of movies.", 250, 'F'},
+    {"penguins_in_a_table",
+     "Answer questions about a table of penguins and their attributes.",
+     146,
+     'E'},
+    {"reasoning_about_colored_objects",
+     "Answer extremely simple questions about the colors of objects on a surface.",
+     250,
+     'R'},
+    {"ruin_names",
+     "Select the humorous edit that 'ruins' the input movie or musical artist name.",
+     250,
+     'F'},
+    {"salient_translation_error_detection",
+     "Detect the type of error in an English translation of a German source sentence.",
+     250,
+     'F'},
+    {"snarks", kSarcasm, 178, 'B'},
+    {"temporal_sequences",
+     "Task description: Answer questions about which times certain events could have occurred.",
+     250,
+     'D'},
+    {"tracking_shuffled_objects_five_objects", kShuffled, 250, 'E'},
+    {"tracking_shuffled_objects_seven_objects", kShuffled, 250, 'G'},
+    {"tracking_shuffled_objects_three_objects", kShuffled, 250, 'C'},
+}};
+
+std::vector<Subtask> subtasks_in_words() {
   const Extract yes_no = words({"Yes", "No", "yes", "no"});
   return {
       {"boolean_expressions",
@@ -70,91 +115,48 @@ std::vector<Subtask> subtasks() {
        187,
        yes_no,
        {"Yes", "No"}},
-      {"date_understanding", "Infer the date from context.", 250, first_option, letters('F')},
-      {"disambiguation_qa",
-       "Clarify the meaning of sentences with ambiguous pronouns.",
-       250,
-       first_option,
-       letters('C')},
-      {"dyck_languages", "Correctly close a Dyck-n word.", 250, first_brackets, {}},
       {"formal_fallacies",
        "Distinguish deductively valid arguments from formal fallacies.",
        250,
        words({"valid", "invalid"}),
        {"valid", "invalid"}},
-      {"geometric_shapes",
-       "Name geometric shapes from their SVG paths.",
-       250,
-       first_option,
-       letters('K')},
-      {"hyperbaton",
-       "Order adjectives correctly in English sentences.",
-       250,
-       first_option,
-       letters('B')},
-      {"logical_deduction_five_objects", kDeduction, 250, first_option, letters('E')},
-      {"logical_deduction_seven_objects", kDeduction, 250, first_option, letters('G')},
-      {"logical_deduction_three_objects", kDeduction, 250, first_option, letters('C')},
-      {"movie_recommendation",
-       "Recommend movies similar to the given list of movies.",
-       250,
-       first_option,
-       letters('F')},
-      {"multistep_arithmetic_two", "Solve multi-step arithmetic problems.", 250, first_number, {}},
       {"navigate",
        "Given a series of navigation instructions, determine whether one would end up back at the "
        "starting point.",
        250,
        yes_no,
        {"Yes", "No"}},
-      {"object_counting",
-       "Questions that involve enumerating objects and asking the model to count them.",
-       250,
-       first_number,
-       numbers(18)},
-      {"penguins_in_a_table",
-       "Answer questions about a table of penguins and their attributes.",
-       146,
-       first_option,
-       letters('E')},
-      {"reasoning_about_colored_objects",
-       "Answer extremely simple questions about the colors of objects on a surface.",
-       250,
-       first_option,
-       letters('R')},
-      {"ruin_names",
-       "Select the humorous edit that 'ruins' the input movie or musical artist name.",
-       250,
-       first_option,
-       letters('F')},
-      {"salient_translation_error_detection",
-       "Detect the type of error in an English translation of a German source sentence.",
-       250,
-       first_option,
-       letters('F')},
-      {"snarks", kSarcasm, 178, first_option, letters('B')},
       {"sports_understanding",
        "Determine whether an artificially constructed sentence relating to sports is plausible or "
        "not.",
        250,
        phrases({{"no", {"no", "not plausible"}}, {"yes", {"yes", "plausible"}}}),
        {"yes", "no"}},
-      {"temporal_sequences",
-       "Task description: Answer questions about which times certain events could have occurred.",
-       250,
-       first_option,
-       letters('D')},
-      {"tracking_shuffled_objects_five_objects", kShuffled, 250, first_option, letters('E')},
-      {"tracking_shuffled_objects_seven_objects", kShuffled, 250, first_option, letters('G')},
-      {"tracking_shuffled_objects_three_objects", kShuffled, 250, first_option, letters('C')},
       {"web_of_lies",
        "Evaluate a random boolean function expressed as a word problem.",
        250,
        phrases({{"no", {"no", "does not tell the truth", "is not telling the truth"}},
                 {"yes", {"yes", "tells the truth", "is telling the truth"}}}),
        {"Yes", "No"}},
-      {"word_sorting", "Sort a list of words.", 250, sorted_words, {}},
   };
+}
+
+std::vector<Subtask> subtasks() {
+  std::vector<Subtask> all = subtasks_in_words();
+  for (const auto& [name, description, items, last] : kLettered) {
+    all.push_back({name, description, items, first_option, letters(last)});
+  }
+  all.push_back({"dyck_languages", "Correctly close a Dyck-n word.", 250, first_brackets, {}});
+  all.push_back(
+      {"multistep_arithmetic_two", "Solve multi-step arithmetic problems.", 250, first_number, {}});
+  all.push_back({"object_counting",
+                 "Questions that involve enumerating objects and asking the model to count them.",
+                 250,
+                 first_number,
+                 numbers(18)});
+  all.push_back({"word_sorting", "Sort a list of words.", 250, sorted_words, {}});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return all;
 }
 
 DataSet data_of(const std::string& name) {
