@@ -10,6 +10,7 @@ void add_upcycle(CLI::App& app);
 void add_init(CLI::App& app);
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
+void add_report(CLI::App& app);
 void add_route(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_inspect(CLI::App& app);

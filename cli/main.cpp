@@ -9,6 +9,7 @@
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "kernels/block_cache.h"
 
 namespace {
 
@@ -58,6 +59,7 @@ int run(int argc, char** argv) {
   moe::cli::add_upcycle(app);
   moe::cli::add_init(app);
   moe::cli::add_train(app);
+  moe::cli::add_report(app);
   moe::cli::add_eval(app);
   moe::cli::add_route(app);
   moe::cli::add_bench(app);
@@ -77,6 +79,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  moe::kernels::use_block_cache();
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {

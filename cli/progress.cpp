@@ -1,8 +1,10 @@
 #include "cli/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
 namespace moe::cli {
@@ -29,6 +31,16 @@ std::string scaled(double value, const std::array<const char*, 5>& units) {
 }  // namespace
 
 bool is_terminal(int descriptor) { return ::isatty(descriptor) == 1; }
+
+size_t terminal_width(int descriptor) {
+  winsize size{};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string bar_text(double share) {
+  const auto filled = static_cast<int>(std::clamp(share, 0.0, 1.0) * kBarWidth);
+  return fmt::format("[{}{}]", std::string(filled, '='), std::string(kBarWidth - filled, ' '));
+}
 
 std::string format_bytes(double bytes) { return scaled(bytes, {"B", "KB", "MB", "GB", "TB"}); }
 
@@ -99,11 +111,7 @@ void Progress::print(bool last) {
   std::string text = fmt::format("{}  {}, {}/s", label_, amount(done), pace);
   if (total_ > 0) {
     const double share = done / static_cast<double>(total_);
-    const auto filled = static_cast<int>(share * kBarWidth);
-    const std::string bar =
-        terminal_
-            ? fmt::format("[{}{}] ", std::string(filled, '='), std::string(kBarWidth - filled, ' '))
-            : "";
+    const std::string bar = terminal_ ? bar_text(share) + " " : "";
     const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
     text = fmt::format("{}  {}{:.0f} %, {} of {}, {}/s, {} {}",
                        label_,

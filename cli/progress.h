@@ -10,6 +10,10 @@ namespace moe::cli {
 
 bool is_terminal(int descriptor);  // 1 = stdout, 2 = stderr
 
+// Characters a line of the terminal has; 80 where it does not say.
+size_t terminal_width(int descriptor);
+std::string bar_text(double share);  // "[=====     ]" of a share in 0..1
+
 std::string format_bytes(double bytes);      // "1.5 GB"
 std::string format_count(double count);      // "1.05 M"
 std::string format_seconds(double seconds);  // "1:02:03", "0.4 s"

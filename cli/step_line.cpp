@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/progress.h"
 
 namespace moe::cli {
@@ -45,9 +47,7 @@ std::string routing_part(const train::StepRecord& record) {
   return text;
 }
 
-}  // namespace
-
-std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left) {
+std::string step_text(const train::StepRecord& record, int64_t steps) {
   std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
   if (record.auxiliary) {
     text += fmt::format("  aux {:.4f}", *record.auxiliary);
@@ -57,12 +57,48 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
                       record.lr,
                       format_count(record.tokens_per_second));
   if (record.skipped_steps > 0) {
-    text += fmt::format("  skipped {}", record.skipped_steps);
+    text += "  " + skipped_part(record);
   }
   if (!record.layer_counters.empty()) {
     text += routing_part(record);
   }
-  return text + "  left " + format_seconds(seconds_left);
+  return text;
+}
+
+}  // namespace
+
+std::string skipped_part(const train::StepRecord& record) {
+  const int64_t outliers = record.skipped_outliers.value_or(0);
+  return fmt::format("skipped {}", record.skipped_steps) +
+         (outliers > 0 ? fmt::format(" ({} outlier{})", outliers, outliers == 1 ? "" : "s") : "");
+}
+
+std::string step_line(const train::StepRecord& record, int64_t steps, double seconds_left) {
+  return step_text(record, steps) + "  left " + format_seconds(seconds_left);
+}
+
+std::string terminal_step_line(const train::StepRecord& record,
+                               int64_t steps,
+                               double seconds_left,
+                               size_t width) {
+  const double share = static_cast<double>(record.step) / static_cast<double>(steps);
+  const std::string line = fmt::format(
+      "{} {} left  {}", bar_text(share), format_seconds(seconds_left), step_text(record, steps));
+  return line.substr(0, std::max<size_t>(width, 2) - 1);
+}
+
+std::string evaluation_line(const train::Evaluation& evaluation) {
+  std::string text = fmt::format("step {}", evaluation.step);
+  if (evaluation.held_out_loss) {
+    text += fmt::format("  held-out loss {:.4f}", *evaluation.held_out_loss);
+  }
+  for (const auto& [task, scores] : evaluation.tasks) {
+    text += fmt::format("  {} {:.1f} %", task, 100 * scores.at("acc"));
+    if (const auto error = scores.find("acc_stderr"); error != scores.end()) {
+      text += fmt::format(" ± {:.1f}", 100 * error->second);
+    }
+  }
+  return text + "  took " + format_seconds(evaluation.seconds);
 }
 
 StepPrinter::StepPrinter(int64_t steps, int64_t first_step, bool quiet)
@@ -74,9 +110,25 @@ StepPrinter::~StepPrinter() {
   }
 }
 
+void StepPrinter::print_skipped(const train::StepRecord& record) {
+  if (quiet_) {
+    return;
+  }
+  fmt::print(stderr,
+             "{}step {} moves no weight ({}): {}\n",
+             line_open_ ? "\r\033[K" : "",
+             record.step,
+             record.skipped_kind,
+             record.skipped_why);
+  line_open_ = false;
+}
+
 void StepPrinter::print(const train::StepRecord& record) {
   constexpr double kPipePeriod_s = 1.0, kTerminalPeriod_s = 0.1;
   seconds_ += record.seconds;
+  if (record.skipped) {
+    print_skipped(record);
+  }
   const auto now = std::chrono::steady_clock::now();
   const bool last = record.step == steps_;
   const double since = std::chrono::duration<double>(now - printed_).count();
@@ -87,13 +139,26 @@ void StepPrinter::print(const train::StepRecord& record) {
   printed_ = now;
   const double left = seconds_ / static_cast<double>(record.step - first_step_) *
                       static_cast<double>(steps_ - record.step);
-  const std::string line = step_line(record, steps_, left);
   if (terminal_) {
-    fmt::print(stderr, "\r\033[K{}{}", line, last ? "\n" : "");
+    line_ = terminal_step_line(record, steps_, left, terminal_width(2));
+    fmt::print(stderr, "\r\033[K{}{}", line_, last ? "\n" : "");
     line_open_ = !last;
   } else {
-    fmt::print(stderr, "{}\n", line);
+    fmt::print(stderr, "{}\n", step_line(record, steps_, left));
   }
+  std::fflush(stderr);
+}
+
+void StepPrinter::print(const train::Evaluation& evaluation) {
+  seconds_ += evaluation.step > first_step_ ? evaluation.seconds : 0;
+  if (quiet_) {
+    return;
+  }
+  fmt::print(stderr,
+             "{}{}\n{}",
+             line_open_ ? "\r\033[K" : "",
+             evaluation_line(evaluation),
+             line_open_ ? line_ : "");
   std::fflush(stderr);
 }
 

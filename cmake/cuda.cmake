@@ -10,7 +10,8 @@ target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kerne
 # CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
 set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
                                              CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
-target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo -Xcompiler=-Wall>)
+# Relaxed constexpr: what CPU and GPU must compute alike is one constexpr function, called on both.
+target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall>)
 target_link_libraries(moe_kernels PUBLIC CUDA::cudart)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.
 target_link_libraries(moe_torch INTERFACE -Wl,--no-as-needed ${MOE_TORCH_ROOT}/lib/libtorch_cuda.so

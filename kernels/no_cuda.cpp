@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/stochastic_round.h"
 #include "kernels/stream.h"
 #include "kernels/swiglu.h"
 
@@ -28,6 +29,10 @@ void swiglu_forward_cuda(const void*, void*, int64_t, int64_t, bool, void*) {
 
 void swiglu_backward_cuda(const void*, const void*, void*, int64_t, int64_t, bool, void*) {
   refuse("swiglu_backward_cuda");
+}
+
+void stochastic_round_cuda(const float*, void*, int64_t, uint64_t, int64_t, void*) {
+  refuse("stochastic_round_cuda");
 }
 
 }  // namespace moe::kernels

@@ -19,11 +19,21 @@ at::Tensor swiglu_forward(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
 at::Tensor swiglu_backward(const at::Tensor& grad_out,
                            const at::Tensor& hidden);  // [R, F], [R, 2F] -> [R, 2F]
 
+// swiglu_forward, differentiable; keeps `hidden`.
+at::Tensor swiglu(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
+
 // The reference: plain loops in double. hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows,
 // width].
 void swiglu_forward_reference(const float* hidden, float* out, int64_t rows, int64_t width);
 void swiglu_backward_reference(
     const float* grad_out, const float* hidden, float* grad_hidden, int64_t rows, int64_t width);
+
+// The CPU's: f32, or bf16 as its bits, computed in f32.
+template <typename Number>
+void swiglu_forward_cpu(const Number* hidden, Number* out, int64_t rows, int64_t width);
+template <typename Number>
+void swiglu_backward_cpu(
+    const Number* grad_out, const Number* hidden, Number* grad_hidden, int64_t rows, int64_t width);
 
 // The CUDA entry points (swiglu_cuda.cu, or no_cuda.cpp which refuses). Device pointers, dtype by
 // flag, a cudaStream_t.

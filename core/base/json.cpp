@@ -12,6 +12,8 @@ namespace moe {
 
 namespace {
 
+constexpr auto kLargestInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+
 // Nesting is counted before parsing: nlohmann's parser does not recurse, but copying, comparing and
 // dumping a value do. Up to the first syntax error this sees the same strings and brackets as the
 // parser.
@@ -121,8 +123,7 @@ int64_t as_int(const Json& value, const std::string& key, const std::string& whe
   if (!value.is_number_integer()) {
     throw UserError("{}: '{}' must be a whole number, is {}", where, key, describe(value));
   }
-  constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  if (value.is_number_unsigned() && value.get<uint64_t>() > kLargest) {
+  if (value.is_number_unsigned() && value.get<uint64_t>() > kLargestInt) {
     throw UserError("{}: '{}' is {}, beyond a 64-bit integer", where, key, describe(value));
   }
   return value.get<int64_t>();
@@ -238,7 +239,11 @@ std::vector<int64_t> get_ints(const Json& json, const std::string& key, const st
   std::vector<int64_t> numbers;
   numbers.reserve(list.size());
   for (const Json& value : list) {
-    numbers.push_back(as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));
+    // The element's name is made only for an error: lists of token ids are long.
+    constexpr auto kWhole = Json::value_t::number_unsigned;
+    const bool plain = value.type() == kWhole && value.get<uint64_t>() <= kLargestInt;
+    numbers.push_back(plain ? value.get<int64_t>()
+                            : as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));
   }
   return numbers;
 }

@@ -21,45 +21,45 @@ void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   batch.lengths.push_back(static_cast<int64_t>(labels.size()));
 }
 
-// Where each file's examples stand; they are in file order.
 std::vector<MixedFile> mixed_files(const Examples& examples) {
-  std::vector<MixedFile> files(examples.files.size());
-  for (size_t index = 0; index < files.size(); ++index) {
-    files[index].weight = examples.weights.at(index);
-  }
-  for (size_t index = 0; index < examples.items.size(); ++index) {
-    MixedFile& file = files.at(static_cast<size_t>(examples.items[index].file));
-    if (file.count++ == 0) {
-      file.begin = static_cast<int64_t>(index);
-    }
+  std::vector<MixedFile> files;
+  for (size_t index = 0; index < examples.ranges.size(); ++index) {
+    const FileRange& range = examples.ranges[index];
+    files.push_back({range.begin, range.count, examples.weights.at(index)});
   }
   return files;
+}
+
+// UserError where an example does not fit into a row of its own.
+void check_lengths(const Examples& examples, int64_t seq_len) {
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    if (examples.length(index) > seq_len) {
+      throw UserError(
+          "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
+          "--pack stream",
+          examples.where(index),
+          examples.length(index),
+          seq_len);
+    }
+  }
 }
 
 }  // namespace
 
 BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor)
     : examples_(examples), settings_(settings), cursor_(cursor) {
-  MOE_CHECK(!examples.items.empty() && settings.rows > 0 && settings.seq_len > 1);
-  for (const auto& example : examples.items) {
-    const auto length = static_cast<int64_t>(example.ids.size());
-    if (settings.pack == Pack::kNone && length > settings.seq_len) {
-      throw UserError(
-          "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
-          "--pack stream",
-          examples.where(example),
-          length,
-          settings.seq_len);
-    }
+  MOE_CHECK(examples.size() > 0 && settings.rows > 0 && settings.seq_len > 1);
+  if (settings.pack == Pack::kNone) {
+    check_lengths(examples, settings.seq_len);
   }
   if (!examples.weights.empty()) {
     mixture_.emplace(mixed_files(examples), examples.files);
   }
   set_order();
-  const auto count = static_cast<int64_t>(examples.items.size());
+  const int64_t count = examples.size();
   MOE_CHECK(cursor.epoch >= 0 && cursor.example >= 0 && cursor.example < count &&
             cursor.offset >= 0);
-  MOE_CHECK(cursor.offset < static_cast<int64_t>(current().ids.size()));
+  MOE_CHECK(cursor.offset < examples_.length(current()));
 }
 
 Batch BatchStream::next() {
@@ -76,16 +76,15 @@ Batch BatchStream::next() {
 
 double BatchStream::rows_per_epoch() const {
   if (settings_.pack == Pack::kNone) {
-    return static_cast<double>(examples_.items.size());
+    return static_cast<double>(examples_.size());
   }
   auto tokens = static_cast<double>(examples_.tokens());
   if (mixture_) {
     tokens = 0;
-    const std::vector<MixedFile> files = mixed_files(examples_);
-    for (const auto& example : examples_.items) {
-      const auto file = static_cast<size_t>(example.file);
-      tokens += static_cast<double>(example.ids.size()) *
-                static_cast<double>(mixture_->draws(file)) / static_cast<double>(files[file].count);
+    for (size_t file = 0; file < examples_.ranges.size(); ++file) {
+      const FileRange& range = examples_.ranges[file];
+      tokens += static_cast<double>(range.tokens) * static_cast<double>(mixture_->draws(file)) /
+                static_cast<double>(range.count);
     }
   }
   return tokens / static_cast<double>(settings_.seq_len);
@@ -94,12 +93,12 @@ double BatchStream::rows_per_epoch() const {
 void BatchStream::add_stream_row(Batch& batch) {
   std::vector<int32_t> labels;
   for (int64_t missing = settings_.seq_len; missing > 0;) {
-    const Example& example = current();
-    const int64_t rest = static_cast<int64_t>(example.ids.size()) - cursor_.offset;
+    const int64_t example = current();
+    const int64_t rest = examples_.length(example) - cursor_.offset;
     const int64_t taken = std::min(missing, rest);
     const auto from = cursor_.offset, to = cursor_.offset + taken;
-    batch.ids.insert(batch.ids.end(), example.ids.begin() + from, example.ids.begin() + to);
-    labels.insert(labels.end(), example.labels.begin() + from, example.labels.begin() + to);
+    examples_.store->add_ids(example, from, to, batch.ids);
+    examples_.store->add_labels(example, from, to, labels);
     missing -= taken;
     cursor_.offset = to;
     if (settings_.mask == PackMask::kDoc) {
@@ -116,15 +115,15 @@ void BatchStream::add_stream_row(Batch& batch) {
 }
 
 void BatchStream::add_example_row(Batch& batch) {
-  const Example& example = current();
-  batch.ids.insert(batch.ids.end(), example.ids.begin(), example.ids.end());
-  finish_row(batch, example.labels);
+  const int64_t example = current(), length = examples_.length(example);
+  std::vector<int32_t> labels;
+  examples_.store->add_ids(example, 0, length, batch.ids);
+  examples_.store->add_labels(example, 0, length, labels);
+  finish_row(batch, labels);
   advance_example();
 }
 
-const Example& BatchStream::current() const {
-  return examples_.items[static_cast<size_t>(order_[static_cast<size_t>(cursor_.example)])];
-}
+int64_t BatchStream::current() const { return order_[static_cast<size_t>(cursor_.example)]; }
 
 void BatchStream::advance_example() {
   cursor_.offset = 0;
@@ -136,7 +135,7 @@ void BatchStream::advance_example() {
 }
 
 void BatchStream::set_order() {
-  const auto count = static_cast<int64_t>(examples_.items.size());
+  const int64_t count = examples_.size();
   if (mixture_) {
     order_ = mixture_->order(settings_.shuffle, settings_.seed, cursor_.epoch);
   } else if (settings_.shuffle) {

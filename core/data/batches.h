@@ -66,7 +66,7 @@ class BatchStream {
  private:
   void add_stream_row(Batch& batch);
   void add_example_row(Batch& batch);
-  const Example& current() const;
+  int64_t current() const;  // the example at the cursor
   void advance_example();
   void set_order();
 

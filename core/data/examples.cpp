@@ -1,259 +1,195 @@
 #include "core/data/examples.h"
 
-#include <optional>
+#include <deque>
+#include <exception>
+#include <future>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
-#include "core/base/utf8.h"
+#include "core/data/example_maker.h"
 #include "core/data/records.h"
 
 namespace moe::data {
 
 namespace {
 
-bool is_blank(std::string_view text) {
-  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
+constexpr size_t kChunk_bytes = size_t{256} << 10;  // of records that a thread gets at once
 
-// Turns the records of one run into examples; remembers what must be one for a file (its form) or
-// for all (the codec).
-class ExampleMaker {
+// Neighbours in a file, and what stopped the reader behind them, if anything did.
+struct Chunk {
+  std::vector<Record> records;
+  std::exception_ptr error;
+};
+
+// One file through one maker or several, its examples in order. An error of the reader is thrown
+// behind those of the records before it, so the first fault in the file is the one that is told.
+class FileStream {
  public:
-  ExampleMaker(const ReadSettings& settings,
-               int64_t vocab_size,
-               const std::function<TextCodec()>& codec)
-      : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
+  FileStream(const std::filesystem::path& file,
+             int32_t index,
+             const ReadSettings& settings,
+             ExampleMaker& maker,
+             const std::function<void(Example&&)>& sink)
+      : name_(file.string()),
+        index_(index),
+        settings_(settings),
+        reader_(file),
+        maker_(maker),
+        sink_(sink) {}
 
-  void begin_file() { format_.reset(); }
-  Format format() const { return *format_; }
-
-  Example from_json(const Record& record, const std::string& where) {
-    const Json json = parse_json(record.text, where);
-    if (!json.is_object()) {
-      throw UserError("{}: a JSON object {{...}} is expected", where);
+  FileForm run() {
+    maker_.begin_file();
+    const std::optional<Record> first = reader_.next();
+    if (!first) {
+      throw UserError("{}: the file holds no example", name_);
     }
-    settle_format(json, where);
-    switch (*format_) {
-      case Format::kRows:
-        return from_row(json, where);
-      case Format::kText:
-        return from_text(get_string(json, "text", where), where);
-      default:
-        return from_conversation(read_conversation(json, *format_, where), where);
+    sink_(make(maker_, *first));  // settles the form, and the codec where the file has text
+    read_ = 1;
+    if (settings_.threads > 1) {
+      run_threads();
+    } else {
+      run_here();
     }
-  }
-
-  Example from_document(const Record& record, const std::string& where) {
-    if (settings_.format && settings_.format != Format::kText) {
-      throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
-                      where,
-                      format_name(*settings_.format));
-    }
-    format_ = Format::kText;
-    check_objective(where);
-    return from_text(record.text, where);
+    return {maker_.format(), reader_.packing()};
   }
 
  private:
-  // The file's first record decides where --format does not; later ones must have the same key.
-  void settle_format(const Json& json, const std::string& where) {
-    const std::optional<Format> found = recognise(json, settings_.objective);
-    if (!format_) {
-      if (!found && !settings_.format) {
-        throw UserError(
-            "{}: no known form: its keys are {}; known are instruction/input/output, "
-            "instruction/context/response, system_prompt/question/response, prompt/response, "
-            "prompt/completion, conversations, messages, input_ids/labels and text",
-            where,
-            keys_of(json));
-      }
-      format_ = settings_.format ? settings_.format : found;
-      check_objective(where);
-    } else if (!settings_.format && found && found != format_ &&
-               !json.contains(format_key(*format_))) {
-      throw UserError(
-          "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
-          where,
-          format_words(*format_),
-          format_words(*found));
-    }
-  }
+  bool is_enough() const { return read_ == settings_.most_per_file; }
 
-  void check_objective(const std::string& where) const {
-    if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
-      throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
-    }
-    if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
-      throw UserError("{}: {} are for --objective instruct; --objective lm takes text",
-                      where,
-                      format_words(*format_));
-    }
-  }
-
-  Example from_conversation(const Conversation& conversation, const std::string& where) {
-    Example example;
-    for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
-      TurnText text = settings_.text_template.render(conversation, turn);
-      if (text.space_before_response && !codec().leading_space) {
-        text.prompt += ' ';
-      }
-      const bool is_last = turn + 1 == conversation.turns.size();
-      const bool learned = settings_.loss_on == LossOn::kAll || is_last;
-      if (text.begins_with_bos) {
-        push(example, codec().bos, false);
-      }
-      push_text(example, text.prompt, false, where);
-      push_text(example, text.response, learned, where);
-      push(example, codec().eos, learned);
-    }
+  Example make(ExampleMaker& maker, const Record& record) const {
+    const std::string where = fmt::format("{} line {}", name_, record.line);
+    Example example = maker.make(record, reader_.form(), where);
+    example.file = index_;
+    example.line = record.line;
     return example;
   }
 
-  Example from_text(const std::string& text, const std::string& where) {
-    if (is_blank(text)) {
-      throw UserError("{}: the document is empty; remove it", where);
-    }
-    Example example;
-    push(example, codec().bos, false);
-    push_text(example, text, true, where);
-    push(example, codec().eos, true);
-    return example;
-  }
-
-  Example from_row(const Json& json, const std::string& where) const {
-    const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
-    const std::vector<int64_t> labels = get_ints(json, "labels", where);
-    if (ids.size() != labels.size()) {
-      throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
-                      where,
-                      ids.size(),
-                      labels.size());
-    }
-    Example example;
-    bool has_target = false;
-    for (size_t t = 0; t < ids.size(); ++t) {
-      check_id(ids[t], "input_ids", t, where);
-      if (labels[t] != kNoLoss) {
-        check_id(labels[t], "labels", t, where);
-        has_target = has_target || t > 0;  // nothing predicts the first token
+  void run_here() {
+    while (!is_enough()) {
+      const std::optional<Record> record = reader_.next();
+      if (!record) {
+        return;
       }
-      example.ids.push_back(static_cast<int32_t>(ids[t]));
-      example.labels.push_back(static_cast<int32_t>(labels[t]));
-    }
-    if (!has_target) {
-      throw UserError(
-          "{}: no response: no label after the first is other than -100; remove the row", where);
-    }
-    return example;
-  }
-
-  void check_id(int64_t id, const char* key, size_t position, const std::string& where) const {
-    if (id < 0 || id >= vocab_size_) {
-      throw UserError(
-          "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
-          where,
-          key,
-          position,
-          id,
-          vocab_size_);
+      ++read_;
+      sink_(make(maker_, *record));
     }
   }
 
-  static void push(Example& example, int64_t id, bool learned) {
-    example.ids.push_back(static_cast<int32_t>(id));
-    example.labels.push_back(learned ? static_cast<int32_t>(id) : kNoLoss);
-  }
-
-  void push_text(Example& example,
-                 const std::string& text,
-                 bool learned,
-                 const std::string& where) {
-    for (const int64_t id : codec().encode(text)) {
-      if (id < 0 || id >= vocab_size_) {
-        throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}",
-                        where,
-                        id,
-                        vocab_size_);
+  // The next records, none at the end of the file.
+  Chunk read_chunk() {
+    Chunk chunk;
+    try {
+      for (size_t bytes = 0; bytes < kChunk_bytes && !is_enough();) {
+        std::optional<Record> record = reader_.next();
+        if (!record) {
+          break;
+        }
+        ++read_;
+        bytes += record->text.size();
+        chunk.records.push_back(std::move(*record));
       }
-      push(example, id, learned);
+    } catch (const std::exception&) {
+      chunk.error = std::current_exception();
     }
+    return chunk;
   }
 
-  const TextCodec& codec() {
-    if (!codec_) {
-      codec_ = codec_source_();
-      if (codec_->bos < 0 || codec_->eos < 0 || codec_->bos >= vocab_size_ ||
-          codec_->eos >= vocab_size_) {
-        throw UserError(
-            "the tokenizer has no BOS or EOS within the model's vocabulary of {}; use "
-            "pre-tokenised rows",
-            vocab_size_);
+  void run_threads() {
+    std::deque<std::future<std::vector<Example>>> pending;  // waits for its threads when destroyed
+    const auto give_front = [&] {
+      std::vector<Example> examples = pending.front().get();
+      pending.pop_front();
+      for (auto& example : examples) {
+        sink_(std::move(example));
+      }
+    };
+    std::exception_ptr error;
+    while (error == nullptr) {
+      Chunk chunk = read_chunk();
+      error = chunk.error;
+      if (chunk.records.empty()) {
+        break;
+      }
+      pending.push_back(std::async(
+          std::launch::async,
+          [this](ExampleMaker maker, const std::vector<Record>& records) {
+            std::vector<Example> examples;
+            examples.reserve(records.size());
+            for (const auto& record : records) {
+              examples.push_back(make(maker, record));
+            }
+            return examples;
+          },
+          maker_,
+          std::move(chunk.records)));
+      if (pending.size() >= static_cast<size_t>(settings_.threads)) {
+        give_front();
       }
     }
-    return *codec_;
+    while (!pending.empty()) {
+      give_front();
+    }
+    if (error != nullptr) {
+      std::rethrow_exception(error);
+    }
   }
 
+  std::string name_;
+  int32_t index_;
   const ReadSettings& settings_;
-  int64_t vocab_size_;
-  const std::function<TextCodec()>& codec_source_;
-  std::optional<TextCodec> codec_;
-  std::optional<Format> format_;  // of the file, once a record was read
+  RecordReader reader_;
+  ExampleMaker& maker_;
+  const std::function<void(Example&&)>& sink_;
+  int64_t read_ = 0;  // records
 };
 
-// "Alpaca records, gzip".
-std::string words_of(Format format, Packing packing) {
+}  // namespace
+
+std::string FileForm::words() const {
   const std::string packed = packing_name(packing);
   return format_words(format) + (packed.empty() ? "" : ", " + packed);
 }
 
-}  // namespace
-
-int64_t Examples::tokens() const {
-  int64_t total = 0;
-  for (const auto& example : items) {
-    total += static_cast<int64_t>(example.ids.size());
+std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
+                                      const ReadSettings& settings,
+                                      int64_t vocab_size,
+                                      const std::function<TextCodec()>& codec,
+                                      const std::function<void(Example&&)>& sink) {
+  MOE_CHECK(!sources.empty());
+  ExampleMaker maker(settings, vocab_size, codec);
+  std::vector<FileForm> forms;
+  for (const auto& source : sources) {
+    const auto index = static_cast<int32_t>(forms.size());
+    forms.push_back(FileStream(source.file, index, settings, maker, sink).run());
   }
-  return total;
+  return forms;
 }
 
-std::string Examples::where(const Example& example) const {
-  return fmt::format("{} line {}", files.at(static_cast<size_t>(example.file)), example.line);
+void describe_sources(const std::vector<Source>& sources,
+                      const std::vector<FileForm>& forms,
+                      Examples& examples) {
+  examples.files.clear();
+  for (size_t index = 0; index < sources.size(); ++index) {
+    examples.files.push_back(sources[index].file.string());
+    examples.forms.push_back(forms.at(index).words());
+    examples.all_rows = examples.all_rows && forms[index].format == Format::kRows;
+    if (sources[index].weight > 0) {
+      examples.weights.push_back(sources[index].weight);
+    }
+  }
+  MOE_CHECK(examples.weights.empty() || examples.weights.size() == examples.files.size());
 }
 
 Examples read_examples(const std::vector<Source>& sources,
                        const ReadSettings& settings,
                        int64_t vocab_size,
                        const std::function<TextCodec()>& codec) {
-  MOE_CHECK(!sources.empty());
-  Examples examples;
-  ExampleMaker maker(settings, vocab_size, codec);
-  for (const auto& [file, weight] : sources) {
-    const auto index = static_cast<int32_t>(examples.files.size());
-    examples.files.push_back(file.string());
-    if (weight > 0) {
-      examples.weights.push_back(weight);
-    }
-    RecordReader reader(file);
-    maker.begin_file();
-    int64_t count = 0;
-    while (const std::optional<Record> record = reader.next()) {
-      const std::string where = fmt::format("{} line {}", file.string(), record->line);
-      Example example = reader.form() == RecordForm::kText ? maker.from_document(*record, where)
-                                                           : maker.from_json(*record, where);
-      example.file = index;
-      example.line = record->line;
-      examples.all_rows = examples.all_rows && maker.format() == Format::kRows;
-      examples.items.push_back(std::move(example));
-      if (++count == settings.most_per_file) {
-        break;
-      }
-    }
-    if (count == 0) {
-      throw UserError("{}: the file holds no example", file.string());
-    }
-    examples.forms.push_back(words_of(maker.format(), reader.packing()));
-  }
-  MOE_CHECK(examples.weights.empty() || examples.weights.size() == examples.files.size());
+  std::vector<Example> items;
+  const auto forms = stream_examples(sources, settings, vocab_size, codec, [&](Example&& example) {
+    items.push_back(std::move(example));
+  });
+  Examples examples =
+      Examples::in_memory(std::move(items), std::vector<std::string>(sources.size()));
+  describe_sources(sources, forms, examples);
   return examples;
 }
 

@@ -22,35 +22,15 @@
 #include <string_view>
 #include <vector>
 
+#include "core/data/compressed.h"
+#include "core/data/example_set.h"
 #include "core/data/formats.h"
 #include "core/data/sources.h"
 #include "core/data/templates.h"
 
 namespace moe::data {
 
-inline constexpr int32_t kNoLoss = -100;  // the label that transformers ignores
-
 enum class LossOn { kAll, kLast };  // responses of a conversation
-
-struct Example {
-  std::vector<int32_t> ids;
-  std::vector<int32_t>
-      labels;        // as long as ids; labels[t] is what to predict at t (not shifted), or kNoLoss
-  int32_t file = 0;  // index into Examples::files
-  int64_t line = 0;  // where its record starts
-};
-
-struct Examples {
-  std::vector<Example> items;  // in file order; never empty after read_examples
-  std::vector<std::string> files;
-  // What was found, one a file: "Alpaca records, gzip".
-  std::vector<std::string> forms;
-  std::vector<double>
-      weights;           // one a file, > 0; empty = the files are joined (core/data/mixture.h)
-  bool all_rows = true;  // every example came pre-tokenised
-  int64_t tokens() const;
-  std::string where(const Example& example) const;  // "FILE line N", for messages
-};
 
 // How text becomes ids. `encode` adds neither BOS nor EOS.
 struct TextCodec {
@@ -65,13 +45,35 @@ struct ReadSettings {
   Template text_template;        // papers'
   LossOn loss_on = LossOn::kAll;
   int64_t most_per_file = 0;  // stop reading a file there; 0 = never
+  int threads = 1;            // that make examples; changes neither them nor their order
 };
 
-// Reads all files. `codec` is called once, when the first text is met, so rows need no tokenizer.
+// What a file was found to be.
+struct FileForm {
+  Format format = Format::kText;
+  Packing packing = Packing::kNone;
+  std::string words() const;  // "Alpaca records, gzip"
+};
+
+// Reads all files and gives their examples to `sink` in file order, one after the other; of a data
+// set only a few records a thread are in memory at a time. `codec` is called once, when the first
+// text is met, so rows need no tokenizer; what it gives is used by all threads.
 // UserError naming file and line: broken JSON, a missing field or one of the wrong type, mixed
 // forms, an unknown form, an unknown role, turns that do not alternate, no response, nothing to
 // learn from, ids outside [0, vocab_size), labels of another length, invalid UTF-8, an empty file,
 // packed data that are cut short, a form that does not fit the objective.
+std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
+                                      const ReadSettings& settings,
+                                      int64_t vocab_size,
+                                      const std::function<TextCodec()>& codec,
+                                      const std::function<void(Example&&)>& sink);
+
+// Names, forms and weights of what stream_examples read of `sources`; the store is the caller's.
+void describe_sources(const std::vector<Source>& sources,
+                      const std::vector<FileForm>& forms,
+                      Examples& examples);
+
+// All of it in memory.
 Examples read_examples(const std::vector<Source>& sources,
                        const ReadSettings& settings,
                        int64_t vocab_size,

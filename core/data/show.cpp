@@ -23,8 +23,8 @@ bool carries_loss(const Example& example, size_t position) {
 
 }  // namespace
 
-std::string show_example(const Examples& examples,
-                         const Example& example,
+std::string show_example(const Example& example,
+                         const std::string& where,
                          const std::function<std::string(int64_t)>& piece,
                          bool colour) {
   const Marks& marks = colour ? kColour : kBrackets;
@@ -42,7 +42,7 @@ std::string show_example(const Examples& examples,
     tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
   }
   return fmt::format("{}: {} tokens, {} with loss\n{}\n",
-                     printable(examples.where(example), 4096),
+                     printable(where, 4096),
                      example.ids.size(),
                      learned,
                      tokens);

@@ -170,6 +170,17 @@ Template Template::parse(const std::string& word) {
   return made;
 }
 
+std::string Template::words() const {
+  return fmt::format("{} {} {} {} {}{}{}",
+                     static_cast<int>(kind_),
+                     before_.size(),
+                     between_.size(),
+                     after_.size(),
+                     before_,
+                     between_,
+                     after_);
+}
+
 TurnText Template::render(const Conversation& conversation, size_t turn) const {
   switch (kind_) {
     case Kind::kAlpaca:

@@ -35,6 +35,9 @@ class Template {
   // order, an unknown escape.
   static Template parse(const std::string& word);
 
+  // Two templates with the same words render alike; says what a cache of tokens was made with.
+  std::string words() const;
+
   TurnText render(const Conversation& conversation, size_t turn) const;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/eval/runner.h"
+#include "core/eval/task_requests.h"
 #include "core/eval/text_windows.h"
 #include "core/eval/written_answers.h"
 
@@ -19,19 +20,6 @@ void tell(const EvalEvents& events, const std::string& sentence) {
   if (events.note) {
     events.note(sentence);
   }
-}
-
-std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
-  std::vector<TextPair> pairs;
-  for (const auto& question : questions) {
-    for (size_t i = 0; i < question.choices.size(); ++i) {
-      pairs.push_back({question.context_of(i),
-                       question.continuation_of(i),
-                       fmt::format("{}, choice {}", question.where, i + 1),
-                       question.source});
-    }
-  }
-  return pairs;
 }
 
 int64_t count_cut(const std::vector<Request>& requests) {

@@ -12,7 +12,10 @@
 
 namespace moe::io {
 
-MappedFile::MappedFile(const std::filesystem::path& path) : descriptor_(open_to_read(path)) {
+MappedFile::MappedFile(const std::filesystem::path& path) : MappedFile(open_to_read(path), path) {}
+
+MappedFile::MappedFile(Descriptor file, const std::filesystem::path& path)
+    : descriptor_(std::move(file)) {
   struct stat status {};
   if (::fstat(descriptor_.get(), &status) != 0) {
     throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));

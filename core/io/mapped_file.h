@@ -15,6 +15,8 @@ namespace moe::io {
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
+  // Maps a file that is open to read; `path` is its name in errors.
+  MappedFile(Descriptor file, const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;

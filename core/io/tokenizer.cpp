@@ -49,6 +49,7 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
         tokenizer.vocab_size(),
         vocab_size);
   }
+  tokenizer.word_rule_ = word_rule_of(bytes);
   const fs::path config = folder / "tokenizer_config.json";
   if (fs::exists(config)) {
     tokenizer.adds_bos_ = get_bool(read_json(config), "add_bos_token", config.string(), false);

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/io/word_rule.h"
+
 namespace moe::io {
 
 class Tokenizer {
@@ -35,12 +37,14 @@ class Tokenizer {
   // Whether tokenizer_config.json asks for a BOS before every text ("add_bos_token": true); false
   // where it is absent.
   bool adds_bos() const { return adds_bos_; }
+  WordRule word_rule() const { return word_rule_; }
 
  private:
   struct Model;
   Tokenizer();
   std::unique_ptr<Model> model_;
   bool adds_bos_ = false;
+  WordRule word_rule_ = WordRule::kNone;
 };
 
 }  // namespace moe::io

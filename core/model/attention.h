@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "core/model/adapter.h"
 #include "core/model/config.h"
 
 namespace moe::model {
@@ -14,6 +15,7 @@ struct AttentionWeights {
   torch::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
   torch::Tensor output;  // [D, H A]
   torch::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
+  Adapter qkv_adapter = {}, output_adapter = {};
 };
 
 // Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.
@@ -21,13 +23,21 @@ struct LayerCache {
   torch::Tensor keys, values;
 };
 
-// x [T, D], the normed input; sequence i is the next lengths[i] tokens; positions start at 0, or
-// after what `cache` holds (then all lengths are equal and the cache is extended). Returns [T, D],
-// the residual not included.
+// Sequence i is the next lengths[i] tokens; it goes on from the earlier sequence continues[i], or
+// from none (-1, or `continues` empty). One that is gone on from goes on from none itself.
+struct Sequences {
+  const std::vector<int64_t>& lengths;
+  const std::vector<int64_t>& continues;
+  int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
+};
+
+// x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
+// are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
+// not included.
 torch::Tensor attention_forward(const torch::Tensor& x,
                                 const AttentionWeights& weights,
                                 const ModelConfig& config,
-                                const std::vector<int64_t>& lengths,
+                                const Sequences& sequences,
                                 LayerCache* cache);
 
 }  // namespace moe::model

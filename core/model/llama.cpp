@@ -7,8 +7,10 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "core/model/recompute.h"
 #include "core/model/weights.h"
 #include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
 #include "kernels/rms_norm.h"
 
 namespace moe::model {
@@ -23,7 +25,24 @@ struct Layer {
   Tensor router;   // [E, D], undefined in a dense layer
   Tensor gate_up;  // [E, 2F, D]; a dense layer has E = 1
   Tensor down;     // [E, D, F]
+  Adapter gate_up_adapter, down_adapter;
 };
+
+// A weight that may have an adapter.
+struct AdaptedWeight {
+  std::string name;  // within the layer
+  std::string part;  // of LoraSettings::on
+  Tensor* weight;
+  Adapter* adapter;
+};
+
+std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
+  AttentionWeights& attention = layer.attention;
+  return {{"self_attn.qkv", "attention", &attention.qkv, &attention.qkv_adapter},
+          {"self_attn.o_proj", "attention", &attention.output, &attention.output_adapter},
+          {"mlp.gate_up", "ffn", &layer.gate_up, &layer.gate_up_adapter},
+          {"mlp.down", "ffn", &layer.down, &layer.down_adapter}};
+}
 
 at::ScalarType scalar_type(io::DType dtype) {
   switch (dtype) {
@@ -38,24 +57,26 @@ at::ScalarType scalar_type(io::DType dtype) {
   }
 }
 
-Layer empty_layer(const ModelConfig& config, int64_t index) {
+Layer empty_layer(const ModelConfig& config, int64_t index, at::Device device) {
+  const at::TensorOptions options(device);
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
   const int64_t experts = is_moe ? config.moe->experts : 1;
   const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
   Layer layer;
-  layer.input_norm = at::empty({width});
-  layer.post_norm = at::empty({width});
-  layer.attention.qkv = at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width});
+  layer.input_norm = at::empty({width}, options);
+  layer.post_norm = at::empty({width}, options);
+  layer.attention.qkv =
+      at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width}, options);
   if (config.qkv_bias) {
-    layer.attention.bias = at::empty({layer.attention.qkv.size(0)});
+    layer.attention.bias = at::empty({layer.attention.qkv.size(0)}, options);
   }
-  layer.attention.output = at::empty({width, config.heads * config.head_dim});
+  layer.attention.output = at::empty({width, config.heads * config.head_dim}, options);
   if (is_moe) {
-    layer.router = at::empty({experts, width});
+    layer.router = at::empty({experts, width}, options);
   }
-  layer.gate_up = at::empty({experts, 2 * inner, width});
-  layer.down = at::empty({experts, width, inner});
+  layer.gate_up = at::empty({experts, 2 * inner, width}, options);
+  layer.down = at::empty({experts, width, inner}, options);
   return layer;
 }
 
@@ -73,6 +94,103 @@ ModelConfig config_with(const ModelConfig& model, const RoutingOptions& routing)
   return config;
 }
 
+at::ScalarType activation_type(const ComputeOptions& compute) {
+  return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+// What all layers of one forward share. It lives as long as a backward may need it.
+struct Pass {
+  Pass(const ModelConfig& model,
+       const ComputeOptions& compute,
+       const Packed& tokens,
+       const RoutingOptions& options)
+      : config(model),
+        type(activation_type(compute)),
+        lengths(tokens.lengths),
+        continues(tokens.continues),
+        routing(options),
+        group(route::spread_over_ranks(tokens.ids.size(0), options.ep_ranks)),
+        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
+
+  Tensor norm(const Tensor& x, const Tensor& weight) const {
+    return kernels::rms_norm(x, weight, config.rms_norm_eps).to(type);
+  }
+
+  const ModelConfig& config;
+  at::ScalarType type;  // of what products take and give
+  std::vector<int64_t> lengths, continues;
+  RoutingOptions routing;
+  route::RoutingGroup group;
+  double gate_scale;
+};
+
+// x [T, D] f32, the residual stream, after the attention of a layer.
+Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+  return x + attention_forward(pass.norm(x, layer.input_norm),
+                               layer.attention,
+                               pass.config,
+                               {pass.lengths, pass.continues},
+                               cache);
+}
+
+struct FeedForwardOutput {
+  Tensor x;  // [T, D] f32, the residual stream after the layer
+  route::AuxLosses losses = {};
+  route::Counters counters = {};
+  Tensor token_rows = {};
+};
+
+FeedForwardOutput feed_forward_half(const Tensor& x,
+                                    const Layer& layer,
+                                    const Pass& pass,
+                                    std::optional<route::Routing>* decided) {
+  const Tensor normed = pass.norm(x, layer.post_norm);
+  if (!layer.router.defined()) {
+    return {x + adapted_swiglu(normed,
+                               layer.gate_up,
+                               layer.down,
+                               layer.gate_up_adapter,
+                               layer.down_adapter,
+                               {x.size(0)})};
+  }
+  MoeOutput out = moe_forward(
+      normed,
+      {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
+      pass.routing.router,
+      pass.group,
+      pass.gate_scale,
+      pass.routing.count_tokens,
+      decided);
+  return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
+}
+
+// The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which
+// outlives its backward; tokens go the second time where they went the first.
+FeedForwardOutput recomputed_half(const Tensor& x,
+                                  const Layer& layer,
+                                  const std::shared_ptr<const Pass>& pass,
+                                  bool with_attention) {
+  const auto decided = std::make_shared<std::optional<route::Routing>>();
+  const auto first = std::make_shared<FeedForwardOutput>();
+  const auto tensors = recomputed(
+      [&layer, pass, with_attention, decided, first](const Tensor& input) {
+        const bool again = decided->has_value();
+        const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
+        FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
+        if (!again) {
+          first->counters = std::move(out.counters);
+          first->token_rows = std::move(out.token_rows);
+        }
+        return std::vector<Tensor>{
+            out.x, out.losses.load_balance, out.losses.entropy, out.losses.l1};
+      },
+      x);
+  return {tensors[0],
+          {tensors[1], tensors[2], tensors[3]},
+          std::move(first->counters),
+          std::move(first->token_rows)};
+}
+
 // A stored tensor where it lies. LibTorch has no read-only tensors; this one is only read from.
 Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
@@ -84,20 +202,24 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
 
 struct Llama::Weights {
   ModelConfig config;
+  ComputeOptions compute;
+  LoraSettings lora;
   Tensor embedding;  // [V, D]
   Tensor norm;       // [D]
   Tensor head;       // [V, D], undefined when tied
   std::vector<Layer> layers;
   std::map<std::string, Tensor> idle;  // gates of shared experts that are not there: kept, not used
 
-  explicit Weights(const ModelConfig& model_config) : config(model_config) {
-    embedding = at::empty({config.vocab_size, config.hidden_size});
-    norm = at::empty({config.hidden_size});
+  explicit Weights(const ModelConfig& model_config, at::Device device = at::kCPU)
+      : config(model_config) {
+    const at::TensorOptions options(device);
+    embedding = at::empty({config.vocab_size, config.hidden_size}, options);
+    norm = at::empty({config.hidden_size}, options);
     if (!config.tie_word_embeddings) {
-      head = at::empty({config.vocab_size, config.hidden_size});
+      head = at::empty({config.vocab_size, config.hidden_size}, options);
     }
     for (int64_t index = 0; index < config.layers; ++index) {
-      layers.push_back(empty_layer(config, index));
+      layers.push_back(empty_layer(config, index, device));
     }
   }
 
@@ -179,16 +301,51 @@ Llama Llama::load(const io::Checkpoint& checkpoint) {
   return model;
 }
 
+Llama Llama::without_weights(const ModelConfig& config) {
+  Llama model;
+  model.weights_ = std::make_unique<Weights>(config, at::kMeta);
+  return model;
+}
+
 Llama Llama::clone() const {
   const at::NoGradGuard no_gradients;
   Llama copy;
   copy.weights_ = std::make_unique<Weights>(weights_->config);
+  copy.weights_->compute = weights_->compute;
+  copy.add_lora(weights_->lora, /*seed=*/0);
   const auto from = parameters();
   const auto to = copy.parameters();
   for (size_t index = 0; index < from.size(); ++index) {
     Tensor(to[index].tensor).copy_(from[index].tensor);
   }
   return copy;
+}
+
+Llama Llama::merged() const {
+  const at::NoGradGuard no_gradients;
+  Llama copy = clone();
+  for (auto& layer : copy.weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      one.weight->copy_(merged_weight(*one.weight, *one.adapter));
+      *one.adapter = {};
+    }
+  }
+  copy.weights_->lora = {};
+  return copy;
+}
+
+void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
+  weights_->lora = settings;
+  uint64_t number = 0;
+  for (auto& layer : weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      ++number;
+      if (settings.is_on(one.part)) {
+        const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
+        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed);
+      }
+    }
+  }
 }
 
 const ModelConfig& Llama::config() const { return weights_->config; }
@@ -198,44 +355,45 @@ RoutingOptions Llama::default_routing() const {
   return moe ? RoutingOptions{moe->router, moe->ep_ranks} : RoutingOptions{};
 }
 
+const LoraSettings& Llama::lora() const { return weights_->lora; }
+
+void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
+
 ForwardResult Llama::forward(const Packed& tokens,
                              const RoutingOptions& routing,
                              KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
-  const int64_t count = tokens.ids.size(0);
   if (cache != nullptr) {
     cache->layers.resize(config.layers);
   }
-  const route::RoutingGroup group = route::spread_over_ranks(count, routing.ep_ranks);
+  const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
+  const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
+  const auto pass = std::make_shared<const Pass>(config, weights_->compute, tokens, routing);
   ForwardResult result;
   Tensor x = at::embedding(weights_->embedding, tokens.ids);  // [T, D]
   for (int64_t index = 0; index < config.layers; ++index) {
     const Layer& layer = weights_->layers[index];
-    x = x + attention_forward(kernels::rms_norm(x, layer.input_norm, config.rms_norm_eps),
-                              layer.attention,
-                              config,
-                              tokens.lengths,
-                              cache == nullptr ? nullptr : &cache->layers[index]);
-    const Tensor normed = kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps);
-    if (on_feed_forward) {
-      on_feed_forward(index, normed);
+    LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
+    FeedForwardOutput out;
+    if (recompute == Recompute::kLayer) {
+      out = recomputed_half(x, layer, pass, /*with_attention=*/true);
+    } else {
+      x = attention_half(x, layer, *pass, layer_cache);
+      if (on_feed_forward) {
+        on_feed_forward(index, kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps));
+      }
+      out = recompute == Recompute::kFeedForward
+                ? recomputed_half(x, layer, pass, /*with_attention=*/false)
+                : feed_forward_half(x, layer, *pass, nullptr);
     }
+    x = out.x;
     if (layer.router.defined()) {
-      MoeOutput out = moe_forward(normed,
-                                  {layer.router, layer.gate_up, layer.down},
-                                  routing.router,
-                                  group,
-                                  routing.gate_scale.value_or(config.moe->gate_scale),
-                                  routing.count_tokens);
       result.losses += out.losses;
       result.counters.push_back(std::move(out.counters));
       if (routing.count_tokens) {
         result.token_rows.push_back(std::move(out.token_rows));
       }
-      x = x + out.y;
-    } else {
-      x = x + kernels::grouped_swiglu(normed, layer.gate_up, layer.down, {count});
     }
   }
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
@@ -243,8 +401,14 @@ ForwardResult Llama::forward(const Packed& tokens,
 }
 
 Tensor Llama::head(const Tensor& hidden) const {
-  return at::mm(hidden, (weights_->head.defined() ? weights_->head : weights_->embedding).t());
+  return kernels::linear_to_f32(hidden.to(product_type()), head_weight());
 }
+
+Tensor Llama::head_weight() const {
+  return weights_->head.defined() ? weights_->head : weights_->embedding;
+}
+
+torch::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
   std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
@@ -263,6 +427,12 @@ std::vector<NamedParameter> Llama::parameters() const {
     }
     all.push_back({prefix + "mlp.gate_up", layer.gate_up});
     all.push_back({prefix + "mlp.down", layer.down});
+    for (const auto& one : adapted_weights(weights_->layers[index])) {
+      if (one.adapter->defined()) {
+        all.push_back({prefix + one.name + ".lora_a", one.adapter->a});
+        all.push_back({prefix + one.name + ".lora_b", one.adapter->b});
+      }
+    }
   }
   all.push_back({"model.norm", weights_->norm});
   if (weights_->head.defined()) {
@@ -313,7 +483,9 @@ void write_folder(const Llama& model,
     }
   }
   folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
-  io::write_tensors(folder.path(), model.tensor_sources(routing), kShardBytes);
+  const std::optional<Llama> merged =
+      model.lora().rank > 0 ? std::optional(model.merged()) : std::nullopt;
+  io::write_tensors(folder.path(), (merged ? *merged : model).tensor_sources(routing), kShardBytes);
   io::copy_tokenizer_files(parent.folder(), folder.path());
 }
 

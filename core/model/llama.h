@@ -14,7 +14,9 @@
 
 #include "core/io/checkpoint.h"
 #include "core/model/attention.h"
+#include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/lora.h"
 #include "core/model/moe_layer.h"
 
 namespace moe::model {
@@ -24,6 +26,9 @@ namespace moe::model {
 struct Packed {
   torch::Tensor ids;             // [T] i64
   std::vector<int64_t> lengths;  // all positive
+  // Empty, or one a sequence: the earlier sequence that it goes on from, -1 for none. It then sees
+  // all of that one before itself, and its positions follow: answers to one question share it.
+  std::vector<int64_t> continues = {};
 };
 
 // What routing needs besides the weights. By default the folder's own.
@@ -41,7 +46,7 @@ struct KvCache {
 };
 
 struct ForwardResult {
-  torch::Tensor hidden;                   // [T, D] after the final norm
+  torch::Tensor hidden;                   // [T, D] f32 after the final norm
   route::AuxLosses losses;                // summed over MoE layers (SPEC D11)
   std::vector<route::Counters> counters;  // one a MoE layer, in layer order
   std::vector<torch::Tensor>
@@ -52,7 +57,8 @@ struct ForwardResult {
 using OnFeedForward = std::function<void(int64_t layer, const torch::Tensor& input)>;
 
 struct NamedParameter {
-  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it
+  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
+                         // adapters end with ".lora_a" or ".lora_b"
   torch::Tensor tensor;  // f32 leaf
 };
 
@@ -60,12 +66,19 @@ class Llama {
  public:
   // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
   static Llama load(const io::Checkpoint& checkpoint);
-  Llama clone() const;  // weights of its own, without gradients
+  // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
+  static Llama without_weights(const ModelConfig& config);
+  Llama clone() const;   // weights of its own, without gradients
+  Llama merged() const;  // a clone whose adapters are added to its weights
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
+  void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
+  // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
+  void add_lora(const LoraSettings& settings, uint64_t seed);
+  const LoraSettings& lora() const;        // rank 0: no adapters
   RoutingOptions default_routing() const;  // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
@@ -74,12 +87,14 @@ class Llama {
                         KvCache* cache = nullptr,
                         const OnFeedForward& on_feed_forward = {}) const;
   torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
+  torch::Tensor head_weight() const;                      // [V, D]; the embedding where tied
+  torch::ScalarType product_type() const;                 // of operands: f32 or bf16
 
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
-  // The tensors of the folder form (Hugging Face names, stored dtype of config().dtype), ready for
-  // io::write_tensors. The router has a say: written_form().
+  // The tensors of the folder form, without adapters (Hugging Face names, stored dtype of
+  // config().dtype), ready for io::write_tensors. The router has a say: written_form().
   std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
 
  private:
@@ -95,8 +110,8 @@ struct LossCoefficients {
 };
 
 // Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and
-// the coefficients, other keys of `parent` kept), tensors, tokenizer files of `parent`. The caller
-// may add files and commits.
+// the coefficients, other keys of `parent` kept), tensors with adapters merged, tokenizer files of
+// `parent`. The caller may add files and commits.
 void write_folder(const Llama& model,
                   const RoutingOptions& routing,
                   const io::Checkpoint& parent,

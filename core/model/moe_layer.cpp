@@ -4,12 +4,12 @@
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
-#include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
 
 namespace moe::model {
+
 torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router) {
-  const auto type = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
-  return torch::matmul(x.to(type), router.to(type).t());
+  return kernels::linear_in_f32(x, router);
 }
 
 torch::Tensor run_experts(const torch::Tensor& x,
@@ -20,14 +20,16 @@ torch::Tensor run_experts(const torch::Tensor& x,
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
-  const torch::Tensor out =
-      kernels::grouped_swiglu(x.index_select(0, token), weights.gate_up, weights.down, loads);
+  const torch::Tensor out = adapted_swiglu(x.index_select(0, token),
+                                           weights.gate_up,
+                                           weights.down,
+                                           weights.gate_up_adapter,
+                                           weights.down_adapter,
+                                           loads);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
 
   const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);
-  return torch::zeros({x.size(0), x.size(1)}, weighted.options())
-      .index_add(0, token, weighted)
-      .to(x.scalar_type());
+  return torch::zeros({x.size(0), x.size(1)}, weighted.options()).index_add(0, token, weighted);
 }
 
 MoeOutput moe_forward(const torch::Tensor& x,
@@ -35,13 +37,22 @@ MoeOutput moe_forward(const torch::Tensor& x,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
                       double gate_scale,
-                      bool count_tokens) {
+                      bool count_tokens,
+                      std::optional<route::Routing>* decided) {
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}",
             x.dim(),
             x.size(-1),
             weights.router.size(1));
-  const route::Routing routing = route::route(router_logits(x, weights.router), router, group);
+  const torch::Tensor logits = router_logits(x, weights.router);
+  const bool again = decided != nullptr && decided->has_value();
+  const route::Routing routing =
+      again ? route::route_again(logits, **decided, router) : route::route(logits, router, group);
+  if (decided != nullptr && !again) {
+    *decided = routing;
+    (*decided)->combine = (*decided)->weights = torch::Tensor();
+    (*decided)->losses = {};
+  }
   return {run_experts(x, weights, routing, gate_scale),
           routing.losses,
           routing.counters,

@@ -4,6 +4,9 @@
 
 #include <torch/types.h>
 
+#include <optional>
+
+#include "core/model/adapter.h"
 #include "core/route/routers.h"
 
 namespace moe::model {
@@ -12,10 +15,11 @@ struct MoeWeights {
   torch::Tensor router;   // [E, D] f32
   torch::Tensor gate_up;  // [E, 2F, D], gate rows first
   torch::Tensor down;     // [E, D, F]
+  Adapter gate_up_adapter = {}, down_adapter = {};
 };
 
 struct MoeOutput {
-  torch::Tensor y;           // [T, D], the residual not included
+  torch::Tensor y;           // [T, D] f32 (f64 of f64), the residual not included
   route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11
   route::Counters counters;  // SPEC section 13, on the device of x
   torch::Tensor token_rows;  // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
@@ -33,12 +37,14 @@ torch::Tensor run_experts(const torch::Tensor& x,
                           double gate_scale);
 
 // Routes and runs the experts. x [T, D] is the normed input. `group.home` gives each token its
-// logical rank, -1 for padding (its y row is 0).
+// logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
+// empty, it is filled; else tokens go where it says.
 MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
                       const route::RoutingGroup& group,
                       double gate_scale,
-                      bool count_tokens = false);
+                      bool count_tokens = false,
+                      std::optional<route::Routing>* decided = nullptr);
 
 }  // namespace moe::model

@@ -62,6 +62,16 @@ const RouterFamily& family_of(const RouterSettings& settings) {
   return *entry;
 }
 
+// What has a gradient: all that `routing` holds besides is decided.
+void weigh(Routing& routing,
+           const torch::Tensor& logits,
+           const RouterFamily& family,
+           const RouterSettings& settings) {
+  routing.combine = family.gates(logits, routing.count, settings);
+  routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
+  routing.losses = family.losses(logits, routing.input, routing.count, settings);
+}
+
 }  // namespace
 
 const std::vector<RouterFamily>& router_families() {
@@ -103,7 +113,6 @@ Routing route(const torch::Tensor& logits,
               const RouterSettings& settings,
               const RoutingGroup& group) {
   Routing routing;
-  torch::Tensor count;  // [T, E]
   {
     const torch::NoGradGuard no_grad;
     routing.input = make_input(logits, family.scores(logits), settings, group);
@@ -115,12 +124,18 @@ Routing route(const torch::Tensor& logits,
         routing.plan = modifier.rule(routing.input, routing.plan);
       }
     }
-    count = multiplicities(routing.input, routing.plan);
+    routing.count = multiplicities(routing.input, routing.plan);
     routing.counters = count_plan(routing.input, routing.plan, settings);
   }
-  routing.combine = family.gates(logits, count, settings);
-  routing.weights = row_weights(routing.combine, count, routing.input, routing.plan);
-  routing.losses = family.losses(logits, routing.input, count, settings);
+  weigh(routing, logits, family, settings);
+  return routing;
+}
+
+Routing route_again(const torch::Tensor& logits,
+                    const Routing& decided,
+                    const RouterSettings& settings) {
+  Routing routing = decided;
+  weigh(routing, logits, family_of(settings), settings);
   return routing;
 }
 

@@ -41,6 +41,7 @@ const std::vector<RouterModifier>& router_modifiers();
 struct Routing {
   RouteInput input;
   Plan plan;
+  torch::Tensor count;    // [T, E] how often each token is served by each expert, constant
   torch::Tensor combine;  // [T, E] weights with gradient; w of SPEC section 1
   torch::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
   AuxLosses losses;
@@ -52,7 +53,12 @@ struct Routing {
 Routing route(const torch::Tensor& logits,
               const RouterSettings& settings,
               const RoutingGroup& group);
-// The same by a family that need not stand in the table.
+// The gates and losses of `logits` under decisions that were made before: activation checkpointing
+// must not send a token elsewhere because its logits came out otherwise the second time.
+Routing route_again(const torch::Tensor& logits,
+                    const Routing& decided,
+                    const RouterSettings& settings);
+// route() by a family that need not stand in the table.
 Routing route(const torch::Tensor& logits,
               const RouterFamily& family,
               const RouterSettings& settings,

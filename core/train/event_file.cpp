@@ -112,7 +112,9 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "grad_norm",
                                               "lr",
                                               "tokens_per_second",
+                                              "data_wait_seconds",
                                               "skipped_steps",
+                                              "skipped_outliers",
                                               "load_balance_loss",
                                               "entropy_loss",
                                               "l1_loss",
@@ -132,6 +134,11 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   std::vector<std::pair<std::string, double>> curves;
   add_numbers(line, "train/", train, curves);
   add_numbers(line, "routing/", routing, curves);
+  add_numbers(line, "train/", {"held_out_loss"}, curves);
+  const Json tasks = line.value("tasks", Json::object());
+  for (const auto& [task, scores] : tasks.items()) {
+    add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);
+  }
   for (const auto& one : line.value("layers", Json::array())) {
     add_numbers(one, fmt::format("layer_{}/", one.value("layer", int64_t{0})), layer, curves);
   }

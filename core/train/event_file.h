@@ -15,8 +15,8 @@
 namespace moe::train {
 
 // The curves of one line of metrics.jsonl, as tag and value: train/loss, routing/dropped_share,
-// layer_2/experts_per_token. Per layer only a few, so that their number stays bounded; what is no
-// finite number is left out.
+// tasks/piqa/acc, layer_2/experts_per_token. Per layer only a few, so that their number stays
+// bounded; what is no finite number is left out.
 std::vector<std::pair<std::string, double>> curves_of(const Json& line);
 
 // CRC-32C (Castagnoli), as TFRecord has it before masking.

@@ -86,13 +86,12 @@ StepLosses add_gradients(const model::Llama& model,
   }
   const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
   const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
-  const auto head = [&](const Tensor& hidden) { return model.head(hidden); };
   AuxMeans means;
   std::vector<route::Counters> counters;
   for (const auto& batch : micro_batches) {
     const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
-    const HeadLoss language =
-        head_loss(head, result.hidden, batch.targets, model.config().vocab_size, target_share);
+    const HeadLoss language = head_loss(
+        model.head_weight(), result.hidden, batch.targets, target_share, model.product_type());
     Tensor auxiliary;
     add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
     add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);

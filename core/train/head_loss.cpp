@@ -4,16 +4,34 @@
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
+#include "kernels/linear.h"
+#include "kernels/softmax_nll.h"
 
 namespace moe::train {
 
 using torch::Tensor;
 
-HeadLoss head_loss(const std::function<Tensor(const Tensor&)>& head,
+namespace {
+
+// weight's gradient += left^T right, in f32.
+void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& right) {
+  Tensor& gradient = weight.mutable_grad();
+  if (!gradient.defined()) {
+    gradient = kernels::product_to_f32(left.t(), right);
+  } else if (left.scalar_type() == at::kFloat) {
+    gradient.addmm_(left.t(), right);
+  } else {
+    gradient.add_(kernels::product_to_f32(left.t(), right));
+  }
+}
+
+}  // namespace
+
+HeadLoss head_loss(const Tensor& weight,
                    const Tensor& hidden,
                    const std::vector<int64_t>& targets,
-                   int64_t vocab_size,
                    double scale,
+                   torch::ScalarType type,
                    int64_t logits_per_block) {
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
   std::vector<int64_t> rows, wanted;
@@ -25,18 +43,23 @@ HeadLoss head_loss(const std::function<Tensor(const Tensor&)>& head,
   }
   HeadLoss loss;
   loss.hidden = hidden.index_select(0, at::tensor(rows, at::kLong));  // [N, D]
-  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous).detach();
+
+  const at::NoGradGuard no_gradients;
+  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(wanted, at::kLong);  // [N]
+  const Tensor in = kernels::operand(loss.hidden, type), head = kernels::operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
-  const int64_t block_rows = std::max<int64_t>(1, logits_per_block / vocab_size);
+  const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
   for (int64_t start = 0; start < count; start += block_rows) {
     const int64_t length = std::min(block_rows, count - start);
-    const Tensor block = loss.hidden.detach().narrow(0, start, length).requires_grad_(true);
-    const Tensor nll = at::cross_entropy_loss(
-        head(block), target.narrow(0, start, length), {}, at::Reduction::None);
-    nll.backward(at::full_like(nll, scale));  // [length]
-    loss.nll_sum += nll.detach().sum(at::kDouble).item<double>();
-    loss.gradient.narrow(0, start, length).copy_(block.grad());
+    const Tensor block = in.narrow(0, start, length);
+    Tensor logits = kernels::product_to_f32(block, head.t());  // [length, V]
+    loss.nll_sum += kernels::softmax_nll_(logits, target.narrow(0, start, length), scale);
+    const Tensor gradient = logits.is_cuda() ? logits.to(type) : logits;  // CPUs multiply in f32
+    loss.gradient.narrow(0, start, length).copy_(at::mm(gradient, head));
+    if (weight.requires_grad()) {
+      add_to_gradient(weight, gradient, block);
+    }
   }
   return loss;
 }

@@ -1,12 +1,11 @@
 #pragma once
 // Language-model loss and its gradient without the logits of the whole batch: the head sees only
-// positions that have a target, in blocks of rows, and each block goes back as soon as it went
-// forward. What stays is the gradient of the hidden rows; the head's own gradient lands in its
-// weight. N target positions, D model width, V vocabulary.
+// positions that have a target, in blocks of rows, and the logits of a block become their own
+// gradient in place. What stays is the gradient of the hidden rows; the head's own gradient lands
+// in its weight. N target positions, D model width, V vocabulary.
 
 #include <torch/types.h>
 
-#include <functional>
 #include <vector>
 
 namespace moe::train {
@@ -20,13 +19,14 @@ struct HeadLoss {
       gradient;  // [N, D] of scale * nll_sum with respect to `hidden`; hand it to its backward
 };
 
-// hidden [T, D]; targets [T] with data::kNoLoss where none; head maps [n, D] to logits [n, V]. Adds
-// the gradient of scale * nll_sum to the head's weights.
-HeadLoss head_loss(const std::function<torch::Tensor(const torch::Tensor&)>& head,
+// weight [V, D] f32, the head's; hidden [T, D] f32; targets [T] with data::kNoLoss where none;
+// products in `type` (kernels/linear.h), logits and sums in f32. Adds the gradient of
+// scale * nll_sum to the weight's, if it wants one.
+HeadLoss head_loss(const torch::Tensor& weight,
                    const torch::Tensor& hidden,
                    const std::vector<int64_t>& targets,
-                   int64_t vocab_size,
                    double scale,
+                   torch::ScalarType type = torch::kFloat,
                    int64_t logits_per_block = kLogitsPerBlock);
 
 }  // namespace moe::train

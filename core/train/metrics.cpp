@@ -13,12 +13,15 @@ void cut_after(const std::filesystem::path& file, int64_t steps) {
   std::ifstream in(file, std::ios::binary);
   uintmax_t kept = 0;
   int64_t next = 1;
-  for (std::string line; next <= steps && std::getline(in, line) && !in.eof(); ++next) {
+  for (std::string line; next <= steps && std::getline(in, line) && !in.eof();) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || json.value("step", Json()) != next) {
+    const Json step = json.is_object() ? json.value("step", Json()) : Json();
+    const bool is_before_first = kept == 0 && step == 0;
+    if (!is_before_first && step != next) {
       break;
     }
     kept += line.size() + 1;
+    next += is_before_first ? 0 : 1;
   }
   in.close();
   if (std::filesystem::exists(file)) {
@@ -47,7 +50,16 @@ OrderedJson to_json(const StepRecord& record) {
   json["total_tokens"] = record.total_tokens;
   json["tokens_per_second"] = record.tokens_per_second;
   json["seconds"] = record.seconds;
+  json["peak_memory_bytes"] = record.peak_memory;
+  json["data_wait_seconds"] = record.data_wait_seconds;
   json["skipped_steps"] = record.skipped_steps;
+  if (record.skipped) {
+    json["skipped"] = record.skipped_kind;
+    json["skipped_why"] = record.skipped_why;
+  }
+  if (record.skipped_outliers) {
+    json["skipped_outliers"] = *record.skipped_outliers;
+  }
   put(json, "load_balance_loss", record.load_balance_loss);
   put(json, "entropy_loss", record.entropy_loss);
   put(json, "l1_loss", record.l1_loss);
@@ -60,6 +72,14 @@ OrderedJson to_json(const StepRecord& record) {
   put(json, "sparsity", record.sparsity);  // SPEC section 9 averages over layers, not over rows
   json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
   return json;
+}
+
+void add_evaluation(OrderedJson& line, const Evaluation& evaluation) {
+  put(line, "held_out_loss", evaluation.held_out_loss);
+  if (!evaluation.tasks.empty()) {
+    line["tasks"] = evaluation.tasks;
+  }
+  line["evaluation_seconds"] = evaluation.seconds;
 }
 
 MetricsFile::MetricsFile(const std::filesystem::path& file, int64_t steps) : file_(file) {

@@ -4,7 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/base/json.h"
@@ -21,8 +23,12 @@ struct StepRecord {
   int64_t tokens = 0, target_tokens = 0;  // of this global batch
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
-  bool skipped = false;       // loss or gradient was no number: the weights stayed as they were
-  int64_t skipped_steps = 0;  // so far
+  uint64_t peak_memory = 0;                 // bytes resident at most, since the process began
+  double data_wait_seconds = 0;             // of `seconds`: until the step had its batches
+  bool skipped = false;                     // the weights stayed as they were
+  std::string skipped_kind, skipped_why;    // "not finite" or "outlier" (outliers.h); in words
+  int64_t skipped_steps = 0;                // so far, of both kinds
+  std::optional<int64_t> skipped_outliers;  // of these, where outliers are looked for
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
@@ -36,17 +42,31 @@ struct StepRecord {
   route::CounterTotal total() const;
 };
 
+// Task -> "acc", "acc_stderr", "acc_norm", ...: accuracies and their standard errors, 0..1.
+using TaskScores = std::map<std::string, std::map<std::string, double>>;
+
+// What an evaluation found, with the weights after `step` steps; 0 is before the first.
+struct Evaluation {
+  int64_t step = 0;
+  std::optional<double> held_out_loss;  // mean over the held-out targets, nats
+  TaskScores tasks;
+  double seconds = 0;
+};
+
 // The step's numbers by name; for a mixture also the counters of core/route/counters_json.h, as a
 // total and in "layers".
 OrderedJson to_json(const StepRecord& record);
 
-// metrics.jsonl: one object a step, on the disk when append() returns. UserError when the disk is
-// full.
+// held_out_loss, tasks and evaluation_seconds, put on the line of their step.
+void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
+
+// metrics.jsonl: one object a step, before them one of step 0 where that was evaluated, on the disk
+// when append() returns. UserError when the disk is full.
 class MetricsFile {
  public:
   // Keeps the lines of the first `steps` steps that are there; what follows them goes.
   MetricsFile(const std::filesystem::path& file, int64_t steps);
-  void append(const OrderedJson& line);  // to_json of a StepRecord
+  void append(const OrderedJson& line);
 
  private:
   std::filesystem::path file_;

@@ -1,6 +1,11 @@
 #include "core/train/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include "core/base/random.h"
+#include "kernels/stochastic_round.h"
+#include "kernels/stochastic_round_bits.h"
 
 namespace moe::train {
 
@@ -12,19 +17,33 @@ namespace {
 // Over pieces of this many it is not, and the pieces are added in double.
 constexpr int64_t kNormPiece = 1024;
 
+// Elements whose moments are widened at a time: on the CPU two megabytes that stay in its caches,
+// on a GPU enough for all of it.
+constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
+
+bool is_decayed(const model::NamedParameter& parameter, const AdamWSettings& settings) {
+  const bool is_embedding = parameter.name == "model.embed_tokens" || parameter.name == "lm_head";
+  return parameter.tensor.dim() > 1 && (settings.decay_embeddings || !is_embedding);
+}
+
 }  // namespace
 
-AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings)
+AdamW::AdamW(const std::vector<model::NamedParameter>& parameters,
+             const AdamWSettings& settings,
+             uint64_t seed)
     : settings_(settings) {
   decayed_.weight_decay = settings.weight_decay;
+  const auto type = settings.moments == MomentType::kBF16 ? at::kBFloat16 : at::kFloat;
   for (const auto& parameter : parameters) {
     const Tensor& weight = parameter.tensor;
-    Group& group = weight.dim() == 1 ? kept_ : decayed_;
+    Group& group = is_decayed(parameter, settings) ? decayed_ : kept_;
     group.slots.push_back({parameter.name,
                            weight,
-                           at::zeros_like(weight),
-                           at::zeros_like(weight),
-                           at::zeros({}, at::kFloat)});
+                           at::zeros_like(weight, type),
+                           at::zeros_like(weight, type),
+                           at::zeros({}, weight.options()),
+                           Random(seed, "exp_avg." + parameter.name).bits(),
+                           Random(seed, "exp_avg_sq." + parameter.name).bits()});
   }
 }
 
@@ -55,11 +74,13 @@ void AdamW::clear_gradients() {
 
 void AdamW::step_group(const Group& group, double lr) const {
   const at::NoGradGuard no_grad;
+  std::vector<const Slot*> slots;
   std::vector<Tensor> weights, gradients, means, squares, updates;
   for (const auto& slot : group.slots) {
     if (!slot.weight.grad().defined()) {
       continue;
     }
+    slots.push_back(&slot);
     weights.push_back(slot.weight);
     gradients.push_back(slot.weight.grad().contiguous());  // the fused kernel walks plain memory
     means.push_back(slot.mean);
@@ -70,6 +91,50 @@ void AdamW::step_group(const Group& group, double lr) const {
     return;
   }
   at::_foreach_add_(updates, 1);
+  if (settings_.moments == MomentType::kF32) {
+    update(weights, gradients, means, squares, updates, lr, group.weight_decay);
+    return;
+  }
+  const Tensor counts = at::stack(updates).to(at::kLong).cpu();  // one wait for a device
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto t = static_cast<uint64_t>(counts.const_data_ptr<int64_t>()[i]);
+    step_rounded(*slots[i], lr, group.weight_decay, t);
+  }
+}
+
+void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const {
+  const Tensor weight = slot.weight.view({-1}), mean = slot.mean.view({-1});
+  const Tensor square = slot.square.view({-1});
+  const Tensor gradient = slot.weight.grad().contiguous().view({-1});
+  const int64_t count = weight.size(0);
+  const int64_t most = std::min(count, weight.is_cuda() ? kGpuPiece : kPiece);
+  const Tensor wide_mean = at::empty({most}, weight.options());
+  const Tensor wide_square = at::empty({most}, weight.options());
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t length = std::min(most, count - begin);
+    const Tensor m = wide_mean.narrow(0, 0, length), v = wide_square.narrow(0, 0, length);
+    const Tensor kept_m = mean.narrow(0, begin, length), kept_v = square.narrow(0, begin, length);
+    m.copy_(kept_m);
+    v.copy_(kept_v);
+    update({weight.narrow(0, begin, length)},
+           {gradient.narrow(0, begin, length)},
+           {m},
+           {v},
+           {slot.updates},
+           lr,
+           weight_decay);
+    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), begin);
+    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), begin);
+  }
+}
+
+void AdamW::update(const std::vector<Tensor>& weights,
+                   const std::vector<Tensor>& gradients,
+                   const std::vector<Tensor>& means,
+                   const std::vector<Tensor>& squares,
+                   const std::vector<Tensor>& updates,
+                   double lr,
+                   double weight_decay) const {
   at::_fused_adamw_(weights,
                     gradients,
                     means,
@@ -79,7 +144,7 @@ void AdamW::step_group(const Group& group, double lr) const {
                     lr,
                     settings_.beta1,
                     settings_.beta2,
-                    group.weight_decay,
+                    weight_decay,
                     settings_.eps,
                     /*amsgrad=*/false,
                     /*maximize=*/false);

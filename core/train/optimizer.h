@@ -3,7 +3,18 @@
 // kernel:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
-// Norm weights (every parameter of one dimension) are never decayed.
+// Norms and biases (every parameter of one dimension) are never decayed. Embedding and head are, as
+// every matrix is for GPT-3 and LLaMA, or not, as for OLMo 2: decay shrinks the rows of rare
+// tokens, and the gradient behind a norm grows as its input shrinks (Takase et al. 2023).
+//
+// The moments m and v are kept in f32, or in bf16 at half the bytes. In bf16 a piece of them at a
+// time is widened, updated as above, so that the step itself is made of full-precision moments, and
+// rounded back stochastically (kernels/stochastic_round.h): with b2 = 0.999 a v without gradient
+// falls by 0.1 % a step, less than half a spacing of bf16, and under nearest rounding would never
+// fall again. The price is noise without bias: a step changes v by |d|, its rounding has a variance
+// of at most spacing * |d|, which over the 1 / (2 (1 - b2)) steps that v remembers comes to 6 % of
+// v or 3 % of sqrt(v) at b2 = 0.999. The random numbers follow from (seed, name, t, element), so
+// that a run that goes on is the run that never stopped.
 
 #include <torch/types.h>
 
@@ -16,28 +27,42 @@ namespace moe::train {
 
 class AdamW {
  public:
-  AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings);
+  // `seed`: of the rounding of moments in bf16.
+  AdamW(const std::vector<model::NamedParameter>& parameters,
+        const AdamWSettings& settings,
+        uint64_t seed = 0);
 
   // One update of every parameter that has a gradient, as torch does: one without keeps its moments
   // and its count.
   void step(double lr);
   void clear_gradients();
-  // exp_avg.NAME, exp_avg_sq.NAME and updates.NAME of every parameter: the tensors in use, for
-  // saving and restoring.
+  // exp_avg.NAME, exp_avg_sq.NAME (of the moments' type) and updates.NAME of every parameter: the
+  // tensors in use, for saving and restoring.
   std::vector<model::NamedParameter> state() const;
 
  private:
   struct Slot {
     std::string name;
-    torch::Tensor weight;        // the parameter itself
-    torch::Tensor mean, square;  // m and v, its shape, f32
-    torch::Tensor updates;       // t, scalar f32 (what the fused kernel takes)
+    torch::Tensor weight;                 // the parameter itself
+    torch::Tensor mean, square;           // m and v, its shape, f32 or bf16
+    torch::Tensor updates;                // t, scalar f32 (what the fused kernel takes)
+    uint64_t mean_stream, square_stream;  // of the random numbers that round them
   };
   struct Group {
     double weight_decay = 0;
     std::vector<Slot> slots;
   };
   void step_group(const Group& group, double lr) const;
+  // One parameter whose moments are bf16, for the t-th time.
+  void step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const;
+  // The fused kernel.
+  void update(const std::vector<torch::Tensor>& weights,
+              const std::vector<torch::Tensor>& gradients,
+              const std::vector<torch::Tensor>& means,
+              const std::vector<torch::Tensor>& squares,
+              const std::vector<torch::Tensor>& updates,
+              double lr,
+              double weight_decay) const;
 
   AdamWSettings settings_;
   Group decayed_, kept_;

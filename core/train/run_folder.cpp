@@ -30,7 +30,7 @@ std::string read_text(const fs::path& file) {
 // The "key = value" lines of a recipe of ours, but for keys that change no number.
 std::map<std::string, std::string> values_of(const std::string& toml) {
   static const std::set<std::string> free = {
-      "save-every", "save-minutes", "keep", "keep-every", "threads"};
+      "save-every", "save-minutes", "keep", "keep-every", "threads", "cache"};
   std::map<std::string, std::string> values;
   std::istringstream lines(toml);
   for (std::string line; std::getline(lines, line);) {
@@ -131,7 +131,14 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   }
   lock_ = io::lock_folder(run_, run_);
   if (state == RunState::kNew) {
-    for (const char* name : {kSettings, "metrics.jsonl", "checkpoints", "final", "final.partial"}) {
+    for (const char* name : {kSettings,
+                             "metrics.jsonl",
+                             "samples.jsonl",
+                             "starts.jsonl",
+                             "report.html",
+                             "checkpoints",
+                             "final",
+                             "final.partial"}) {
       fs::remove_all(run_ / name);
     }
   }

@@ -4,6 +4,9 @@
 //   settings.toml        the run as a recipe
 //   metrics.jsonl        one object a step
 //   events.out.tfevents.* the same for TensorBoard (event_file.h)
+//   samples.jsonl        what the model wrote after held-out prompts (evaluator.h)
+//   starts.jsonl         one object each time it began or went on (starts.h)
+//   report.html          all of it as a page (report.h)
 //   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
 //   final/               the model folder after the last step, there only when the run came to its
 //                        end
@@ -28,7 +31,8 @@ class RunFolder {
   RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force);
 
   // Whether the run that is there (unless `force`) goes on under these settings. UserError names
-  // the settings that differ; those that do not change the numbers (save-every, keep, threads) may.
+  // the settings that differ; those that do not change the numbers (save-every, keep, threads,
+  // cache) may.
   RunState state(const std::string& settings_toml) const;
   // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
   // removes what an earlier run left in it (only the names above).
@@ -36,6 +40,9 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return run_; }
   std::filesystem::path metrics() const { return run_ / "metrics.jsonl"; }
+  std::filesystem::path samples() const { return run_ / "samples.jsonl"; }
+  std::filesystem::path starts() const { return run_ / "starts.jsonl"; }
+  std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
 

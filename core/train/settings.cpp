@@ -33,6 +33,13 @@ void check_not_negative(double value, const char* flag) {
           "must be 0 or a positive number");
 }
 
+void check_deviations(double value, const char* flag) {
+  require(std::isfinite(value) && value >= 1,
+          flag,
+          fmt::format("{}", value),
+          "must be a number of standard deviations of at least 1; 6 is usual");
+}
+
 int64_t divisor_up_to(int64_t number, int64_t limit) {
   int64_t divisor = std::min(number, limit);
   while (number % divisor != 0) {
@@ -116,6 +123,9 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
   }
   toml.text("template", settings.text_template);
   toml.text("loss-on", settings.loss_on == data::LossOn::kLast ? "last" : "all");
+  if (!settings.cache.empty()) {
+    toml.text("cache", settings.cache);
+  }
   toml.text("objective", settings.objective == data::Objective::kLm ? "lm" : "instruct");
   if (settings.pack) {
     toml.text("pack", *settings.pack == data::Pack::kStream ? "stream" : "none");
@@ -129,6 +139,16 @@ void add_data(TomlLines& toml, const TrainSettings& settings) {
   toml.number("epochs", settings.epochs);
 }
 
+void add_compute(TomlLines& toml, const TrainSettings& settings) {
+  toml.text("precision", to_string(settings.compute.precision));
+  toml.text("recompute", to_string(settings.compute.recompute));
+  if (settings.lora.rank > 0) {
+    toml.number("lora", settings.lora.rank);
+    toml.number("lora-alpha", settings.lora.scale() * static_cast<double>(settings.lora.rank));
+    toml.line("lora-on", quote_list(settings.lora.on));
+  }
+}
+
 void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   if (!settings.trained.empty()) {
     toml.line("train", quote_list(settings.trained));
@@ -138,10 +158,13 @@ void add_optimizer(TomlLines& toml, const TrainSettings& settings) {
   toml.text("schedule", schedule_name(settings.schedule));
   toml.number("warmup", settings.warmup);
   toml.number("weight-decay", settings.adamw.weight_decay);
+  toml.text("decay-embeddings", settings.adamw.decay_embeddings ? "on" : "off");
   toml.number("beta1", settings.adamw.beta1);
   toml.number("beta2", settings.adamw.beta2);
   toml.number("eps", settings.adamw.eps);
   toml.number("clip", settings.clip);
+  toml.number("skip-outliers", settings.skip_outliers);
+  toml.text("optimizer-state", settings.adamw.moments == MomentType::kBF16 ? "bf16" : "fp32");
 }
 
 void add_router(TomlLines& toml, const TrainSettings& settings) {
@@ -155,6 +178,21 @@ void add_router(TomlLines& toml, const TrainSettings& settings) {
   toml.number("lb-coef", settings.lb_coef);
   toml.number("entropy-coef", settings.entropy_coef);
   toml.number("lambda", settings.lambda);
+}
+
+void add_evaluation(TomlLines& toml, const EvaluationSettings& evaluation) {
+  if (!evaluation.data.empty()) {
+    toml.line("eval-data", quote_list({evaluation.data.begin(), evaluation.data.end()}));
+  }
+  toml.number("eval-rows", evaluation.rows);
+  if (!evaluation.tasks.empty()) {
+    toml.line("eval-tasks", quote_list(evaluation.tasks));
+  }
+  if (!evaluation.tasks_folder.empty()) {
+    toml.text("eval-data-dir", evaluation.tasks_folder.string());
+  }
+  toml.number("eval-limit", evaluation.tasks_limit);
+  toml.number("eval-every", evaluation.every);
 }
 
 }  // namespace
@@ -191,6 +229,7 @@ void check_numbers(const TrainSettings& settings) {
   check_not_negative(settings.lb_coef.value_or(0), "--lb-coef");
   check_not_negative(settings.entropy_coef.value_or(0), "--entropy-coef");
   check_not_negative(settings.lambda.value_or(0), "--lambda");
+  check_deviations(settings.skip_outliers.value_or(1), "--skip-outliers");
   for (const auto& [flag, beta] :
        {std::pair("--beta1", settings.adamw.beta1), std::pair("--beta2", settings.adamw.beta2)}) {
     require(beta >= 0 && beta < 1, flag, fmt::format("{}", beta), "must lie in [0, 1)");
@@ -203,8 +242,15 @@ void check_numbers(const TrainSettings& settings) {
   if (settings.data.empty()) {
     throw UserError("--data is missing: name at least one file");
   }
+  if (settings.compute.precision == model::Precision::kTf32) {
+    throw UserError(
+        "--precision tf32: CUDA cards alone multiply in TF32, and this version trains on the CPU; "
+        "use fp32 or bf16");
+  }
+  model::check_lora(settings.lora);
   data::parse_sources(settings.data);
   data::Template::parse(settings.text_template);
+  check_evaluation(settings.evaluation);
 }
 
 TrainSettings resolve(TrainSettings settings,
@@ -230,8 +276,10 @@ std::string to_toml(const TrainSettings& settings) {
   toml.text("model", settings.model.string());
   toml.text("out", settings.run.string());
   add_data(toml, settings);
+  add_compute(toml, settings);
   add_optimizer(toml, settings);
   add_router(toml, settings);
+  add_evaluation(toml, settings.evaluation);
   toml.number("save-every", settings.save_every);
   toml.number("save-minutes", settings.save_minutes);
   toml.number("keep", settings.keep);

@@ -9,9 +9,12 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/lora.h"
 #include "core/route/router_override.h"
 #include "core/train/adamw_settings.h"
+#include "core/train/evaluation_settings.h"
 #include "core/train/schedule.h"
 
 namespace moe::train {
@@ -23,6 +26,7 @@ struct TrainSettings {
   std::optional<data::Format> format;       // open: told from each file's first record
   std::string text_template = "paper";      // P1's [instruct][response]; core/data/templates.h
   data::LossOn loss_on = data::LossOn::kAll;
+  std::string cache;  // of tokens: a folder, "off", or open; core/data/token_cache.h
 
   std::optional<int64_t> steps;         // or
   std::optional<double> epochs;         // rounded up to whole steps; neither: 1 epoch
@@ -36,19 +40,25 @@ struct TrainSettings {
   data::PackMask pack_mask = data::PackMask::kCausal;  // D19
   bool shuffle = true;
 
-  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything
+  model::ComputeOptions compute;     // f32, nothing computed again
+  model::LoraSettings lora;          // none
+  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything, with adapters
+                                     // those and the router
   ScheduleKind schedule = ScheduleKind::kCosine;
-  double lr = 1e-5;              // P1
-  std::optional<double> min_lr;  // open: lr / 10 (P1: 1e-5 -> 1e-6)
-  int64_t warmup = 0;            // steps, D20
-  AdamWSettings adamw;           // D20
-  double clip = 1.0;             // D20; 0 = never
+  double lr = 1e-5;                     // P1
+  std::optional<double> min_lr;         // open: lr / 10 (P1: 1e-5 -> 1e-6)
+  int64_t warmup = 0;                   // steps, D20
+  AdamWSettings adamw;                  // D20
+  double clip = 1.0;                    // D20; 0 = never
+  std::optional<double> skip_outliers;  // standard deviations, outliers.h; open: none are skipped
 
   route::RouterRequest router;  // open: the folder's
   std::optional<double>
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
   std::optional<double> lambda;  // ReLU's, of the first step; open: see coefficients.h
+
+  EvaluationSettings evaluation;
 
   std::optional<int64_t> save_every;   // steps; open: only the end
   std::optional<double> save_minutes;  // minutes between checkpoints, besides

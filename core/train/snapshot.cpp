@@ -1,5 +1,9 @@
 #include "core/train/snapshot.h"
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/io/checksums.h"
@@ -21,14 +25,49 @@ OrderedJson to_json(const Position& position) {
           {"step", position.step},
           {"total_tokens", position.total_tokens},
           {"skipped_steps", position.skipped_steps},
+          {"skipped_outliers", position.skipped_outliers},
+          {"outliers",
+           {{"losses", position.outliers.losses},
+            {"norms", position.outliers.norms},
+            {"in_a_row", position.outliers.in_a_row}}},
           {"lambda", position.lambda},
+          {"group_tokens", position.group_tokens},
           {"cursor",
            {{"epoch", position.cursor.epoch},
             {"example", position.cursor.example},
             {"offset", position.cursor.offset}}}};
 }
 
-// Every f32 tensor that resuming needs, by name: the ones in use, not copies.
+std::vector<double> read_values(const Json& json, const char* key, const std::string& where) {
+  const Json array = json.value(key, Json::array());
+  const bool fits = array.is_array() && static_cast<int64_t>(array.size()) <= kOutlierWindow;
+  if (!fits || !std::all_of(array.begin(), array.end(), [](const Json& value) {
+        return value.is_number() && std::isfinite(value.get<double>());
+      })) {
+    throw UserError("{}: '{}' must be at most {} finite numbers", where, key, kOutlierWindow);
+  }
+  return array.get<std::vector<double>>();
+}
+
+OutlierWindow read_outliers(const Json& position, const std::string& file) {
+  const std::string where = file + ": outliers";
+  const Json json = position.value("outliers", Json::object());
+  if (!json.is_object()) {
+    throw UserError("{}: must be an object", where);
+  }
+  OutlierWindow window{read_values(json, "losses", where),
+                       read_values(json, "norms", where),
+                       get_int(json, "in_a_row", where, 0)};
+  if (window.losses.size() != window.norms.size()) {
+    throw UserError("{}: {} losses and {} norms are not of the same steps",
+                    where,
+                    window.losses.size(),
+                    window.norms.size());
+  }
+  return window;
+}
+
+// Every tensor that resuming needs, by name: the ones in use, not copies.
 std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
   std::vector<model::NamedParameter> all;
   for (const auto& parameter : model.parameters()) {
@@ -39,16 +78,43 @@ std::vector<model::NamedParameter> live_state(const model::Llama& model, const A
   return all;
 }
 
+io::DType stored_type(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
+}
+
 void write_state(const fs::path& file, const std::vector<model::NamedParameter>& state) {
   std::vector<io::TensorInfo> infos;
   for (const auto& [name, tensor] : state) {
-    infos.push_back({name, io::DType::kF32, tensor.sizes().vec()});
+    infos.push_back({name, stored_type(tensor), tensor.sizes().vec()});
   }
   io::SafetensorsWriter writer(file, infos);
   for (const auto& [name, tensor] : state) {
     writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
   writer.finish();
+}
+
+// The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
+void check_types(const io::SafetensorsFile& file,
+                 const std::vector<model::NamedParameter>& wanted) {
+  std::map<std::string, io::DType> types;
+  for (const auto& info : file.tensors()) {
+    types[info.name] = info.dtype;
+  }
+  for (const auto& [name, tensor] : wanted) {
+    const auto found = types.find(name);
+    if (found != types.end() && found->second != stored_type(tensor)) {
+      const bool is_moment = name.starts_with("exp_avg");
+      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}",
+                      file.path().string(),
+                      name,
+                      io::dtype_name(found->second),
+                      io::dtype_name(stored_type(tensor)),
+                      is_moment ? "give the --optimizer-state that it was saved with, or begin a "
+                                  "new run from the folder's weights"
+                                : "it is another run's");
+    }
+  }
 }
 
 }  // namespace
@@ -94,6 +160,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
                     file.tensors().size(),
                     wanted.size());
   }
+  check_types(file, wanted);
   for (const auto& [name, tensor] : wanted) {
     const auto bytes = file.bytes(name);
     if (bytes.size() != tensor.nbytes()) {
@@ -106,7 +173,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
     // LibTorch has no read-only tensors; this one is only read from.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;
-    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(at::kFloat)));
+    live.copy_(at::from_blob(data, tensor.sizes(), at::TensorOptions(tensor.scalar_type())));
   }
   return read_position(folder);
 }
@@ -121,7 +188,10 @@ Position read_position(const fs::path& folder) {
   position.step = get_int(json, "step", where);
   position.total_tokens = get_int(json, "total_tokens", where);
   position.skipped_steps = get_int(json, "skipped_steps", where, 0);
+  position.skipped_outliers = get_int(json, "skipped_outliers", where, 0);
+  position.outliers = read_outliers(json, where);
   position.lambda = get_double(json, "lambda", where);
+  position.group_tokens = get_int(json, "group_tokens", where);
   const Json cursor = json.value("cursor", Json::object());
   position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
                      get_int(cursor, "example", where + ": cursor"),

@@ -2,12 +2,15 @@
 // A checkpoint of a run: a model folder like any other, and beside it what going on bit for bit
 // needs (SPEC section 10):
 //
-//   state.safetensors   weight.NAME, exp_avg.NAME, exp_avg_sq.NAME [shape of NAME] f32 and
-//                       updates.NAME [] f32, by the parameter names of model::Llama
-//   state.json          step, tokens, lambda, place in the data
+//   state.safetensors   weight.NAME [shape of NAME] f32, exp_avg.NAME and exp_avg_sq.NAME [the
+//   same]
+//                       f32 or bf16 as the run keeps them, updates.NAME [] f32, by the parameter
+//                       names of model::Llama
+//   state.json          step, tokens, lambda, window of outliers, place in the data
 //   checksums.json      of every file, written last
 //
-// There is no random state: a step draws nothing, the order of the data follows from its seed.
+// There is no random state: the order of the data, and the rounding of moments in bf16, follow from
+// the seed and the step.
 
 #include <filesystem>
 #include <vector>
@@ -15,6 +18,7 @@
 #include "core/data/batches.h"
 #include "core/model/llama.h"
 #include "core/train/optimizer.h"
+#include "core/train/outliers.h"
 
 namespace moe::train {
 
@@ -22,8 +26,10 @@ namespace moe::train {
 struct Position {
   int64_t step = 0;  // steps done
   int64_t total_tokens = 0;
-  int64_t skipped_steps = 0;
-  double lambda = 0;  // ReLU: of the next step
+  int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
+  OutlierWindow outliers;                           // empty where none are looked for
+  double lambda = 0;                                // ReLU: of the next step
+  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over (SPEC D4)
   data::Cursor cursor;
   bool operator==(const Position&) const = default;
 };
@@ -53,7 +59,8 @@ class Snapshot {
 Position read_position(const std::filesystem::path& folder);
 
 // Puts what `folder` holds into model and optimizer; both were made for the same config. UserError:
-// the folder is a model folder without a state, or its state is of another model.
+// the folder is a model folder without a state, or its state is of another model or keeps its
+// moments in another type.
 Position restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
 }  // namespace moe::train

@@ -17,17 +17,12 @@ const std::vector<std::string>& groups() {
   return names;
 }
 
-// The layer of model.layers.N.*, -1 for others.
-int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  int64_t layer = -1;
-  if (name.starts_with(kPrefix)) {
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-  }
-  return layer;
-}
+constexpr const char* kAdapters = "adapters";  // no word of --train: they train wherever they are
 
 std::string group_of(const std::string& name, const model::ModelConfig& config) {
+  if (name.ends_with(".lora_a") || name.ends_with(".lora_b")) {
+    return kAdapters;
+  }
   if (name.find("norm") != std::string::npos) {
     return "norms";
   }
@@ -80,18 +75,28 @@ void check_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
+int64_t layer_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  int64_t layer = -1;
+  if (name.starts_with(kPrefix)) {
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  }
+  return layer;
+}
+
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words) {
   check_words(words);
   const auto all = model.parameters();
-  if (words.empty()) {
+  const bool has_adapters = model.lora().rank > 0;
+  if (words.empty() && !has_adapters) {
     return all;
   }
   std::vector<model::NamedParameter> chosen;
   std::set<std::string> used;
   for (const auto& parameter : all) {
     const std::string group = group_of(parameter.name, model.config());
-    bool wanted = false;
+    bool wanted = group == kAdapters || (words.empty() && group == "router");
     for (const auto& word : words) {
       if (word == group || matches(word, parameter.name)) {
         wanted = true;

@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters train: all, or those that --train names.
+// Which parameters train: all, those that --train names, or adapters and what is named beside them.
 
 #include <string>
 #include <vector>
@@ -8,11 +8,16 @@
 
 namespace moe::train {
 
-// The parameters that any of `words` names, in the model's order; all of them without words. A word
-// is a group (experts, router, attention, dense, norms, embeddings) or, with a * in it, a pattern
+// The parameters that any of `words` names, in the model's order; without words all of them. Of a
+// model with adapters these train always, beside what is named, and without words the router does:
+// one that stays random learns nothing. A word is a group (experts, router, attention, dense,
+// norms, embeddings) or, with a * in it, a pattern
 // over parameter names (model.layers.0.*). UserError: a word that is neither, or names nothing in
 // this model.
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
+
+// The layer of a parameter of that name; -1 for those outside of layers.
+int64_t layer_of(const std::string& name);
 
 }  // namespace moe::train

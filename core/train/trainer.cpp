@@ -1,17 +1,23 @@
 #include "core/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
+#include <set>
 
 #include "core/base/error.h"
+#include "core/data/step_loader.h"
 #include "core/model/weights.h"
 #include "core/train/coefficients.h"
 #include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
+#include "core/train/report.h"
 #include "core/train/run_folder.h"
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
+#include "core/train/starts.h"
 #include "core/train/trainable.h"
 #include "core/train/training_data.h"
 
@@ -79,9 +85,18 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// A model folder, and weights and two moments of every parameter in f32.
-uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, int64_t parameters) {
-  return model_bytes(checkpoint) + 12 * static_cast<uint64_t>(parameters);
+// A model folder, and of every parameter the weight in f32 and two moments.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
+  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
+}
+
+// The model of a run, with weights as `checkpoint` has them.
+model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings) {
+  model::Llama model = model::Llama::load(checkpoint);
+  model.set_compute(settings.compute);
+  model.add_lora(settings.lora, settings.seed);
+  return model;
 }
 
 // One run, from the first batch to RUN/final.
@@ -92,15 +107,16 @@ class Run {
       const io::Checkpoint& parent,
       const RunFolder& folder,
       const Start& start,
+      Evaluator& evaluator,
       const TrainCallbacks& callbacks)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
-        model_(start.resumed ? model::Llama::load(io::Checkpoint(start.folder))
-                             : model::Llama::load(parent)),
+        evaluator_(evaluator),
+        model_(load_model(io::Checkpoint(start.folder), plan.settings)),
         trained_(trainable(model_, plan.settings.trained)),
-        optimizer_(trained_, plan.settings.adamw),
+        optimizer_(trained_, plan.settings.adamw, plan.settings.seed),
         saver_(parent, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
@@ -108,13 +124,17 @@ class Run {
     if (plan.is_moe) {
       routing_ = plan.routing;
       position_.lambda = settings.lambda.value_or(0);
+      position_.group_tokens = plan.group_tokens;
     }
     if (start.resumed) {
       position_ = restore(start.folder, model_, optimizer_);
     }
-    batches_.emplace(examples, batch_settings(settings), position_.cursor);
+    loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
+                    *settings.global_batch / *settings.micro_batch);
     metrics_.emplace(folder.metrics(), position_.step);
     events_.emplace(folder.path(), folder.metrics());
+    history_ = read_history(folder.metrics());
+    evaluator.begin(folder.samples(), position_.step);
     for (const auto& parameter : trained_) {
       torch::Tensor(parameter.tensor).requires_grad_(true);
     }
@@ -123,15 +143,18 @@ class Run {
   void steps() {
     const int64_t steps = *plan_.settings.steps;
     saved_ = std::chrono::steady_clock::now();
+    if (position_.step == 0) {
+      evaluate({{"step", 0}});
+    }
     while (position_.step < steps) {
       if (callbacks_.stop_requested()) {
         interrupt();
       }
       const StepRecord record = step();
-      const OrderedJson line = to_json(record);
-      metrics_->append(line);
-      events_->append(Json(line));
       callbacks_.on_step(record);
+      if (!evaluate(to_json(record))) {
+        append(to_json(record));
+      }
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(position_.step));
       }
@@ -140,11 +163,32 @@ class Run {
     folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     model::save_folder(
         model_, routing_, parent_, folder_.final_model(), /*force=*/true, coefficients());
+    report();
     callbacks_.on_saved(folder_.final_model());
   }
 
  private:
   bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+
+  void append(const OrderedJson& line) {
+    metrics_->append(line);
+    const Json json(line);
+    events_->append(json);
+    history_.add(json, folder_.metrics().string());
+  }
+
+  // Appends the line of this step with what its evaluation found, or says that none is due.
+  bool evaluate(OrderedJson line) {
+    const auto evaluation = evaluator_.evaluate(model_, routing_, position_.step);
+    if (evaluation) {
+      add_evaluation(line, *evaluation);
+      append(line);
+      callbacks_.on_evaluated(*evaluation);
+    }
+    return evaluation.has_value();
+  }
+
+  void report() const { write_report(folder_.path(), history_, folder_.report()); }
 
   bool is_save_due() const {
     const TrainSettings& settings = plan_.settings;
@@ -157,38 +201,73 @@ class Run {
   StepRecord step() {
     const auto start = std::chrono::steady_clock::now();
     const TrainSettings& settings = plan_.settings;
-    std::vector<data::Batch> micro_batches;
-    for (int64_t rows = 0; rows < *settings.global_batch; rows += *settings.micro_batch) {
-      micro_batches.push_back(batches_->next());
-    }
-    position_.cursor = batches_->cursor();
+    const data::StepBatches data = loader_->next();
+    const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
+    position_.cursor = data.cursor;
     const AuxCoefficients coefficients{
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, micro_batches, routing_, coefficients);
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients);
     const double norm = gradient_norm(trained_);
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
     record.step = ++position_.step;
-    record.skipped = !std::isfinite(losses.loss) || !std::isfinite(norm);
-    if (record.skipped) {
-      skip(losses.loss, norm);
-    } else {
-      update(norm, record.lr, losses.sparsity);
-    }
-    record.skipped_steps = position_.skipped_steps;
+    move(record, losses.sparsity);
+    record.peak_memory = peak_resident_bytes();
+    record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
     return record;
   }
 
-  void update(double norm, double lr, double sparsity) {
-    if (bad_steps_ == 0) {  // only now is the newest checkpoint known to be good
+  // Moves the weights, or says in `record` why not.
+  void move(StepRecord& record, double sparsity) {
+    if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
+      const bool is_loss = !std::isfinite(record.loss);
+      note_skipped(record,
+                   "not finite",
+                   fmt::format("the {} is {}",
+                               is_loss ? "loss" : "gradient norm",
+                               is_loss ? record.loss : record.grad_norm));
+      skip(record.skipped_why);
+    } else {
+      pass_numbers();
+      if (const auto why = judge(record)) {
+        ++position_.skipped_outliers;
+        note_skipped(record, "outlier", *why);
+      } else {
+        update(record.grad_norm, record.lr, sparsity);
+      }
+    }
+    record.skipped_steps = position_.skipped_steps;
+    if (plan_.settings.skip_outliers) {
+      record.skipped_outliers = position_.skipped_outliers;
+    }
+  }
+
+  std::optional<std::string> judge(const StepRecord& record) {
+    const auto z = plan_.settings.skip_outliers;
+    return z ? judge_step(position_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
+  }
+
+  void note_skipped(StepRecord& record, const char* kind, const std::string& why) {
+    ++position_.skipped_steps;
+    record.skipped = true;
+    record.skipped_kind = kind;
+    record.skipped_why = why;
+  }
+
+  // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
+  void pass_numbers() {
+    if (bad_steps_ == 0) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     bad_steps_ = 0;
+  }
+
+  void update(double norm, double lr, double sparsity) {
     clip_gradients(trained_, norm, plan_.settings.clip);
     optimizer_.step(lr);
     if (is_relu()) {
@@ -198,23 +277,21 @@ class Run {
 
   // A loss or gradient that is no number moves no weight. Several in a row will not mend
   // themselves: the weights they began with are no good, nor is a checkpoint of them.
-  void skip(double loss, double norm) {
+  void skip(const std::string& why) {
     constexpr int64_t kMostInARow = 5;
-    ++position_.skipped_steps;
     if (++bad_steps_ < kMostInARow && position_.step > bad_steps_) {
       return;
     }
     saver_.wait();
+    report();
     const int64_t good = position_.step - bad_steps_;
     folder_.remove_checkpoint(good);
     const auto last = folder_.last_checkpoint();
     throw std::runtime_error(fmt::format(
-        "step {}: the {} is {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip "
-        "may "
+        "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
         "help",
         good + 1,
-        std::isfinite(loss) ? "gradient norm" : "loss",
-        std::isfinite(loss) ? norm : loss,
+        why,
         bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
         last ? "the last good checkpoint is " + last->string()
              : std::string("no checkpoint was saved before (--save-every)")));
@@ -255,8 +332,9 @@ class Run {
   }
 
   void save(const std::filesystem::path& out) {
-    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_.parameters));
+    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
     saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
+    report();  // after it: on a full disk the checkpoint comes first
     saved_ = std::chrono::steady_clock::now();
   }
 
@@ -276,6 +354,8 @@ class Run {
     if (!std::filesystem::exists(out)) {
       save(out);
       saver_.wait();
+    } else {
+      report();
     }
     throw Interrupted(
         fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
@@ -288,14 +368,16 @@ class Run {
   const io::Checkpoint& parent_;
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
+  Evaluator& evaluator_;
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
   AdamW optimizer_;
   Saver saver_;
-  std::optional<data::BatchStream> batches_;
+  std::optional<data::StepLoader> loader_;
   std::optional<MetricsFile> metrics_;
   std::optional<EventFile> events_;
+  History history_;
   Schedule schedule_;
   Position position_;
   int64_t bad_steps_ = 0;  // in a row, up to now
@@ -308,9 +390,20 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
   const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
-  io::check_space(
-      plan.settings.run,
-      model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan.parameters));
+  io::check_space(plan.settings.run,
+                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
+}
+
+OrderedJson start_line(const RunPlan& plan) {
+  OrderedJson line = describe_start(plan.first_step);
+  line["parameters"] = plan.parameters;
+  if (plan.is_moe) {
+    line["router"] = to_string(plan.routing.router);
+    line["loss"] = plan.losses;
+  }
+  line["data"] = plan.data;
+  line["notes"] = plan.notes;
+  return line;
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.
@@ -329,30 +422,92 @@ Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   return {*checkpoint, true};
 }
 
-}  // namespace
+// Tokens of the largest micro-batch.
+int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
+  if (settings.pack == data::Pack::kStream) {
+    return *settings.micro_batch * *settings.seq_len;
+  }
+  const auto rows = static_cast<size_t>(*settings.micro_batch);
+  std::multiset<int64_t> longest;
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    longest.insert(examples.length(index));
+    if (longest.size() > rows) {
+      longest.erase(longest.begin());
+    }
+  }
+  return std::accumulate(longest.begin(), longest.end(), int64_t{0});
+}
 
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
-  check_numbers(settings);
-  RunFolder folder(settings.run, settings.model, settings.force);
-  const io::Checkpoint checkpoint(settings.model);
-  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  model::check_tensors(checkpoint, config);
+void warn_of_memory(RunPlan& plan) {
+  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
+  if (there > 0 && more > there) {
+    plan.notes.push_back(fmt::format(
+        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
+        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
+        static_cast<double>(more) / 1e9,
+        static_cast<double>(there) / 1e9));
+  }
+}
+
+// What a run is made of, checked and closed, before anything of it is written.
+struct Prepared {
+  io::Checkpoint checkpoint;
+  data::Examples examples;
   RunPlan plan;
+  std::optional<Evaluator> evaluator;  // always there when it is done
+};
+
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks) {
+  check_numbers(settings);
+  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
+  RunPlan& plan = run.plan;
+  const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
+  model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
   plan_routing(plan, config);
-  const data::Examples examples = read_data(settings, checkpoint, config.vocab_size);
-  plan.settings = resolve(plan.settings, config, examples);
-  const data::BatchStream batches(examples, batch_settings(plan.settings));
+  run.examples =
+      read_data(settings,
+                run.checkpoint,
+                config.vocab_size,
+                {[&](int64_t count, int64_t tokens) {
+                  if (callbacks.stop_requested()) {
+                    throw Interrupted("stopped while the data were read, nothing was saved");
+                  }
+                  callbacks.on_reading(count, tokens);
+                }},
+                plan.data);
+  plan.settings = resolve(plan.settings, config, run.examples);
+  const double epoch_rows =
+      data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
-    const double rows = *plan.settings.epochs * batches.rows_per_epoch();
+    const double rows = *plan.settings.epochs * epoch_rows;
     plan.settings.steps =
         static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
     plan.settings.epochs.reset();
   }
-  plan.examples = static_cast<int64_t>(examples.items.size());
-  plan.tokens = examples.tokens();
-  plan.data = describe_data(examples);
+  plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks);
+  plan.examples = run.examples.size();
+  plan.tokens = run.examples.tokens();
+  for (const auto& line : run.evaluator->description()) {
+    plan.data.push_back(line);
+  }
   plan.parameters = model::count_parameters(config).total;
+  plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
+  plan.memory =
+      plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes());
+  warn_of_memory(plan);
+  return run;
+}
+
+}  // namespace
+
+RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, TrainCallbacks{}).plan; }
+
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
+  check_numbers(settings);
+  RunFolder folder(settings.run, settings.model, settings.force);
+  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks);
   const std::string toml = to_toml(plan.settings);
   const RunState state = folder.state(toml);
   if (state == RunState::kDone) {
@@ -365,8 +520,9 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   const Start start = find_start(folder, state, plan);
   folder.begin(toml, state);
+  append_start(folder.starts(), start_line(plan));
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, start, callbacks).steps();
+  Run(plan, examples, checkpoint, folder, start, *evaluator, callbacks).steps();
 }
 
 }  // namespace moe::train

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include "core/base/error.h"
+#include "core/data/token_cache.h"
 #include "core/io/tokenizer.h"
+#include "core/io/word_encoder.h"
 #include "core/model/config.h"
 
 namespace moe::train {
@@ -19,7 +22,10 @@ data::ReadSettings read_settings(const TrainSettings& settings) {
           settings.format,
           data::Template::parse(settings.text_template),
           settings.loss_on,
-          0};
+          0,
+          settings.threads > 0
+              ? settings.threads
+              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
 }
 
 // Whether encode() puts sentencepiece's dummy space (U+2581) before a text.
@@ -29,7 +35,8 @@ bool adds_space(const io::Tokenizer& tokenizer) {
 }
 
 data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
-  return {[tokenizer](std::string_view text) { return tokenizer->encode(text); },
+  const auto words = std::make_shared<io::WordEncoder>(tokenizer);
+  return {[words](std::string_view text) { return words->encode(text); },
           tokenizer->bos_id(),
           tokenizer->eos_id(),
           adds_space(*tokenizer)};
@@ -40,41 +47,48 @@ SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_s
 }
 
 // The first `count` examples: each file's first, then each file's second, and so on.
-void take_turns(data::Examples& examples, size_t count) {
-  std::vector<std::vector<data::Example>> of_file(examples.files.size());
-  for (auto& example : examples.items) {
-    of_file[static_cast<size_t>(example.file)].push_back(std::move(example));
-  }
-  examples.items.clear();
-  for (size_t place = 0; place < count; ++place) {
-    for (auto& file : of_file) {
-      if (place < file.size() && examples.items.size() < count) {
-        examples.items.push_back(std::move(file[place]));
+std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
+  std::vector<data::Example> taken;
+  for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
+    for (const auto& range : examples.ranges) {
+      if (place < range.count && taken.size() < count) {
+        taken.push_back(examples.at(range.begin + place));
       }
     }
   }
+  return taken;
 }
 
 }  // namespace
 
 data::Examples read_data(const TrainSettings& settings,
                          const io::Checkpoint& checkpoint,
-                         int64_t vocab_size) {
+                         int64_t vocab_size,
+                         const std::function<void(int64_t, int64_t)>& on_progress,
+                         std::vector<std::string>& lines) {
   const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
-  return data::read_examples(
-      data::parse_sources(settings.data), read_settings(settings), vocab_size, codec);
+  std::vector<std::string> notes;
+  data::Examples examples = data::open_or_tokenise({data::parse_sources(settings.data),
+                                                    read_settings(settings),
+                                                    vocab_size,
+                                                    checkpoint.folder() / "tokenizer.model",
+                                                    codec,
+                                                    data::cache_place(settings.cache),
+                                                    on_progress},
+                                                   notes);
+  lines = describe_data(examples);
+  lines.insert(lines.end(), notes.begin(), notes.end());
+  return examples;
 }
 
 std::vector<std::string> describe_data(const data::Examples& examples) {
-  std::vector<int64_t> counts(examples.files.size(), 0);
-  for (const auto& example : examples.items) {
-    ++counts[static_cast<size_t>(example.file)];
-  }
   const double total = std::accumulate(examples.weights.begin(), examples.weights.end(), 0.0);
   std::vector<std::string> lines;
   for (size_t file = 0; file < examples.files.size(); ++file) {
-    lines.push_back(fmt::format(
-        "{}: {}; {} examples", examples.files[file], examples.forms.at(file), counts[file]));
+    lines.push_back(fmt::format("{}: {}; {} examples",
+                                examples.files[file],
+                                examples.forms.at(file),
+                                examples.ranges.at(file).count));
     if (total > 0) {
       lines.back() +=
           fmt::format(", {:.4g} % of those drawn", 100 * examples.weights[file] / total);
@@ -95,10 +109,12 @@ Samples read_samples(const TrainSettings& settings, int64_t count) {
   };
   data::ReadSettings few = read_settings(settings);
   few.most_per_file = count;
-  Samples samples;
-  samples.examples =
+  const data::Examples examples =
       data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
-  take_turns(samples.examples, static_cast<size_t>(count));
+  Samples samples;
+  samples.files = examples.files;
+  samples.forms = examples.forms;
+  samples.examples = take_turns(examples, static_cast<size_t>(count));
   if (!tokenizer) {  // rows alone: names are a service, ids do without a tokenizer
     try {
       tokenizer = load_tokenizer(checkpoint, vocab_size);

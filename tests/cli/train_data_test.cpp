@@ -83,6 +83,39 @@ TEST_CASE("mixed files are named with their form and share, and settings.toml mi
         read_file(world.dir / "run/final/model.safetensors"));
 }
 
+TEST_CASE("tokens are kept where --cache says, and change no number", "[cli]") {
+  const World world;
+  const auto train = [&](const std::string& run, const std::string& cache) {
+    const auto result = world.train({"-o",
+                                     world.path(run),
+                                     "--data",
+                                     world.path("a.jsonl"),
+                                     world.path("b.jsonl"),
+                                     "--steps",
+                                     "3",
+                                     "--cache",
+                                     cache});
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+    return result.err;
+  };
+  const std::string folder = world.path("cache");
+  check_contains(train("first", folder), "\ntokens cached in " + folder + "/");
+  check_contains(train("second", folder), "\ntokens from the cache " + folder + "/");
+  check_contains(train("third", "off"), "\ntokens in a temporary file in /");
+  const std::string weights = read_file(world.dir / "first/final/model.safetensors");
+  CHECK((read_file(world.dir / "second/final/model.safetensors") == weights));
+  CHECK((read_file(world.dir / "third/final/model.safetensors") == weights));
+  check_contains(read_file(world.dir / "first/settings.toml"), "cache = \"" + folder + "\"\n");
+  check_contains(train("first", "off"), "is finished");  // the place is no other setting
+  const auto bad = world.train(
+      {"-o", world.path("bad"), "--data", world.path("a.jsonl"), "--cache", world.path("b.jsonl")});
+  CHECK(bad.exit_code == 2);
+  check_contains(bad.err, "--cache " + world.path("b.jsonl") + ": cannot be made");
+  check_contains(bad.err, "give another folder, or off");
+  CHECK_FALSE(std::filesystem::exists(world.dir / "bad"));
+}
+
 TEST_CASE("--show-samples prints tokens with their loss, taking turns, and writes nothing",
           "[cli]") {
   const World world;

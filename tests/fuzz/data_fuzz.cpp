@@ -50,8 +50,9 @@ ReadSettings settings_of(uint8_t choice) {
 
 // What an example promises: equal lengths, ids of the vocabulary, something to learn.
 void check(const Examples& examples) {
-  require(!examples.items.empty() && examples.forms.size() == 1);
-  for (const auto& example : examples.items) {
+  require(examples.size() > 0 && examples.forms.size() == 1);
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    const Example example = examples.at(index);
     require(example.ids.size() == example.labels.size() && example.line > 0);
     bool learns = false;
     for (size_t t = 0; t < example.ids.size(); ++t) {
@@ -60,7 +61,7 @@ void check(const Examples& examples) {
     }
     require(learns);
     const auto piece = [](int64_t id) { return std::string(1, static_cast<char>(id)); };
-    const std::string shown = show_example(examples, example, piece, false);
+    const std::string shown = show_example(example, examples.where(index), piece, false);
     require(shown.find('\033') == std::string::npos && shown.back() == '\n');
   }
 }

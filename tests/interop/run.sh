@@ -11,7 +11,9 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd -- "$here/../.." && pwd)
 cd -- "$root"
 export MOE=${MOE:-$root/build/cpu/moe} MOE_SHARED_DATA=${MOE_SHARED_DATA:-$root/../shared/data}
-export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false
+cache=$(mktemp -d) # of tokens: nothing of a test stays in the user's
+trap 'rm -rf -- "$cache"' EXIT
+export XDG_CACHE_HOME=$cache HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false
 
 . tests/support/tally.sh
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "tests/support/catch.h"
 
 using at::Tensor;
@@ -46,6 +48,25 @@ TEST_CASE("swiglu equals its plain-loop reference on awkward shapes", "[kernels]
     CHECK(close(moe::kernels::swiglu_forward(hidden), out));
     CHECK(close(moe::kernels::swiglu_backward(grad_out, hidden), grad));
   }
+}
+
+TEST_CASE("swiglu of bf16 is that of f32, rounded once", "[kernels]") {
+  at::manual_seed(4);
+  for (const auto& [rows, width] : kShapes) {
+    CAPTURE(rows, width);
+    const Tensor hidden = awkward_hidden(rows, width).to(at::kBFloat16);
+    const Tensor grad_out = at::randn({rows, width}).to(at::kBFloat16);
+    const Tensor wide = hidden.to(at::kFloat);
+    CHECK(at::equal(moe::kernels::swiglu_forward(hidden),
+                    moe::kernels::swiglu_forward(wide).to(at::kBFloat16)));
+    CHECK(
+        at::equal(moe::kernels::swiglu_backward(grad_out, hidden),
+                  moe::kernels::swiglu_backward(grad_out.to(at::kFloat), wide).to(at::kBFloat16)));
+  }
+  Tensor bad = at::zeros({1, 32});
+  bad[0][3] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(moe::kernels::swiglu_forward(bad)[0][3].isnan().item<bool>());
+  CHECK(moe::kernels::swiglu_forward(bad.to(at::kBFloat16))[0][3].isnan().item<bool>());
 }
 
 TEST_CASE("swiglu's backward is the finite difference of its forward", "[kernels]") {

@@ -20,7 +20,7 @@ cleanup() {
   rm -rf -- "$work"
 }
 trap cleanup EXIT
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 XDG_CACHE_HOME=$work/cache
 
 check() {  # WORDS COMMAND...
   local words=$1
@@ -32,7 +32,7 @@ start() {  # RUN: becomes the training itself, so that a signal meets no shell; 
     --save-every 10 --quiet
 }
 train() { (start "$1"); }
-same_metrics() {  # RUN RUN: all but times and rates; says the first difference
+same_metrics() {  # RUN RUN: all but times, rates and memory; says the first difference
   python3 - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
 import json, sys
 whole, other = ([json.loads(line) for line in open(name)] for name in sys.argv[1:])
@@ -40,7 +40,7 @@ if len(whole) != len(other):
     sys.exit(f"{len(other)} lines of metrics for {len(whole)}")
 for one, two in zip(whole, other):
     for key in one.keys() | two.keys():
-        if key not in ("seconds", "tokens_per_second") and one.get(key) != two.get(key):
+        if key not in ("seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds") and one.get(key) != two.get(key):
             sys.exit(f"step {one['step']}: {key} is {two.get(key)} for {one.get(key)}")
 PYTHON
 }

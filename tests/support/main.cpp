@@ -4,14 +4,26 @@
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_RUNNER
 #endif
+#include <cstdlib>
+
 #include "tests/support/catch.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_dir.h"
 
 namespace {
 
 int g_skips = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables): the one counter of
                   // a test process
 int g_cases = 0;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
+// What a test caches is gone with it; what the user has cached is not seen.
+class OwnCache {
+ public:
+  OwnCache() { ::setenv("XDG_CACHE_HOME", folder_.path().c_str(), 1); }
+
+ private:
+  moe::test::TempDir folder_;
+};
 
 }  // namespace
 
@@ -23,6 +35,7 @@ std::filesystem::path source_folder() { return MOE_SOURCE_DIR; }
 
 #if __has_include(<catch2/catch_all.hpp>)
 int main(int argc, char** argv) {
+  const OwnCache cache;
   const int result = Catch::Session().run(argc, argv);
   return result == 4 ? 77 : result;  // Catch2 3: 4 = all skipped
 }
@@ -38,6 +51,7 @@ CATCH_REGISTER_LISTENER(CaseCounter)
 }  // namespace
 
 int main(int argc, char** argv) {
+  const OwnCache cache;
   const int result = Catch::Session().run(argc, argv);
   return result == 0 && g_cases > 0 && g_skips == g_cases ? 77 : result;
 }

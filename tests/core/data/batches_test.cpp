@@ -16,26 +16,28 @@ namespace {
 // Examples of the given lengths with ids 0, 1, 2, ... through all of them; every third label is no
 // loss.
 Examples numbered(const std::vector<int64_t>& lengths) {
-  Examples examples;
-  examples.files = {"numbers.jsonl"};
+  std::vector<Example> items;
   int32_t next = 0;
   for (const int64_t length : lengths) {
     Example example;
-    example.line = static_cast<int64_t>(examples.items.size()) + 1;
+    example.line = static_cast<int64_t>(items.size()) + 1;
     for (int64_t t = 0; t < length; ++t, ++next) {
       example.ids.push_back(next);
       example.labels.push_back(next % 3 == 0 ? kNoLoss : next);
     }
-    examples.items.push_back(example);
+    items.push_back(example);
   }
-  return examples;
+  return Examples::in_memory(std::move(items), {"numbers.jsonl"});
 }
 
 // Whether the id is the last of an example.
 bool ends_example(const Examples& examples, int64_t id) {
-  return std::any_of(examples.items.begin(), examples.items.end(), [&](const Example& example) {
-    return example.ids.back() == id;
-  });
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    if (examples.at(index).ids.back() == id) {
+      return true;
+    }
+  }
+  return false;
 }
 
 struct Rows {
@@ -75,13 +77,13 @@ Rows pack_slowly(const Examples& examples,
   std::vector<int64_t> ids, labels;
   Rows rows;
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
-    std::vector<int64_t> order(examples.items.size());
+    std::vector<int64_t> order(static_cast<size_t>(examples.size()));
     std::iota(order.begin(), order.end(), 0);
     if (settings.shuffle) {
       order = shuffled_order(static_cast<int64_t>(order.size()), settings.seed, epoch);
     }
     for (const int64_t index : order) {
-      const Example& example = examples.items[static_cast<size_t>(index)];
+      const Example example = examples.at(index);
       ids.insert(ids.end(), example.ids.begin(), example.ids.end());
       labels.insert(labels.end(), example.labels.begin(), example.labels.end());
       if (settings.pack == Pack::kNone) {

@@ -62,13 +62,13 @@ TEST_CASE("Alpaca records become BOS instruct response EOS with the loss on the 
                 std::string(kPair) + "\n\n" +
                     R"({"instruction": "Add", "input": "1+1", "output": "2", "id": 7})" + "\n" +
                     R"({"instruction": "Hi", "output": "Ho"})");
-  REQUIRE(examples.items.size() == 3);
-  CHECK(show_ids(examples.items[0]) == "BSay\nyesE");
-  CHECK(show_labels(examples.items[0]) == ".....yesE");
-  CHECK(show_ids(examples.items[1]) == "BAdd\n1+1\n2E");
-  CHECK(show_labels(examples.items[1]) == ".........2E");
-  CHECK(show_ids(examples.items[2]) == "BHi\nHoE");
-  CHECK(examples.items[1].line == 3);
+  REQUIRE(examples.size() == 3);
+  CHECK(show_ids(examples.at(0)) == "BSay\nyesE");
+  CHECK(show_labels(examples.at(0)) == ".....yesE");
+  CHECK(show_ids(examples.at(1)) == "BAdd\n1+1\n2E");
+  CHECK(show_labels(examples.at(1)) == ".........2E");
+  CHECK(show_ids(examples.at(2)) == "BHi\nHoE");
+  CHECK(examples.at(1).line == 3);
   CHECK_FALSE(examples.all_rows);
   CHECK(examples.tokens() == 9 + 11 + 7);
 }
@@ -78,19 +78,18 @@ TEST_CASE("a JSON array holds the same records, with the lines where they start"
       read_text("a.json",
                 "\xEF\xBB\xBF \n[\n  {\n \"instruction\": \"a } \\\" { ]\",\n \"input\": null,\n "
                 "\"output\": \"b\" }\n, {\"instruction\":\"c\",\"output\":\"d\"} ]\n\n");
-  REQUIRE(examples.items.size() == 2);
-  CHECK(show_ids(examples.items[0]) == "Ba } \" { ]\nbE");
-  CHECK(examples.items[0].line == 3);
-  CHECK(show_ids(examples.items[1]) == "Bc\ndE");
-  CHECK(examples.items[1].line == 7);
+  REQUIRE(examples.size() == 2);
+  CHECK(show_ids(examples.at(0)) == "Ba } \" { ]\nbE");
+  CHECK(examples.at(0).line == 3);
+  CHECK(show_ids(examples.at(1)) == "Bc\ndE");
+  CHECK(examples.at(1).line == 7);
 }
 
 TEST_CASE("prompt pairs take the prompt as it stands", "[data]") {
   const auto first = read_text("a.jsonl", R"({"prompt": "Q:", "response": "A"})");
-  CHECK(show_ids(first.items[0]) == "BQ:AE");
-  CHECK(show_labels(first.items[0]) == "...AE");
-  CHECK(show_ids(read_text("a.jsonl", R"({"prompt": "Q:", "completion": "A"})").items[0]) ==
-        "BQ:AE");
+  CHECK(show_ids(first.at(0)) == "BQ:AE");
+  CHECK(show_labels(first.at(0)) == "...AE");
+  CHECK(show_ids(read_text("a.jsonl", R"({"prompt": "Q:", "completion": "A"})").at(0)) == "BQ:AE");
 }
 
 TEST_CASE("rows are taken as given and need no tokenizer", "[data]") {
@@ -99,8 +98,8 @@ TEST_CASE("rows are taken as given and need no tokenizer", "[data]") {
   const auto no_codec = []() -> TextCodec { throw UserError("no tokenizer"); };
   for (const auto objective : {Objective::kInstruct, Objective::kLm}) {
     const auto examples = read_examples({dir / "rows.jsonl"}, objective, kVocab, no_codec);
-    CHECK(examples.items[0].ids == std::vector<int32_t>{1, 5, 299});
-    CHECK(examples.items[0].labels == std::vector<int32_t>{-100, -100, 299});
+    CHECK(examples.at(0).ids == std::vector<int32_t>{1, 5, 299});
+    CHECK(examples.at(0).labels == std::vector<int32_t>{-100, -100, 299});
     CHECK(examples.all_rows);
   }
 }
@@ -111,15 +110,15 @@ TEST_CASE("text is cut into documents at <|endoftext|> lines, the loss falls on 
       read_text("t.txt",
                 "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>",
                 Objective::kLm);
-  REQUIRE(examples.items.size() == 2);
-  CHECK(show_ids(examples.items[0]) == "Bone\ntwoE");
-  CHECK(show_labels(examples.items[0]) == ".one\ntwoE");
-  CHECK(examples.items[0].line == 2);
-  CHECK(show_ids(examples.items[1]) == "BthreeE");
-  CHECK(examples.items[1].line == 7);
-  CHECK(show_ids(read_text("t.txt", "{a", Objective::kLm).items[0]) ==
+  REQUIRE(examples.size() == 2);
+  CHECK(show_ids(examples.at(0)) == "Bone\ntwoE");
+  CHECK(show_labels(examples.at(0)) == ".one\ntwoE");
+  CHECK(examples.at(0).line == 2);
+  CHECK(show_ids(examples.at(1)) == "BthreeE");
+  CHECK(examples.at(1).line == 7);
+  CHECK(show_ids(read_text("t.txt", "{a", Objective::kLm).at(0)) ==
         "B{aE");  // .txt is text, whatever it begins with
-  CHECK(show_ids(read_text("t.jsonl", R"({"text": "x"})", Objective::kLm).items[0]) == "BxE");
+  CHECK(show_ids(read_text("t.jsonl", R"({"text": "x"})", Objective::kLm).at(0)) == "BxE");
 }
 
 TEST_CASE("several files are joined, each in a form of its own", "[data]") {
@@ -128,9 +127,9 @@ TEST_CASE("several files are joined, each in a form of its own", "[data]") {
   write_file(dir / "b.jsonl", R"({"input_ids": [1, 3], "labels": [1, 3]})");
   const auto examples =
       read_examples({dir / "a.jsonl", dir / "b.jsonl"}, Objective::kInstruct, kVocab, byte_codec);
-  REQUIRE(examples.items.size() == 2);
+  REQUIRE(examples.size() == 2);
   CHECK_FALSE(examples.all_rows);
-  CHECK(examples.where(examples.items[1]) == (dir / "b.jsonl").string() + " line 1");
+  CHECK(examples.where(1) == (dir / "b.jsonl").string() + " line 1");
 }
 
 TEST_CASE("every error of a data file names the file, the line and the mend", "[data]") {
@@ -204,6 +203,40 @@ TEST_CASE("every error of a row names the line and the entry", "[data]") {
                  "r.jsonl line 1: 'labels' is missing");
 }
 
+TEST_CASE("several threads make the same examples in the same order, and tell the first fault",
+          "[data]") {
+  const TempDir dir;
+  std::string text;
+  for (int line = 1; line <= 30000; ++line) {  // several pieces of work
+    text +=
+        R"({"prompt": "Question )" + std::to_string(line) + R"(", "response": "Answer"})" + "\n";
+  }
+  REQUIRE(text.size() > size_t{5} << 18);
+  write_file(dir / "a.jsonl", text);
+  write_file(dir / "b.jsonl", std::string(kPair) + "\n");
+  const std::vector<Source> sources = {{dir / "a.jsonl"}, {dir / "b.jsonl"}, {dir / "a.jsonl"}};
+  ReadSettings settings;
+  const Examples one = read_examples(sources, settings, kVocab, byte_codec);
+  settings.threads = 3;
+  const Examples several = read_examples(sources, settings, kVocab, byte_codec);
+  REQUIRE(one.size() == 60001);
+  REQUIRE(several.size() == one.size());
+  for (int64_t index = 0; index < one.size(); ++index) {
+    const Example a = one.at(index), b = several.at(index);
+    REQUIRE((a.ids == b.ids && a.labels == b.labels && a.line == b.line && a.file == b.file));
+  }
+  settings.most_per_file = 20000;
+  CHECK(read_examples(sources, settings, kVocab, byte_codec).size() == 40001);
+  settings.most_per_file = 0;
+  // A fault in the middle, and behind it one that the reader itself meets sooner.
+  write_file(dir / "a.jsonl", text + "{\"prompt\": 1, \"response\": \"x\"}\n" + kPair + "\n{\n");
+  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
+                 "a.jsonl line 30001: 'prompt' must be a string");
+  write_file(dir / "a.jsonl", text + std::string((size_t{65} << 20), ' ') + "\n");
+  check_contains(user_error_of([&] { read_examples(sources, settings, kVocab, byte_codec); }),
+                 "a.jsonl line 30001: the record that starts here is longer");
+}
+
 TEST_CASE("a form that does not fit the objective is refused", "[data]") {
   check_contains(error_of("a.jsonl", kPair, Objective::kLm),
                  "a.jsonl line 1: Alpaca records are for --objective instruct");
@@ -264,8 +297,8 @@ TEST_CASE("real files give as many examples as their README says, real stories t
           "[data]") {
   MOE_NEED_SHARED_DATA();
   const auto data = moe::test::shared_data();
-  CHECK(read(data / "instruct" / "alpaca_2000.jsonl").items.size() == 2000);
-  CHECK(read(data / "instruct" / "alpaca_en_demo.json").items.size() == 999);
+  CHECK(read(data / "instruct" / "alpaca_2000.jsonl").size() == 2000);
+  CHECK(read(data / "instruct" / "alpaca_en_demo.json").size() == 999);
   const auto tokenizer = io::Tokenizer::load(data / "stories260K-hf", 512);
   const auto codec = [&] {
     return TextCodec{[&](std::string_view text) { return tokenizer.encode(text); },
@@ -274,9 +307,9 @@ TEST_CASE("real files give as many examples as their README says, real stories t
   };
   const auto stories =
       read_examples({data / "text" / "tinystories_v2_train_head.txt"}, Objective::kLm, 512, codec);
-  CHECK(stories.items.size() == 1728);
+  CHECK(stories.size() == 1728);
   const Json reference = read_json(data / "stories260K-hf" / "reference.json");
   auto expected = reference["first_story"]["ids_with_bos"].get<std::vector<int32_t>>();
   expected.push_back(2);
-  CHECK(stories.items[0].ids == expected);
+  CHECK(stories.at(0).ids == expected);
 }

@@ -16,8 +16,8 @@ struct Seen {
 
 Seen see(const std::string& record, const ReadSettings& settings = {}) {
   const Examples examples = read_bytes("a.jsonl", record + "\n", settings);
-  REQUIRE(examples.items.size() == 1);
-  return {examples.forms.at(0), show_ids(examples.items[0]), show_labels(examples.items[0])};
+  REQUIRE(examples.size() == 1);
+  return {examples.forms.at(0), show_ids(examples.at(0)), show_labels(examples.at(0))};
 }
 
 void check_seen(const Seen& seen, const Seen& expected) {

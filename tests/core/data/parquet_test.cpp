@@ -42,13 +42,13 @@ TEST_CASE("Parquet rows are the same records as JSON lines", "[data]") {
   }
   const Examples orca = read_bytes("a.parquet", golden("orca.parquet"));
   CHECK(orca.forms.at(0) == "OpenOrca records, Parquet");
-  REQUIRE(orca.items.size() == 3);
-  CHECK(show_ids(orca.items[0]) == "BQ?\nRE");
-  CHECK(show_ids(orca.items[1]) == "BS\n\xC3\xA9\nrE");
-  CHECK(show_labels(orca.items[1]) == "......rE");
-  CHECK(orca.items[2].line == 3);
-  CHECK(show_ids(read_bytes("a", golden("chat.parquet")).items.at(0)) == "Bq\naE");
-  CHECK(show_labels(read_bytes("a", golden("rows.parquet")).items.at(0)) == "..B");
+  REQUIRE(orca.size() == 3);
+  CHECK(show_ids(orca.at(0)) == "BQ?\nRE");
+  CHECK(show_ids(orca.at(1)) == "BS\n\xC3\xA9\nrE");
+  CHECK(show_labels(orca.at(1)) == "......rE");
+  CHECK(orca.at(2).line == 3);
+  CHECK(show_ids(read_bytes("a", golden("chat.parquet")).at(0)) == "Bq\naE");
+  CHECK(show_labels(read_bytes("a", golden("rows.parquet")).at(0)) == "..B");
 }
 
 TEST_CASE("a broken Parquet file is refused, wherever it is broken", "[data]") {

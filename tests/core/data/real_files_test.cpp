@@ -95,10 +95,10 @@ void check_file(const Llama& llama,
   const Examples examples = llama.read(file);
   const std::vector<Json> records = records_of(file);
   CHECK(examples.forms.at(0) == form);
-  REQUIRE(examples.items.size() == records.size());
+  REQUIRE(examples.size() == static_cast<int64_t>(records.size()));
   for (size_t index = 0; index < records.size(); ++index) {
-    const Texts wanted = expected(records[index]), got = llama.decode(examples.items[index]);
-    INFO(examples.where(examples.items[index]));
+    const Texts wanted = expected(records[index]), got = llama.decode(examples.at(index));
+    INFO(examples.where(static_cast<int64_t>(index)));
     REQUIRE(got.size() == wanted.size());
     for (size_t turn = 0; turn < wanted.size(); ++turn) {
       REQUIRE(got[turn].prompt == wanted[turn].prompt);

@@ -11,10 +11,8 @@ std::string piece(int64_t id) {
 }
 
 std::string show(std::vector<int32_t> ids, std::vector<int32_t> labels, bool colour) {
-  Examples examples;
-  examples.files = {"a.jsonl"};
   const Example example{std::move(ids), std::move(labels), 0, 3};
-  return show_example(examples, example, piece, colour);
+  return show_example(example, "a.jsonl line 3", piece, colour);
 }
 
 }  // namespace

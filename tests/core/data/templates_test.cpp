@@ -23,7 +23,7 @@ struct Seen {
 
 Seen see(const std::string& record, const std::string& word) {
   const Examples examples = read_bytes("a.jsonl", record, with(word));
-  return {show_ids(examples.items.at(0)), show_labels(examples.items.at(0))};
+  return {show_ids(examples.at(0)), show_labels(examples.at(0))};
 }
 
 // `learned` stands at the end of `ids`, everything before it is without loss.
@@ -126,7 +126,7 @@ TEST_CASE("a tokenizer that brings the space before the response gets none from 
   write_file(dir / "a.jsonl", kPlain);
   const auto ids_with = [&](const std::string& word) {
     const auto examples = read_examples({{dir / "a.jsonl"}}, with(word), kVocab, spacing);
-    return show_ids(examples.items.at(0));
+    return show_ids(examples.at(0));
   };
   CHECK(ids_with("A: {instruction} B: {response}") == "B A: Add B: 2E");
   CHECK(ids_with("llama2") == "B [INST] Add [/INST] 2 E");
@@ -163,7 +163,7 @@ TEST_CASE("with LLaMA's tokenizer the llama2 form gives the ids of Meta's joint 
     expected.insert(expected.end(), joint.begin(), joint.end());
     expected.push_back(2);
     INFO(line);
-    REQUIRE((examples.items.at(index).ids == expected));
+    REQUIRE((examples.at(index).ids == expected));
   }
   CHECK(index == 2000);
 }

@@ -267,6 +267,31 @@ TEST_CASE("a pack of sequences gives each sequence's own logits", "[model]") {
   }
 }
 
+TEST_CASE("sequences that go on from one give the logits of each spelt out", "[model]") {
+  const moe::test::TempDir dir;
+  moe::test::write_tiny_checkpoint(dir / "model", {});
+  const Llama model = Llama::load(moe::io::Checkpoint(dir / "model"));
+  at::manual_seed(9);
+  const Tensor ids = at::randint(64, {6 + 3 + 1 + 4 + 6 + 5 + 2}, at::kLong);
+  // A question of 6 tokens with three answers, a sequence alone, a question of 5 with one answer.
+  const moe::model::Packed shared{ids, {6, 3, 1, 4, 6, 5, 2}, {-1, 0, 0, 0, -1, -1, 5}};
+  const Tensor logits = model.head(model.forward(shared, {}).hidden);
+  int64_t first = 0;
+  std::vector<int64_t> starts;
+  for (size_t i = 0; i < shared.lengths.size(); ++i) {
+    starts.push_back(first);
+    const int64_t length = shared.lengths[i], prefix = shared.continues[i];
+    const int64_t before = prefix < 0 ? 0 : shared.lengths[prefix];
+    const Tensor start = prefix < 0 ? ids.narrow(0, 0, 0) : ids.narrow(0, starts[prefix], before);
+    const Tensor spelt_out = at::cat({start, ids.narrow(0, first, length)});
+    const Tensor expected = model.head(model.forward({spelt_out, {before + length}}, {}).hidden);
+    // The same products; sums over keys in another order.
+    CHECK(at::allclose(
+        logits.narrow(0, first, length), expected.narrow(0, before, length), 1e-5, 1e-5));
+    first += length;
+  }
+}
+
 TEST_CASE("a cache gives the logits of the whole sequence", "[model]") {
   const moe::test::TempDir folder;
   moe::test::write_tiny_checkpoint(folder / "m", {});

@@ -87,6 +87,16 @@ TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") 
                                                      {"layer_2/experts_per_token", 2.0}}));
 }
 
+TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
+  const Json line = Json::parse(
+      R"({"step": 0, "held_out_loss": 2.5, "evaluation_seconds": 1,
+          "tasks": {"piqa": {"acc": 0.5, "acc_norm": 0.25, "acc_stderr": 0.1}}})");
+  CHECK(
+      (curves_of(line) ==
+       std::vector<std::pair<std::string, double>>{
+           {"train/held_out_loss", 2.5}, {"tasks/piqa/acc", 0.5}, {"tasks/piqa/acc_norm", 0.25}}));
+}
+
 TEST_CASE("an event file holds the version, the lines there were and those that follow",
           "[train]") {
   const TempDir dir;

@@ -1,5 +1,7 @@
 #include "core/train/gradients.h"
 
+#include <cmath>
+
 #include "core/model/upcycle.h"
 #include "core/train/head_loss.h"
 #include "core/train/optimizer.h"
@@ -126,12 +128,8 @@ TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients
     for (const int64_t logits_per_block : {int64_t{1}, int64_t{64 * 7}, kLogitsPerBlock}) {
       const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
       const double share = 1.0 / static_cast<double>(batch.target_count);
-      const auto loss = head_loss([&](const Tensor& hidden) { return model.head(hidden); },
-                                  result.hidden,
-                                  batch.targets,
-                                  64,
-                                  share,
-                                  logits_per_block);
+      const auto loss = head_loss(
+          model.head_weight(), result.hidden, batch.targets, share, at::kFloat, logits_per_block);
       loss.hidden.backward(loss.gradient);
       CHECK(loss.nll_sum * share == Approx(expected).epsilon(kTolerance));
       CHECK(distance(take_gradients(model), expected_gradients) < kTolerance);
@@ -155,6 +153,33 @@ TEST_CASE("one micro-batch or four give a dense model the same loss and gradient
   CHECK(distance(split_gradients, one_gradients) < kTolerance);
   CHECK(one.layers.empty());
   CHECK_FALSE(one.load_balance.has_value());
+}
+
+TEST_CASE("how a global batch is cut moves no dropless mixture, and moves one with capacity",
+          "[train]") {
+  const TempDir dir;
+  const auto gap_of = [&](const std::string& router, const std::string& name) {
+    write_upcycled(dir / ("dense-" + name), dir / name, router);
+    const auto model = load_for_training(dir / name);
+    const auto routing = model.default_routing();
+    const auto six = random_batches(6, 2);
+    const auto whole = add_gradients(model, {joined(six)}, routing, {});
+    const auto whole_gradients = take_gradients(model);
+    const auto cut = add_gradients(model, six, routing, {});
+    const auto cut_gradients = take_gradients(model);
+    // Over all parameters together: experts are equal still, so a router's own gradient is
+    // rounding.
+    double apart = 0, norm = 0;
+    for (size_t i = 0; i < whole_gradients.size(); ++i) {
+      apart += (cut_gradients[i] - whole_gradients[i]).square().sum().item<double>();
+      norm += whole_gradients[i].square().sum().item<double>();
+    }
+    return std::max(std::sqrt(apart / norm), std::abs(cut.loss - whole.loss) / whole.loss);
+  };
+  CHECK(gap_of("top2:cf=inf", "top2") < kTolerance);
+  CHECK(gap_of("topp:0.4", "topp") < kTolerance);
+  CHECK(gap_of("relu:k=1", "relu") < kTolerance);
+  CHECK(gap_of("top1:cf=1", "capacity") > 1e-3);  // SPEC D4: another group, other drops
 }
 
 TEST_CASE("micro-batches without a target add nothing, a batch without any has loss 0", "[train]") {
@@ -211,4 +236,81 @@ TEST_CASE("auxiliary losses are means over micro-batches and reach the router al
     }
   }
   CHECK(router_norm > 0);
+}
+
+TEST_CASE("layers computed again give the same bits", "[train]") {
+  const TempDir dir;
+  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1"};
+  const AuxCoefficients coefficients{0.01, 0.01, 0.1};
+  for (size_t index = 0; index < routers.size(); ++index) {
+    const auto folder = dir / fmt::format("moe{}", index);
+    write_upcycled(dir / fmt::format("dense{}", index), folder, routers[index]);
+    auto model = load_for_training(folder);
+    for (const auto precision : {model::Precision::kF32, model::Precision::kBf16}) {
+      const auto batches = random_batches(2, 3);
+      model.set_compute({precision, model::Recompute::kNone});
+      const auto expected = add_gradients(model, batches, model.default_routing(), coefficients);
+      const auto expected_gradients = take_gradients(model);
+      for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
+        INFO(routers[index]);
+        model.set_compute({precision, recompute});
+        const auto found = add_gradients(model, batches, model.default_routing(), coefficients);
+        CHECK(found.loss == expected.loss);
+        CHECK(found.load_balance == expected.load_balance);
+        CHECK(found.sparsity == expected.sparsity);
+        CHECK(found.layers.size() == expected.layers.size());
+        CHECK(found.layers[0].tokens == expected.layers[0].tokens);
+        const auto gradients = take_gradients(model);
+        for (size_t i = 0; i < gradients.size(); ++i) {
+          CHECK(at::equal(gradients[i], expected_gradients[i]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("frozen weights below leave layers that are computed again their gradients", "[train]") {
+  const TempDir dir;
+  write_upcycled(dir / "dense", dir / "moe", "top2");
+  auto model = model::Llama::load(io::Checkpoint(dir / "moe"));
+  std::vector<model::NamedParameter> trained;
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.name.find(".mlp.") != std::string::npos) {
+      Tensor(parameter.tensor).requires_grad_(true);
+      trained.push_back(parameter);
+    }
+  }
+  const auto batches = random_batches(1, 3);
+  add_gradients(model, batches, model.default_routing(), {0.01, 0, 0});
+  const auto expected = take_gradients(model);
+  model.set_compute({model::Precision::kF32, model::Recompute::kLayer});
+  add_gradients(model, batches, model.default_routing(), {0.01, 0, 0});
+  CHECK(gradient_norm(trained) > 0);
+  const auto found = take_gradients(model);
+  for (size_t i = 0; i < found.size(); ++i) {
+    CHECK(at::equal(found[i], expected[i]));
+  }
+}
+
+TEST_CASE("in bf16 loss and gradient are those of f32 to the rounding of products", "[train]") {
+  const TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense");
+  auto model = load_for_training(dir / "dense");
+  const auto batches = random_batches(2, 6);
+  const double expected = add_gradients(model, batches, {}, {}).loss;
+  const auto expected_gradients = take_gradients(model);
+  model.set_compute({model::Precision::kBf16, model::Recompute::kNone});
+  const double found = add_gradients(model, batches, {}, {}).loss;
+  const auto gradients = take_gradients(model);
+  // A rounded number is 2^-8 off at worst, 2^-8 / sqrt(3) in the mean of squares. From a weight to
+  // the loss and back lie 3 layers of 4 products with two operands and a result each, forward and
+  // backward: sqrt(3 * 4 * 3 * 2) = 8.5 such errors that add like random ones: 1.9 % of a gradient.
+  // Twice that is let pass. The loss averages over some 70 targets besides.
+  CHECK(distance(gradients, expected_gradients) < 0.038);
+  CHECK(distance(gradients, expected_gradients) > 1e-4);  // it is another precision
+  CHECK(found == Approx(expected).epsilon(0.002));
+  CHECK(found != expected);
+  for (const auto& gradient : gradients) {
+    CHECK(gradient.scalar_type() == at::kFloat);
+  }
 }

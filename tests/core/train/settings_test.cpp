@@ -85,9 +85,28 @@ TEST_CASE("every number out of range is refused by its flag", "[train]") {
   CHECK(error_after([](S& s) { s.adamw.beta2 = 1; }) == "--beta2 1: must lie in [0, 1)");
   CHECK(error_after([](S& s) { s.clip = std::nan(""); }) ==
         "--clip nan: must be 0 or a positive number");
+  for (const double z : {0.0, 0.5, -6.0, std::nan("")}) {
+    CHECK(error_after([z](S& s) { s.skip_outliers = z; }) ==
+          fmt::format("--skip-outliers {}: must be a number of standard deviations of at least 1; "
+                      "6 is usual",
+                      z));
+  }
   CHECK(error_after([](S& s) { s.save_every = 0; }) ==
         "--save-every 0: must be a whole number of at least 1");
   CHECK(error_after([](S& s) { s.keep = 0; }) == "--keep 0: must be a whole number of at least 1");
+  CHECK(error_after([](S& s) { s.lora.rank = -1; }) ==
+        "--lora -1: the rank must lie in 1 .. 65536 (0: no adapters)");
+  CHECK(error_after([](S& s) { s.lora.alpha = 2; }) ==
+        "--lora-alpha without --lora: say the rank of the adapters");
+  CHECK(error_after([](S& s) {
+          s.lora = {4, -1, {"ffn"}};
+        }) == "--lora-alpha -1: must be a positive number");
+  CHECK(error_after([](S& s) {
+          s.lora = {4, 0, {"mlp"}};
+        }) == "--lora-on 'mlp' is unknown; known: attention, ffn");
+  CHECK(error_after([](S& s) {
+          s.compute.precision = model::Precision::kTf32;
+        }).find("--precision tf32: CUDA cards alone") == 0);
   CHECK(error_after([](S& s) { s.data.clear(); }) == "--data is missing: name at least one file");
 }
 
@@ -102,6 +121,8 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
   settings.format = data::Format::kPairs;
   settings.text_template = "{instruction}\\n{response}";
   settings.loss_on = data::LossOn::kLast;
+  settings.compute.recompute = model::Recompute::kLayer;
+  settings.lora = {8, 16, {"ffn"}};
   const std::string toml = to_toml(resolve(settings, config_of(512), rows(false)));
   CHECK(toml ==
         "# moe 0.1.0: again with `moe train --config FILE --force`, or another -o\n[train]\nmodel "
@@ -110,10 +131,14 @@ TEST_CASE("settings.toml is the run as a recipe", "[train]") {
         "\"{instruction}\\\\n"
         "{response}\"\nloss-on = \"last\"\nobjective = \"instruct\"\npack = "
         "\"stream\"\npack-mask = \"causal\"\nshuffle = \"on\"\n"
-        "seq-len = 512\nmicro-batch = 8\nglobal-batch = 8\nsteps = 20\nlr = 0.001\nmin-lr = "
+        "seq-len = 512\nmicro-batch = 8\nglobal-batch = 8\nsteps = 20\nprecision = "
+        "\"fp32\"\nrecompute = \"layer\"\nlora = 8\nlora-alpha = 16\nlora-on = "
+        "[\"ffn\"]\nlr = 0.001\nmin-lr = "
         "0.0001\nschedule = \"cosine\"\n"
-        "warmup = 0\nweight-decay = 0\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\nrouter = "
-        "\"" +
+        "warmup = 0\nweight-decay = 0\n"
+        "decay-embeddings = \"on\"\nbeta1 = 0.9\nbeta2 = 0.999\neps = 1e-08\nclip = 1\n"
+        "optimizer-state = \"fp32\"\n"
+        "router = \"" +
             settings.router.router +
             "\"\ncf = \"1.5\"\nep-ranks = 8\nlb-coef = 0.01\nkeep = 2\nseed = 7\n");
 }

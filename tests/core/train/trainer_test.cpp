@@ -3,75 +3,14 @@
 #include "core/base/error.h"
 #include "core/model/upcycle.h"
 #include "core/train/snapshot.h"
-#include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::train;
-using moe::test::read_file;
-using moe::test::TempDir;
+using namespace moe::test;
+using World = moe::test::TrainWorld;
 namespace fs = std::filesystem;
-
-namespace {
-
-// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
-void write_rows(const fs::path& file) {
-  std::string text;
-  for (int row = 0; row < 24; ++row) {
-    std::vector<int> ids;
-    for (int t = 0; t < 8 + row % 5; ++t) {
-      ids.push_back(3 + (row % 4) * 5 + t % 5);
-    }
-    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-  }
-  test::write_file(file, text);
-}
-
-// A tiny dense folder, its upcycled child and rows to train on.
-struct World {
-  TempDir dir;
-  TrainSettings settings;
-
-  explicit World(const std::string& router = "") {
-    test::write_tiny_checkpoint(dir / "dense");
-    write_rows(dir / "rows.jsonl");
-    settings.model = dir / "dense";
-    if (!router.empty()) {
-      const io::Checkpoint parent(dir / "dense");
-      model::UpcycleSettings upcycle;
-      upcycle.out = settings.model = dir / "moe";
-      upcycle.experts = 4;
-      upcycle.router = route::parse_router(router);
-      upcycle.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
-    }
-    settings.run = dir / "run";
-    settings.data = {dir / "rows.jsonl"};
-    settings.steps = 12;
-    settings.micro_batch = 4;
-    settings.lr = 1e-2;
-  }
-
-  std::vector<StepRecord> train() {
-    std::vector<StepRecord> records;
-    TrainCallbacks callbacks;
-    callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
-    train::train(settings, callbacks);
-    return records;
-  }
-};
-
-std::vector<double> losses(const std::vector<StepRecord>& records) {
-  std::vector<double> values;
-  for (const auto& record : records) {
-    values.push_back(record.loss);
-  }
-  return values;
-}
-
-}  // namespace
 
 TEST_CASE("a dense folder trains, its loss falls, and the run is on disk", "[train]") {
   World world;
@@ -258,6 +197,17 @@ TEST_CASE("a loss that is no number names the step and the last good checkpoint"
   }
   INFO(message);
   CHECK(message.rfind("step 2: the ", 0) == 0);
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  for (int step = 1; std::getline(lines, line); ++step) {
+    const Json json = parse_json(line, "metrics.jsonl");
+    CHECK(json.contains("skipped") == (step > 1));
+    CHECK(json["skipped_steps"] == step - 1);
+    if (step > 1) {
+      CHECK(json["skipped"] == "not finite");
+      CHECK(message.find(json["skipped_why"].get<std::string>()) != std::string::npos);
+    }
+  }
   CHECK(message.find("no checkpoint was saved before") !=
         std::string::npos);  // that of step 1 began the bad step
   CHECK_FALSE(fs::exists(world.settings.run / "final"));
@@ -340,31 +290,26 @@ TEST_CASE("a run that is there is left when finished, refused when other, replac
   CHECK(world.train().size() == 2);
 }
 
-namespace {
-
-// All of metrics.jsonl but times and rates.
-std::string steady_metrics(const fs::path& run) {
-  std::istringstream lines(read_file(run / "metrics.jsonl"));
-  std::string steady;
-  for (std::string line; std::getline(lines, line);) {
-    OrderedJson json = OrderedJson::parse(line);
-    json.erase("seconds");
-    json.erase("tokens_per_second");
-    steady += json.dump() + "\n";
-  }
-  return steady;
-}
-
-// Trains until `stop` steps are done, then is asked to stop.
-void train_until(World& world, int64_t stop) {
+TEST_CASE("a stop while the data are read ends there and makes no run", "[train]") {
+  World world;
   TrainCallbacks callbacks;
-  int64_t done = 0;
-  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
-  callbacks.stop_requested = [&] { return done == stop; };
-  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+  callbacks.stop_requested = [] { return true; };
+  CHECK_THROWS_WITH(train::train(world.settings, callbacks),
+                    "stopped while the data were read, nothing was saved");
+  CHECK_FALSE(fs::exists(world.settings.run));
 }
 
-}  // namespace
+TEST_CASE("a step says how much of its time it waited for data", "[train]") {
+  World world;
+  for (const auto& record : world.train()) {
+    CHECK(record.data_wait_seconds > 0);  // a lock at least
+    CHECK(record.data_wait_seconds <= record.seconds);
+  }
+  std::istringstream lines(read_file(world.settings.run / "metrics.jsonl"));
+  std::string line;
+  REQUIRE(std::getline(lines, line));
+  CHECK(Json::parse(line).contains("data_wait_seconds"));
+}
 
 TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
   for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
@@ -464,6 +409,52 @@ TEST_CASE("only what --train names changes, and such a run goes on too", "[train
     const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
     world.settings.run = world.dir / "stopped";
     train_until(world, 2);
+    world.train();
+    CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+  }
+}
+
+TEST_CASE("adapters train in place of weights and are merged into the saved folder", "[train]") {
+  World world("top2:cf=inf");
+  world.settings.lora = {4, 8, {"attention", "ffn"}};
+  world.settings.steps = 6;
+  const auto records = world.train();
+  CHECK(records.back().loss < records.front().loss);
+  const io::Checkpoint before(world.settings.model), after(world.settings.run / "final");
+  for (const auto& info : before.tensors()) {
+    INFO(info.name);
+    const auto old_bytes = before.bytes(info.name), new_bytes = after.bytes(info.name);
+    const bool same = std::equal(old_bytes.begin(), old_bytes.end(), new_bytes.begin());
+    const bool is_frozen = info.name.find("norm") != std::string::npos ||
+                           info.name.find("embed") != std::string::npos ||
+                           info.name.find("shared_expert") != std::string::npos ||
+                           info.name == "lm_head.weight";
+    CHECK(same == is_frozen);  // every matrix has an adapter, and the router trains beside them
+  }
+  CHECK(before.tensors().size() == after.tensors().size());
+  const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+  world.settings.run = world.dir / "stopped";
+  train_until(world, 2);
+  CHECK(read_position(world.settings.run / "checkpoints" / "step-2").group_tokens == 4 * 12);
+  world.train();
+  CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
+}
+
+TEST_CASE("runs in bf16 learn and go on bit for bit, layers computed again or not", "[train]") {
+  for (const char* router : {"", "top1+ir+fr", "relu:k=1"}) {
+    INFO(router);
+    World world(router);
+    const auto in_f32 = losses(world.train());
+    world.settings.compute.precision = model::Precision::kBf16;
+    world.settings.run = world.dir / "bf16";
+    const auto in_bf16 = losses(world.train());
+    CHECK(in_bf16 != in_f32);
+    CHECK(in_bf16.front() == Approx(in_f32.front()).epsilon(0.005));
+    CHECK(in_bf16.back() < 0.8 * in_bf16.front());
+    const std::string weights = read_file(world.settings.run / "final" / "model.safetensors");
+    world.settings.compute.recompute = model::Recompute::kLayer;
+    world.settings.run = world.dir / "stopped";
+    train_until(world, 7);
     world.train();
     CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
   }

@@ -1,0 +1,50 @@
+// moe report: the page of a run of moe train, also of one that still runs or was cut off.
+
+#include "core/eval/report.h"
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "core/base/error.h"
+#include "core/train/report.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct ReportFlags {
+  std::filesystem::path run, out;
+  bool force = false;
+};
+
+void run(const ReportFlags& flags) {
+  namespace fs = std::filesystem;
+  const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
+  const fs::path out = is_own ? flags.run / "report.html" : flags.out;
+  if (!is_own) {
+    eval::check_output({out}, flags.force);
+  }
+  const auto history = train::read_history(flags.run / "metrics.jsonl");
+  if (history.curves().empty()) {
+    throw UserError("{}: the run has finished no step yet; there is nothing to show",
+                    flags.run.string());
+  }
+  train::write_report(flags.run, history, out);
+  fmt::print("{}\n", out.string());
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  auto flags = std::make_shared<ReportFlags>();
+  CLI::App* command =
+      app.add_subcommand("report", "a run of moe train as a page: curves, load, samples, settings");
+  command->add_option("RUN", flags->run, "the folder of a run, finished or not")->required();
+  command->add_option("-o,--out", flags->out, "where the page goes (RUN/report.html)");
+  add_force(*command, flags->force);
+  add_config(*command);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,201 @@
+#include "core/data/example_maker.h"
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+
+namespace moe::data {
+
+namespace {
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
+
+void push(Example& example, int64_t id, bool learned) {
+  example.ids.push_back(static_cast<int32_t>(id));
+  example.labels.push_back(learned ? static_cast<int32_t>(id) : kNoLoss);
+}
+
+}  // namespace
+
+ExampleMaker::ExampleMaker(const ReadSettings& settings,
+                           int64_t vocab_size,
+                           const std::function<TextCodec()>& codec)
+    : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
+
+Example ExampleMaker::make(const Record& record, RecordForm form, const std::string& where) {
+  return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
+}
+
+Example ExampleMaker::from_json(const Record& record, const std::string& where) {
+  const Json json = parse_json(record.text, where);
+  if (!json.is_object()) {
+    throw UserError("{}: a JSON object {{...}} is expected", where);
+  }
+  settle_format(json, where);
+  switch (*format_) {
+    case Format::kRows:
+      return from_row(json, where);
+    case Format::kText:
+      return from_text(get_string(json, "text", where), where);
+    default:
+      return from_conversation(read_conversation(json, *format_, where), where);
+  }
+}
+
+Example ExampleMaker::from_document(const Record& record, const std::string& where) {
+  if (settings_.format && settings_.format != Format::kText) {
+    throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
+                    where,
+                    format_name(*settings_.format));
+  }
+  format_ = Format::kText;
+  check_objective(where);
+  return from_text(record.text, where);
+}
+
+// The file's first record decides where --format does not; later ones must have the same key.
+void ExampleMaker::settle_format(const Json& json, const std::string& where) {
+  const std::optional<Format> found = recognise(json, settings_.objective);
+  if (!format_) {
+    if (!found && !settings_.format) {
+      throw UserError(
+          "{}: no known form: its keys are {}; known are instruction/input/output, "
+          "instruction/context/response, system_prompt/question/response, prompt/response, "
+          "prompt/completion, conversations, messages, input_ids/labels and text",
+          where,
+          keys_of(json));
+    }
+    format_ = settings_.format ? settings_.format : found;
+    check_objective(where);
+  } else if (!settings_.format && found && found != format_ &&
+             !json.contains(format_key(*format_))) {
+    throw UserError(
+        "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
+        where,
+        format_words(*format_),
+        format_words(*found));
+  }
+}
+
+void ExampleMaker::check_objective(const std::string& where) const {
+  if (settings_.objective == Objective::kInstruct && *format_ == Format::kText) {
+    throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
+  }
+  if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
+    throw UserError("{}: {} are for --objective instruct; --objective lm takes text",
+                    where,
+                    format_words(*format_));
+  }
+}
+
+Example ExampleMaker::from_conversation(const Conversation& conversation,
+                                        const std::string& where) {
+  Example example;
+  for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
+    TurnText text = settings_.text_template.render(conversation, turn);
+    if (text.space_before_response && !codec().leading_space) {
+      text.prompt += ' ';
+    }
+    const bool is_last = turn + 1 == conversation.turns.size();
+    const bool learned = settings_.loss_on == LossOn::kAll || is_last;
+    if (text.begins_with_bos) {
+      push(example, codec().bos, false);
+    }
+    push_text(example, text.prompt, false, where);
+    push_text(example, text.response, learned, where);
+    push(example, codec().eos, learned);
+  }
+  return example;
+}
+
+Example ExampleMaker::from_text(const std::string& text, const std::string& where) {
+  if (is_blank(text)) {
+    throw UserError("{}: the document is empty; remove it", where);
+  }
+  Example example;
+  push(example, codec().bos, false);
+  push_text(example, text, true, where);
+  push(example, codec().eos, true);
+  return example;
+}
+
+Example ExampleMaker::from_row(const Json& json, const std::string& where) const {
+  const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
+  const std::vector<int64_t> labels = get_ints(json, "labels", where);
+  if (ids.size() != labels.size()) {
+    throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
+                    where,
+                    ids.size(),
+                    labels.size());
+  }
+  Example example;
+  bool has_target = false;
+  for (size_t t = 0; t < ids.size(); ++t) {
+    check_id(ids[t], "input_ids", t, where);
+    if (labels[t] != kNoLoss) {
+      check_id(labels[t], "labels", t, where);
+      has_target = has_target || t > 0;  // nothing predicts the first token
+    }
+    example.ids.push_back(static_cast<int32_t>(ids[t]));
+    example.labels.push_back(static_cast<int32_t>(labels[t]));
+  }
+  if (!has_target) {
+    throw UserError("{}: no response: no label after the first is other than -100; remove the row",
+                    where);
+  }
+  return example;
+}
+
+void ExampleMaker::check_id(int64_t id,
+                            const char* key,
+                            size_t position,
+                            const std::string& where) const {
+  if (id < 0 || id >= vocab_size_) {
+    throw UserError(
+        "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
+        where,
+        key,
+        position,
+        id,
+        vocab_size_);
+  }
+}
+
+void ExampleMaker::push_text(Example& example,
+                             const std::string& text,
+                             bool learned,
+                             const std::string& where) {
+  const auto encode = [&] {
+    try {
+      return codec().encode(text);
+    } catch (const UserError& error) {
+      throw UserError("{}: {}", where, error.what());
+    }
+  };
+  for (const int64_t id : encode()) {
+    if (id < 0 || id >= vocab_size_) {
+      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}",
+                      where,
+                      id,
+                      vocab_size_);
+    }
+    push(example, id, learned);
+  }
+}
+
+const TextCodec& ExampleMaker::codec() {
+  if (!codec_) {
+    codec_ = codec_source_();
+    if (codec_->bos < 0 || codec_->eos < 0 || codec_->bos >= vocab_size_ ||
+        codec_->eos >= vocab_size_) {
+      throw UserError(
+          "the tokenizer has no BOS or EOS within the model's vocabulary of {}; use "
+          "pre-tokenised rows",
+          vocab_size_);
+    }
+  }
+  return *codec_;
+}
+
+}  // namespace moe::data

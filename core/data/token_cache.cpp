@@ -1,0 +1,224 @@
+#include "core/data/token_cache.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/base/version.h"
+#include "core/data/token_file.h"
+#include "core/io/partial_file.h"
+
+namespace moe::data {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path environment_path(const char* name) {
+  const char* value = std::getenv(name);
+  const fs::path path = value == nullptr ? "" : value;
+  return path.is_absolute() ? path : fs::path();  // as the XDG specification asks
+}
+
+// Where a temporary file may grow large: what the user says, else a disk and not memory.
+fs::path temporary_folder() {
+  const fs::path named = environment_path("TMPDIR");
+  if (!named.empty()) {
+    return named;
+  }
+  return ::access("/var/tmp", W_OK) == 0 ? fs::path("/var/tmp") : fs::temp_directory_path();
+}
+
+// Tells a file that was written to meanwhile.
+struct Stamp {
+  ino_t inode = 0;
+  off_t bytes = 0;
+  int64_t seconds = 0, nanoseconds = 0;
+  bool operator==(const Stamp&) const = default;
+};
+
+Stamp stamp_of(const fs::path& file) {
+  struct stat status {};
+  ::stat(file.c_str(), &status);  // a file that vanished has a stamp of its own
+  return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+std::vector<Stamp> stamps_of(const std::vector<Source>& sources) {
+  std::vector<Stamp> stamps;
+  for (const auto& source : sources) {
+    stamps.push_back(stamp_of(source.file));
+  }
+  return stamps;
+}
+
+// A name that ends in .txt, packed or not, makes text of a file whatever it holds.
+std::string ends_of(const fs::path& file) {
+  return file.stem().extension().string() + file.extension().string();
+}
+
+Examples examples_of(const CacheRequest& request, std::shared_ptr<const TokenFile> tokens) {
+  Examples examples;
+  describe_sources(request.sources, tokens->forms(), examples);
+  examples.ranges = tokens->ranges();
+  examples.store = std::move(tokens);
+  return examples;
+}
+
+void write_tokens(const CacheRequest& request,
+                  const io::Descriptor& file,
+                  const fs::path& name,
+                  const io::Digest& key) {
+  TokenFileWriter writer(file, name, key, request.vocab_size);
+  const auto sink = [&](Example&& example) {
+    writer.add(example);
+    request.on_progress(writer.examples(), writer.tokens());
+  };
+  const auto forms =
+      stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink);
+  writer.finish(forms);
+}
+
+// The file of an earlier run, if it is there and whole.
+std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request,
+                                             const fs::path& file,
+                                             const io::Digest& key,
+                                             std::vector<std::string>& notes) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) {
+    return nullptr;
+  }
+  try {
+    auto tokens = std::make_shared<TokenFile>(io::MappedFile(file), key, request.vocab_size);
+    notes.push_back(fmt::format(
+        "tokens from the cache {} ({})", file.string(), io::size_text(tokens->bytes())));
+    return tokens;
+  } catch (const BadTokenFile& bad) {
+    notes.push_back(fmt::format("{}: {}; the data are tokenised anew", file.string(), bad.what()));
+  } catch (const UserError& error) {
+    notes.push_back(fmt::format("{}; the data are tokenised anew", error.what()));
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request,
+                                          const io::Descriptor& file,
+                                          const fs::path& name,
+                                          const io::Digest& key,
+                                          const std::vector<Stamp>& stamps) {
+  write_tokens(request, file, name, key);
+  for (size_t index = 0; index < stamps.size(); ++index) {
+    if (stamp_of(request.sources[index].file) != stamps[index]) {
+      throw UserError("{}: changed while it was read; start again when nothing writes to it",
+                      request.sources[index].file.string());
+    }
+  }
+  // Opened by its number, not by its name, under which another run may put its own meanwhile.
+  const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
+  try {
+    return std::make_shared<TokenFile>(
+        io::MappedFile(io::open_to_read(number), name), key, request.vocab_size);
+  } catch (const BadTokenFile& bad) {
+    throw std::runtime_error(fmt::format(
+        "{}: {} right after it was written; is the disk whole?", name.string(), bad.what()));
+  }
+}
+
+// A new file to write in the cache, or none where the folder cannot be written and need not be.
+std::unique_ptr<io::PartialFile> make_file(const CachePlace& place,
+                                           const fs::path& target,
+                                           std::vector<std::string>& notes) {
+  std::error_code error;
+  fs::create_directories(place.folder, error);
+  try {
+    if (error) {
+      throw UserError("{}: cannot be made: {}", place.folder.string(), error.message());
+    }
+    io::sweep_partial_files(place.folder);
+    return std::make_unique<io::PartialFile>(target);
+  } catch (const UserError& failure) {
+    if (!place.may_fail) {
+      throw UserError("--cache {}; give another folder, or off", failure.what());
+    }
+    notes.push_back(fmt::format("no cache of tokens: {}", failure.what()));
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+CachePlace cache_place(const std::string& word) {
+  if (word == "off") {
+    return {};
+  }
+  if (!word.empty()) {
+    return {word, false};
+  }
+  const fs::path caches = environment_path("XDG_CACHE_HOME"), home = environment_path("HOME");
+  if (!caches.empty()) {
+    return {caches / "moe" / "tokens", true};
+  }
+  return home.empty() ? CachePlace{} : CachePlace{home / ".cache" / "moe" / "tokens", true};
+}
+
+io::Digest token_key(const std::vector<Source>& sources,
+                     const ReadSettings& settings,
+                     int64_t vocab_size,
+                     const fs::path& tokenizer,
+                     const std::function<void()>& on_block) {
+  io::ContentHash hash;
+  hash.update_text(fmt::format("moe {} tokens {}", kVersion, kTokenFileVersion));
+  hash.update_text(fmt::format("vocabulary {} objective {} loss {} most {} format {}",
+                               vocab_size,
+                               static_cast<int>(settings.objective),
+                               static_cast<int>(settings.loss_on),
+                               settings.most_per_file,
+                               settings.format ? format_name(*settings.format) : "open"));
+  hash.update_text(settings.text_template.words());
+  std::error_code ignored;
+  const bool has_tokenizer = fs::exists(tokenizer, ignored);
+  hash.update_text(has_tokenizer ? "tokenizer" : "no tokenizer");
+  if (has_tokenizer) {
+    hash.update_file(tokenizer, on_block);
+  }
+  for (const auto& source : sources) {
+    hash.update_text(ends_of(source.file));
+    hash.update_file(source.file, on_block);
+  }
+  return hash.digest();
+}
+
+Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes) {
+  for (const auto& source : request.sources) {
+    open_data_file(source.file);  // a file that is missing or of no known form is told at once
+  }
+  const std::vector<Stamp> stamps = stamps_of(request.sources);
+  const auto on_block = [&] { request.on_progress(0, 0); };
+  const io::Digest key =
+      token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);
+  const CachePlace& place = request.place;
+  if (!place.folder.empty()) {
+    const fs::path target = place.folder / (key.hex() + ".tokens");
+    if (auto tokens = find_tokens(request, target, key, notes)) {
+      return examples_of(request, std::move(tokens));
+    }
+    if (const auto partial = make_file(place, target, notes)) {
+      auto tokens = tokenise(request, partial->file(), partial->path(), key, stamps);
+      partial->commit();
+      notes.push_back(
+          fmt::format("tokens cached in {} ({})", target.string(), io::size_text(tokens->bytes())));
+      return examples_of(request, std::move(tokens));
+    }
+  }
+  const fs::path folder = temporary_folder();
+  const io::Descriptor file = io::make_nameless_file(folder);
+  auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps);
+  notes.push_back(fmt::format(
+      "tokens in a temporary file in {} ({})", folder.string(), io::size_text(tokens->bytes())));
+  return examples_of(request, std::move(tokens));
+}
+
+}  // namespace moe::data

@@ -1,0 +1,57 @@
+#pragma once
+// Text is tokenised once: the examples of a data set stand in a token file (core/data/token_file.h)
+// that is named by what they were made from, the bytes of every data file and of the tokenizer and
+// every setting that shapes a token. Another run of the same data maps it and begins at once. What
+// stands under that name and is not whole is never trusted, but made anew.
+//
+// A file appears under its name all at once (temporary name, fsync, rename), so runs that make the
+// same one at the same time do not disturb each other. Nothing is ever removed but what a killed
+// run left half made: to empty the cache, delete its folder; a run that goes on makes its file
+// again.
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/data/examples.h"
+#include "core/io/content_hash.h"
+
+namespace moe::data {
+
+// Where token files are kept.
+struct CachePlace {
+  std::filesystem::path
+      folder;             // empty: in none; the tokens are in a temporary file without a name
+  bool may_fail = false;  // where the folder cannot be written, do without it
+};
+
+// The word of --cache: "off", a folder, or "" = $XDG_CACHE_HOME/moe/tokens, ~/.cache/moe/tokens.
+CachePlace cache_place(const std::string& word);
+
+// What the examples of `sources` depend on: bytes of all files and how they are read. A tokenizer
+// that is not there counts as none. `on_block` is called between blocks and may throw.
+io::Digest token_key(const std::vector<Source>& sources,
+                     const ReadSettings& settings,
+                     int64_t vocab_size,
+                     const std::filesystem::path& tokenizer,
+                     const std::function<void()>& on_block);
+
+struct CacheRequest {
+  std::vector<Source> sources;
+  ReadSettings settings;
+  int64_t vocab_size = 0;
+  std::filesystem::path tokenizer;   // the file that `codec` comes from
+  std::function<TextCodec()> codec;  // called only where text is tokenised
+  CachePlace place;
+  // Called while files are read, often, with the examples and tokens made so far (0 while contents
+  // are looked at); may throw.
+  std::function<void(int64_t examples, int64_t tokens)> on_progress = [](int64_t, int64_t) {};
+};
+
+// The examples, mapped. `notes` is told where their tokens are and what was found broken, a line
+// each. UserError: what stream_examples says, a file that changes while it is read, a folder that
+// was asked for and cannot be written, a full disk.
+Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes);
+
+}  // namespace moe::data

@@ -1,0 +1,36 @@
+#pragma once
+// Benchmarks for a model that lives in memory, a training one: read and tokenised once, scored as
+// often as asked, by the rules of `moe eval`.
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/eval/metrics.h"
+#include "core/eval/tasks.h"
+#include "core/model/llama.h"
+
+namespace moe::eval {
+
+class LiveTasks {
+ public:
+  // `folder` has the tokenizer and the config of the models to come. UserError: what load_tasks
+  // says, a folder without tokenizer, nothing to score, a task whose answers are written.
+  LiveTasks(const std::filesystem::path& folder,
+            const std::vector<std::string>& names,
+            const std::filesystem::path& data,
+            std::optional<int64_t> limit);
+
+  // Task -> metric -> mean. `routing` is used as it is; with a capacity in the groups of SPEC
+  // section 12.
+  std::map<std::string, std::map<std::string, Mean>> run(
+      const model::Llama& llama, const model::RoutingOptions& routing) const;
+
+ private:
+  std::vector<LoadedTask> tasks_;
+  std::vector<std::vector<Request>> requests_;  // one a task
+};
+
+}  // namespace moe::eval

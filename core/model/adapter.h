@@ -1,0 +1,41 @@
+#pragma once
+// The tensors of an adapter (core/model/lora.h) and products with them.
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace moe::model {
+
+// Of a weight [N, D], or of one a expert [E, N, D]. Undefined tensors: no adapter.
+struct Adapter {
+  torch::Tensor a;  // [r, D] or [E, r, D] f32
+  torch::Tensor b;  // [N, r] or [E, N, r] f32
+  double scale = 1;
+
+  bool defined() const { return a.defined(); }
+};
+
+// An adapter of `weight`: a ~ U(-1/sqrt(D), 1/sqrt(D)) (peft's), b = 0. The numbers are LibTorch's
+// for `seed`, on any device.
+Adapter make_adapter(const torch::Tensor& weight, int64_t rank, double scale, uint64_t seed);
+
+// weight + scale b a, in the weight's shape.
+torch::Tensor merged_weight(const torch::Tensor& weight, const Adapter& adapter);
+
+// x weight^T (+ bias) and the adapter's share; x [T, D] -> [T, N].
+torch::Tensor adapted_linear(const torch::Tensor& x,
+                             const torch::Tensor& weight,
+                             const torch::Tensor& bias,
+                             const Adapter& adapter);
+
+// SwiGLU of every expert over its rows (kernels/grouped_swiglu.h), with the adapters' shares.
+torch::Tensor adapted_swiglu(const torch::Tensor& rows,
+                             const torch::Tensor& gate_up,
+                             const torch::Tensor& down,
+                             const Adapter& gate_up_adapter,
+                             const Adapter& down_adapter,
+                             const std::vector<int64_t>& rows_per_expert);
+
+}  // namespace moe::model

@@ -1,0 +1,44 @@
+#pragma once
+// A curve of any length in bounded memory, for drawing: steps fall into buckets of equal width, and
+// the width doubles when they become too many. Of each bucket the least and the largest value stay,
+// with their steps, so no spike is lost, and the mean.
+
+#include <cstdint>
+#include <vector>
+
+namespace moe::train {
+
+struct Point {
+  int64_t step = 0;
+  double value = 0;
+};
+
+class Thinned {
+ public:
+  static constexpr size_t kMostPoints = 1000;
+
+  void add(int64_t step, double value);  // steps ascend, values are finite
+  bool empty() const { return buckets_.empty(); }
+
+  // By step, at most kMostPoints: all that were added, or two a bucket and the first and last.
+  std::vector<Point> points() const;  // none where none was added
+  std::vector<Point> means() const;   // one a bucket, at its middle step
+  bool is_thinned() const { return width_ > 1; }
+
+  Point first, last, least, largest;  // of all that were added
+
+ private:
+  struct Bucket {
+    int64_t place = 0;  // step / width_
+    int64_t begin = 0, end = 0;
+    Point least, largest;
+    double sum = 0;
+    int64_t count = 0;
+  };
+  void merge_neighbours();
+
+  int64_t width_ = 1;
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace moe::train

@@ -1,0 +1,124 @@
+// Weight gradients are written in place into one tensor per layer, never zero-filled whole and
+// never stacked from pieces, which is where a node per expert spends 40 % of its time.
+
+#include "kernels/grouped_linear.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <numeric>
+
+#include "kernels/linear.h"
+
+namespace moe::kernels {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Calls each(expert, first row, number of rows) for the experts that have rows.
+template <typename Each>
+void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
+  int64_t first = 0;
+  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
+    const int64_t count = rows_per_expert[expert];
+    if (count > 0) {
+      each(static_cast<int64_t>(expert), first, count);
+    }
+    first += count;
+  }
+}
+
+struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
+  static Tensor forward(AutogradContext* context,
+                        const Tensor& rows,
+                        const Tensor& weight,
+                        std::vector<int64_t> rows_per_expert) {
+    context->save_for_backward({rows, weight});
+    const Tensor out = grouped_product(rows, weight, true, rows.size(0), rows_per_expert);
+    context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &rows = saved[0], &weight = saved[1];
+    const auto rows_per_expert = context->saved_data["rows_per_expert"].toIntVector();
+    const Tensor grad = gradients[0].contiguous();
+    return {grouped_product(grad, weight, false, rows.size(0), rows_per_expert),
+            context->needs_input_grad(1)
+                ? grouped_weight_gradient(grad, rows, weight, rows_per_expert)
+                : Tensor(),
+            Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor grouped_product(const Tensor& in,
+                       const Tensor& weights,
+                       bool transposed,
+                       int64_t total,
+                       const std::vector<int64_t>& rows_per_expert) {
+  const auto type = in.scalar_type();
+  Tensor out = at::empty({total, weights.size(transposed ? 1 : 2)}, in.options());
+  int64_t used = 0;
+  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
+    used = first + count;
+    Tensor target = out.narrow(0, first, count);
+    const Tensor weight = transposed ? weights[expert].t() : weights[expert];
+    const Tensor left = operand(in.narrow(0, first, count), type), right = operand(weight, type);
+    if (left.scalar_type() == type) {
+      at::mm_out(target, left, right);
+    } else {
+      target.copy_(at::mm(left, right));
+    }
+  });
+  out.narrow(0, used, total - used).zero_();
+  return out;
+}
+
+Tensor grouped_weight_gradient(const Tensor& left,
+                               const Tensor& right,
+                               const Tensor& weights,
+                               const std::vector<int64_t>& rows_per_expert) {
+  const auto type = left.scalar_type();
+  Tensor gradient = at::empty(weights.sizes(), weights.options());
+  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
+    if (rows_per_expert[expert] == 0) {
+      gradient[static_cast<int64_t>(expert)].zero_();
+    }
+  }
+  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
+    Tensor target = gradient[expert];
+    const Tensor a = operand(left.narrow(0, first, count), type).t();
+    const Tensor b = operand(right.narrow(0, first, count), type);
+    if (a.scalar_type() == target.scalar_type()) {
+      at::mm_out(target, a, b);
+    } else {
+      at::mm_out(target, a, b, target.scalar_type());
+    }
+  });
+  return gradient;
+}
+
+Tensor grouped_linear(const Tensor& rows,
+                      const Tensor& weight,
+                      const std::vector<int64_t>& rows_per_expert) {
+  TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
+                  static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
+                  std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0}) <=
+                      rows.size(0),
+              "rows ",
+              rows.sizes(),
+              ", weight ",
+              weight.sizes(),
+              ", loads of ",
+              rows_per_expert.size(),
+              " experts");
+  return GroupedLinear::apply(rows, weight, rows_per_expert);
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,36 @@
+#pragma once
+// One product an expert over rows that lie sorted by expert: y = x w[e]^T for the rows of expert e.
+// Precision follows the type of the rows as in kernels/linear.h. R rows, E experts, D inner width,
+// N outer width.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace moe::kernels {
+
+// rows [R, D], expert order; weight [E, N, D]; rows_per_expert [E] with a sum <= R. Returns [R, N];
+// rows past the sum are 0. Differentiable in rows and weight: an expert without rows gets 0.
+at::Tensor grouped_linear(const at::Tensor& rows,
+                          const at::Tensor& weight,
+                          const std::vector<int64_t>& rows_per_expert);
+
+// The parts of it, for autograd nodes that are larger.
+
+// [total, N] in the type of `in`: in[e's rows] * weights[e]^T (transposed) or * weights[e]; rows
+// past the experts' are 0.
+at::Tensor grouped_product(const at::Tensor& in,
+                           const at::Tensor& weights,
+                           bool transposed,
+                           int64_t total,
+                           const std::vector<int64_t>& rows_per_expert);
+
+// [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
+// none.
+at::Tensor grouped_weight_gradient(const at::Tensor& left,
+                                   const at::Tensor& right,
+                                   const at::Tensor& weights,
+                                   const std::vector<int64_t>& rows_per_expert);
+
+}  // namespace moe::kernels

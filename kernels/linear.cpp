@@ -1,0 +1,98 @@
+// One autograd node a product, so that what it keeps is the input in its own type, and a weight's
+// gradient lies as the weight does.
+
+#include "kernels/linear.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace moe::kernels {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Linear : torch::autograd::Function<Linear> {
+  // Operands are taken in type `operands`, y in type `out`.
+  static Tensor forward(AutogradContext* context,
+                        const Tensor& x,
+                        const Tensor& weight,
+                        const std::optional<Tensor>& bias,
+                        at::ScalarType operands,
+                        at::ScalarType out) {
+    context->save_for_backward({x, weight});
+    context->saved_data["operands"] = static_cast<int64_t>(operands);
+    context->saved_data["has_bias"] = bias.has_value();
+    const Tensor left = operand(x, operands), right = operand(weight, operands).t();
+    if (bias) {
+      return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
+    }
+    return (out == at::kFloat ? product_to_f32(left, right) : at::mm(left, right)).to(out);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
+    const Tensor grad = operand(gradients[0], type);
+    variable_list result(5);
+    if (context->needs_input_grad(0)) {
+      result[0] = at::mm(grad, operand(weight, type)).to(x.scalar_type());
+    }
+    if (context->needs_input_grad(1)) {
+      result[1] = product_to_f32(grad.t(), operand(x, type));
+    }
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      result[2] = grad.sum(0, false, weight.scalar_type());
+    }
+    return result;
+  }
+};
+
+Tensor apply(const Tensor& x,
+             const Tensor& weight,
+             const std::optional<Tensor>& bias,
+             at::ScalarType operands,
+             at::ScalarType out) {
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
+                  (!bias || bias->size(0) == weight.size(0)),
+              "x ",
+              x.sizes(),
+              ", weight ",
+              weight.sizes());
+  return Linear::apply(x, weight, bias, operands, out);
+}
+
+// f64 where x is, for gradient checks.
+at::ScalarType f32_beside(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace
+
+Tensor operand(const Tensor& tensor, at::ScalarType type) {
+  const Tensor rounded = tensor.to(type);
+  return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
+}
+
+Tensor product_to_f32(const Tensor& left, const Tensor& right) {
+  return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
+                                             : at::mm(left, right);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  return apply(x, weight, given, x.scalar_type(), x.scalar_type());
+}
+
+Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {
+  return apply(x, weight, {}, x.scalar_type(), f32_beside(x));
+}
+
+Tensor linear_in_f32(const Tensor& x, const Tensor& weight) {
+  return apply(x, weight, {}, f32_beside(x), f32_beside(x));
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,126 @@
+// A row is read once for its largest logit, once for the exponentials and once to scale them; the
+// vector code is the compiler's (vector_math.h).
+
+#include "kernels/softmax_nll.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int64_t kLanes = 16;
+
+// exp(x) for x <= 0; 0 below -87.
+inline float exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
+
+// z becomes exp(z - largest); returns the largest, and in `sum` what the row then adds up to.
+MOE_VECTOR_CLONES float exponentials(float* z, int64_t count, double* sum) {
+  float lane_most[kLanes], lane_sum[kLanes] = {};
+  std::fill_n(lane_most, kLanes, -INFINITY);
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const float value = z[i + lane];
+      lane_most[lane] = value > lane_most[lane] ? value : lane_most[lane];
+    }
+  }
+  float most = *std::max_element(lane_most, lane_most + kLanes);
+  for (int64_t i = whole; i < count; ++i) {
+    most = z[i] > most ? z[i] : most;
+  }
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const float value = exp_negative(z[i + lane] - most);
+      z[i + lane] = value;
+      lane_sum[lane] += value;
+    }
+  }
+  double total = 0;
+  for (int64_t i = whole; i < count; ++i) {
+    z[i] = exp_negative(z[i] - most);
+    total += z[i];
+  }
+  for (const float part : lane_sum) {
+    total += part;
+  }
+  *sum = total;
+  return most;
+}
+
+MOE_VECTOR_CLONES void multiply(float* z, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) {
+    z[i] *= factor;
+  }
+}
+
+double row_nll(float* z, int64_t target, int64_t vocabulary, double scale) {
+  const double wanted = z[target];
+  double sum = 0;
+  const double most = exponentials(z, vocabulary, &sum);
+  multiply(z, vocabulary, static_cast<float>(scale / sum));
+  z[target] -= static_cast<float>(scale);
+  return std::log(sum) + most - wanted;
+}
+
+}  // namespace
+
+double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale) {
+  TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && target.dim() == 1 &&
+                  target.size(0) == logits.size(0) && logits.scalar_type() == at::kFloat,
+              "logits ",
+              logits.sizes(),
+              ", target ",
+              target.sizes());
+  if (logits.is_cuda()) {
+    const at::Tensor log_share = at::log_softmax(logits, 1);
+    const at::Tensor picked = log_share.gather(1, target.unsqueeze(1));
+    at::mul_out(logits, log_share.exp(), at::scalar_tensor(scale, logits.options()));
+    logits.scatter_add_(1, target.unsqueeze(1), at::full_like(picked, -scale));
+    return -picked.sum(at::kDouble).item<double>();
+  }
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  float* z = logits.data_ptr<float>();
+  const int64_t* wanted = target.const_data_ptr<int64_t>();
+  std::vector<double> nll(static_cast<size_t>(rows));
+  at::parallel_for(0, rows, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      nll[static_cast<size_t>(row)] = row_nll(z + row * vocabulary, wanted[row], vocabulary, scale);
+    }
+  });
+  double sum = 0;
+  for (const double one : nll) {
+    sum += one;
+  }
+  return sum;
+}
+
+double softmax_nll_reference(
+    float* logits, const int64_t* target, int64_t rows, int64_t vocabulary, double scale) {
+  double nll = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* z = logits + row * vocabulary;
+    double most = -INFINITY, sum = 0;
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      most = std::max<double>(most, z[v]);
+    }
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      sum += std::exp(z[v] - most);
+    }
+    nll += std::log(sum) + most - z[target[row]];
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      const double share = std::exp(z[v] - most) / sum;
+      z[v] = static_cast<float>(scale * (share - (v == target[row] ? 1.0 : 0.0)));
+    }
+  }
+  return nll;
+}
+
+}  // namespace moe::kernels

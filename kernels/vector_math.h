@@ -1,0 +1,43 @@
+#pragma once
+// Arithmetic that a compiler turns into vector code inside a plain loop: no branches, no calls. A
+// function whose loops use it is compiled once for each instruction set with MOE_VECTOR_CLONES, and
+// the loader picks the one that the machine has.
+
+#include <bit>
+#include <cstdint>
+
+#define MOE_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+
+namespace moe::kernels {
+
+// exp(x) to 2 units in the last place for x in [-87, 87], and as at the nearer end beyond; what is
+// no number stays none. Cody and Waite's reduction, then the polynomial of Cephes' expf.
+inline float vector_exp(float x) {
+  constexpr float kMost = 87.0F, kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
+  float clamped = x < -kMost ? -kMost : x;
+  clamped = clamped > kMost ? kMost : clamped;
+  const float shifted = clamped * 1.44269504F + kRound;
+  const float whole = shifted - kRound;
+  const float r = (clamped - whole * 0.693359375F) + whole * 2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
+}
+
+inline float widen(float value) { return value; }
+inline float widen(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
+
+// To nearest, ties to even; what is no number stays none.
+inline void narrow_to(float value, float& out) { out = value; }
+inline void narrow_to(float value, uint16_t& bf16) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  bf16 = static_cast<uint16_t>(value == value ? rounded : 0x7FC0);
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,111 @@
+"""`moe train` beside transformers on the same folders, rows and steps: tokens a second, peak memory, losses.
+
+usage: train_speed.py [--folders S,M] [--threads 1] [--rounds 3] [--precision fp32] [--experts grouped_mm]
+
+Folders: S (35 M parameters: hidden 256, 4 layers) and M (176 M: hidden 512, 8 layers), Mixtrals of 8 experts, top-2, random
+weights, 2 rows of 512 tokens a step, AdamW, clip 1. The peer is PEERS/hf_mixtral_train.py (PEERS=../shared/peers), as shipped: its
+fused AdamW, its grouped_mm experts. With one thread both are measured in CPU seconds, which a busy machine does not stretch; with more in
+wall seconds. Each round runs the one, then the other; a ratio is taken inside its round. The last lines are a table for a README.
+Exit 1 where losses are more than 1e-4 apart (fp32), 77 where the peer's script is missing.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy
+
+MOE = os.environ.get("MOE", "./moe")
+PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
+SHAPES = {
+    "S": ["--hidden", "256", "--ffn", "704", "--layers", "4"],
+    "M": ["--hidden", "512", "--ffn", "1376", "--layers", "8"],
+}
+BATCH, LENGTH, WARMUP, STEPS = 2, 512, 2, 6
+
+
+def json_of(command):
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def make_folder(name, folder):
+    json_of([sys.executable, PEERS / "make_toy_checkpoint.py", folder, *SHAPES[name]])
+    tokens = numpy.fromfile(folder / "tokens.bin", dtype="<i4")
+    with open(folder / "rows.jsonl", "w") as out:
+        for row in tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH).tolist():
+            out.write(json.dumps({"input_ids": row, "labels": row}) + "\n")
+
+
+def peer(folder, options):
+    clock = "cpu" if options.threads == 1 else "wall"
+    found = json_of([sys.executable, PEERS / "hf_mixtral_train.py", folder, folder / "tokens.bin", "--experts", options.experts,
+                     "--threads", str(options.threads), "--clock", clock, "--batch", str(BATCH), "--seq", str(LENGTH),
+                     "--steps", str(STEPS), "--warmup", str(WARMUP)])
+    return found["step_s_median"], found["peak_rss_mib"] * 2**20, found["losses"]
+
+
+def run_ours(folder, run, steps, options):
+    """CPU seconds of the whole process, and its records."""
+    flags = {"--steps": steps, "--micro-batch": BATCH, "--seq-len": LENGTH, "--pack": "none", "--shuffle": "off", "--lr": 1e-4,
+             "--schedule": "constant", "--beta1": 0.9, "--beta2": 0.95, "--weight-decay": 0.1, "--clip": 1, "--lb-coef": 0,
+             "--router": "top2:cf=inf,st=off", "--threads": options.threads, "--precision": options.precision}
+    words = [str(word) for pair in flags.items() for word in pair]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([MOE, "train", folder, "-o", run, "--data", folder / "rows.jsonl", "-q", "--force", *words], check=True,
+                   stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, [json.loads(line) for line in open(run / "metrics.jsonl")]
+
+
+def ours(folder, run, options):
+    total, records = run_ours(folder, run, WARMUP + STEPS, options)
+    if options.threads == 1:  # CPU seconds: what the same run takes without the measured steps comes off
+        warmup, _ = run_ours(folder, run, WARMUP, options)
+        seconds = (total - warmup) / STEPS
+    else:
+        seconds = statistics.median(record["seconds"] for record in records[WARMUP:])
+    return seconds, records[-1]["peak_memory_bytes"], [record["loss"] for record in records]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folders", default="S")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--experts", default="grouped_mm")
+    options = parser.parse_args()
+    if not PEERS.is_dir():
+        print(f"{PEERS} is not there: set PEERS to the folder of hf_mixtral_train.py")
+        return 77
+    failed = 0
+    table = ["| folder | threads | precision | transformers tok/s | moe tok/s | ratio (spread) | memory | losses apart |", "|---|---|---|---|---|---|---|---|"]
+    for name in options.folders.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            make_folder(name, folder)
+            rounds = []
+            for number in range(options.rounds):
+                theirs, mine = peer(folder, options), ours(folder, folder / "run", options)
+                gap = max(abs(a - b) / a for a, b in zip(theirs[2], mine[2], strict=True))
+                rounds.append((theirs[0], mine[0], mine[1] / theirs[1], gap))
+                print(f"{name} round {number + 1}: transformers {theirs[0]:.3f} s/step, moe {mine[0]:.3f}, ratio {theirs[0] / mine[0]:.2f}", flush=True)
+            ratios = [one[0] / one[1] for one in rounds]
+            rate = lambda column: BATCH * LENGTH / statistics.median(one[column] for one in rounds)
+            gap = max(one[3] for one in rounds)
+            failed += gap > 1e-4 and options.precision == "fp32"
+            table.append(f"| {name} | {options.threads} | {options.precision} | {rate(0):.0f} | {rate(1):.0f} | {statistics.median(ratios):.2f} "
+                         f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(one[2] for one in rounds):.2f} | {gap:.1e} |")
+    print("\n".join(table))
+    return 1 if failed else 0
+
+
+sys.exit(main())

@@ -1,0 +1,141 @@
+// moe report, and what moe train says of its evaluations.
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/places.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+
+using namespace moe;
+using moe::test::read_file;
+using moe::test::run_moe;
+using moe::test::RunResult;
+using moe::test::TempDir;
+using moe::test::write_file;
+
+namespace {
+
+std::string tiny(const std::string& name) {
+  return (moe::test::source_folder() / "recipes/tiny" / name).string();
+}
+
+RunResult train(const TempDir& dir, std::vector<std::string> flags) {
+  std::vector<std::string> words = {"train",
+                                    tiny("model"),
+                                    "-o",
+                                    (dir / "run").string(),
+                                    "--data",
+                                    tiny("instruct.jsonl"),
+                                    "--seq-len",
+                                    "64",
+                                    "--micro-batch",
+                                    "2",
+                                    "--threads",
+                                    "1"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  return run_moe(words);
+}
+
+bool says(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("moe train evaluates along the way and its settings make the same run again", "[cli]") {
+  const TempDir dir;
+  const auto result = train(dir,
+                            {"--steps",
+                             "4",
+                             "--eval-data",
+                             tiny("instruct.jsonl"),
+                             "--eval-rows",
+                             "5",
+                             "--eval-tasks",
+                             tiny("quiz.jsonl"),
+                             "--eval-limit",
+                             "8"});
+  REQUIRE(result.exit_code == 0);
+  CHECK(says(result.err, "target tokens in 5 of "));
+  CHECK(says(result.err, "before the first step, every step and at the end"));
+  CHECK(says(result.err, "step 0  held-out loss "));
+  CHECK(says(result.err, "step 4  held-out loss "));
+  CHECK(says(result.err, "  quiz "));
+  CHECK(result.err.find('\r') == std::string::npos);
+  const Json line = parse_json(read_file(dir / "run/metrics.jsonl")
+                                   .substr(0, read_file(dir / "run/metrics.jsonl").find('\n')),
+                               "line");
+  CHECK(line["step"] == 0);
+  CHECK(line["tasks"]["quiz"].contains("acc_stderr"));
+  const auto again = run_moe({"train",
+                              "--config",
+                              (dir / "run/settings.toml").string(),
+                              "-o",
+                              (dir / "again").string(),
+                              "--quiet"});
+  INFO(again.err);
+  REQUIRE(again.exit_code == 0);
+  CHECK(again.err.empty());
+  CHECK(read_file(dir / "again/samples.jsonl") == read_file(dir / "run/samples.jsonl"));
+  CHECK(read_file(dir / "again/final/model.safetensors") ==
+        read_file(dir / "run/final/model.safetensors"));
+}
+
+TEST_CASE("moe report makes the page of a run, also of one that was cut off", "[cli]") {
+  const TempDir dir;
+  REQUIRE(train(dir, {"--steps", "3", "--quiet"}).exit_code == 0);
+  const std::string page = read_file(dir / "run/report.html");
+  CHECK(says(page, "<h1>run</h1>"));
+  std::filesystem::remove(dir / "run/report.html");
+  std::filesystem::remove_all(dir / "run/final");
+  const std::string metrics = read_file(dir / "run/metrics.jsonl");
+  write_file(dir / "run/metrics.jsonl", metrics.substr(0, metrics.size() - 20));
+  const auto result = run_moe({"report", (dir / "run").string()});
+  INFO(result.err);
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.out == (dir / "run/report.html").string() + "\n");
+  CHECK(says(read_file(dir / "run/report.html"), "2 <small>of 3</small>"));
+  CHECK(says(read_file(dir / "run/report.html"), "not finished"));
+}
+
+TEST_CASE("moe report writes where -o says and replaces nothing unasked", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "run/metrics.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
+  const std::vector<std::string> words = {
+      "report", (dir / "run").string(), "-o", (dir / "page.html").string()};
+  REQUIRE(run_moe(words).exit_code == 0);
+  CHECK(says(read_file(dir / "page.html"), "2.5000"));
+  CHECK_FALSE(std::filesystem::exists(dir / "run/report.html"));
+  const auto refused = run_moe(words);
+  CHECK(refused.exit_code == 2);
+  CHECK(says(refused.err, "page.html: is there already; give another -o, or --force"));
+  auto forced = words;
+  forced.emplace_back("--force");
+  CHECK(run_moe(forced).exit_code == 0);
+}
+
+TEST_CASE("a folder without a run is refused", "[cli]") {
+  const TempDir dir;
+  const auto none = run_moe({"report", (dir / "none").string()});
+  CHECK(none.exit_code == 2);
+  CHECK(says(none.err, "metrics.jsonl: cannot be read; name the folder of a run of moe train"));
+  write_file(dir / "empty/metrics.jsonl", "");
+  const auto empty = run_moe({"report", (dir / "empty").string()});
+  CHECK(empty.exit_code == 2);
+  CHECK(says(empty.err, "has finished no step yet"));
+}
+
+TEST_CASE("evaluation that cannot be is refused before a run is made", "[cli]") {
+  const TempDir dir;
+  const auto every = train(dir, {"--eval-every", "5"});
+  CHECK(every.exit_code == 2);
+  CHECK(says(every.err, "--eval-every says how often to evaluate; give --eval-data FILE"));
+  const auto task = train(dir, {"--eval-tasks", "hellaswug", "--eval-data-dir", tiny("")});
+  CHECK(task.exit_code == 2);
+  CHECK(says(task.err, "hellaswag"));
+  const auto missing = train(dir, {"--eval-data", (dir / "none.jsonl").string()});
+  CHECK(missing.exit_code == 2);
+  CHECK(says(missing.err, "none.jsonl"));
+  CHECK_FALSE(std::filesystem::exists(dir / "run"));
+}

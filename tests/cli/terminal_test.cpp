@@ -1,0 +1,97 @@
+// What moe train shows on a terminal, which here is a pseudo-terminal of 72 columns.
+
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/places.h"
+#include "tests/support/temp_dir.h"
+
+using moe::test::TempDir;
+
+namespace {
+
+constexpr unsigned short kColumns = 72;
+
+// Everything that the binary writes to its terminal.
+std::string run_on_terminal(std::vector<std::string> words) {
+  words.insert(words.begin(), moe::test::moe_binary());
+  std::vector<char*> arguments;
+  for (auto& word : words) {
+    arguments.push_back(word.data());
+  }
+  arguments.push_back(nullptr);
+  winsize size{24, kColumns, 0, 0};
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, &size);
+  if (child == 0) {
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  std::string text;
+  std::vector<char> part(4096);
+  for (ssize_t got = 0; (got = ::read(terminal, part.data(), part.size())) > 0;) {
+    text.append(part.data(), static_cast<size_t>(got));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(terminal);
+  CHECK(WEXITSTATUS(status) == 0);
+  return text;
+}
+
+// What stands between two ends of a line: a newline, or a step line written over.
+std::vector<std::string> lines_of(std::string text) {
+  std::vector<std::string> lines;
+  for (size_t at = text.find_first_of("\r\n"); !text.empty(); at = text.find_first_of("\r\n")) {
+    lines.push_back(text.substr(0, at));
+    text.erase(0, at == std::string::npos ? at : at + 1);
+  }
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[cli]") {
+  const TempDir dir;
+  const auto tiny = moe::test::source_folder() / "recipes/tiny";
+  const std::string data = (tiny / "instruct.jsonl").string();
+  const std::string text = run_on_terminal({"train",
+                                            (tiny / "model").string(),
+                                            "-o",
+                                            (dir / "run").string(),
+                                            "--data",
+                                            data,
+                                            "--steps",
+                                            "4",
+                                            "--seq-len",
+                                            "64",
+                                            "--micro-batch",
+                                            "1",
+                                            "--threads",
+                                            "1",
+                                            "--eval-data",
+                                            data,
+                                            "--eval-rows",
+                                            "2",
+                                            "--eval-every",
+                                            "2"});
+  INFO(text);
+  const std::string erase = "\x1b[K";
+  int steps = 0;
+  for (const std::string& line : lines_of(text)) {
+    if (line.find("] ") != std::string::npos && line.find(" left  step ") != std::string::npos) {
+      ++steps;
+      CHECK(line.size() - (line.rfind(erase, 0) == 0 ? erase.size() : 0) < kColumns);
+    }
+  }
+  CHECK(steps >= 2);
+  CHECK(text.find("[========================] 0.0 s left  step 4/4  loss ") != std::string::npos);
+  CHECK(text.find("\r\x1b[Kstep 2  held-out loss ") !=
+        std::string::npos);                                             // the step line made room
+  CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one stays
+  CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
+}

@@ -1,0 +1,339 @@
+#include "core/data/token_cache.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include "core/data/batches.h"
+#include "core/io/file.h"
+#include "tests/support/byte_codec.h"
+#include "tests/support/catch.h"
+
+using namespace moe;
+using namespace moe::data;
+using namespace moe::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string pairs(int count) {
+  std::string text;
+  for (int index = 0; index < count; ++index) {
+    text += fmt::format(R"({{"prompt": "Question {}", "response": "Answer {}"}})", index, index);
+    text += "\n";
+  }
+  return text;
+}
+
+const char* kChat = R"([{"messages": [{"role": "user", "content": "Hi"},
+  {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "And?"},
+  {"role": "assistant", "content": "So"}]},
+  {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}])";
+const char* kRows =
+    "{\"input_ids\": [1, 5, 6, 7], \"labels\": [-100, 9, 6, 8]}\n"
+    "{\"input_ids\": [1, 5], \"labels\": [-100, 5]}";
+
+struct World {
+  TempDir dir;
+  CacheRequest request;
+  int tokenised = 0;  // times that the tokenizer was asked for
+  std::vector<std::string> notes;
+
+  World() {
+    write_file(dir / "a.jsonl", pairs(40));
+    write_file(dir / "b.json", kChat);
+    write_file(dir / "c.jsonl", kRows);
+    write_file(dir / "tokenizer.model", "one");
+    request.sources = {{dir / "a.jsonl"}, {dir / "b.json"}, {dir / "c.jsonl"}};
+    request.vocab_size = kVocab;
+    request.tokenizer = dir / "tokenizer.model";
+    request.codec = [this] {
+      ++tokenised;
+      return byte_codec();
+    };
+    request.place = {dir / "cache", false};
+  }
+
+  Examples open() {
+    notes.clear();
+    return open_or_tokenise(request, notes);
+  }
+  std::vector<fs::path> cached() const {
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(dir / "cache")) {
+      files.push_back(entry.path());
+    }
+    return files;
+  }
+  std::string note() const { return notes.empty() ? "" : notes.back(); }
+};
+
+bool same(const Examples& a, const Examples& b) {
+  bool equal = a.size() == b.size() && a.files == b.files && a.forms == b.forms &&
+               a.weights == b.weights && a.all_rows == b.all_rows;
+  for (int64_t index = 0; equal && index < a.size(); ++index) {
+    const Example one = a.at(index), other = b.at(index);
+    equal = one.ids == other.ids && one.labels == other.labels && one.line == other.line &&
+            one.file == other.file;
+  }
+  return equal;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "the second run maps what the first one tokenised, and both are what a plain reading gives",
+    "[data]") {
+  World world;
+  const Examples first = world.open();
+  CHECK(world.tokenised == 1);
+  REQUIRE(world.cached().size() == 1);
+  const std::string file = world.cached().front().string();
+  CHECK(world.note() == fmt::format("tokens cached in {} ({})",
+                                    file,
+                                    io::size_text(fs::file_size(world.cached().front()))));
+  const Examples second = world.open();
+  CHECK(world.tokenised == 1);
+  CHECK(contains(world.note(), "tokens from the cache " + file));
+  const Examples plain =
+      read_examples(world.request.sources, world.request.settings, kVocab, byte_codec);
+  CHECK(same(first, plain));
+  CHECK(same(second, plain));
+}
+
+TEST_CASE("batches from the cache equal those of the plain reading, mixed and shuffled or not",
+          "[data]") {
+  World world;
+  for (const double weight : {0.0, 2.0}) {
+    world.request.sources = {{world.dir / "a.jsonl", weight},
+                             {world.dir / "b.json", weight / 2},
+                             {world.dir / "c.jsonl", weight / 4}};
+    for (const LossOn loss_on : {LossOn::kAll, LossOn::kLast}) {
+      world.request.settings.loss_on = loss_on;
+      const Examples mapped = world.open();
+      const Examples plain =
+          read_examples(world.request.sources, world.request.settings, kVocab, byte_codec);
+      for (const Pack pack : {Pack::kStream, Pack::kNone}) {
+        for (const PackMask mask : {PackMask::kCausal, PackMask::kDoc}) {
+          for (const bool shuffle : {true, false}) {
+            const BatchSettings settings{pack, shuffle, 64, 4, 9, mask};
+            BatchStream one(mapped, settings), other(plain, settings);
+            for (int batch = 0; batch < 30; ++batch) {
+              const Batch a = one.next(), b = other.next();
+              REQUIRE((a.ids == b.ids && a.targets == b.targets && a.lengths == b.lengths));
+            }
+            CHECK(one.cursor() == other.cursor());
+          }
+        }
+      }
+    }
+  }
+  CHECK(world.cached().size() == 2);  // weights shape no token, what is learned does
+}
+
+TEST_CASE("whatever shapes a token has a cache of its own", "[data]") {
+  World world;
+  const auto& sources = world.request.sources;
+  const auto key = [&](const ReadSettings& settings, int64_t vocab_size = kVocab) {
+    return token_key(sources, settings, vocab_size, world.request.tokenizer, [] {}).hex();
+  };
+  const ReadSettings plain;
+  std::vector<std::string> keys = {key(plain), key(plain, kVocab + 1)};
+  ReadSettings changed = plain;
+  changed.objective = Objective::kLm;
+  keys.push_back(key(changed));
+  changed = plain;
+  changed.loss_on = LossOn::kLast;
+  keys.push_back(key(changed));
+  changed = plain;
+  changed.format = Format::kPairs;
+  keys.push_back(key(changed));
+  for (const char* word : {"alpaca",
+                           "llama2",
+                           "{instruction} {response}",
+                           "{instruction}  {response}",
+                           "{instruction} {response} "}) {
+    changed = plain;
+    changed.text_template = Template::parse(word);
+    keys.push_back(key(changed));
+  }
+  write_file(world.dir / "tokenizer.model", "two");
+  keys.push_back(key(plain));
+  fs::remove(world.dir / "tokenizer.model");
+  keys.push_back(key(plain));
+  write_file(world.dir / "a.jsonl", pairs(41));
+  keys.push_back(key(plain));
+  world.request.sources = {
+      {world.dir / "b.json"}, {world.dir / "a.jsonl"}, {world.dir / "c.jsonl"}};
+  keys.push_back(key(plain));
+  const std::string before = keys.back();
+  fs::copy(world.dir / "b.json", world.dir / "b.txt");
+  world.request.sources[0].file = world.dir / "b.txt";  // now a plain text
+  keys.push_back(key(plain));
+  std::sort(keys.begin(), keys.end());
+  CHECK(std::unique(keys.begin(), keys.end()) == keys.end());
+  // And what does not: where the file lies, how it is mixed, how many threads.
+  fs::copy(world.dir / "b.json", world.dir / "other.json");
+  world.request.sources[0] = {world.dir / "other.json", 3};
+  changed = plain;
+  changed.threads = 7;
+  CHECK(key(changed) == before);
+}
+
+TEST_CASE("a damaged, cut or foreign file in the cache is told and made anew", "[data]") {
+  World world;
+  const Examples first = world.open();
+  const fs::path file = world.cached().front();
+  const std::string whole = read_file(file);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "is cut short"},
+      {whole.substr(0, whole.size() - 3), "is cut short or has bytes behind its end"},
+      {whole.substr(0, 200) + 'x' + whole.substr(201), "has damaged tokens"},
+      {std::string(5000, 'x'), "is no file of tokens, or was not finished"}};
+  for (const auto& [bytes, words] : cases) {
+    fs::remove(file);  // the mapped one stays as it is
+    write_file(file, bytes);
+    const Examples again = world.open();
+    REQUIRE(world.notes.size() == 2);
+    CHECK(world.notes[0] == file.string() + ": " + words + "; the data are tokenised anew");
+    CHECK(contains(world.notes[1], "tokens cached in " + file.string()));
+    CHECK(same(again, first));
+    CHECK((read_file(file) == whole));
+  }
+  fs::remove(file);
+  fs::create_directory(file);
+  CHECK(user_error_of([&] { world.open(); }) ==
+        file.string() + ": cannot be replaced: Is a directory");  // not ours to remove
+}
+
+TEST_CASE("a cache that is off leaves no file, one that must not fail says so", "[data]") {
+  World world;
+  const Examples cached = world.open();
+  ::setenv("TMPDIR", world.dir.path().c_str(), 1);
+  world.request.place = cache_place("off");
+  CHECK(same(world.open(), cached));
+  CHECK(contains(world.note(), "tokens in a temporary file in " + world.dir.path().string()));
+  const std::string blocked = (world.dir / "a.jsonl" / "cache").string();
+  world.request.place = {blocked, true};
+  CHECK(same(world.open(), cached));
+  REQUIRE(world.notes.size() == 2);
+  CHECK(contains(world.notes[0], "no cache of tokens: " + blocked + ": cannot be made"));
+  world.request.place.may_fail = false;
+  CHECK(contains(user_error_of([&] { world.open(); }),
+                 "--cache " + blocked + ": cannot be made: Not a directory; give another folder"));
+  ::unsetenv("TMPDIR");
+  for (const auto& entry : fs::directory_iterator(world.dir.path())) {
+    CHECK_FALSE(entry.path().filename().string().starts_with("moe-"));
+  }
+}
+
+TEST_CASE("the default cache follows the XDG specification", "[data]") {
+  const std::string before = std::getenv("XDG_CACHE_HOME");
+  CHECK(cache_place("").folder == before + "/moe/tokens");
+  CHECK(cache_place("").may_fail);
+  ::setenv("XDG_CACHE_HOME", "relative", 1);  // "should be ignored"
+  const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
+  ::setenv("HOME", "/somewhere", 1);
+  CHECK(cache_place("").folder == "/somewhere/.cache/moe/tokens");
+  ::unsetenv("HOME");
+  CHECK(cache_place("").folder.empty());
+  ::setenv("HOME", home.c_str(), 1);
+  ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
+  CHECK(cache_place("off").folder.empty());
+  CHECK(cache_place("here").folder == "here");
+  CHECK_FALSE(cache_place("here").may_fail);
+}
+
+TEST_CASE("runs that make the same cache at once do not harm each other", "[data]") {
+  World world;
+  const Examples plain =
+      read_examples(world.request.sources, world.request.settings, kVocab, byte_codec);
+  std::vector<std::thread> runs;
+  std::vector<int> right(4, 0);
+  for (int& is_right : right) {
+    runs.emplace_back([&world, &plain, &is_right] {
+      CacheRequest request = world.request;
+      request.codec = byte_codec;
+      for (int round = 0; round < 20; ++round) {
+        std::vector<std::string> notes;
+        is_right += same(open_or_tokenise(request, notes), plain) ? 1 : 0;
+        std::error_code ignored;
+        fs::remove(world.dir / "cache" /
+                       (token_key(request.sources, {}, kVocab, request.tokenizer, [] {}).hex() +
+                        ".tokens"),
+                   ignored);
+      }
+    });
+  }
+  for (auto& run : runs) {
+    run.join();
+  }
+  CHECK(right == std::vector<int>(4, 20));
+  CHECK(world.cached().empty());  // and nothing half made is left
+}
+
+TEST_CASE("what a killed run left half made is removed by the next one, not what is being made",
+          "[data]") {
+  World world;
+  fs::create_directories(world.dir / "cache");
+  const pid_t child = ::fork();
+  if (child == 0) {  // dies in the middle of its tokens
+    CacheRequest request = world.request;
+    request.on_progress = [](int64_t examples, int64_t) {
+      if (examples == 30) {
+        ::_exit(9);
+      }
+    };
+    std::vector<std::string> notes;
+    open_or_tokenise(request, notes);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  REQUIRE(WEXITSTATUS(status) == 9);
+  REQUIRE(world.cached().size() == 1);
+  CHECK(contains(world.cached().front().string(), ".partial-"));
+  world.request.on_progress = [&](int64_t examples, int64_t) {
+    if (examples == 30) {
+      World other;  // another run looks into the folder meanwhile
+      other.request.place.folder = world.dir / "cache";
+      write_file(other.dir / "a.jsonl", pairs(7));
+      other.open();
+    }
+  };
+  world.open();
+  REQUIRE(world.cached().size() == 2);
+  for (const auto& file : world.cached()) {
+    CHECK(file.extension() == ".tokens");
+  }
+}
+
+TEST_CASE("a fault in the data leaves nothing in the cache", "[data]") {
+  World world;
+  write_file(world.dir / "a.jsonl", pairs(40) + "{\"prompt\": 3, \"response\": \"x\"}\n");
+  CHECK(
+      contains(user_error_of([&] { world.open(); }), "a.jsonl line 41: 'prompt' must be a string"));
+  CHECK(world.cached().empty());
+  fs::remove(world.dir / "a.jsonl");
+  CHECK(contains(user_error_of([&] { world.open(); }),
+                 "a.jsonl: no such file; give a data file to --data"));
+}
+
+TEST_CASE("a file that changes while it is read is refused", "[data]") {
+  World world;
+  world.request.on_progress = [&](int64_t examples, int64_t) {
+    if (examples == 20) {
+      write_file(world.dir / "c.jsonl", std::string(kRows) + "\n" + kRows);
+    }
+  };
+  CHECK(contains(user_error_of([&] { world.open(); }), "c.jsonl: changed while it was read"));
+  CHECK(world.cached().empty());
+}

@@ -1,0 +1,231 @@
+#include "core/data/token_file.h"
+
+#include <fcntl.h>
+
+#include <fstream>
+
+#include "core/data/batches.h"
+#include "core/data/shuffle.h"
+#include "core/data/token_layout.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+using namespace moe;
+using namespace moe::data;
+using moe::test::TempDir;
+
+namespace {
+
+const io::Digest kKey = {7, 11};
+const std::vector<FileForm> kForms = {{Format::kAlpaca, Packing::kGzip},
+                                      {Format::kRows, Packing::kNone}};
+
+// Two files: texts with responses here and there, rows with labels of their own. No id reaches
+// `vocab_size`.
+std::vector<Example> some_examples(int count, int64_t vocab_size) {
+  SplitMix64 random(3);
+  std::vector<Example> items;
+  for (int index = 0; index < count; ++index) {
+    Example example;
+    example.file = index < count / 2 ? 0 : 1;
+    example.line = 2 * index + 1;
+    const uint64_t length = 1 + random.below(9);
+    for (uint64_t t = 0; t < length; ++t) {
+      const auto id = static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab_size)));
+      const bool learned = random.below(3) > 0;
+      const auto label = example.file == 1 && index % 2 == 0
+                             ? static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab_size)))
+                             : id;
+      example.ids.push_back(id);
+      example.labels.push_back(learned ? label : kNoLoss);
+    }
+    items.push_back(example);
+  }
+  return items;
+}
+
+void write_tokens(const std::filesystem::path& path,
+                  const std::vector<Example>& items,
+                  int64_t vocab_size) {
+  const io::Descriptor file = io::create_file(path);
+  TokenFileWriter writer(file, path, kKey, vocab_size);
+  for (const auto& example : items) {
+    writer.add(example);
+  }
+  writer.finish(kForms);
+}
+
+Examples open_tokens(const std::filesystem::path& path, int64_t vocab_size) {
+  const auto tokens = std::make_shared<TokenFile>(io::MappedFile(path), kKey, vocab_size);
+  Examples examples;
+  describe_sources({{"a.jsonl"}, {"b.jsonl"}}, tokens->forms(), examples);
+  examples.ranges = tokens->ranges();
+  examples.store = tokens;
+  return examples;
+}
+
+// "" when the file is taken, else why it is not.
+std::string fault_of(const std::filesystem::path& path,
+                     int64_t vocab_size,
+                     const io::Digest& key = kKey) {
+  try {
+    const TokenFile tokens(io::MappedFile(path), key, vocab_size);
+  } catch (const BadTokenFile& bad) {
+    return bad.what();
+  }
+  return "";
+}
+
+// Sums of a file that somebody changed, made to fit again: what a hostile hand would do.
+std::string forge(std::string bytes) {
+  const auto span_of = [&](size_t begin, size_t end) {
+    return std::as_bytes(std::span(bytes)).subspan(begin, end - begin);
+  };
+  auto header = layout::load<layout::Header>(span_of(0, bytes.size()).data());
+  const auto end = std::min<size_t>(header.blocks_end, bytes.size());
+  const auto begin = std::min(sizeof(header), end);
+  const io::Digest blocks = io::digest_of(span_of(begin, end));
+  const io::Digest tables = io::digest_of(span_of(end, bytes.size()));
+  header.blocks_high = blocks.high;
+  header.blocks_low = blocks.low;
+  header.tables_high = tables.high;
+  header.tables_low = tables.low;
+  const auto own =
+      io::digest_of(std::as_bytes(std::span(&header, 1)).first(layout::kHeaderSummed_bytes));
+  header.header_high = own.high;
+  header.header_low = own.low;
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("what is read from a token file is what was written, narrow and wide ids", "[data]") {
+  const TempDir dir;
+  for (const int64_t vocab_size : {300L, 65536L, 65537L, 1000000L}) {
+    const auto items = some_examples(200, vocab_size);
+    const Examples plain = Examples::in_memory(items, {"a.jsonl", "b.jsonl"});
+    write_tokens(dir / "t", items, vocab_size);
+    const Examples mapped = open_tokens(dir / "t", vocab_size);
+    REQUIRE(mapped.size() == plain.size());
+    CHECK(mapped.tokens() == plain.tokens());
+    CHECK(mapped.forms == std::vector<std::string>{"Alpaca records, gzip", "pre-tokenised rows"});
+    for (int64_t index = 0; index < plain.size(); ++index) {
+      const Example one = plain.at(index), other = mapped.at(index);
+      CHECK(one.ids == other.ids);
+      CHECK(one.labels == other.labels);
+      CHECK(one.file == other.file);
+      CHECK(mapped.where(index) == plain.where(index));
+      // Any piece of it, not only the whole.
+      const int64_t length = plain.length(index);
+      for (int64_t begin = 0; begin <= length; ++begin) {
+        for (int64_t end = begin; end <= length; ++end) {
+          std::vector<int64_t> ids, mapped_ids;
+          std::vector<int32_t> labels, mapped_labels;
+          plain.store->add_ids(index, begin, end, ids);
+          plain.store->add_labels(index, begin, end, labels);
+          mapped.store->add_ids(index, begin, end, mapped_ids);
+          mapped.store->add_labels(index, begin, end, mapped_labels);
+          REQUIRE((ids == mapped_ids && labels == mapped_labels));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("batches of mapped examples equal those of examples in memory bit for bit", "[data]") {
+  const TempDir dir;
+  const auto items = some_examples(100, 300);
+  write_tokens(dir / "t", items, 300);
+  Examples plain = Examples::in_memory(items, {"a.jsonl", "b.jsonl"});
+  Examples mapped = open_tokens(dir / "t", 300);
+  for (const auto& weights : {std::vector<double>{}, {1, 3}}) {
+    plain.weights = mapped.weights = weights;
+    for (const Pack pack : {Pack::kStream, Pack::kNone}) {
+      for (const PackMask mask : {PackMask::kCausal, PackMask::kDoc}) {
+        for (const bool shuffle : {true, false}) {
+          const BatchSettings settings{pack, shuffle, 13, 3, 5, mask};
+          BatchStream one(plain, settings), other(mapped, settings);
+          CHECK(one.rows_per_epoch() == other.rows_per_epoch());
+          for (int batch = 0; batch < 80; ++batch) {  // more than an epoch of each
+            const Batch a = one.next(), b = other.next();
+            REQUIRE((a.ids == b.ids && a.targets == b.targets && a.lengths == b.lengths));
+            REQUIRE(a.target_count == b.target_count);
+            REQUIRE(one.cursor() == other.cursor());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("labels of text take less than a byte a token beside the two of an id", "[data]") {
+  const TempDir dir;
+  Example example;
+  example.line = 1;
+  example.ids.assign(10000, 5);
+  example.labels.assign(10000, 5);
+  std::fill_n(example.labels.begin(), 4000, kNoLoss);
+  Example row = example;
+  row.file = 1;
+  write_tokens(dir / "t", {example, row}, 300);
+  CHECK(std::filesystem::file_size(dir / "t") < 2 * 10000 * 2 + 300);
+  row.labels.back() = 6;
+  write_tokens(dir / "t", {example, row}, 300);
+  CHECK(std::filesystem::file_size(dir / "t") > 2 * 10000 * 2 + 10000 * 4);
+}
+
+TEST_CASE("a token file with any byte changed, missing or added is refused", "[data]") {
+  const TempDir dir;
+  write_tokens(dir / "t", some_examples(12, 300), 300);
+  const std::string whole = test::read_file(dir / "t");
+  REQUIRE(fault_of(dir / "t", 300).empty());
+  for (size_t at = 0; at < whole.size(); ++at) {
+    std::string changed = whole;
+    changed[at] = static_cast<char>(changed[at] ^ 4);
+    test::write_file(dir / "bad", changed);
+    INFO(at);
+    CHECK_FALSE(fault_of(dir / "bad", 300).empty());
+    test::write_file(dir / "bad", whole.substr(0, at));
+    CHECK_FALSE(fault_of(dir / "bad", 300).empty());
+  }
+  test::write_file(dir / "bad", whole + std::string(8, '\0'));
+  CHECK(fault_of(dir / "bad", 300) == "is cut short or has bytes behind its end");
+  test::write_file(dir / "bad", "{\"prompt\": \"no tokens\"}\n" + std::string(200, ' '));
+  CHECK(fault_of(dir / "bad", 300) == "is no file of tokens, or was not finished");
+  CHECK(fault_of(dir / "t", 301) == "was made from other data");
+  CHECK(fault_of(dir / "t", 300, {7, 12}) == "was made from other data");
+}
+
+TEST_CASE("a token file whose sums were made to fit gives nothing outside the vocabulary",
+          "[data]") {
+  const TempDir dir;
+  write_tokens(dir / "t", some_examples(12, 300), 300);
+  const std::string whole = test::read_file(dir / "t");
+  REQUIRE(forge(whole) == whole);
+  int taken = 0, refused = 0;
+  for (size_t at = 0; at < whole.size(); ++at) {
+    for (const int value : {0, 1, 2, 0x7F, 0x80, 0xFF}) {
+      std::string changed = whole;
+      changed[at] = static_cast<char>(value);
+      test::write_file(dir / "bad", forge(changed));
+      if (!fault_of(dir / "bad", 300).empty()) {
+        ++refused;
+        continue;
+      }
+      ++taken;
+      const Examples examples = open_tokens(dir / "bad", 300);
+      for (int64_t index = 0; index < examples.size(); ++index) {
+        const Example example = examples.at(index);
+        REQUIRE((!example.ids.empty() && example.ids.size() == example.labels.size()));
+        for (size_t t = 0; t < example.ids.size(); ++t) {
+          REQUIRE((example.ids[t] >= 0 && example.ids[t] < 300));
+          REQUIRE((example.labels[t] == kNoLoss ||
+                   (example.labels[t] >= 0 && example.labels[t] < 300)));
+        }
+      }
+    }
+  }
+  CHECK(taken > 0);
+  CHECK(refused > 0);
+}

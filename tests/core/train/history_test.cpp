@@ -1,0 +1,131 @@
+#include "core/train/history.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::TempDir;
+using moe::test::write_file;
+
+namespace {
+
+Json step_line(int64_t step, int64_t first_load = 6) {
+  return {{"step", step},
+          {"loss", 3.0 - 0.1 * static_cast<double>(step)},
+          {"total_tokens", 100 * step},
+          {"seconds", 0.5},
+          {"skipped_steps", step < 3 ? 0 : 1},
+          {"layers", Json::array({{{"layer", 2}, {"load", {first_load, 2, 0}}}})}};
+}
+
+bool says(const std::string& message, const std::string& part) {
+  UNSCOPED_INFO(message);
+  return message.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a history sums up the lines of a run", "[train]") {
+  History history;
+  history.add({{"step", 0},
+               {"held_out_loss", 4.0},
+               {"tasks", {{"piqa", {{"acc", 0.5}, {"acc_stderr", 0.1}}}}},
+               {"evaluation_seconds", 2.0}},
+              "metrics");
+  for (int64_t step = 1; step <= 4; ++step) {
+    history.add(step_line(step), "metrics");
+  }
+  CHECK(history.steps == 4);
+  CHECK(history.total_tokens == 400);
+  CHECK(history.seconds == 4.0);
+  CHECK(history.skipped_count == 1);
+  CHECK(history.skipped == std::vector<int64_t>{3});
+  CHECK(history.curves().at("loss").points().size() == 4);
+  CHECK(history.curves().at("tasks/piqa/acc").last.value == 0.5);
+  CHECK(history.curves().at("held_out_loss").first.step == 0);
+  REQUIRE(history.loads().columns().size() == 4);
+  const LayerLoad& load = history.loads().columns()[0].loads.at(0);
+  CHECK(load.layer == 2);
+  CHECK(relative_load(load, 0) == 6.0 / 8 * 3);
+  CHECK(relative_load(load, 2) == 0);
+}
+
+TEST_CASE("a step without a target has no point in the curve of the loss", "[train]") {
+  History history;
+  history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
+  history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
+  CHECK(history.curves().at("loss").last.step == 1);
+  CHECK(history.curves().at("loss").last.value == 2.5);
+  CHECK(history.curves().at("lr").last.step == 2);
+}
+
+TEST_CASE("a load map of many steps has few columns and loses no row", "[train]") {
+  LoadMap map;
+  constexpr int64_t kSteps = 5000;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    map.add(step, {{0, {step, 1}}});
+  }
+  CHECK(map.columns().size() <= 160);
+  CHECK(map.columns().size() >= 40);
+  int64_t first = 0, second = 0, next = 1;
+  for (const auto& column : map.columns()) {
+    CHECK(column.begin == next);
+    next = column.end + 1;
+    first += column.loads[0].rows[0];
+    second += column.loads[0].rows[1];
+  }
+  CHECK(first == kSteps * (kSteps + 1) / 2);
+  CHECK(second == kSteps);
+}
+
+TEST_CASE("a step with other layers is left out of the load map", "[train]") {
+  LoadMap map;
+  map.add(1, {{0, {1, 2}}});
+  map.add(2, {{0, {1, 2, 3}}});
+  map.add(3, {{1, {1, 2}}});
+  CHECK(map.columns().size() == 1);
+}
+
+TEST_CASE("a metrics file is read up to a last line that was cut short", "[train]") {
+  const TempDir dir;
+  const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
+  write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
+  CHECK(read_history(dir / "metrics.jsonl").steps == 2);
+  write_file(dir / "metrics.jsonl", whole + R"({"step": 3, "lo)");
+  CHECK(read_history(dir / "metrics.jsonl").steps == 2);
+  write_file(dir / "metrics.jsonl", "");
+  CHECK(read_history(dir / "metrics.jsonl").curves().empty());
+}
+
+TEST_CASE("a metrics file that is none of ours is refused by line", "[train]") {
+  const TempDir dir;
+  const auto refusal = [&](const std::string& text) {
+    write_file(dir / "metrics.jsonl", text);
+    return test::user_error_of([&] { read_history(dir / "metrics.jsonl"); });
+  };
+  const std::string good = step_line(1).dump() + "\n";
+  CHECK(says(refusal(good + "{broken\n"), "metrics.jsonl line 2"));
+  CHECK(says(refusal("[1]\n"), "metrics.jsonl line 1"));
+  CHECK(says(refusal("{\"loss\": 1}\n"), "step"));
+  CHECK(says(refusal(good + good), "step 1 cannot follow step 1"));
+  CHECK(says(refusal("{\"step\": -1}\n"), "step -1"));
+  CHECK(says(test::user_error_of([&] { read_history(dir / "none.jsonl"); }),
+             "name the folder of a run of moe train"));
+}
+
+TEST_CASE("values of other types than ours are passed over", "[train]") {
+  History history;
+  history.add(
+      {{"step", 1},
+       {"loss", "low"},
+       {"lr", nullptr},
+       {"tasks", {{"piqa", 3}}},
+       {"layers", Json::array({1, {{"layer", 0}}, {{"layer", 1}, {"load", {-5, "x", 1e30}}}})}},
+      "metrics");
+  CHECK(history.curves().count("loss") == 0);
+  CHECK(history.curves().count("lr") == 0);
+  REQUIRE(history.loads().columns().size() == 1);
+  CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
+}

@@ -1,0 +1,179 @@
+#include "core/train/report.h"
+
+#include <cmath>
+
+#include "core/train/html.h"
+#include "core/train/report_data.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::read_file;
+using moe::test::TempDir;
+using moe::test::write_file;
+
+namespace {
+
+History dense_run(int64_t steps) {
+  History history;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const auto at = static_cast<double>(step);
+    history.add({{"step", step},
+                 {"loss", 2 + 8 / at + 0.1 * std::sin(at)},
+                 {"grad_norm", 1 + 1 / at},
+                 {"lr", 1e-5},
+                 {"tokens_per_second", 1000 + 10 * std::sin(at)}},
+                "metrics");
+  }
+  return history;
+}
+
+// The JSON that the page's script draws.
+Json data_of(const std::string& page) {
+  const std::string open = "<script type=\"application/json\" id=\"data\">";
+  const size_t begin = page.find(open) + open.size();
+  return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data");
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("text becomes HTML that cannot be markup", "[train]") {
+  CHECK(html("a<b> & \"c\" 'd'") == "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
+  CHECK(html("h\u00e9 \n\t") == "h\u00e9 \n\t");
+  CHECK(html(std::string("\x1b[31m\x7f") + '\0') == "\uFFFD[31m\uFFFD\uFFFD");
+  CHECK(html("a\xff\xfe") == "a\uFFFD\uFFFD");
+  CHECK(json_in_script(R"({"a":"</script><!--"})") == R"({"a":"\u003c/script>\u003c!--"})");
+  CHECK((grouped(0) == "0" && grouped(999) == "999" && grouped(1000) == "1,000"));
+  CHECK((grouped(-1234567) == "-1,234,567" && grouped(-999) == "-999"));
+}
+
+TEST_CASE("a dense run has the panels of its numbers and no others", "[train]") {
+  const TempDir dir;
+  const Json data = data_of(report_page(dir.path(), dense_run(50)));
+  std::vector<std::string> titles;
+  for (const auto& panel : data["panels"]) {
+    titles.push_back(panel["title"]);
+  }
+  CHECK((titles == std::vector<std::string>{"Loss", "Learning rate", "Gradient norm", "Speed"}));
+  CHECK(data["maps"].empty());
+  CHECK(data["panels"][0]["lines"][0]["values"].size() == 50);
+  CHECK(data["panels"][0]["lines"][0]["smooth"]["values"].size() == 50);
+}
+
+TEST_CASE("the clip of the settings is drawn, clip 0 is none", "[train]") {
+  const TempDir dir;
+  write_file(dir / "settings.toml", "[train]\nsteps = 90\nclip = 0.5\n");
+  const std::string page = report_page(dir.path(), dense_run(3));
+  CHECK(data_of(page)["panels"][2]["rule"]["value"] == 0.5);
+  CHECK(page.find("of 90") != std::string::npos);
+  write_file(dir / "settings.toml", "[train]\nclip = 0\n");
+  CHECK_FALSE(data_of(report_page(dir.path(), dense_run(3)))["panels"][2].contains("rule"));
+}
+
+TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
+  const TempDir dir;
+  const std::string hostile =
+      "</script></pre><script>alert(1)</script>{{data}}<img src=x onerror=alert(2)>";
+  write_file(dir / "settings.toml", "[train]\nmodel = \"" + hostile + "\"\n");
+  write_file(dir / "samples.jsonl",
+             OrderedJson{{"step", 0}, {"prompt", hostile}, {"text", hostile}}.dump() + "\n");
+  write_file(dir / "starts.jsonl",
+             OrderedJson{{"step", 0}, {"machine", hostile}, {"notes", {hostile, 3}}}.dump() + "\n");
+  History history = dense_run(2);
+  history.add({{"step", 3}, {"tasks", {{hostile, {{"acc", 0.5}}}}}}, "metrics");
+  const std::string page = report_page(dir.path(), history);
+  CHECK(count(page, "alert(1)") >= 6);  // all of it is there to be read
+  CHECK(count(page, "<script>alert") == 0);
+  CHECK(count(page, "<img") == 0);
+  CHECK(count(page, "<script") == 2);  // the data and the page's own
+  CHECK(count(page, "</script>") == 2);
+  CHECK(data_of(page)["panels"][1]["lines"][0]["name"] == hostile);
+}
+
+TEST_CASE("a page asks for nothing outside itself", "[train]") {
+  const TempDir dir;
+  const std::string page = report_page(dir.path(), dense_run(2));
+  CHECK(count(page, "default-src 'none'") == 1);
+  CHECK(count(page, "http") - count(page, "http-equiv") == 1);  // the name of SVG
+  CHECK(count(page, "url(") == count(page, "url(#clip"));
+  CHECK(count(page, "@import") == 0);
+}
+
+TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") {
+  const TempDir dir;
+  History history;
+  const std::vector<int64_t> load(64, 123);
+  Json layers = Json::array();
+  for (int64_t layer = 0; layer < 32; ++layer) {
+    layers.push_back({{"layer", layer}, {"load", load}});
+  }
+  for (int64_t step = 1; step <= 20'000; ++step) {
+    Json line = {{"step", step}};
+    for (const char* name : {"loss",
+                             "grad_norm",
+                             "lr",
+                             "tokens_per_second",
+                             "load_balance_loss",
+                             "auxiliary_loss",
+                             "entropy_loss",
+                             "l1_loss",
+                             "lambda",
+                             "sparsity",
+                             "dropped_share",
+                             "filled_share",
+                             "ir_share",
+                             "unserved_share",
+                             "experts_per_token",
+                             "load_max_over_mean",
+                             "dead_experts",
+                             "entropy"}) {
+      line[name] = 1.2345678 + std::sin(static_cast<double>(step));
+    }
+    if (step % 20 == 0) {
+      line["layers"] = layers;
+    }
+    history.add(line, "metrics");
+  }
+  const std::string page = report_page(dir.path(), history);
+  CHECK(page.size() < 2'000'000);
+  CHECK(data_of(page)["panels"].size() == 18);
+  CHECK(data_of(page)["maps"].size() == 32);
+}
+
+TEST_CASE("smoothing keeps a straight line and calms a noisy one", "[train]") {
+  std::vector<Point> straight, noisy;
+  for (int64_t step = 0; step < 300; ++step) {
+    straight.push_back({step, static_cast<double>(step)});
+    noisy.push_back({step, step % 2 == 0 ? 1.0 : -1.0});
+  }
+  const auto line = smoothed(straight), calm = smoothed(noisy);
+  REQUIRE((line.size() == 300 && calm.size() == 300));
+  for (size_t i = 0; i < 300; ++i) {
+    CHECK(line[i].value == Approx(straight[i].value));  // weights are symmetric about each point
+  }
+  // A window of 2 x 10 + 1 weights 1..11..1: +1 and -1 cancel but for 11 - 10 of 121.
+  CHECK(std::abs(calm[150].value) == Approx(1.0 / 121));
+  CHECK(smoothed({{1, 1.0}, {2, 5.0}}).empty());
+}
+
+TEST_CASE("samples and starts that are broken end where they break", "[train]") {
+  const TempDir dir;
+  write_file(
+      dir / "samples.jsonl",
+      OrderedJson{{"step", 0}, {"prompt", "first"}, {"text", "whole"}}.dump() + "\n{\"step\": 1");
+  write_file(dir / "starts.jsonl", "[]\n");
+  write_report(dir.path(), dense_run(1), dir / "page.html");
+  const std::string page = read_file(dir / "page.html");
+  CHECK(page.find("whole") != std::string::npos);
+  CHECK(page.find("id=\"about\"") == std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(dir / "page.html.new"));
+}

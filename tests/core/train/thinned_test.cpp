@@ -1,0 +1,69 @@
+#include "core/train/thinned.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/support/catch.h"
+
+using namespace moe::train;
+
+TEST_CASE("a short curve stays as it is", "[train]") {
+  Thinned curve;
+  for (int64_t step = 1; step <= 1000; ++step) {
+    curve.add(step, std::sin(0.1 * static_cast<double>(step)));
+  }
+  const auto points = curve.points();
+  REQUIRE(points.size() == 1000);
+  CHECK_FALSE(curve.is_thinned());
+  for (int64_t step = 1; step <= 1000; ++step) {
+    const Point& point = points[static_cast<size_t>(step - 1)];
+    CHECK(point.step == step);
+    CHECK(point.value == std::sin(0.1 * static_cast<double>(step)));
+  }
+}
+
+TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among them", "[train]") {
+  const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
+  Thinned curve;
+  double sum = 0;
+  for (int64_t step = 1; step <= steps; ++step) {
+    const double value = step == 777 ? 50 : step == 901 ? -50 : 1.0 / static_cast<double>(step);
+    curve.add(step, value);
+    sum += value;
+  }
+  const auto points = curve.points();
+  CHECK(points.size() <= Thinned::kMostPoints);
+  CHECK(points.size() > Thinned::kMostPoints / 4);
+  CHECK(std::is_sorted(
+      points.begin(), points.end(), [](Point one, Point two) { return one.step < two.step; }));
+  const auto has = [&](int64_t step, double value) {
+    return std::any_of(points.begin(), points.end(), [&](Point point) {
+      return point.step == step && point.value == value;
+    });
+  };
+  CHECK(has(777, 50));
+  CHECK(has(901, -50));
+  CHECK((curve.least.step == 901 && curve.largest.step == 777));
+  CHECK((curve.first.step == 1 && curve.last.step == steps));
+  CHECK((points.front().step == 1 && points.back().step == steps));
+}
+
+TEST_CASE("the means of a curve are those of its steps", "[train]") {
+  Thinned curve;
+  for (int64_t step = 0; step < 4096; ++step) {
+    curve.add(step, static_cast<double>(step));
+  }
+  // Of a straight line each bucket's mean stands at its middle: (begin + end) / 2, which the middle
+  // step, a whole number, misses by at most a half.
+  for (const Point& mean : curve.means()) {
+    CHECK(std::abs(mean.value - static_cast<double>(mean.step)) <= 0.5);
+  }
+}
+
+TEST_CASE("steps far apart keep their own points", "[train]") {
+  Thinned curve;
+  for (int64_t step = 0; step <= 10'000'000; step += 100'000) {
+    curve.add(step, 1);
+  }
+  CHECK(curve.points().size() == 101);
+}

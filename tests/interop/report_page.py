@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""The page of a run (report.html) in a real browser: headless Chromium at phone and desktop width, light and dark, without a network.
+Every panel is there and drawn, nothing complains, nothing is asked for, nothing sticks out sideways, text can be read; a step that is
+pointed at shows in all panels; what a run holds cannot run; without its script the page still tells the numbers.
+
+usage: report_page.py [FOLDER]        screenshots go to FOLDER      environment: MOE (the binary)
+"""
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from browser import Browser, find_chromium  # noqa: E402
+
+MOE = os.environ.get("MOE", "./moe")
+TINY = pathlib.Path(__file__).resolve().parents[2] / "recipes" / "tiny"
+HOSTILE = "</script><script>window.broken = 1</script><img src=http://example.invalid/x onerror='window.broken = 2'>"
+ROUTING = ["Experts per token", "Dropped", "Filled", "Rectified", "Load", "Router entropy"]
+DENSE = ["Loss", "Learning rate", "Gradient norm", "Speed"]
+
+# All texts with what lies behind them -> the lowest WCAG contrast and its text.
+CONTRAST = """(() => {
+  const parse = c => (c.match(/[\\d.]+/g) || []).map(Number);
+  const luminance = c => c.slice(0, 3).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+    if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
+  let worst = [99, ""];
+  for (const e of document.querySelectorAll("body *")) {
+    const text = [...e.childNodes].filter(n => n.nodeType === 3 && n.data.trim()).map(n => n.data).join("");
+    if (!text || !e.getClientRects().length || ["SCRIPT", "NOSCRIPT"].includes(e.tagName)) continue;
+    const style = getComputedStyle(e), front = parse(e instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [luminance(front), luminance(behind(e))].sort((x, y) => y - x);
+    worst = (a + 0.05) / (b + 0.05) < worst[0] ? [(a + 0.05) / (b + 0.05), text.slice(0, 40)] : worst;
+  }
+  return worst;
+})()"""
+PANELS = """[...document.querySelectorAll("figure.panel")].map(f => ({
+  title: f.querySelector("b").textContent,
+  drawn: f.querySelector("canvas") ? (c => new Set(c.getContext("2d").getImageData(0, 0, c.width, c.height).data).size > 3)(
+    f.querySelector("canvas")) : [...f.querySelectorAll("path")].some(p => /^M[-\\d.]+ [-\\d.]+/.test(p.getAttribute("d"))) &&
+    !/NaN|undefined|Infinity/.test(f.innerHTML),
+  inside: f.getBoundingClientRect().right <= innerWidth && [...f.querySelectorAll("figcaption *, svg")].every(
+    e => e.getBoundingClientRect().right <= f.getBoundingClientRect().right),
+  readout: f.querySelector(".readout").textContent}))"""
+POINT = """(() => { const svg = document.querySelector("svg"), box = svg.getBoundingClientRect();
+  svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 50, bubbles: true})); })()"""
+
+
+def moe(*words):
+    subprocess.run([MOE, *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+def mixture_run(folder):
+    moe("upcycle", TINY / "model", "-o", folder / "model", "--experts", 8, "--router", "top1+ir+fr", "--quiet")
+    moe("train", folder / "model", "-o", folder / "mixture", "--data", TINY / "instruct.jsonl", "--config", TINY / "tune.toml", "--steps",
+        40, "--eval-data", TINY / "instruct.jsonl", "--eval-rows", 8, "--eval-tasks", TINY / "quiz.jsonl", "--eval-limit", 20, "--threads", 1,
+        "--quiet")
+
+
+def dense_run(folder):
+    moe("train", TINY / "model", "-o", folder / "dense", "--data", TINY / "instruct.jsonl", "--config", TINY / "tune.toml", "--steps", 1,
+        "--threads", 1, "--quiet")
+
+
+def hostile_run(folder):
+    run = folder / ("hostile" + "-very-long-name" * 8)
+    run.mkdir()
+    (run / "settings.toml").write_text(f'[train]\nsteps = 2\nmodel = "{HOSTILE}"\n')
+    (run / "samples.jsonl").write_text(json.dumps({"step": 0, "prompt": HOSTILE, "text": "\u202e" + "long" * 400}) + "\n")
+    (run / "starts.jsonl").write_text(json.dumps({"step": 0, "machine": HOSTILE, "notes": [HOSTILE]}) + "\n")
+    lines = [{"step": 1, "loss": None, "lr": 0, "grad_norm": None, "tokens_per_second": 1e300, "skipped_steps": 1},
+             {"step": 2, "loss": 1e-9, "lr": 0, "grad_norm": 1e9, "tokens_per_second": 1, "tasks": {HOSTILE: {"acc": 0.5}}}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    moe("report", run)
+    return run
+
+
+def long_run(folder, steps=200_000):
+    run = folder / "long"
+    run.mkdir()
+    with open(run / "metrics.jsonl", "w") as out:
+        for step in range(1, steps + 1):
+            line = {"step": step, "loss": 2 + 8 / step ** 0.3 + 0.2 * math.sin(step * 1.7), "grad_norm": 50 if step == 777 else 1,
+                    "lr": 1e-5 * (1 - step / steps / 2), "tokens_per_second": 5000 + 99 * math.sin(step), "total_tokens": 1024 * step,
+                    "seconds": 0.2, "experts_per_token": 1.5, "load_max_over_mean": 1 + step / steps,
+                    "layers": [{"layer": layer, "load": [100 + (e * step) % 31 for e in range(8)]} for layer in (0, 2)]}
+            out.write(json.dumps(line) + "\n")
+    moe("report", run)
+
+
+class Check:
+    def __init__(self, browser, shots):
+        self.browser, self.shots, self.passed, self.failed = browser, shots, 0, 0
+
+    def count(self, name, wrong):
+        self.passed, self.failed = self.passed + (not wrong), self.failed + bool(wrong)
+        print(f"{'FAILED' if wrong else 'ok    '} {name}{': ' + '; '.join(wrong) if wrong else ''}")
+
+    def page(self, run, titles, most_bytes=2_000_000):
+        page = run / "report.html"
+        for width in (390, 1440):
+            for dark in (False, True):
+                self.browser.open(page, width, dark=dark)
+                wrong = self.look(titles) + self.point()
+                wrong += [] if page.stat().st_size < most_bytes else [f"{page.stat().st_size} bytes"]
+                name = f"{run.name[:20]}-{width}-{'dark' if dark else 'light'}"
+                if self.shots:
+                    self.browser.screenshot(self.shots / f"{name}.png")
+                self.count(name, wrong)
+
+    def look(self, titles):
+        browser = self.browser
+        panels = browser.evaluate(PANELS)
+        wrong = browser.complaints() + browser.requests()
+        wrong += [f"no panel {title}" for title in titles if title not in [panel["title"] for panel in panels]]
+        wrong += [f"{panel['title']} is not drawn" for panel in panels if not panel["drawn"]]
+        wrong += [f"{panel['title']} sticks out" for panel in panels if not panel["inside"]]
+        sideways = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
+        wrong += [f"scrolls sideways by {sideways}"] if sideways > 0 else []
+        contrast, text = browser.evaluate(CONTRAST)
+        wrong += [f"contrast {contrast:.2f} of '{text}'"] if contrast < 4.5 else []
+        wrong += ["a script of the run ran"] if browser.evaluate("window.broken") else []
+        return wrong
+
+    # Pointing at the first curve, or pressing a key, names one step in every panel.
+    def point(self):
+        self.browser.evaluate(POINT)
+        panels = self.browser.evaluate(PANELS)
+        wrong = [f"{panel['title']} shows no step" for panel in panels if "step" not in panel["readout"]]
+        self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}))')
+        first = self.browser.evaluate(PANELS)[0]["readout"]
+        wrong += [] if first.startswith(("step 0", "step 1", "step 2")) else [f"Home shows {first}"]
+        self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))')
+        return wrong
+
+    def without_script(self, run):
+        self.browser.open(run / "report.html", 390, script=False)
+        if self.shots:
+            self.browser.screenshot(self.shots / "no-script.png")
+        self.browser.call("Emulation.setScriptExecutionDisabled", value=False)
+        text = self.browser.evaluate("document.body.innerText")
+        self.count("without script", [f"no '{part}'" for part in ("switched off", "Loss, training", "Settings") if part not in text])
+
+
+def main():
+    if find_chromium() is None:
+        print("skipped: no chromium (apt install chromium)")
+        return 77
+    shots = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory() as name:
+        folder, browser = pathlib.Path(name), Browser()
+        check = Check(browser, shots)
+        mixture_run(folder)
+        dense_run(folder)
+        long_run(folder)
+        check.page(folder / "mixture", [*DENSE, *ROUTING, "Accuracy", "Load-balance loss", "Auxiliary losses", "Layer 0", "Layer 2"])
+        check.page(folder / "dense", DENSE)
+        check.page(folder / "long", [*DENSE, "Experts per token", "Load", "Layer 0", "Layer 2"])
+        check.page(hostile_run(folder), DENSE)
+        check.without_script(folder / "mixture")
+        browser.close()
+    print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
+    return 1 if check.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

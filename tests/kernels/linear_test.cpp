@@ -1,0 +1,80 @@
+#include "kernels/linear.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tests/support/catch.h"
+#include "tests/support/gradcheck.h"
+
+using moe::kernels::linear;  // not at::linear
+using moe::kernels::linear_in_f32;
+using moe::kernels::linear_to_f32;
+using torch::Tensor;
+
+namespace {
+
+// x rounded to bf16, in f64: what a bf16 operand is worth.
+Tensor rounded(const Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); }
+
+// A product of n terms of order 1 summed in f32 is off by at most n 2^-24 of the sum of their
+// sizes.
+constexpr double kF32Sum = 1e-5;
+// One rounding to bf16, which has 8 significant bits: 2^-8 relative; beside the f32 sum it rounds.
+constexpr double kBf16Step = 1.0 / 256 + kF32Sum;
+
+}  // namespace
+
+TEST_CASE("linear has the gradients of a product in x, weight and bias", "[kernels]") {
+  at::manual_seed(3);
+  const auto wide = at::TensorOptions(at::kDouble);
+  const Tensor upstream = at::randn({5, 7}, wide);
+  const Tensor x = at::randn({5, 3}, wide), weight = at::randn({7, 3}, wide);
+  const Tensor bias = at::randn({7}, wide);
+  CHECK(at::allclose(linear(x, weight, bias), x.mm(weight.t()) + bias, 1e-12, 1e-12));
+  const auto check = [](const std::function<Tensor(const Tensor&)>& f, const Tensor& at) {
+    CHECK(moe::test::distance(moe::test::autograd(f, at), moe::test::finite_difference(f, at)) <
+          moe::test::kGradTolerance);
+  };
+  check([&](const Tensor& in) { return (linear(in, weight, bias) * upstream).sum(); }, x);
+  check([&](const Tensor& in) { return (linear(x, in, bias) * upstream).sum(); }, weight);
+  check([&](const Tensor& in) { return (linear(x, weight, in) * upstream).sum(); }, bias);
+  check([&](const Tensor& in) { return (linear_to_f32(x, in) * upstream).sum(); }, weight);
+  check([&](const Tensor& in) { return (linear_in_f32(in, weight) * upstream).sum(); }, x);
+}
+
+TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's gradient",
+          "[kernels]") {
+  at::manual_seed(4);
+  for (const int64_t rows : {0, 1, 31, 33}) {
+    const Tensor x = at::randn({rows, 19}).to(at::kBFloat16).requires_grad_(true);
+    const Tensor weight = at::randn({23, 19}).requires_grad_(true);  // f32: the master copy
+    const Tensor bias = at::randn({23}).requires_grad_(true);
+    const Tensor y = linear(x, weight, bias);
+    CHECK(y.scalar_type() == at::kBFloat16);
+    const Tensor exact = rounded(x).mm(rounded(weight).t()) + bias.to(at::kDouble);
+    CHECK(at::allclose(y.to(at::kDouble), exact, kBf16Step, kF32Sum));
+    CHECK(at::allclose(linear_to_f32(x, weight).to(at::kDouble),
+                       rounded(x).mm(rounded(weight).t()),
+                       kF32Sum,
+                       kF32Sum));
+    CHECK(at::allclose(linear_in_f32(x, weight).to(at::kDouble),
+                       rounded(x).mm(weight.to(at::kDouble).t()),
+                       kF32Sum,
+                       kF32Sum));
+
+    const Tensor upstream = at::randn({rows, 23}).to(at::kBFloat16);
+    const auto gradients = torch::autograd::grad({y}, {x, weight, bias}, {upstream});
+    CHECK(gradients[0].scalar_type() == at::kBFloat16);
+    CHECK(gradients[1].scalar_type() == at::kFloat);
+    CHECK(gradients[2].scalar_type() == at::kFloat);
+    CHECK(at::allclose(
+        gradients[0].to(at::kDouble), rounded(upstream).mm(rounded(weight)), kBf16Step, kF32Sum));
+    CHECK(at::allclose(
+        gradients[1].to(at::kDouble), rounded(upstream).t().mm(rounded(x)), kF32Sum, kF32Sum));
+    CHECK(at::allclose(gradients[2].to(at::kDouble), rounded(upstream).sum(0), kF32Sum, kF32Sum));
+  }
+}
+
+TEST_CASE("linear refuses shapes that do not fit", "[kernels]") {
+  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 5})));
+  CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 3}), at::zeros({5})));
+}

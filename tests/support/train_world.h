@@ -1,0 +1,95 @@
+#pragma once
+// A run of training small enough for a test: a tiny folder, dense or upcycled, rows that it can
+// learn, and settings for a dozen steps.
+
+#include <sstream>
+
+#include "core/base/error.h"
+#include "core/model/upcycle.h"
+#include "core/train/trainer.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe::test {
+
+// 24 rows that repeat a short pattern, so that a model can learn them in a few steps.
+inline void write_rows(const std::filesystem::path& file) {
+  std::string text;
+  for (int row = 0; row < 24; ++row) {
+    std::vector<int> ids;
+    for (int t = 0; t < 8 + row % 5; ++t) {
+      ids.push_back(3 + (row % 4) * 5 + t % 5);
+    }
+    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+  }
+  write_file(file, text);
+}
+
+// A tiny dense folder, its upcycled child and rows to train on.
+struct TrainWorld {
+  TempDir dir;
+  train::TrainSettings settings;
+
+  explicit TrainWorld(const std::string& router = "") {
+    write_tiny_checkpoint(dir / "dense");
+    write_rows(dir / "rows.jsonl");
+    settings.model = dir / "dense";
+    if (!router.empty()) {
+      const io::Checkpoint parent(dir / "dense");
+      model::UpcycleSettings upcycle;
+      upcycle.out = settings.model = dir / "moe";
+      upcycle.experts = 4;
+      upcycle.router = route::parse_router(router);
+      upcycle.ep_ranks = 2;
+      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
+    }
+    settings.run = dir / "run";
+    settings.data = {dir / "rows.jsonl"};
+    settings.steps = 12;
+    settings.micro_batch = 4;
+    settings.lr = 1e-2;
+  }
+
+  std::vector<train::StepRecord> train() {
+    std::vector<train::StepRecord> records;
+    train::TrainCallbacks callbacks;
+    callbacks.on_step = [&](const train::StepRecord& record) { records.push_back(record); };
+    train::train(settings, callbacks);
+    return records;
+  }
+};
+
+inline std::vector<double> losses(const std::vector<train::StepRecord>& records) {
+  std::vector<double> values;
+  for (const auto& record : records) {
+    values.push_back(record.loss);
+  }
+  return values;
+}
+
+// All of metrics.jsonl but times and rates.
+inline std::string steady_metrics(const std::filesystem::path& run) {
+  std::istringstream lines(read_file(run / "metrics.jsonl"));
+  std::string steady;
+  for (std::string line; std::getline(lines, line);) {
+    OrderedJson json = OrderedJson::parse(line);
+    json.erase("seconds");
+    json.erase("tokens_per_second");
+    json.erase("peak_memory_bytes");
+    json.erase("data_wait_seconds");
+    steady += json.dump() + "\n";
+  }
+  return steady;
+}
+
+// Trains until `stop` steps are done, then is asked to stop.
+inline void train_until(TrainWorld& world, int64_t stop) {
+  train::TrainCallbacks callbacks;
+  int64_t done = 0;
+  callbacks.on_step = [&](const train::StepRecord& record) { done = record.step; };
+  callbacks.stop_requested = [&] { return done == stop; };
+  CHECK_THROWS_AS(train::train(world.settings, callbacks), Interrupted);
+}
+
+}  // namespace moe::test
