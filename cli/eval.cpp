@@ -16,11 +16,11 @@ namespace {
 
 struct EvalFlags {
   eval::EvalSettings settings;
-  std::string requests, bos = "auto", device;
+  std::string requests, bos = "auto", compat = "current", device;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by;
   int threads = 0;
-  bool quiet = false, json = false;
+  bool quiet = false, json = false, list = false, items = false;
 };
 
 void check_stats(const EvalFlags& flags) {
@@ -33,6 +33,9 @@ void check_stats(const EvalFlags& flags) {
 }
 
 void check(const EvalFlags& flags) {
+  if (flags.settings.model.empty()) {
+    throw UserError("MODEL is missing: moe eval MODEL --tasks ..; --list shows the tasks");
+  }
   std::vector<std::string> given;
   for (const auto& [flag, is_given] : {std::pair("--tasks", !flags.settings.tasks.empty()),
                                        std::pair("--requests", !flags.requests.empty()),
@@ -51,6 +54,12 @@ void check(const EvalFlags& flags) {
   }
   if (flags.settings.tasks.empty() && !flags.settings.out.empty()) {
     throw UserError("{} prints its results to standard output; leave out -o", given.front());
+  }
+  if (flags.settings.tasks.empty() && !flags.settings.against.empty()) {
+    throw UserError("{} has nothing to compare; --against needs --tasks", given.front());
+  }
+  if (flags.items && flags.settings.against.empty()) {
+    throw UserError("--items lists where two runs differ; give --against DIR too");
   }
   check_stats(flags);
 }
@@ -88,6 +97,9 @@ void print_routing(const eval::RunReport& report) {
     if (report.router.empty()) {
       return;
     }
+    if (!task.answers.empty()) {
+      continue;  // not counted while answers are written
+    }
     fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                task.loaded.task.name,
                report.router,
@@ -111,6 +123,9 @@ void run_tasks(const EvalFlags& flags, Display& display) {
     return;
   }
   fmt::print("{}", eval::results_table(report));
+  if (flags.items) {
+    fmt::print("\n{}", eval::to_item_list(report.against));
+  }
   print_routing(report);
 }
 
@@ -137,10 +152,15 @@ void run_texts(const EvalFlags& flags, Display& display) {
 }
 
 void run(EvalFlags& flags) {
+  if (flags.list) {
+    fmt::print("{}", eval::task_list());
+    return;
+  }
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
   apply_threads(flags.threads);
   flags.settings.bos = eval::parse_bos(flags.bos);
+  flags.settings.compat = eval::parse_compat(flags.compat);
   Display display(flags.quiet);
   if (!flags.settings.tasks.empty()) {
     run_tasks(flags, display);
@@ -155,20 +175,20 @@ void run(EvalFlags& flags) {
 }
 
 void add_input_flags(CLI::App& command, EvalFlags& flags) {
-  command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE")->required();
+  command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE");
   command
       .add_option("--tasks",
                   flags.settings.tasks,
-                  "logiqa, arc_easy, arc_challenge, piqa, hellaswag, or FILE.jsonl: lines of "
-                  "{\"question\" or \"context\", \"choices\", \"answer\"}; a question is asked as "
-                  "'Question: ..' and a line 'Answer:', a context as it stands; a choice follows "
-                  "after a space")
+                  "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
+                  "words of the harness's task files, QUIZ.jsonl with lines of {\"question\" or "
+                  "\"context\", \"choices\", \"answer\"}")
       ->delimiter(',');
   command.add_option(
       "--data",
       flags.settings.data,
-      "folder of the benchmarks' own files: logiqa/Test.txt, arc/ARC-Easy-Test.jsonl, "
-      "piqa/valid.jsonl, hellaswag/hellaswag_val.jsonl, ..");
+      "folder of the benchmarks' own files, or of JSONL and CSV exported from the Hub's data sets "
+      "(--list says where each is expected)");
+  command.add_flag("--list", flags.list, "show all tasks and groups, and where their files belong");
   command.add_option("--requests",
                      flags.requests,
                      "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
@@ -178,6 +198,23 @@ void add_input_flags(CLI::App& command, EvalFlags& flags) {
                   flags.settings.limit,
                   "only the first N questions of each task, requests, or texts of each file")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+}
+
+void add_rule_flags(CLI::App& command, EvalFlags& flags) {
+  command
+      .add_option("--num-fewshot",
+                  flags.settings.shots,
+                  "examples before each question, drawn as lm-evaluation-harness draws them")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}));
+  command.add_option("--compat",
+                     flags.compat,
+                     "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or "
+                     "0.4.1, the papers' time");
+  command.add_option("--against",
+                     flags.settings.against,
+                     "folder of another run's sample logs: print the differences, with McNemar's "
+                     "test");
+  command.add_flag("--items", flags.items, "with --against: list the questions that differ");
 }
 
 void add_stats_flags(CLI::App& command, EvalFlags& flags) {
@@ -221,6 +258,7 @@ void add_eval(CLI::App& app) {
   auto* command = app.add_subcommand("eval", "zero-shot accuracy on benchmark files");
   auto flags = std::make_shared<EvalFlags>();
   add_input_flags(*command, *flags);
+  add_rule_flags(*command, *flags);
   command->add_option(
       "-o,--out", flags->settings.out, "folder for results.json and samples_*.jsonl");
   add_stats_flags(*command, *flags);

@@ -1,11 +1,13 @@
 #include "core/eval/evaluate.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/eval/runner.h"
 #include "core/eval/task_requests.h"
 #include "core/eval/text_windows.h"
-#include "core/io/checkpoint.h"
+#include "core/eval/written_answers.h"
 
 namespace moe::eval {
 namespace {
@@ -18,60 +20,6 @@ void tell(const EvalEvents& events, const std::string& sentence) {
   if (events.note) {
     events.note(sentence);
   }
-}
-
-// The folder without its weights: enough to refuse, or to tokenise.
-struct Subject {
-  io::Checkpoint checkpoint;
-  model::ModelConfig config;
-  io::Tokenizer tokenizer;
-  route::ResolvedRouter routing;
-  bool adds_bos = false;
-};
-
-route::ResolvedRouter resolve_router(const model::ModelConfig& config,
-                                     const EvalSettings& settings) {
-  if (config.moe) {
-    const model::MoeConfig& moe = *config.moe;
-    const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
-    return route::override_router(
-        stored, settings.router, settings.force, route::Purpose::kEvaluate);
-  }
-  if (settings.router.any()) {
-    throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
-  }
-  return {};
-}
-
-Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
-  io::Checkpoint checkpoint(settings.model);
-  model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
-  if (!settings.stats.empty()) {
-    if (!config.moe) {
-      throw UserError("{}: this model is dense, it routes nothing to count; leave out --stats",
-                      settings.model.string());
-    }
-    check_stats_file(settings.stats, settings.force);
-  }
-  route::ResolvedRouter routing = resolve_router(config, settings);
-  io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
-  const bool adds_bos = resolve_bos(settings.bos, tokenizer);
-  for (const auto& note : routing.notes) {
-    tell(events, note);
-  }
-  return {
-      std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing), adds_bos};
-}
-
-TextEncoder encoder_of(const Subject& subject) {
-  return make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
-}
-
-ScoreSettings score_settings(const EvalSettings& settings, const Subject& subject) {
-  return {{subject.routing.router, subject.routing.ep_ranks},
-          settings.batch_tokens,
-          settings.group_tokens};
 }
 
 int64_t count_cut(const std::vector<Request>& requests) {
@@ -106,6 +54,9 @@ void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
                      loaded.total_questions,
                      whole));
   }
+  for (const auto& note : loaded.notes) {
+    tell(events, note);
+  }
 }
 
 // One for each of text_pairs(questions).
@@ -127,87 +78,6 @@ std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
   return labels;
 }
 
-int64_t group_tokens(const EvalSettings& settings, const Subject& subject) {
-  return routes_in_groups(subject.config, subject.routing.router)
-             ? settings.group_tokens * subject.routing.ep_ranks
-             : 0;
-}
-
-// What is known of a mixture's routing before anything is run.
-RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
-  const auto& router = subject.routing.router;
-  RoutingStats stats;
-  stats.model = settings.model.string();
-  stats.router = route::to_string(router);
-  stats.ep_ranks = subject.routing.ep_ranks;
-  stats.experts = subject.config.moe->experts;
-  if (router.family == route::Family::kTopK) {
-    stats.k = router.k;
-    stats.has_fr = router.fr && router.k < stats.experts;
-  }
-  stats.group_tokens = group_tokens(settings, subject);
-  stats.row_bytes = subject.config.hidden_size * static_cast<int64_t>(sizeof(float));
-  stats.by = settings.stats_by;
-  stats.moe_layers = subject.config.moe->layers;
-  return stats;
-}
-
-// Scores requests and gathers what their routing says.
-class Runner {
- public:
-  Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
-      : llama_(model::Llama::load(subject.checkpoint)),
-        events_(events),
-        settings_(score_settings(settings, subject)) {
-    if (subject.config.moe) {
-      stats_ = stats_head(settings, subject);
-    }
-    if (stats_ && settings.stats_by.any()) {
-      tally_.emplace(subject.tokenizer, subject.config.vocab_size, stats_->moe_layers.size());
-      settings_.routing.count_tokens = true;
-      settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
-    }
-  }
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
-
-  Scores run(const std::string& what,
-             const std::vector<Request>& requests,
-             const std::vector<RequestLabel>& labels) {
-    if (events_.start) {
-      events_.start(what, static_cast<int64_t>(requests.size()));
-    }
-    if (tally_) {
-      tally_->begin(requests, labels);
-    }
-    Scores scores = score_requests(llama_, requests, settings_, events_.progress);
-    if (stats_) {
-      stats_->add(scores);
-      stats_->tasks.push_back(
-          {what, scores.counters, tally_ ? tally_->gold() : std::vector<TokenCounts>()});
-    }
-    return scores;
-  }
-
-  // The statistics of a mixture, written to their file where one is wanted.
-  std::optional<RoutingStats> finish(const std::filesystem::path& file) {
-    if (stats_ && tally_) {
-      stats_->tokens = tally_->finish();
-    }
-    if (stats_ && !file.empty()) {
-      write_stats(*stats_, file);
-    }
-    return stats_;
-  }
-
- private:
-  model::Llama llama_;
-  const EvalEvents& events_;
-  ScoreSettings settings_;
-  std::optional<RoutingStats> stats_;
-  std::optional<TokenTally> tally_;
-};
-
 RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   RunReport report;
   report.model = settings.model.string();
@@ -216,6 +86,7 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   report.adds_bos = subject.adds_bos;
   report.limit = settings.limit;
   report.batch_tokens = settings.batch_tokens;
+  report.compat = settings.compat;
   if (subject.config.moe) {
     report.router = route::to_string(subject.routing.router);
     report.ep_ranks = subject.routing.ep_ranks;
@@ -224,31 +95,102 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   return report;
 }
 
+// What the model is asked: scores of requests, or answers to prompts.
+struct EncodedTask {
+  std::vector<Request> requests;
+  std::vector<std::vector<int64_t>> prompts;
+};
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
+  EncodedTask encoded;
+  if (loaded.task.output != OutputType::kGenerateUntil) {
+    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
+    return encoded;
+  }
+  for (const auto& question : loaded.questions) {
+    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
+  }
+  return encoded;
+}
+
+// How answers are written where that differs from how requests are scored.
+void tell_writing(const EvalEvents& events,
+                  const EvalSettings& settings,
+                  const Subject& subject,
+                  const std::vector<EncodedTask>& tasks) {
+  const bool any = std::any_of(
+      tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
+  if (any && group_tokens(settings, subject) > 0) {
+    tell(events,
+         "answers are written without a capacity and without +fr, as moe generate routes: a "
+         "token's expert must not depend on what is computed beside it");
+  }
+  if (any && !settings.stats.empty()) {
+    tell(events, "routing is not counted while answers are written; --stats leaves them out");
+  }
+}
+
+std::vector<std::string> names_of(const std::vector<LoadedTask>& tasks) {
+  std::vector<std::string> names;
+  for (const auto& loaded : tasks) {
+    names.push_back(loaded.task.name);
+  }
+  return names;
+}
+
+void add_differences(RunReport& report, const OtherRun& other) {
+  for (const auto& task : report.tasks) {
+    if (const auto found = other.find(task.loaded.task.name); found != other.end()) {
+      for (auto& difference : compare(task, found->second)) {
+        report.against.push_back(std::move(difference));
+      }
+    }
+  }
+}
+
+TaskReport run_task(Runner& runner,
+                    LoadedTask loaded,
+                    const EncodedTask& encoded,
+                    int64_t resamples) {
+  if (loaded.task.output == OutputType::kGenerateUntil) {
+    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
+    return make_written_report(std::move(loaded), std::move(answers));
+  }
+  Scores scores = runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions));
+  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
+  report.cut_choices = count_cut(encoded.requests);
+  return report;
+}
+
 }  // namespace
 
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
-  std::vector<LoadedTask> tasks = load_tasks(settings.tasks, settings.data, settings.limit);
+  std::vector<LoadedTask> tasks =
+      load_tasks(settings.tasks, settings.data, settings.limit, {settings.compat, settings.shots});
   if (!settings.out.empty()) {
     check_output(report_files(settings.out, tasks), settings.force);
   }
+  const OtherRun other =
+      settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
   const Subject subject = open_subject(settings, events);
-  const TextEncoder encoder = encoder_of(subject);
-  std::vector<std::vector<Request>> requests;
+  const TextEncoder encoder = encoder_of(subject, settings.compat);
+  std::vector<EncodedTask> encoded;
   for (const auto& loaded : tasks) {
     tell_subset(events, loaded);
-    requests.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
-    tell_cut(events, loaded.task.name, count_cut(requests.back()), encoder.window);
+    encoded.push_back(encode_task(encoder, loaded));
+    tell_cut(events, loaded.task.name, count_cut(encoded.back().requests), encoder.window);
   }
+  tell_writing(events, settings, subject, encoded);
   Runner runner(settings, subject, events);
   RunReport report = report_head(settings, subject);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks.size(); ++i) {
-    Scores scores = runner.run(tasks[i].task.name, requests[i], labels_of(tasks[i].questions));
-    report.tasks.push_back(make_task_report(std::move(tasks[i]), std::move(scores)));
-    report.tasks.back().cut_choices = count_cut(requests[i]);
+    report.tasks.push_back(run_task(runner, std::move(tasks[i]), encoded[i], settings.resamples));
   }
   report.seconds = now_seconds() - begin;
   report.routing = runner.finish(settings.stats);
+  add_averages(report, settings.tasks);
+  add_differences(report, other);
   if (!settings.out.empty()) {
     write_report(report, settings.out);
   }
@@ -263,7 +205,7 @@ Scores evaluate_requests(const EvalSettings& settings,
     pairs.resize(static_cast<size_t>(*settings.limit));
   }
   const Subject subject = open_subject(settings, events);
-  const TextEncoder encoder = encoder_of(subject);
+  const TextEncoder encoder = encoder_of(subject, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
   Runner runner(settings, subject, events);
@@ -282,8 +224,10 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
         "mixture of experts",
         settings.model.string());
   }
-  const TextWindows windows = read_text_windows(
-      files, encoder_of(subject), std::max<int64_t>(0, subject.tokenizer.eos_id()), settings.limit);
+  const TextWindows windows = read_text_windows(files,
+                                                encoder_of(subject, settings.compat),
+                                                std::max<int64_t>(0, subject.tokenizer.eos_id()),
+                                                settings.limit);
   Runner runner(settings, subject, events);
   runner.run("texts", windows.requests, windows.labels);
   return *runner.finish(settings.stats);

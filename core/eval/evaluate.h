@@ -16,7 +16,7 @@ namespace moe::eval {
 
 struct EvalSettings {
   std::filesystem::path model;
-  std::vector<std::string> tasks;  // names or quiz files (tasks.h)
+  std::vector<std::string> tasks;  // names of tasks and groups, or files of one's own (tasks.h)
   std::filesystem::path data;      // --data
   std::filesystem::path out;       // empty = no files
   bool force = false;              // replace files in `out`; also allows a change of gate
@@ -25,8 +25,12 @@ struct EvalSettings {
   int64_t batch_tokens = 4096;
   int64_t group_tokens = 4096;  // per logical rank
   route::RouterRequest router;
-  std::filesystem::path stats;  // statistics file of a mixture's routing; empty = none
-  StatsBy stats_by;             // what it splits by
+  std::filesystem::path stats;         // statistics file of a mixture's routing; empty = none
+  StatsBy stats_by;                    // what it splits by
+  Compat compat = Compat::kCurrent;    // whose definitions and defaults
+  std::optional<int64_t> shots = {};   // --num-fewshot; none = as the task says
+  std::filesystem::path against = {};  // another run's folder, to compare with; empty = none
+  int64_t resamples = 100000;          // of a bootstrapped standard error; 0 = none
 };
 
 // What the caller shows while it goes on. All may be empty.

@@ -1,6 +1,6 @@
 #pragma once
-// The benchmarks' own files, one reader a format: file -> documents, checked, in the field names
-// (and with the changes to the text) of the data set that lm-evaluation-harness loads.
+// The benchmarks' own files, one reader a format: file -> documents, checked, in the fields (and
+// with the changes to the text) of the Hub's data set that lm-evaluation-harness loads.
 
 #include <filesystem>
 #include <string>
@@ -13,7 +13,7 @@ namespace moe::eval {
 
 struct Document {
   OrderedJson fields;
-  std::string where;  // file and line, for messages
+  std::string where;  // file and line (or entry), for messages
 };
 using Files = std::vector<std::filesystem::path>;
 
@@ -24,17 +24,53 @@ using Files = std::vector<std::filesystem::path>;
 std::vector<Document> read_logiqa(const Files& files);
 
 // {"id", "question", "choices": {"text": [..], "label": [..]}, "answerKey"}; the answerKey is among
-// the labels.
+// the labels. CommonsenseQA has "question_concept" after "question".
 std::vector<Document> read_arc(const Files& files);
+std::vector<Document> read_commonsense_qa(const Files& files);
+
+// {"id", "question_stem", "choices": {..}, "answerKey"}. Tab-separated, with a header: id, stem,
+// choices as "(A) .. (B) ..", both in one text, key.
+std::vector<Document> read_openbookqa(const Files& files);
 
 // {"goal", "sol1", "sol2", "label": 0|1}. Files: valid.jsonl, valid-labels.lst with one label a
 // line.
 std::vector<Document> read_piqa(const Files& files);
 
-// The authors' fields in the Hub's order and "query", "choices", "gold" as the harness's
-// process_docs adds them.
+// The authors' fields in the Hub's order; process_hellaswag adds "query", "choices" and "gold" as
+// the harness's process_docs does.
 std::vector<Document> read_hellaswag(const Files& files);
+void process_hellaswag(OrderedJson& fields);
 std::string preprocess_hellaswag(std::string_view text);  // the harness's function of that name
+
+// {"question", "subject", "choices": [4], "answer": 0..3}. CSV without header: question, four
+// choices, letter.
+std::vector<Document> read_mmlu(const Files& files, const std::string& subject);
+
+// {"question", "mc1_targets": {"choices", "labels"}, "mc2_targets": {..}}: mc_task.json, an array.
+std::vector<Document> read_truthfulqa(const Files& files);
+
+// {"input", "target"}: {"examples": [..]}.
+std::vector<Document> read_bbh(const Files& files);
+// The same from BIG-Bench-Hard's cot-prompts/TASK.txt: the questions, and what stands after "So the
+// answer is".
+std::vector<Document> read_bbh_prompts(const Files& files);
+
+// SuperGLUE's nested ones, flattened: a document for each answer (MultiRC: "paragraph", "question",
+// "answer", "idx", "label") or each query (ReCoRD: "passage", "query", "entities", "answers",
+// "idx", both lists sorted and without doubles), and WSC with the Hub's "wsc.fixed" spans.
+std::vector<Document> read_multirc(const Files& files);
+std::vector<Document> read_record(const Files& files);
+std::vector<Document> read_wsc(const Files& files);
+
+// {"sentence" with "_" for the blank, "option1", "option2", "answer": "1"|"2"}: the authors' JSON
+// lines, or llm-foundry's {"context_options", "continuation", "gold"}, cut back at the last common
+// space.
+std::vector<Document> read_winogrande(const Files& files);
+
+// {"text"}: OpenAI's {"text"} a line, or llm-foundry's {"context", "continuation"}; and the
+// authors' plain text, a passage a line.
+std::vector<Document> read_lambada(const Files& files);
+std::vector<Document> read_lambada_text(const Files& files);
 
 // One's own quiz: {"question" | "context", "choices": [2 or more], "answer", "gold"}. `answer` may
 // be the index of a choice from 0, its whole text, or its letter (A is the first); text wins over
@@ -46,5 +82,8 @@ std::vector<Document> read_quiz(const Files& files);
 std::vector<std::string> get_strings(const Json& json,
                                      const std::string& key,
                                      const std::string& where);
+// The array, or the object, `key`; UserError when it is missing or of another type.
+const Json& get_array(const Json& json, const std::string& key, const std::string& where);
+const Json& get_object(const Json& json, const std::string& key, const std::string& where);
 
 }  // namespace moe::eval

@@ -1,5 +1,6 @@
 #include "core/eval/live_tasks.h"
 
+#include "core/base/error.h"
 #include "core/eval/report.h"
 #include "core/eval/task_requests.h"
 #include "core/io/checkpoint.h"
@@ -17,6 +18,12 @@ LiveTasks::LiveTasks(const std::filesystem::path& folder,
   const TextEncoder encoder =
       make_encoder(tokenizer, resolve_bos(Bos::kAuto, tokenizer), config.max_position_embeddings);
   for (const auto& loaded : tasks_) {
+    if (loaded.task.output == OutputType::kGenerateUntil) {
+      throw UserError(
+          "task {}: its answers are written token by token, which would hold up training; leave it "
+          "out and run moe eval on the checkpoints",
+          loaded.task.name);
+    }
     requests_.push_back(encode_requests(encoder, text_pairs(loaded.questions)));
   }
 }
@@ -28,7 +35,8 @@ std::map<std::string, std::map<std::string, Mean>> LiveTasks::run(
   settings.routing = routing;
   for (size_t task = 0; task < tasks_.size(); ++task) {
     Scores scores = score_requests(llama, requests_[task], settings);
-    means[tasks_[task].task.name] = make_task_report(tasks_[task], std::move(scores)).metrics;
+    means[tasks_[task].task.name] =
+        make_task_report(tasks_[task], std::move(scores), /*resamples=*/0).metrics;
   }
   return means;
 }

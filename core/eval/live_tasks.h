@@ -17,7 +17,7 @@ namespace moe::eval {
 class LiveTasks {
  public:
   // `folder` has the tokenizer and the config of the models to come. UserError: what load_tasks
-  // says, a folder without tokenizer, nothing to score.
+  // says, a folder without tokenizer, nothing to score, a task whose answers are written.
   LiveTasks(const std::filesystem::path& folder,
             const std::vector<std::string>& names,
             const std::filesystem::path& data,

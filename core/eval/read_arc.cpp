@@ -1,5 +1,5 @@
-// ARC, Easy and Challenge: JSON lines with a stem, labelled choices (A-E or 1-5) and the label of
-// the right one.
+// ARC, Easy and Challenge, and CommonsenseQA: JSON lines with a stem, labelled choices (A-E or 1-5)
+// and the label of the right one.
 #include <algorithm>
 
 #include "core/base/error.h"
@@ -10,25 +10,11 @@
 namespace moe::eval {
 namespace {
 
-const Json& get_member(const Json& json,
-                       const char* key,
-                       Json::value_t type,
-                       const std::string& where) {
-  const auto found = json.find(key);
-  if (found == json.end() || found->type() != type) {
-    throw UserError("{}: '{}' is missing or not {}",
-                    where,
-                    key,
-                    type == Json::value_t::array ? "an array" : "an object");
-  }
-  return *found;
-}
-
-Document read_question(const Json& json, const std::string& where) {
-  const Json& question = get_member(json, "question", Json::value_t::object, where);
+Document read_question(const Json& json, const std::string& where, bool has_concept) {
+  const Json& question = get_object(json, "question", where);
   OrderedJson texts = OrderedJson::array();
   std::vector<std::string> labels;
-  for (const Json& choice : get_member(question, "choices", Json::value_t::array, where)) {
+  for (const Json& choice : get_array(question, "choices", where)) {
     if (!choice.is_object()) {
       throw UserError("{}: a choice is not an object with 'text' and 'label'", where);
     }
@@ -40,21 +26,30 @@ Document read_question(const Json& json, const std::string& where) {
     throw UserError(
         "{}: answerKey '{}' is none of the labels {}", where, printable(key), Json(labels).dump());
   }
-  return {{{"id", get_string(json, "id", where, "")},
-           {"question", get_string(question, "stem", where)},
-           {"choices", {{"text", std::move(texts)}, {"label", labels}}},
-           {"answerKey", key}},
-          where};
+  OrderedJson fields = {{"id", get_string(json, "id", where, "")},
+                        {"question", get_string(question, "stem", where)}};
+  if (has_concept) {
+    fields["question_concept"] = get_string(question, "question_concept", where);
+  }
+  fields["choices"] = {{"text", std::move(texts)}, {"label", labels}};
+  fields["answerKey"] = key;
+  return {std::move(fields), where};
+}
+
+std::vector<Document> read_questions(const Files& files, bool has_concept) {
+  std::vector<Document> documents;
+  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+    documents.push_back(read_question(json, where, has_concept));
+  }
+  return documents;
 }
 
 }  // namespace
 
-std::vector<Document> read_arc(const Files& files) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
-    documents.push_back(read_question(json, where));
-  }
-  return documents;
+std::vector<Document> read_arc(const Files& files) { return read_questions(files, false); }
+
+std::vector<Document> read_commonsense_qa(const Files& files) {
+  return read_questions(files, true);
 }
 
 }  // namespace moe::eval

@@ -53,17 +53,7 @@ Document read_scene(const Json& json, const std::string& where) {
   for (const char* key : {"source_id", "split", "split_type"}) {
     fields[key] = get_string(json, key, where, "");
   }
-  const int64_t label = read_label(json, where);
-  fields["label"] = std::to_string(label);
-  const std::string context = get_string(json, "activity_label", where) + ": " +
-                              get_string(json, "ctx_a", where) + " " +
-                              capitalize(get_string(json, "ctx_b", where));
-  fields["query"] = preprocess_hellaswag(context);
-  fields["choices"] = OrderedJson::array();
-  for (const auto& ending : endings) {
-    fields["choices"].push_back(preprocess_hellaswag(ending));
-  }
-  fields["gold"] = label;
+  fields["label"] = std::to_string(read_label(json, where));
   return {std::move(fields), where};
 }
 
@@ -72,6 +62,17 @@ Document read_scene(const Json& json, const std::string& where) {
 std::string preprocess_hellaswag(std::string_view text) {
   const std::string titled = replace_all(strip(text), " [title]", ". ");
   return replace_all(remove_brackets(titled), "  ", " ");
+}
+
+void process_hellaswag(OrderedJson& fields) {
+  const auto text = [&](const char* key) { return fields.at(key).get<std::string>(); };
+  fields["query"] = preprocess_hellaswag(text("activity_label") + ": " + text("ctx_a") + " " +
+                                         capitalize(text("ctx_b")));
+  fields["choices"] = OrderedJson::array();
+  for (const auto& ending : fields.at("endings")) {
+    fields["choices"].push_back(preprocess_hellaswag(ending.get<std::string>()));
+  }
+  fields["gold"] = text("label")[0] - '0';
 }
 
 std::vector<Document> read_hellaswag(const Files& files) {

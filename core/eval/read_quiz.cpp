@@ -75,23 +75,6 @@ Document read_question(const Json& json, const std::string& where) {
 
 }  // namespace
 
-std::vector<std::string> get_strings(const Json& json,
-                                     const std::string& key,
-                                     const std::string& where) {
-  const auto found = json.find(key);
-  if (found == json.end() || !found->is_array()) {
-    throw UserError("{}: '{}' is missing or not an array of strings", where, key);
-  }
-  std::vector<std::string> strings;
-  for (const Json& entry : *found) {
-    if (!entry.is_string()) {
-      throw UserError("{}: '{}' holds {}, it must hold strings only", where, key, entry.dump());
-    }
-    strings.push_back(entry.get<std::string>());
-  }
-  return strings;
-}
-
 std::vector<Document> read_quiz(const Files& files) {
   std::vector<Document> documents;
   for (const auto& [json, where] : read_jsonl(files.at(0))) {

@@ -1,95 +1,47 @@
+// A run in numbers: what single questions gave becomes means of tasks, groups and papers.
 #include "core/eval/report.h"
 
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/base/version.h"
+#include "core/eval/filters.h"
 
 namespace moe::eval {
 namespace {
 
-OrderedJson error_json(const Mean& mean) {
-  return mean.standard_error ? OrderedJson(*mean.standard_error) : OrderedJson("N/A");
-}
-
-OrderedJson metrics_json(const TaskReport& task) {
-  const std::string& name = task.loaded.task.name;
-  OrderedJson metrics = {{"name", name}, {"alias", name}, {"sample_len", task.scores.size()}};
-  for (const auto& metric : task.loaded.task.metrics) {
-    metrics[metric + ",none"] = task.metrics.at(metric).value;
-    metrics[metric + "_stderr,none"] = error_json(task.metrics.at(metric));
+void fill_means(TaskReport& report, int64_t resamples) {
+  std::vector<int64_t> golds;
+  for (const auto& question : report.loaded.questions) {
+    golds.push_back(question.gold);
   }
-  return metrics;
-}
-
-OrderedJson task_config_json(const Task& task) {
-  OrderedJson metrics = OrderedJson::array();
-  for (const auto& metric : task.metrics) {
-    metrics.push_back({{"metric", metric}, {"aggregation", "mean"}, {"higher_is_better", true}});
+  for (const auto& metric : report.loaded.task.metrics) {
+    report.metrics[metric.key()] =
+        aggregate(metric, report.values.at(metric.key()), golds, resamples);
   }
-  return {{"task", task.name},
-          {"output_type", "multiple_choice"},
-          {"target_delimiter", kChoiceDelimiter},
-          {"num_fewshot", 0},
-          {"metric_list", std::move(metrics)},
-          {"files", task.files}};
 }
 
-OrderedJson routing_json(const TaskReport& task) {
-  route::CounterValues sum;
-  for (const auto& layer : task.run.counters) {
-    sum.add(layer);
-  }
-  return {{"forwards", task.run.forwards},
-          {"input_tokens", task.run.input_tokens},
-          {"requests", sum.requests},
-          {"dropped_requests", sum.dropped_requests},
-          {"drop_rate", drop_rate(task)},
-          {"dropped_tokens", sum.dropped_tokens},
-          {"fr_filled", sum.fr_filled},
-          {"ir_tokens", sum.ir_tokens},
-          {"experts_per_token", sum.experts_per_token()}};
-}
-
-// Everything of ours that the harness has no name for.
-OrderedJson moe_json(const RunReport& report) {
-  OrderedJson moe = {{"version", kVersion}, {"bos", report.adds_bos}, {"seconds", report.seconds}};
+std::map<std::string, double> values_by_name(const RunReport& report) {
+  std::map<std::string, double> values;
   for (const auto& task : report.tasks) {
-    if (task.cut_choices > 0) {
-      moe["cut_choices"][task.loaded.task.name] = task.cut_choices;
+    for (const auto& [metric, mean] : task.metrics) {
+      values[task.loaded.task.name + " " + metric] = mean.value;
     }
   }
-  if (report.router.empty()) {
-    return moe;
-  }
-  moe["router"] = report.router;
-  moe["ep_ranks"] = report.ep_ranks;
-  moe["group_tokens"] = report.group_tokens == 0 ? OrderedJson() : OrderedJson(report.group_tokens);
-  for (const auto& task : report.tasks) {
-    moe["routing"][task.loaded.task.name] = routing_json(task);
-  }
-  return moe;
-}
-
-struct Row {
-  std::string task, version, n, metric, value, error;
-};
-
-std::vector<Row> table_rows(const RunReport& report) {
-  std::vector<Row> rows = {{"Task", "Version", "n", "Metric", "Value", "Stderr"}};
-  for (const auto& task : report.tasks) {
-    const auto& [name, version] = std::pair(task.loaded.task.name, task.loaded.task.version);
-    for (const auto& metric : task.loaded.task.metrics) {
-      const Mean& mean = task.metrics.at(metric);
-      rows.push_back({name,
-                      version ? fmt::format("{:.1f}", *version) : "-",
-                      fmt::format("{}", task.scores.size()),
-                      metric,
-                      fmt::format("{:.4f}", mean.value),
-                      mean.standard_error ? fmt::format("{:.4f}", *mean.standard_error) : "N/A"});
+  for (const auto& group : known_groups()) {
+    std::map<std::string, TaskAverage> tasks;
+    for (const auto& task : report.tasks) {
+      if (const auto mean = task.metrics.find(group.metric); mean != task.metrics.end()) {
+        tasks[task.loaded.task.name] = {mean->second, task.questions()};
+      }
+    }
+    const auto members = tasks_of(group);
+    const bool has_all = std::all_of(
+        members.begin(), members.end(), [&](const auto& member) { return tasks.contains(member); });
+    if (has_all && !group.metric.empty()) {
+      values[group.name + " " + group.metric] = average(group, tasks, report.compat)->mean.value;
     }
   }
-  return rows;
+  return values;
 }
 
 }  // namespace
@@ -103,84 +55,71 @@ double drop_rate(const TaskReport& report) {
   return requests == 0 ? 0.0 : static_cast<double>(dropped) / static_cast<double>(requests);
 }
 
-TaskReport make_task_report(LoadedTask loaded, Scores run) {
-  TaskReport report{std::move(loaded), {}, {}, std::move(run), 0};
-  std::map<std::string, std::vector<double>> values;
+TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples) {
+  TaskReport report{std::move(loaded), {}};
+  report.run = std::move(run);
   auto next = report.run.scores.begin();
   for (const auto& question : report.loaded.questions) {
     const auto end = next + static_cast<int64_t>(question.choices.size());
     report.scores.emplace_back(next, end);
     next = end;
-    for (const auto& [metric, value] : question_metrics(question, report.scores.back())) {
-      values[metric].push_back(value);
+    for (const auto& metric : report.loaded.task.metrics) {
+      report.values[metric.key()].push_back(metric.judge(question, report.scores.back()));
     }
   }
   MOE_CHECK(next == report.run.scores.end(), "scores left over");
   report.run.scores.clear();
-  for (const auto& [metric, all] : values) {
-    report.metrics[metric] = mean_of(all);
-  }
+  fill_means(report, resamples);
   return report;
 }
 
-OrderedJson results_json(const RunReport& report) {
-  OrderedJson json;
-  for (const auto& task : report.tasks) {
-    const std::string& name = task.loaded.task.name;
-    json["results"][name] = metrics_json(task);
-    json["group_subtasks"][name] = OrderedJson::array();
-    json["configs"][name] = task_config_json(task.loaded.task);
-    json["versions"][name] =
-        task.loaded.task.version ? OrderedJson(*task.loaded.task.version) : OrderedJson();
-    json["n-shot"][name] = 0;
-    for (const auto& metric : task.loaded.task.metrics) {
-      json["higher_is_better"][name][metric] = true;
+TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answers) {
+  TaskReport report{std::move(loaded), {}, std::move(answers)};
+  const Task& task = report.loaded.task;
+  MOE_CHECK(report.answers.size() == report.loaded.questions.size(), "{}", report.answers.size());
+  for (const auto& metric : task.metrics) {
+    for (size_t i = 0; i < report.answers.size(); ++i) {
+      report.values[metric.key()].push_back(exact_match(filtered_answer(report, metric.filter, i),
+                                                        report.loaded.questions[i].target,
+                                                        task.generation.ignores_case_and_marks));
     }
-    json["n-samples"][name] = {{"original", task.loaded.total_questions},
-                               {"effective", task.scores.size()}};
   }
-  json["config"] = {{"model", "moe"},
-                    {"model_args", "pretrained=" + report.model},
-                    {"model_dtype", report.dtype},
-                    {"batch_size", report.batch_tokens},
-                    {"batch_size_unit", "tokens"},
-                    {"device", "cpu"},
-                    {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
-                    {"bootstrap_iters", 0}};
-  json["max_length"] = report.window;
-  json["model_source"] = "moe";
-  json["model_name"] = report.model;
-  json["total_evaluation_time_seconds"] = fmt::format("{:.3f}", report.seconds);
-  json["moe"] = moe_json(report);
-  return json;
+  fill_means(report, 0);
+  return report;
 }
 
-std::string results_table(const RunReport& report) {
-  const std::vector<Row> rows = table_rows(report);
-  const auto width = [&](std::string Row::*column) {
-    size_t widest = 0;
-    for (const auto& row : rows) {
-      widest = std::max(widest, (row.*column).size());
+std::string filtered_answer(const TaskReport& report, const std::string& filter, size_t question) {
+  for (const auto& [name, apply] : report.loaded.task.generation.filters) {
+    if (name == filter) {
+      return apply(report.answers[question], report.loaded.questions[question].fields);
     }
-    return widest;
-  };
-  std::string table;
-  for (const auto& row : rows) {
-    table += fmt::format("{:<{}}  {:>{}}  {:>{}}  {:<{}}  {:>{}}  {:>{}}\n",
-                         row.task,
-                         width(&Row::task),
-                         row.version,
-                         width(&Row::version),
-                         row.n,
-                         width(&Row::n),
-                         row.metric,
-                         width(&Row::metric),
-                         row.value,
-                         width(&Row::value),
-                         row.error,
-                         width(&Row::error));
   }
-  return table;
+  MOE_CHECK(false, "no filter {}", filter);
+  return {};
+}
+
+void add_averages(RunReport& report, const std::vector<std::string>& names) {
+  for (const auto& name : groups_among(names)) {
+    const Group& group = *find_group(name);
+    std::map<std::string, TaskAverage> tasks;
+    for (const auto& task : report.tasks) {
+      // BIG-Bench-Hard of 0.4.1 has one filter, and its name does not stand in the key.
+      auto mean = task.metrics.find(group.metric);
+      mean = mean == task.metrics.end() ? task.metrics.find("exact_match") : mean;
+      if (mean != task.metrics.end()) {
+        tasks[task.loaded.task.name] = {mean->second, task.questions()};
+      }
+    }
+    if (const auto found = average(group, tasks, report.compat)) {
+      report.groups.push_back(*found);
+    }
+  }
+  for (auto& table : paper_tables(values_by_name(report))) {
+    const bool is_asked = std::find(names.begin(), names.end(), table.name) != names.end();
+    if (is_asked || table.is_complete()) {
+      report.papers.push_back(std::move(table));
+    }
+  }
 }
 
 }  // namespace moe::eval

@@ -9,17 +9,24 @@
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/eval/compare.h"
+#include "core/eval/groups.h"
 #include "core/eval/metrics.h"
+#include "core/eval/paper_tables.h"
 #include "core/eval/routing_stats.h"
+#include "core/eval/tasks.h"
 
 namespace moe::eval {
 
 struct TaskReport {
   LoadedTask loaded;
-  std::vector<std::vector<Score>> scores;  // [question][choice]
-  std::map<std::string, Mean> metrics;     // "acc", "acc_norm"
-  Scores run;               // counters and forwards (its scores are moved into `scores`)
+  std::vector<std::vector<Score>> scores;  // [question][choice]; empty where answers are written
+  std::vector<std::string> answers = {};   // [question], written
+  std::map<std::string, std::vector<double>> values = {};  // by Metric::key(), one a question
+  std::map<std::string, Mean> metrics = {};                // by Metric::key()
+  Scores run = {};          // counters and forwards (its scores are moved into `scores`)
   int64_t cut_choices = 0;  // longer than the window: scored by their end
+  int64_t questions() const { return static_cast<int64_t>(loaded.questions.size()); }
 };
 
 // What is the same for every task of a run.
@@ -37,14 +44,27 @@ struct RunReport {
   double seconds = 0;  // wall time of the scoring
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // a mixture's; its tasks are those above
+  Compat compat = Compat::kCurrent;
+  std::vector<GroupAverage> groups = {};  // of the groups asked for
+  std::vector<PaperTable> papers = {};    // those whose every column is there, or asked for
+  std::vector<Difference> against = {};   // beside another run
 };
 
-// Sums `scores` of a task's requests back into questions and means.
-TaskReport make_task_report(LoadedTask loaded, Scores run);
+// Sums `scores` of a task's requests back into questions and means. `resamples`: bootstrap samples
+// of a perplexity's standard error, 0 = none.
+TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = 100000);
+// The same of written answers.
+TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answers);
+// What a filter of the task makes of a written answer.
+std::string filtered_answer(const TaskReport& report, const std::string& filter, size_t question);
+
+// Fills groups and papers from the tasks; `names` as the user gave them.
+void add_averages(RunReport& report, const std::vector<std::string>& names);
 
 OrderedJson results_json(const RunReport& report);
 std::string samples_jsonl(const TaskReport& report);
-std::string results_table(const RunReport& report);  // task, version, n, metric, value, stderr
+// Task, version, examples, n, metric, value, standard error; then groups and papers.
+std::string results_table(const RunReport& report);
 double drop_rate(
     const TaskReport& report);  // dropped requests / requests over all MoE layers, 0..1
 

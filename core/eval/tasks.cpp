@@ -1,5 +1,4 @@
-// Prompts follow lm-evaluation-harness to the letter (versions in the table; read from 0.4.13). A
-// new multiple-choice benchmark is a reader (formats.h) and one line here.
+// Documents become questions here, by the words of their task's entry.
 #include "core/eval/tasks.h"
 
 #include <algorithm>
@@ -7,7 +6,12 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/eval/declare.h"
+#include "core/eval/few_shot.h"
+#include "core/eval/groups.h"
 #include "core/eval/lines.h"
+#include "core/eval/task_files.h"
+#include "core/eval/user_task.h"
 
 namespace moe::eval {
 
@@ -15,137 +19,72 @@ namespace fs = std::filesystem;
 
 namespace {
 
-using Strings = std::vector<std::string>;
-
-std::string text(const OrderedJson& fields, const char* key) {
-  return fields.at(key).get<std::string>();
-}
-
-// Prompts.
-
-std::string ask(const std::string& question) { return "Question: " + question + "\nAnswer:"; }
-
-std::string ask_question(const OrderedJson& fields) { return ask(text(fields, "question")); }
-
-std::string ask_goal(const OrderedJson& fields) { return ask(text(fields, "goal")); }
-
-std::string query(const OrderedJson& fields) { return text(fields, "query"); }
-
-std::string passage_and_options(const OrderedJson& fields) {
-  std::string prompt = "Passage: " + text(fields, "context") +
-                       "\nQuestion: " + text(fields, "question") + "\nChoices:\n";
-  char letter = 'A';
-  for (const auto& option : fields.at("options")) {
-    prompt += fmt::format("{}. {}\n", letter++, option.get<std::string>());
-  }
-  return prompt + "Answer:";
-}
-
-std::string ask_quiz(const OrderedJson& fields) {
-  return fields.contains("context") ? text(fields, "context") : ask_question(fields);
-}
-
-// Choices.
-
-Strings options(const OrderedJson& fields) { return fields.at("options").get<Strings>(); }
-
-Strings choice_texts(const OrderedJson& fields) {
-  return fields.at("choices").at("text").get<Strings>();
-}
-
-Strings choices(const OrderedJson& fields) { return fields.at("choices").get<Strings>(); }
-
-Strings solutions(const OrderedJson& fields) {
-  return {text(fields, "sol1"), text(fields, "sol2")};
-}
-
-// Gold.
-
-int64_t letter(const OrderedJson& fields) { return text(fields, "label")[0] - 'a'; }
-
-int64_t answer_key(const OrderedJson& fields) {
-  const auto labels = fields.at("choices").at("label").get<Strings>();
-  return std::find(labels.begin(), labels.end(), text(fields, "answerKey")) - labels.begin();
-}
-
-int64_t label(const OrderedJson& fields) { return fields.at("label").get<int64_t>(); }
-
-int64_t gold(const OrderedJson& fields) { return fields.at("gold").get<int64_t>(); }
-
-const Strings kBoth = {"acc", "acc_norm"};
-
 Task quiz_task(const fs::path& file) {
-  return {file.stem().string(), {}, 0, read_quiz, ask_quiz, choices, gold, kBoth, std::nullopt};
+  const Template question("Question: {{question}}\nAnswer:"), context("{{context}}");
+  return {.name = file.stem().string(),
+          .data = {.scored = {"", {{{file.string()}, read_quiz}}}},
+          .prompt =
+              [question, context](const OrderedJson& document) {
+                return document.contains("context") ? context(document) : question(document);
+              },
+          .choices = list("{{choices}}"),
+          .target = target("{{gold}}"),
+          .metrics = {choice_metric("acc"), choice_metric("acc_norm")},
+          .shots = {ShotRule::Sampler::kRandom, false, 0, true},
+          .is_own = true};
 }
 
-// The file that `pattern` names in `folder`. Where '*' stands, the name without anything in its
-// place wins, else the only match. Empty when there is none.
-fs::path find_file(const fs::path& folder, const std::string& pattern, const std::string& task) {
-  const size_t star = pattern.find('*');
-  if (star == std::string::npos) {
-    return fs::is_regular_file(folder / pattern) ? folder / pattern : fs::path();
+[[noreturn]] void fail_unknown(const std::string& name) {
+  std::vector<std::string> known;
+  for (const auto& task : known_tasks()) {
+    known.push_back(task.name);
   }
-  const fs::path head = folder / pattern.substr(0, star);
-  const std::string begin = head.filename().string();
-  const std::string end = pattern.substr(star + 1);
-  if (!fs::is_directory(head.parent_path())) {
-    return {};
+  for (const auto& group : known_groups()) {
+    known.push_back(group.name);
   }
-  std::vector<fs::path> matches;
-  for (const auto& entry : fs::directory_iterator(head.parent_path())) {
-    const std::string name = entry.path().filename().string();
-    if (name == begin + end) {
-      return entry.path();
-    }
-    if (name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end)) {
-      matches.push_back(entry.path());
-    }
-  }
-  if (matches.size() > 1) {
-    throw UserError(
-        "{}: {} files match {} under {}; keep one", task, matches.size(), pattern, folder.string());
-  }
-  return matches.empty() ? fs::path() : matches.front();
-}
-
-Files find_files(const Task& task, const fs::path& data) {
-  if (data.empty()) {
-    throw UserError("task {} needs --data DIR, the folder that holds {}",
-                    task.name,
-                    fmt::join(task.files, " and "));
-  }
-  if (!fs::is_directory(data)) {
-    throw UserError("--data {}: not a folder", data.string());
-  }
-  Files files;
-  for (const auto& pattern : task.files) {
-    files.push_back(find_file(data, pattern, task.name));
-    if (files.back().empty()) {
-      throw UserError(
-          "task {}: {} is not there; it is the benchmark's own file, put it there or change --data",
-          task.name,
-          (data / pattern).string());
-    }
-  }
-  return files;
+  const std::string near = nearest_name(name, known);
+  throw UserError(
+      "unknown task '{}'{}; moe eval --list shows all; or a file of your own: TASK.json, TASK.toml "
+      "or QUIZ.jsonl",
+      printable(name),
+      near.empty() ? "" : ", did you mean '" + near + "'?");
 }
 
 Task task_named(const std::string& name) {
   if (name.ends_with(".jsonl")) {
     return quiz_task(name);
   }
-  Strings known;
+  if (name.ends_with(".json") || name.ends_with(".toml")) {
+    return read_user_task(name);
+  }
   for (const auto& task : known_tasks()) {
     if (task.name == name) {
       return task;
     }
-    known.push_back(task.name);
   }
-  const std::string near = nearest_name(name, known);
-  throw UserError("unknown task '{}'{}; known: {}, or a quiz of your own: FILE.jsonl",
-                  printable(name),
-                  near.empty() ? "" : ", did you mean '" + near + "'?",
-                  fmt::join(known, ", "));
+  fail_unknown(name);
+}
+
+// The tasks that `names` stand for, each once.
+std::vector<Task> tasks_named(const std::vector<std::string>& names, Compat compat) {
+  std::vector<Task> tasks;
+  std::set<std::string> seen, given;
+  for (const auto& name : names) {
+    const Group* group = find_group(name);
+    for (const auto& one : group != nullptr ? tasks_of(*group) : std::vector<std::string>{name}) {
+      Task task = task_named(one);
+      if (group == nullptr && !given.insert(task.name).second) {
+        throw UserError("--tasks names '{}' twice; name it once", printable(task.name));
+      }
+      if (seen.insert(task.name).second) {
+        if (compat == Compat::k041 && task.to_0_4_1) {
+          task.to_0_4_1(task);
+        }
+        tasks.push_back(std::move(task));
+      }
+    }
+  }
+  return tasks;
 }
 
 // What statistics call a file: as the user gave it, or where it lies under --data.
@@ -154,101 +93,191 @@ std::string file_source(const fs::path& file, const fs::path& data) {
   return under.empty() || *under.begin() == ".." ? file.string() : under.string();
 }
 
-Question make_question(const Task& task, Document& document, const std::string& file) {
-  Question question{{},
-                    task.prompt(document.fields),
-                    task.choices(document.fields),
-                    task.gold(document.fields),
-                    document.where,
-                    source_of(document.fields, file)};
+int64_t find_gold(const Task& task, const Target& target, const Question& question) {
   const auto count = static_cast<int64_t>(question.choices.size());
-  if (count < 2) {
-    throw UserError("{}: {} in this question, at least 2 choices are needed",
-                    document.where,
-                    count == 0 ? "no choices" : "one choice");
+  if (target.index) {
+    if (*target.index >= 0 && *target.index < count) {
+      return *target.index;
+    }
+    if (!task.gold_may_be_absent) {
+      throw UserError("the right choice is number {} (from 0), there are {}", *target.index, count);
+    }
+    return -1;
   }
-  MOE_CHECK(question.gold >= 0 && question.gold < count, "{} of {}", question.gold, count);
+  const auto found = std::find(question.choices.begin(), question.choices.end(), target.text);
+  if (found == question.choices.end() && !task.gold_may_be_absent) {
+    throw UserError("the right answer '{}' is none of the choices {}",
+                    printable(target.text),
+                    printable(Json(question.choices).dump()));
+  }
+  return found == question.choices.end() ? -1 : found - question.choices.begin();
+}
+
+void add_choices(const Task& task, const OrderedJson& document, Question& question) {
+  const Target target = task.target(document);
+  question.target =
+      target.index && target.text.empty() ? std::to_string(*target.index) : target.text;
+  question.delimiter = task.delimiter;
+  if (task.output == OutputType::kLogLikelihood) {
+    question.delimiter = "";  // the target brings its own space; only examples are delimited
+    question.choices = {question.target};
+  } else if (task.output == OutputType::kMultipleChoice) {
+    question.choices = task.choices(document);
+    const size_t least = task.gold_may_be_absent ? 1 : 2;
+    if (question.choices.size() < least) {
+      throw UserError("{} in this question, at least {} are needed",
+                      question.choices.empty() ? "no choices" : "one choice",
+                      least);
+    }
+    question.gold = find_gold(task, target, question);
+  }
+}
+
+Question make_question(const Task& task,
+                       Document& document,
+                       const std::string& before,
+                       const std::string& file) {
+  Question question;
+  question.where = document.where;
+  question.source = source_of(document.fields, file);
+  try {
+    add_choices(task, document.fields, question);
+    if (task.choices_are_contexts) {
+      for (const auto& choice : question.choices) {
+        question.contexts.push_back(before + choice);
+      }
+      question.context = question.contexts.front();
+    } else {
+      question.context = before + task.prompt(document.fields);
+    }
+  } catch (const UserError& error) {
+    throw UserError("{}: {}", document.where, error.what());
+  }
   question.fields = std::move(document.fields);
   return question;
+}
+
+int64_t shots_of(const Task& task, const TaskOptions& options, LoadedTask& loaded) {
+  if (!options.shots || *options.shots == task.shots.count) {
+    return task.shots.count;
+  }
+  if (task.shots.fixed) {
+    loaded.notes.push_back(
+        fmt::format("{}: its definition has no examples of this kind, --num-fewshot {} changes "
+                    "nothing there",
+                    task.name,
+                    *options.shots));
+    return task.shots.count;
+  }
+  return *options.shots;
+}
+
+std::vector<Document> read_split(const Task& task, const Split& split, const fs::path& data) {
+  FoundFiles found = find_documents(task, split, data);
+  for (auto& document : found.documents) {
+    if (task.data.process) {
+      task.data.process(document.fields);
+    }
+  }
+  return std::move(found.documents);
+}
+
+LoadedTask load_task(const Task& task,
+                     const fs::path& data,
+                     std::optional<int64_t> limit,
+                     const TaskOptions& options) {
+  FoundFiles found = find_documents(task, task.data.scored, data);
+  const auto total = static_cast<int64_t>(found.documents.size());
+  LoadedTask loaded{task, {}, total};
+  loaded.shots = shots_of(task, options, loaded);
+  const std::vector<Document> pool =
+      loaded.shots > 0 ? read_split(task, task.data.shots, data) : std::vector<Document>();
+  ShotSampler sampler(task, pool, loaded.shots);
+  const std::string source = file_source(found.files.front(), data);
+  int64_t absent = 0;
+  found.documents.resize(static_cast<size_t>(std::min(total, limit.value_or(total))));
+  for (auto& document : found.documents) {
+    if (task.data.process) {
+      task.data.process(document.fields);
+    }
+    const std::string before = sampler.before(document.fields);
+    loaded.questions.push_back(make_question(task, document, before, source));
+    absent += loaded.questions.back().gold < 0 ? 1 : 0;
+  }
+  if (absent > 0 && task.name != "record") {
+    loaded.notes.push_back(fmt::format(
+        "{}: in {} question{} the right answer is none of the choices, which counts as wrong",
+        task.name,
+        absent,
+        absent == 1 ? "" : "s"));
+  }
+  return loaded;
 }
 
 }  // namespace
 
 const std::vector<Task>& known_tasks() {
-  static const std::vector<Task> tasks = {
-      {"logiqa",
-       {"logiqa/Test.txt"},
-       651,
-       read_logiqa,
-       passage_and_options,
-       options,
-       letter,
-       kBoth,
-       1.0},
-      {"arc_easy",
-       {"arc/ARC-Easy-Test.jsonl"},
-       2376,
-       read_arc,
-       ask_question,
-       choice_texts,
-       answer_key,
-       kBoth,
-       1.0},
-      {"arc_challenge",
-       {"arc/ARC-Challenge-Test.jsonl"},
-       1172,
-       read_arc,
-       ask_question,
-       choice_texts,
-       answer_key,
-       kBoth,
-       1.0},
-      {"piqa",
-       {"piqa/valid.jsonl", "piqa/valid-labels.lst"},
-       1838,
-       read_piqa,
-       ask_goal,
-       solutions,
-       label,
-       kBoth,
-       1.0},
-      {"hellaswag",
-       {"hellaswag/hellaswag_val*.jsonl"},
-       10042,
-       read_hellaswag,
-       query,
-       choices,
-       gold,
-       kBoth,
-       1.0},
-  };
+  static const std::vector<Task> tasks = [] {
+    std::vector<Task> all;
+    for (auto& table : {choice_tasks(), superglue_tasks(), mmlu_tasks(), bbh_tasks()}) {
+      all.insert(all.end(), table.begin(), table.end());
+    }
+    return all;
+  }();
   return tasks;
 }
 
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const fs::path& data,
-                                   std::optional<int64_t> limit) {
+                                   std::optional<int64_t> limit,
+                                   const TaskOptions& options) {
   std::vector<LoadedTask> loaded;
-  std::set<std::string> seen;
-  for (const auto& name : names) {
-    const Task task = task_named(name);
-    if (!seen.insert(task.name).second) {
-      throw UserError("--tasks names '{}' twice; name it once", printable(task.name));
-    }
-    const Files files = task.files.empty() ? Files{name} : find_files(task, data);
-    std::vector<Document> documents = task.read(files);
-    if (documents.empty()) {
-      throw UserError("{}: no questions in it", files.front().string());
-    }
-    const auto total = static_cast<int64_t>(documents.size());
-    documents.resize(static_cast<size_t>(std::min(total, limit.value_or(total))));
-    loaded.push_back({task, {}, total});
-    for (auto& document : documents) {
-      loaded.back().questions.push_back(
-          make_question(task, document, file_source(files.front(), data)));
-    }
+  for (const auto& task : tasks_named(names, options.compat)) {
+    loaded.push_back(load_task(task, data, limit, options));
   }
   return loaded;
+}
+
+std::vector<std::string> groups_among(const std::vector<std::string>& names) {
+  std::vector<std::string> groups;
+  for (const auto& name : names) {
+    if (const Group* group = find_group(name)) {
+      groups.push_back(name);
+      for (const auto& inner : groups_among(group->members)) {
+        groups.push_back(inner);
+      }
+    }
+  }
+  std::vector<std::string> once;
+  for (const auto& group : groups) {
+    if (std::find(once.begin(), once.end(), group) == once.end()) {
+      once.push_back(group);
+    }
+  }
+  return once;
+}
+
+std::string task_list() {
+  std::string text =
+      fmt::format("tasks (prompts follow lm-evaluation-harness {})\n", kHarnessVersion);
+  for (const auto& task : known_tasks()) {
+    text +=
+        fmt::format("{}  {}  {}\n    files under --data: {}\n    from {}; or exported from {}\n",
+                    task.name,
+                    task.version ? fmt::format("version {:.1f}", *task.version) : "no version",
+                    to_string(task.output),
+                    places_of(task, task.data.scored),
+                    task.data.origin,
+                    task.data.hub);
+    if (!task.shots.fixed) {
+      text += fmt::format("    examples for --num-fewshot: {}\n", places_of(task, task.data.shots));
+    }
+  }
+  text += "groups\n";
+  for (const auto& group : known_groups()) {
+    text += fmt::format("{}  {} tasks: {}\n", group.name, tasks_of(group).size(), group.about);
+  }
+  return text;
 }
 
 }  // namespace moe::eval

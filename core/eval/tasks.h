@@ -1,55 +1,44 @@
 #pragma once
-// The benchmarks, a line each: files, prompt, choices, gold, metrics. A task turns documents
-// (formats.h) into questions; everything after that is the same for all of them.
+// From the names on a command line to questions: tables, users' files, groups.
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "core/eval/formats.h"
+#include "core/eval/compat.h"
+#include "core/eval/task.h"
 
 namespace moe::eval {
 
-// A multiple-choice question, as text. The continuation of choice i is " " + choices[i].
-struct Question {
-  OrderedJson fields;  // the document, for the sample log
-  std::string context;
-  std::vector<std::string> choices;  // two or more
-  int64_t gold = 0;                  // index of the right choice
-  std::string where;                 // file and line, for messages
-  std::string source = {};           // for statistics (lines.h)
-};
-
-struct Task {
-  std::string name;
-  std::vector<std::string> files;  // under --data; one '*' in a file's name stands for any letters
-  int64_t harness_items = 0;       // questions of the split that the harness scores; 0 = any number
-  std::function<std::vector<Document>(const Files&)> read;
-  std::function<std::string(const OrderedJson&)> prompt;
-  std::function<std::vector<std::string>(const OrderedJson&)> choices;
-  std::function<int64_t(const OrderedJson&)> gold;
-  std::vector<std::string> metrics;
-  std::optional<double>
-      version;  // lm-evaluation-harness' version of the task; none for one's own quiz
-};
-
-inline constexpr const char* kChoiceDelimiter = " ";  // the harness's target_delimiter
-
 const std::vector<Task>& known_tasks();
+
+struct TaskOptions {
+  Compat compat = Compat::kCurrent;
+  std::optional<int64_t> shots = {};  // --num-fewshot
+};
 
 struct LoadedTask {
   Task task;
-  std::vector<Question> questions;  // the first `limit` of the file
-  int64_t total_questions = 0;      // before the limit
+  std::vector<Question> questions;      // the first `limit` of the file
+  int64_t total_questions = 0;          // before the limit
+  int64_t shots = 0;                    // examples before each
+  std::vector<std::string> notes = {};  // what the user should know
 };
 
-// `names`: task names of the table, or paths of JSONL files (they end in .jsonl), whose task is
-// named by the file. UserError: an unknown name (the nearest known one and all of them are told), a
-// name twice, a file that is not under `data`.
+// `names`: tasks and groups of the tables, a user's task file (.json or .toml, user_task.h), or a
+// quiz (.jsonl), which is named by its file. Tasks of several groups come once. UserError: an
+// unknown name (the nearest known one is told), a name twice, a file that is not under `data`, a
+// document that cannot be made a question (with its line).
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const std::filesystem::path& data,
-                                   std::optional<int64_t> limit);
+                                   std::optional<int64_t> limit,
+                                   const TaskOptions& options = {});
+
+// The groups of the table that are among `names`, with the groups inside them.
+std::vector<std::string> groups_among(const std::vector<std::string>& names);
+
+// --list: each task and group, its version, where its files are expected and where they come from.
+std::string task_list();
 
 }  // namespace moe::eval

@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "core/eval/punctuation.h"
+
 namespace moe::eval {
 namespace {
 
@@ -49,6 +51,16 @@ bool is_space(char32_t c) {
   return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
          c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
          c == 0x205F || c == 0x3000;
+}
+
+bool is_word(char32_t c) {
+  if (c < 0x80) {
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
+  }
+  const bool is_symbol = (c < 0xC0 && c != 0xAA && c != 0xB5 && c != 0xBA) || c == 0xD7 ||
+                         c == 0xF7 || (c >= 0x2000 && c < 0x2C00) || (c >= 0x3000 && c < 0x3040) ||
+                         c >= 0x1F000;
+  return !is_symbol && !is_space(c) && !is_punctuation(c);
 }
 
 // Upper-case letters first, first + step, .. last; the small letter stands `shift` further on.
@@ -134,7 +146,19 @@ std::string_view right_strip(std::string_view text) {
   return text.substr(0, end);
 }
 
-std::string strip(std::string_view text) {
+std::string slice(std::string_view text, int64_t begin, int64_t end) {
+  std::string result;
+  int64_t character = -1;
+  for (const char c : text) {
+    character += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1 : 0;
+    if (character >= begin && character < end) {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string_view left_strip(std::string_view text) {
   while (!text.empty()) {
     const CodePoint c = first_code_point(text);
     if (!is_space(c.value)) {
@@ -142,7 +166,58 @@ std::string strip(std::string_view text) {
     }
     text.remove_prefix(c.bytes);
   }
-  return std::string(right_strip(text));
+  return text;
+}
+
+std::string strip(std::string_view text) { return std::string(right_strip(left_strip(text))); }
+
+std::vector<std::string> split_words(std::string_view text) {
+  std::vector<std::string> words;
+  bool inside = false;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint c = first_code_point(text.substr(i));
+    const bool was_inside = inside;
+    inside = !is_space(c.value);
+    if (inside && !was_inside) {
+      words.emplace_back();
+    }
+    if (inside) {
+      words.back().append(text.substr(i, c.bytes));
+    }
+    i += c.bytes;
+  }
+  return words;
+}
+
+std::string lower(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint c = first_code_point(text.substr(i));
+    append_lower(result, c.value);
+    i += c.bytes;
+  }
+  return result;
+}
+
+bool is_word_boundary(std::string_view text, size_t at) {
+  size_t before = at;
+  while (before > 0 && (static_cast<unsigned char>(text[--before]) & 0xC0U) == 0x80U) {
+  }
+  const bool word_before = at > 0 && is_word(first_code_point(text.substr(before)).value);
+  const bool word_after = at < text.size() && is_word(first_code_point(text.substr(at)).value);
+  return word_before != word_after;
+}
+
+std::string without_punctuation(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size();) {
+    const CodePoint c = first_code_point(text.substr(i));
+    if (!is_punctuation(c.value)) {
+      result.append(text.substr(i, c.bytes));
+    }
+    i += c.bytes;
+  }
+  return result;
 }
 
 std::string capitalize(std::string_view text) {

@@ -5,19 +5,34 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace moe::eval {
 
 int64_t count_code_points(std::string_view text);  // len(text)
 
+// text[begin:end] of non-negative indices, in characters; what lies beyond the end is left out.
+std::string slice(std::string_view text, int64_t begin, int64_t end = INT64_MAX);
+
 // str.strip(), str.rstrip(): white space is Unicode's, as str.isspace() has it.
 std::string strip(std::string_view text);
+std::string_view left_strip(std::string_view text);
 std::string_view right_strip(std::string_view text);
+std::vector<std::string> split_words(std::string_view text);  // str.split()
 
 // str.capitalize(): title case for the first letter, lower case for everything after it. Exact for
 // Latin-1, Latin Extended-A, Greek (but for the final sigma) and Cyrillic; letters of other scripts
 // stay as they are.
 std::string capitalize(std::string_view text);
+
+std::string lower(std::string_view text);  // str.lower(), for the same scripts
+
+// Whether `\b` matches before byte `at` of `text` (0 .. its size). Beyond ASCII a word consists of
+// what is neither white space, nor punctuation, nor in a block of symbols.
+bool is_word_boundary(std::string_view text, size_t at);
+
+// Without the characters of Unicode's punctuation categories (P*, Unicode 14).
+std::string without_punctuation(std::string_view text);
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
 

@@ -64,7 +64,7 @@ std::vector<int64_t> generate(const Llama& model,
     if (on_token) {
       on_token(next);
     }
-    if (next == settings.eos_id) {
+    if (next == settings.eos_id || (settings.stops && settings.stops(ids))) {
       break;
     }
     fresh = {next};

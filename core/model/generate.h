@@ -14,7 +14,8 @@ struct GenerateSettings {
   double temperature = 0;  // 0 = greedy
   double top_p = 1.0;      // keep the smallest set of tokens whose probability reaches it
   uint64_t seed = 1;
-  int64_t eos_id = -1;  // stop after it; -1 = never
+  int64_t eos_id = -1;                                          // stop after it; -1 = never
+  std::function<bool(const std::vector<int64_t>&)> stops = {};  // asked after each new token
 };
 
 // The folder's router as generation wants it (SPEC section 12): dropless and without FR, so that a

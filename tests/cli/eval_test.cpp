@@ -90,6 +90,70 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
             .exit_code == 0);
 }
 
+TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
+  const RunResult result = run_moe({"eval", "--list"});
+  REQUIRE(result.exit_code == 0);
+  CHECK(contains(result.out, "\nlambada_openai  version 1.0  loglikelihood\n"));
+  CHECK(contains(result.out, "superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or .csv"));
+  CHECK(contains(result.out, "\nbbh_zeroshot  27 tasks"));
+}
+
+TEST_CASE("a task of one's own, examples, and a second run beside the first", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  std::string lines;
+  for (const char* name : {"Lily", "Tim", "Tom", "Sue", "Max"}) {
+    lines +=
+        OrderedJson({{"q", std::string("Who is ") + name}, {"a", name}, {"b", "xq"}, {"label", 0}})
+            .dump() +
+        "\n";
+  }
+  test::write_file(folder / "names.jsonl", lines);
+  test::write_file(folder / "mine.toml",
+                   "data = \"names.jsonl\"\nfewshot_data = \"names.jsonl\"\n"
+                   "doc_to_text = \"Question: {{q}}?\\nAnswer:\"\n"
+                   "doc_to_choice = [\"{{a}}\", \"{{b}}\"]\ndoc_to_target = \"{{label}}\"\n");
+  const std::string task = (folder / "mine.toml").string();
+  const std::string first = (folder / "first").string();
+  REQUIRE(run_moe({"eval", stories(), "--tasks", task, "-o", first, "--quiet"}).exit_code == 0);
+  const RunResult second = run_moe({"eval",
+                                    stories(),
+                                    "--tasks",
+                                    task,
+                                    "--num-fewshot",
+                                    "2",
+                                    "--against",
+                                    first,
+                                    "--items",
+                                    "--quiet"});
+  REQUIRE(second.exit_code == 0);
+  CHECK(contains(second.out, "mine        -      2  5  acc"));
+  CHECK(contains(second.out, "Task  Metric         n      this     other    change   stderr"));
+  const auto samples = json_lines(test::read_file(folder / "first/samples_mine.jsonl"));
+  CHECK(samples.size() == 5);
+  CHECK(samples[0]["arguments"]["gen_args_0"]["arg_0"] == "Question: Who is Lily?\nAnswer:");
+}
+
+TEST_CASE("answers are written, filtered and compared", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const RunResult result = run_moe({"eval",
+                                    stories(),
+                                    "--tasks",
+                                    "bbh_zeroshot_boolean_expressions",
+                                    "--data",
+                                    bench(),
+                                    "--limit",
+                                    "2",
+                                    "-o",
+                                    folder.path().string(),
+                                    "--quiet"});
+  REQUIRE(result.exit_code == 0);
+  CHECK(contains(result.out, "exact_match,flexible-extract"));
+  CHECK(json_lines(test::read_file(folder / "samples_bbh_zeroshot_boolean_expressions.jsonl"))
+            .size() == 4);
+}
+
 TEST_CASE("--json prints what results.json holds, and --quiet nothing else", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const RunResult result = run_moe({"eval",
@@ -183,6 +247,17 @@ TEST_CASE("a mixture reports its routing, and takes another router at test", "[c
   const RunResult dropless = run_moe(with({"--cf", "inf"}));
   REQUIRE(dropless.exit_code == 0);
   CHECK(contains(dropless.out, "no capacity, 0.00 % of requests dropped"));
+  const RunResult written = run_moe({"eval",
+                                     moe,
+                                     "--tasks",
+                                     "bbh_zeroshot_boolean_expressions",
+                                     "--data",
+                                     bench(),
+                                     "--limit",
+                                     "1"});
+  REQUIRE(written.exit_code == 0);
+  CHECK(contains(written.err, "note: answers are written without a capacity and without +fr"));
+  CHECK_FALSE(contains(written.out, "of requests dropped"));
   check_refused(with({"--ep-ranks", "3"}), "--ep-ranks 3 does not divide the 4 experts");
   check_refused(with({"--router", "relu:k=1"}), "ReLU and softmax logits mean different things");
   check_refused(with({"--router", "top1:gate=none"}), "add --force if that is meant");
@@ -284,7 +359,17 @@ TEST_CASE("what is missing is said in one sentence", "[cli]") {
                 "unknown task 'arc_eazy', did you mean 'arc_easy'?");
   check_refused({"eval", model, "--tasks", "piqa"}, "task piqa needs --data DIR");
   check_refused({"eval", model, "--tasks", "piqa", "--data", folder.path().string()},
-                "piqa/valid.jsonl is not there; it is the benchmark's own file");
+                "piqa/valid.jsonl is not there (expected under --data: piqa/valid.jsonl and "
+                "piqa/valid-labels.lst, or piqa/validation.jsonl or .csv); it comes from");
+  check_refused({"eval", "--tasks", quiz}, "MODEL is missing: moe eval MODEL --tasks ..");
+  check_refused({"eval", model, "--tasks", quiz, "--compat", "0.3"},
+                "--compat '0.3' is unknown; known: current, 0.4.1");
+  check_refused({"eval", model, "--tasks", quiz, "--items"},
+                "--items lists where two runs differ; give --against DIR too");
+  check_refused({"eval", model, "--requests", quiz, "--against", "x"},
+                "--requests has nothing to compare; --against needs --tasks");
+  check_refused({"eval", model, "--tasks", quiz, "--against", folder.path().string()},
+                "no sample log of");
   check_refused({"eval", model, "--tasks", quiz + "x.jsonl"}, "x.jsonl: no such file");
   check_refused({"eval", model, "--tasks", quiz}, "has no tokenizer.model");
   check_refused({"eval", (folder / "absent").string(), "--tasks", quiz}, "absent");

@@ -3,6 +3,7 @@
 #include "core/eval/evaluate.h"
 #include "core/io/checkpoint.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/places.h"
 #include "tests/support/user_error.h"
 
@@ -30,4 +31,8 @@ TEST_CASE("live tasks are refused as moe eval refuses them", "[eval]") {
   const auto model = test::source_folder() / "recipes/tiny/model";
   CHECK(test::user_error_of([&] { eval::LiveTasks(model, {"piqua"}, "", {}); }).find("piqa") !=
         std::string::npos);
+  MOE_NEED_SHARED_DATA();
+  CHECK(test::user_error_of([&] {
+          eval::LiveTasks(model, {"bbh_zeroshot_snarks"}, test::shared_data() / "bench", {});
+        }).find("its answers are written token by token") != std::string::npos);
 }

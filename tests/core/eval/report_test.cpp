@@ -1,6 +1,8 @@
 // What a report says, in the harness's own words.
 #include "core/eval/report.h"
 
+#include <sstream>
+
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -16,8 +18,8 @@ TaskReport two_questions() {
                               {"question", "Quéstion?"},
                               {"choices", {{"text", {"x", "long one"}}, {"label", {"A", "B"}}}},
                               {"answerKey", "B"}};
-  const Question question{
-      fields, task.prompt(fields), task.choices(fields), task.gold(fields), "file line 1"};
+  Question question{fields, task.prompt(fields), task.choices(fields), 1, "file line 1"};
+  question.target = "1";
   Scores run;
   run.scores = {{-2.5, false, 1}, {-1.25, true, 2}, {-1.0, false, 1}, {-4.0, false, 2}};
   return make_task_report({task, {question, question}, 2376}, run);
@@ -115,11 +117,55 @@ TEST_CASE("a sample line has the harness's keys, strings and hashes", "[eval]") 
         "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b");
 }
 
+TEST_CASE("groups stand beside tasks, with the harness's keys", "[eval]") {
+  RunReport report = report_of(two_questions());
+  Group group{"g", {"arc_easy"}, "", "acc", "2", "short"};
+  report.groups = {{group, {0.5, 0.25}, 2}};
+  const OrderedJson json = results_json(report);
+  CHECK(json["groups"]["g"].dump() ==
+        R"({"alias":"short","name":"g","sample_len":2,"acc,none":0.5,"acc_stderr,none":0.25,)"
+        R"("sample_count":{"acc,none":2}})");
+  CHECK(json["results"]["g"] == json["groups"]["g"]);
+  CHECK(json["versions"]["g"] == "2");
+  CHECK(json["group_subtasks"]["g"].dump() == R"(["arc_easy"])");
+  CHECK(results_table(report).find("(g)             2         2  acc       0.5000  0.2500") !=
+        std::string::npos);
+}
+
+TEST_CASE("written answers are logged once a filter", "[eval]") {
+  Task task;
+  for (const auto& known : known_tasks()) {
+    task = known.name == "bbh_zeroshot_navigate" ? known : task;
+  }
+  Question question{{{"input", "Go?"}, {"target", "Yes"}}, "Q: Go?\nA:", {}, 0, "file"};
+  question.target = "Yes";
+  const TaskReport report = make_written_report({task, {question}, 250}, {" Yes, you do"});
+  CHECK(report.metrics.at("exact_match,strict-match").value == 0.0);
+  CHECK(report.metrics.at("exact_match,flexible-extract").value == 1.0);
+  std::istringstream lines(samples_jsonl(report));
+  std::string strict, flexible;
+  std::getline(lines, strict);
+  std::getline(lines, flexible);
+  const OrderedJson sample = OrderedJson::parse(flexible);
+  CHECK(OrderedJson::parse(strict)["filtered_resps"].dump() == R"([" Yes, you do"])");
+  CHECK(sample["filter"] == "flexible-extract");
+  CHECK(sample["resps"].dump() == R"([[" Yes, you do"]])");
+  CHECK(sample["filtered_resps"].dump() == R"(["Yes"])");
+  CHECK(sample["metrics"].dump() == R"(["exact_match"])");
+  CHECK(sample["exact_match"] == 1.0);
+  CHECK(sample["arguments"].dump() ==
+        R"({"gen_args_0":{"arg_0":"Q: Go?\nA:","arg_1":{"until":["</s>","Q:","<|im_end|>"],)"
+        R"("do_sample":false,"temperature":0.0}}})");
+  const OrderedJson results = results_json(report_of(report))["results"]["bbh_zeroshot_navigate"];
+  CHECK(results["exact_match,flexible-extract"] == 1.0);
+  CHECK(results["exact_match_stderr,strict-match"] == "N/A");
+}
+
 TEST_CASE("the table is for people", "[eval]") {
   CHECK(results_table(report_of(two_questions())) ==
-        "Task      Version  n  Metric     Value  Stderr\n"
-        "arc_easy      1.0  2  acc       0.5000  0.5000\n"
-        "arc_easy      1.0  2  acc_norm  1.0000  0.0000\n");
+        "Task      Version  Shots  n  Metric     Value  Stderr\n"
+        "arc_easy      1.0      0  2  acc       0.5000  0.5000\n"
+        "arc_easy      1.0      0  2  acc_norm  1.0000  0.0000\n");
 }
 
 TEST_CASE("a report never replaces files without force, and leaves whole files only", "[eval]") {

@@ -179,29 +179,30 @@ TEST_CASE("--limit keeps the first questions and remembers how many there were",
   CHECK(load_tasks({file.string()}, "", 9).at(0).questions.size() == 3);
 }
 
-TEST_CASE("unknown tasks name the nearest one and all of them", "[eval]") {
+TEST_CASE("unknown tasks name the nearest one and where all are shown", "[eval]") {
   CHECK(user_error_of([] { load_one("arc_eazy", "."); }) ==
-        "unknown task 'arc_eazy', did you mean 'arc_easy'?; known: logiqa, arc_easy, "
-        "arc_challenge, piqa, hellaswag, or a "
-        "quiz of your own: FILE.jsonl");
+        "unknown task 'arc_eazy', did you mean 'arc_easy'?; moe eval --list shows all; or a file "
+        "of your own: TASK.json, TASK.toml or QUIZ.jsonl");
   CHECK(user_error_of([] { load_one("piqa", ""); }) ==
         "task piqa needs --data DIR, the folder that holds piqa/valid.jsonl and "
-        "piqa/valid-labels.lst");
+        "piqa/valid-labels.lst, or piqa/validation.jsonl or .csv");
   CHECK(user_error_of([] { load_one("piqa", "/no/such/folder"); }) ==
         "--data /no/such/folder: not a folder");
 }
 
-TEST_CASE("a missing benchmark file is named with the place where it was expected", "[eval]") {
+TEST_CASE("a missing benchmark file is named with all places where it may lie", "[eval]") {
   const TempDir data;
   CHECK(user_error_of([&] { load_one("logiqa", data.path()); }) ==
-        fmt::format("task logiqa: {}/logiqa/Test.txt is not there; it is the benchmark's own file, "
-                    "put it there or change "
-                    "--data",
+        fmt::format("task logiqa: {}/logiqa/Test.txt is not there (expected under --data: "
+                    "logiqa/Test.txt, or logiqa/test.jsonl or .csv); it comes from "
+                    "github.com/lgw863/LogiQA-dataset, or exported from the Hub's "
+                    "EleutherAI/logiqa; put it there or change --data",
                     data.path().string()));
   write_file(data / "piqa/valid.jsonl", "{}");
-  CHECK(user_error_of([&] {
-          load_one("piqa", data.path());
-        }).find("piqa/valid-labels.lst is not there") != std::string::npos);
+  CHECK(user_error_of([&] { load_one("piqa", data.path()); }) ==
+        fmt::format("task piqa: {0}/piqa/valid-labels.lst is not there, beside "
+                    "{0}/piqa/valid.jsonl; put it there or change --data",
+                    data.path().string()));
   CHECK(user_error_of([&] {
           load_one("hellaswag", data.path());
         }).find("hellaswag_val*.jsonl is not there") != std::string::npos);
@@ -215,6 +216,74 @@ TEST_CASE("a missing benchmark file is named with the place where it was expecte
   CHECK(user_error_of([&] {
           load_one("hellaswag", data.path());
         }).find("hellaswag_val.jsonl: the file is empty") != std::string::npos);
+}
+
+TEST_CASE("records exported from the Hub stand in for the authors' files", "[eval]") {
+  const TempDir data;
+  write_file(data / "piqa/validation.jsonl",
+             "{\"goal\": \"g\", \"sol1\": \"a\", \"sol2\": \"b\", \"label\": 1}\n");
+  const LoadedTask piqa = load_one("piqa", data.path());
+  CHECK(piqa.questions.at(0).context == "Question: g\nAnswer:");
+  CHECK(piqa.questions[0].gold == 1);
+  // Examples: PIQA's authors have a train.jsonl too, whose labels stand in another file.
+  write_file(data / "piqa/train.jsonl",
+             "{\"goal\": \"h\", \"sol1\": \"c\", \"sol2\": \"d\", \"label\": 0}\n"
+             "{\"goal\": \"h\", \"sol1\": \"c\", \"sol2\": \"d\", \"label\": 0}\n");
+  CHECK(load_tasks({"piqa"}, data.path(), std::nullopt, {Compat::kCurrent, 1})
+            .at(0)
+            .questions.at(0)
+            .context == "Question: h\nAnswer: c\n\nQuestion: g\nAnswer:");
+  write_file(data / "mmlu_anatomy/test.csv",
+             "question,subject,choices,answer\n why? ,anatomy,['p' 'q' 'r' 's'],C\n");
+  const LoadedTask mmlu = load_one("mmlu_anatomy", data.path());
+  CHECK(mmlu.questions.at(0).context ==
+        "The following are multiple choice questions (with answers) about anatomy.\n\n"
+        "why?\nA. p\nB. q\nC. r\nD. s\nAnswer:");
+  CHECK(mmlu.questions[0].gold == 2);
+  write_file(data / "arc_easy/test.jsonl",
+             "{\"id\": \"1\", \"question\": \"q\", \"choices\": {\"text\": [\"x\", \"y\"], "
+             "\"label\": [\"1\", \"2\"]}, \"answerKey\": \"3\"}\n");
+  CHECK(user_error_of([&] { load_one("arc_easy", data.path()); }) ==
+        (data / "arc_easy/test.jsonl").string() +
+            " line 1: {{choices.label.index(answerKey)}}: \"3\" is not in [\"1\",\"2\"]");
+}
+
+TEST_CASE("a group stands for its tasks, and tasks of two groups come once", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const auto data = test::shared_data() / "bench";
+  const auto loaded = load_tasks({"mmlu_stem", "mmlu"}, data, 1);
+  CHECK(loaded.size() == 57);
+  CHECK(loaded.front().task.name == "mmlu_abstract_algebra");
+  CHECK(loaded.front().total_questions == 100);
+  CHECK(user_error_of([&] {
+          load_tasks({"piqa", "piqa"}, data, 1);
+        }) == "--tasks names 'piqa' twice; name it once");
+}
+
+TEST_CASE("0.4.1 had other definitions", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const auto data = test::shared_data() / "bench";
+  const auto old = [&](const std::string& name) {
+    return load_tasks({name}, data, 1, {Compat::k041, {}}).at(0);
+  };
+  CHECK(old("record").questions[0].choices[0] == "Blues");
+  CHECK(load_tasks({"record"}, data, 1).at(0).questions[0].choices[0].starts_with("  - "));
+  CHECK(old("truthfulqa_mc2").task.version == 2.0);
+  CHECK(old("bbh_zeroshot_snarks").task.metrics.size() == 1);
+  CHECK(user_error_of([&] { old("commonsense_qa"); }).find("0.4.1 had no such task") !=
+        std::string::npos);
+  CHECK(user_error_of([&] { old("leaderboard_bbh_snarks"); }).find("0.4.1") != std::string::npos);
+}
+
+TEST_CASE("the list names each task with its files and where they come from", "[eval]") {
+  const std::string list = task_list();
+  CHECK(list.find(
+            "boolq  version 2.0  multiple_choice\n"
+            "    files under --data: superglue/BoolQ/val.jsonl, or boolq/validation.jsonl or "
+            ".csv\n"
+            "    from super.gluebenchmark.com/tasks; or exported from aps/super_glue boolq\n") !=
+        std::string::npos);
+  CHECK(list.find("mmlu  57 tasks: the 57 subjects of MMLU\n") != std::string::npos);
 }
 
 TEST_CASE("a task named twice is refused", "[eval]") {
