@@ -36,6 +36,13 @@ Descriptor make_unique_file(const std::string& front, fs::path& path) {
   return file;
 }
 
+// Waits for a sweep that holds it: whether that took the file is known only when it lets go.
+// Where there are no locks nothing is swept either.
+void lock(const Descriptor& file) {
+  while (::flock(file.get(), LOCK_EX) != 0 && errno == EINTR) {
+  }
+}
+
 // A sweep may have taken the file between its making and its lock.
 bool has_name(const Descriptor& file) {
   struct stat status {};
@@ -47,7 +54,7 @@ bool has_name(const Descriptor& file) {
 PartialFile::PartialFile(fs::path target) : target_(std::move(target)) {
   do {
     file_ = make_unique_file(target_.string() + std::string(kMark), path_);
-    ::flock(file_.get(), LOCK_EX | LOCK_NB);  // without locks nothing is swept either
+    lock(file_);
   } while (!has_name(file_));
 }
 
