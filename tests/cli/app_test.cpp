@@ -9,7 +9,8 @@ using moe::test::run_moe;
 TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
   const auto help = run_moe({"--help"});
   CHECK(help.exit_code == 0);
-  for (const auto* command : {"upcycle", "init", "train", "report", "eval", "inspect", "generate"}) {
+  for (const auto* command :
+       {"upcycle", "init", "train", "report", "eval", "inspect", "generate"}) {
     CHECK(help.out.find(command) != std::string::npos);
     CHECK(run_moe({command, "--help"}).exit_code == 0);
   }
