@@ -16,7 +16,29 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
-MOE_VECTOR_CLONES float largest(const float* z, int64_t count) {
+MOE_VECTOR_CLONES double sum_of_exponentials(const float* z, int64_t count, float most) {
+  float lane[kLanes] = {};
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t k = 0; k < kLanes; ++k) {
+      const float x = z[i + k] - most;
+      lane[k] += vector_exp_negative(x);
+    }
+  }
+  double sum = 0;
+  for (int64_t i = whole; i < count; ++i) {
+    const float x = z[i] - most;
+    sum += vector_exp_negative(x);
+  }
+  for (const float part : lane) {
+    sum += part;
+  }
+  return sum;
+}
+
+}  // namespace
+
+MOE_VECTOR_CLONES float row_largest(const float* z, int64_t count) {
   float lane[kLanes];
   std::fill_n(lane, kLanes, -INFINITY);
   const int64_t whole = count / kLanes * kLanes;
@@ -32,28 +54,6 @@ MOE_VECTOR_CLONES float largest(const float* z, int64_t count) {
   return most;
 }
 
-MOE_VECTOR_CLONES double sum_of_exponentials(const float* z, int64_t count, float most) {
-  float lane[kLanes] = {};
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t k = 0; k < kLanes; ++k) {
-      const float x = z[i + k] - most;
-      lane[k] += x < -87.0F ? 0.0F : vector_exp(x);
-    }
-  }
-  double sum = 0;
-  for (int64_t i = whole; i < count; ++i) {
-    const float x = z[i] - most;
-    sum += x < -87.0F ? 0.0F : vector_exp(x);
-  }
-  for (const float part : lane) {
-    sum += part;
-  }
-  return sum;
-}
-
-}  // namespace
-
 RowScores row_scores(const at::Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits ", logits.sizes());
   if (logits.is_cuda()) {
@@ -68,7 +68,7 @@ RowScores row_scores(const at::Tensor& logits) {
   at::parallel_for(0, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* values = z + row * vocabulary;
-      const float most = largest(values, vocabulary);
+      const float most = row_largest(values, vocabulary);
       logsumexp[row] =
           static_cast<float>(most + std::log(sum_of_exponentials(values, vocabulary, most)));
       // Not found where no entry is a number: the first then, whose row says so anyway.

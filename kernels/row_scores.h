@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 namespace moe::kernels {
 
 struct RowScores {
@@ -13,5 +15,8 @@ struct RowScores {
 // logits [n, V] f32, contiguous, V > 0. A row with something that is no number has a log-sum-exp
 // that is none.
 RowScores row_scores(const at::Tensor& logits);
+
+// The largest of `count` numbers on the host; -infinity of none. What is no number is passed over.
+float row_largest(const float* row, int64_t count);
 
 }  // namespace moe::kernels

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/row_scores.h"
 #include "kernels/vector_math.h"
 
 namespace moe::kernels {
@@ -18,34 +19,21 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
-// exp(x) for x <= 0; 0 below -87.
-inline float exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
-
 // z becomes exp(z - largest); returns the largest, and in `sum` what the row then adds up to.
 MOE_VECTOR_CLONES float exponentials(float* z, int64_t count, double* sum) {
-  float lane_most[kLanes], lane_sum[kLanes] = {};
-  std::fill_n(lane_most, kLanes, -INFINITY);
+  const float most = row_largest(z, count);
+  float lane_sum[kLanes] = {};
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const float value = z[i + lane];
-      lane_most[lane] = value > lane_most[lane] ? value : lane_most[lane];
-    }
-  }
-  float most = *std::max_element(lane_most, lane_most + kLanes);
-  for (int64_t i = whole; i < count; ++i) {
-    most = z[i] > most ? z[i] : most;
-  }
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const float value = exp_negative(z[i + lane] - most);
+      const float value = vector_exp_negative(z[i + lane] - most);
       z[i + lane] = value;
       lane_sum[lane] += value;
     }
   }
   double total = 0;
   for (int64_t i = whole; i < count; ++i) {
-    z[i] = exp_negative(z[i] - most);
+    z[i] = vector_exp_negative(z[i] - most);
     total += z[i];
   }
   for (const float part : lane_sum) {

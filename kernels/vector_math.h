@@ -29,6 +29,9 @@ inline float vector_exp(float x) {
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 
+// The same for x <= 0, as softmaxes want it: 0 below -87.
+inline float vector_exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
+
 inline float widen(float value) { return value; }
 inline float widen(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
