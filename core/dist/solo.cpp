@@ -1,0 +1,48 @@
+#include "core/dist/solo.h"
+
+namespace moe::dist {
+namespace {
+
+class Done : public Transfer {
+ public:
+  void wait() override {}
+};
+
+class Solo : public Comm {
+ public:
+  explicit Solo(torch::Device device) : device_(device) {}
+
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return 1; }
+  torch::Device device() const override { return device_; }
+
+  std::unique_ptr<Transfer> all_to_all(const torch::Tensor& input,
+                                       const std::vector<int64_t>& /*input_rows*/,
+                                       const torch::Tensor& output,
+                                       const std::vector<int64_t>& /*output_rows*/) override {
+    output.copy_(input);
+    return std::make_unique<Done>();
+  }
+  void all_reduce(const torch::Tensor& /*tensor*/) override {}
+  void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) override {
+    output.copy_(input);
+  }
+  void all_gather(const torch::Tensor& input, const torch::Tensor& output) override {
+    output.copy_(input);
+  }
+  void broadcast(const torch::Tensor& /*tensor*/, int64_t /*root*/) override {}
+  void barrier() override {}
+  std::unique_ptr<Comm> part(const std::string& /*name*/,
+                             const std::vector<int64_t>& /*members*/) override {
+    return solo_comm(device_);
+  }
+
+ private:
+  torch::Device device_;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> solo_comm(torch::Device device) { return std::make_unique<Solo>(device); }
+
+}  // namespace moe::dist
