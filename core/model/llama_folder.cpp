@@ -45,11 +45,11 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint) {
+Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config);
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout});
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
   }
