@@ -11,6 +11,7 @@
 #include "cli/samples.h"
 #include "cli/step_line.h"
 #include "cli/train_flags.h"
+#include "cli/train_plans.h"
 #include "core/base/error.h"
 #include "core/eval/live_tasks.h"
 #include "core/io/checkpoint.h"
@@ -80,31 +81,6 @@ void print_plan(const train::RunPlan& plan) {
   }
 }
 
-void print_memory(const train::RunPlan& plan, bool as_json) {
-  const train::MemoryPlan& memory = plan.memory;
-  const std::vector<std::pair<const char*, uint64_t>> classes = {
-      {"program", memory.program},
-      {"weights", memory.weights},
-      {"gradients", memory.gradients},
-      {"optimizer", memory.optimizer},
-      {"activations", memory.activations},
-      {"workspace", memory.workspace},
-      {"checkpoint", memory.checkpoint},
-      {"peak", memory.peak}};
-  if (as_json) {
-    OrderedJson json;
-    for (const auto& [name, bytes] : classes) {
-      json[fmt::format("{}_bytes", name)] = bytes;
-    }
-    fmt::print("{}\n", json.dump());
-    return;
-  }
-  for (const auto& [name, bytes] : classes) {
-    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
-  }
-  fmt::print("memory of one process (dry run: no weight was loaded, no run begun)\n");
-}
-
 void print_result(const TrainFlags& flags,
                   const train::StepRecord& first,
                   const train::StepRecord& last) {
@@ -150,6 +126,12 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
 }
 
 void run(const TrainFlags& flags) {
+  if (flags.nodes || flags.gpus) {
+    return print_cluster(flags);
+  }
+  if (flags.settings.data.empty()) {
+    throw UserError("--data is required; see moe train --help");
+  }
   if (flags.show_samples > 0) {
     print_samples(settings_of(flags), flags.show_samples);
     return;
@@ -160,7 +142,7 @@ void run(const TrainFlags& flags) {
     if (!flags.quiet) {
       print_plan(plan);
     }
-    return print_memory(plan, flags.json);
+    return print_memory(plan.memory, flags.json);
   }
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "core/train/cluster_plan.h"
 #include "core/train/settings.h"
 
 namespace moe::cli {
@@ -14,7 +15,10 @@ struct TrainFlags {
               objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
   std::string optimizer_state = "fp32", decay_embeddings = "on";
-  int64_t show_samples = 0;  // 0 = train
+  int64_t show_samples = 0;            // 0 = train
+  std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
+  train::ClusterRates rates;
+  int64_t upcycled = 0;
   bool quiet = false, json = false, resume = false, dry_run = false;
 };
 

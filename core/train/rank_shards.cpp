@@ -7,13 +7,11 @@ namespace moe::train {
 
 using torch::Tensor;
 
-bool is_expert(const model::NamedParameter& parameter) { return parameter.tensor.dim() == 3; }
-
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const dist::Layout& layout) {
   std::vector<Slice> slices = whole_slices(parameters);
   for (size_t i = 0; i < slices.size(); ++i) {
-    if (is_expert(parameters[i])) {
+    if (parameters[i].is_expert) {
       slices[i].shape[0] *= layout.group();
       slices[i].begin = layout.place() * parameters[i].tensor.numel();
     }
@@ -21,17 +19,23 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
   return slices;
 }
 
+Part::Part(int64_t count, const dist::Comm& among)
+    : length((count + among.size() - 1) / among.size()),
+      begin(std::min(count, among.rank() * length)),
+      end(std::min(count, begin + length)) {}
+
+dist::Comm& holders_of(const model::NamedParameter& parameter, dist::World& world) {
+  return parameter.is_expert ? *world.replicas : world.all;
+}
+
 RankShards::RankShards(const std::vector<model::NamedParameter>& trained, dist::World& world)
     : world_(world) {
   const std::vector<Slice> whole = held_slices(trained, world.layout);
   for (size_t i = 0; i < trained.size(); ++i) {
     const Tensor& parameter = trained[i].tensor;
-    dist::Comm* holders = is_expert(trained[i]) ? world.replicas.get() : &world.all;
-    const int64_t count = parameter.numel();
-    const int64_t length = (count + holders->size() - 1) / holders->size();
-    const int64_t begin = std::min(count, holders->rank() * length);
-    const int64_t end = std::min(count, begin + length);
-    Held held{parameter, holders, length, begin, end, {}};
+    dist::Comm& holders = holders_of(trained[i], world);
+    Held held{parameter, &holders, Part(parameter.numel(), holders), {}};
+    const auto [length, begin, end] = held.part;
     if (begin < end) {
       held.slice = parameter.detach().view({-1}).narrow(0, begin, end - begin);
       slices_.push_back({whole[i].name, held.slice, whole[i].shape, whole[i].begin + begin});
@@ -41,7 +45,7 @@ RankShards::RankShards(const std::vector<model::NamedParameter>& trained, dist::
 }
 
 Tensor RankShards::padded(const Tensor& flat, const Held& held) {
-  const int64_t whole = held.length * held.holders->size();
+  const int64_t whole = held.part.length * held.holders->size();
   return flat.numel() == whole ? flat : at::constant_pad_nd(flat, {0, whole - flat.numel()});
 }
 
@@ -70,9 +74,9 @@ void RankShards::reduce_gradients() {
       if (held.holders->size() == 1) {
         sum = flat;
       } else {
-        sum = at::empty({held.length}, flat.options());
+        sum = at::empty({held.part.length}, flat.options());
         held.holders->reduce_scatter(padded(flat, held), sum);
-        sum = sum.narrow(0, 0, held.end - held.begin);
+        sum = sum.narrow(0, 0, held.part.end - held.part.begin);
       }
     }
     held.parameter.mutable_grad() = Tensor();
@@ -98,11 +102,11 @@ void RankShards::gather_weights() {
       continue;
     }
     const Tensor flat = held.parameter.detach().view({-1});
-    Tensor part = flat.narrow(0, held.begin, held.end - held.begin).clone();
-    if (part.numel() < held.length) {
-      part = at::constant_pad_nd(part, {0, held.length - part.numel()});
+    Tensor part = flat.narrow(0, held.part.begin, held.part.end - held.part.begin).clone();
+    if (part.numel() < held.part.length) {
+      part = at::constant_pad_nd(part, {0, held.part.length - part.numel()});
     }
-    const int64_t whole = held.length * held.holders->size();
+    const int64_t whole = held.part.length * held.holders->size();
     const Tensor all = whole == flat.numel() ? flat : at::empty({whole}, flat.options());
     held.holders->all_gather(part, all);
     if (whole != flat.numel()) {

@@ -11,6 +11,17 @@
 
 namespace moe::train {
 
+// The part of `count` things that one of several processes takes: all parts are equally long but
+// the last ones, which may be shorter or empty.
+struct Part {
+  Part(int64_t count, const dist::Comm& among);
+  int64_t length;  // of a full part
+  int64_t begin, end;
+};
+
+// The processes that hold a parameter.
+dist::Comm& holders_of(const model::NamedParameter& parameter, dist::World& world);
+
 class RankShards {
  public:
   // `trained`: this process's parameters that train, in the same order everywhere.
@@ -32,9 +43,8 @@ class RankShards {
   struct Held {
     torch::Tensor parameter;
     dist::Comm* holders;
-    int64_t length;       // of a part; the last ones may be shorter, or empty
-    int64_t begin, end;   // of this process's part
-    torch::Tensor slice;  // undefined where it is empty
+    Part part;            // of its elements
+    torch::Tensor slice;  // undefined where that is empty
   };
   // [elements] of every parameter -> [holders * length] with zeros behind.
   static torch::Tensor padded(const torch::Tensor& flat, const Held& held);
@@ -44,9 +54,6 @@ class RankShards {
   std::vector<Held> held_;
   std::vector<Slice> slices_;
 };
-
-// The parameter holds one weight an expert, [E, ...] of this process's experts.
-bool is_expert(const model::NamedParameter& parameter);
 
 // Every parameter as this process holds it: experts have their place in the whole.
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,

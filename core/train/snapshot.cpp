@@ -8,6 +8,7 @@
 #include "core/base/json.h"
 #include "core/io/checksums.h"
 #include "core/io/staged_folder.h"
+#include "core/train/rank_shards.h"
 
 namespace moe::train {
 
@@ -67,11 +68,13 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
   return window;
 }
 
-// Every tensor that resuming needs, by name: the ones in use, not copies.
+constexpr std::string_view kWeight = "weight.", kUpdates = "updates.";
+
+// Everything that resuming needs of this process, by name: the tensors in use, not copies.
 std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
-  std::vector<Slice> all = whole_slices(model.parameters());
+  std::vector<Slice> all = held_slices(model.parameters(), model.layout());
   for (auto& slice : all) {
-    slice.name = "weight." + slice.name;
+    slice.name = std::string(kWeight) + slice.name;
   }
   const auto moments = optimizer.state();
   all.insert(all.end(), moments.begin(), moments.end());
@@ -125,14 +128,15 @@ Snapshot::Snapshot(const model::Llama& model,
                    const Position& position)
     : model_(model.clone()), routing_(routing), coefficients_(coefficients), position_(position) {
   for (Slice& slice : live_state(model_, optimizer)) {
-    if (!slice.name.starts_with("weight.")) {
+    if (!slice.name.starts_with(kWeight)) {
       slice.values = slice.values.clone();
     }
     state_.push_back(std::move(slice));
   }
 }
 
-void Snapshot::write(const io::Checkpoint& parent, const fs::path& out) const {
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world) const {
+  MOE_CHECK(world.layout.processes == 1);
   io::StagedFolder staged(out, /*force=*/true);
   model::write_folder(model_, routing_, parent, staged, coefficients_);
   write_state(staged.path() / kTensors, state_);
@@ -153,7 +157,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   const torch::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
-  if (file.tensors().size() != wanted.size()) {
+  if (model.layout().is_speaker() && file.tensors().size() != wanted.size()) {
     throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
                     file.path().string(),
                     file.tensors().size(),
@@ -161,14 +165,16 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   }
   check_types(file, wanted);
   for (const auto& [name, tensor, shape, begin] : wanted) {
-    const auto bytes = file.bytes(name);
-    if (bytes.size() != tensor.nbytes()) {
+    const auto all = file.bytes(name);
+    const size_t element = tensor.element_size();
+    if (all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element) {
       throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
                       file.path().string(),
                       name,
-                      bytes.size(),
-                      tensor.nbytes());
+                      all.size(),
+                      static_cast<size_t>(c10::multiply_integers(shape)) * element);
     }
+    const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
     // LibTorch has no read-only tensors; this one is only read from.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;
