@@ -68,10 +68,10 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
 }
 
 // Every tensor that resuming needs, by name: the ones in use, not copies.
-std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
-  std::vector<model::NamedParameter> all;
-  for (const auto& parameter : model.parameters()) {
-    all.push_back({"weight." + parameter.name, parameter.tensor});
+std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
+  std::vector<Slice> all = whole_slices(model.parameters());
+  for (auto& slice : all) {
+    slice.name = "weight." + slice.name;
   }
   const auto moments = optimizer.state();
   all.insert(all.end(), moments.begin(), moments.end());
@@ -82,26 +82,25 @@ io::DType stored_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
 }
 
-void write_state(const fs::path& file, const std::vector<model::NamedParameter>& state) {
+void write_state(const fs::path& file, const std::vector<Slice>& state) {
   std::vector<io::TensorInfo> infos;
-  for (const auto& [name, tensor] : state) {
-    infos.push_back({name, stored_type(tensor), tensor.sizes().vec()});
+  for (const auto& [name, tensor, shape, begin] : state) {
+    infos.push_back({name, stored_type(tensor), shape});
   }
   io::SafetensorsWriter writer(file, infos);
-  for (const auto& [name, tensor] : state) {
+  for (const auto& [name, tensor, shape, begin] : state) {
     writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
   writer.finish();
 }
 
 // The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
-void check_types(const io::SafetensorsFile& file,
-                 const std::vector<model::NamedParameter>& wanted) {
+void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
   std::map<std::string, io::DType> types;
   for (const auto& info : file.tensors()) {
     types[info.name] = info.dtype;
   }
-  for (const auto& [name, tensor] : wanted) {
+  for (const auto& [name, tensor, shape, begin] : wanted) {
     const auto found = types.find(name);
     if (found != types.end() && found->second != stored_type(tensor)) {
       const bool is_moment = name.starts_with("exp_avg");
@@ -125,11 +124,11 @@ Snapshot::Snapshot(const model::Llama& model,
                    const model::LossCoefficients& coefficients,
                    const Position& position)
     : model_(model.clone()), routing_(routing), coefficients_(coefficients), position_(position) {
-  for (const auto& parameter : model_.parameters()) {
-    state_.push_back({"weight." + parameter.name, parameter.tensor});
-  }
-  for (const auto& [name, tensor] : optimizer.state()) {
-    state_.push_back({name, tensor.clone()});
+  for (Slice& slice : live_state(model_, optimizer)) {
+    if (!slice.name.starts_with("weight.")) {
+      slice.values = slice.values.clone();
+    }
+    state_.push_back(std::move(slice));
   }
 }
 
@@ -161,7 +160,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
                     wanted.size());
   }
   check_types(file, wanted);
-  for (const auto& [name, tensor] : wanted) {
+  for (const auto& [name, tensor, shape, begin] : wanted) {
     const auto bytes = file.bytes(name);
     if (bytes.size() != tensor.nbytes()) {
       throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",

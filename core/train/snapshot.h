@@ -49,7 +49,7 @@ class Snapshot {
 
  private:
   model::Llama model_;
-  std::vector<model::NamedParameter> state_;
+  std::vector<Slice> state_;
   model::RoutingOptions routing_;
   model::LossCoefficients coefficients_;
   Position position_;

@@ -1,0 +1,71 @@
+#include "core/dist/together.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace moe::dist {
+namespace {
+
+// The first letter of what a rank tells the others.
+constexpr char kUser = 'u', kInterrupt = 'i', kOther = 'o';
+
+std::string outcome(const std::function<void()>& body) {
+  try {
+    body();
+    return "";
+  } catch (const UserError& error) {
+    return kUser + std::string(error.what());
+  } catch (const Interrupted& stopped) {
+    return kInterrupt + std::string(stopped.what());
+  } catch (const std::exception& error) {
+    return kOther + std::string(error.what());
+  }
+}
+
+}  // namespace
+
+void together(Comm& comm, const std::function<void()>& body) {
+  if (comm.size() == 1) {
+    return body();
+  }
+  const auto outcomes = gather_texts(comm, outcome(body));
+  for (const char kind : {kUser, kInterrupt, kOther}) {
+    for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+      if (outcomes[rank].empty() || outcomes[rank].front() != kind) {
+        continue;
+      }
+      const std::string sentence = outcomes[rank].substr(1);
+      if (kind == kUser) {
+        throw UserError("{}", sentence);
+      }
+      if (kind == kInterrupt) {
+        throw Interrupted(sentence);
+      }
+      throw std::runtime_error(fmt::format("rank {}: {}", rank, sentence));
+    }
+  }
+}
+
+void agree(Comm& comm, const std::string& what, const std::string& text) {
+  const auto texts = gather_texts(comm, text);
+  const auto other = std::find_if(
+      texts.begin(), texts.end(), [&](const std::string& one) { return one != texts.front(); });
+  if (other != texts.end()) {
+    const auto part =
+        std::mismatch(texts.front().begin(), texts.front().end(), other->begin(), other->end());
+    const auto line_of = [](const std::string& whole, std::string::const_iterator at) {
+      const auto begin = std::find(std::make_reverse_iterator(at), whole.rend(), '\n').base();
+      return std::string(begin, std::find(at, whole.end(), '\n'));
+    };
+    throw UserError(
+        "rank {} and rank 0 differ in {}: '{}' there, '{}' here; start all ranks with "
+        "the same command, files and binary",
+        other - texts.begin(),
+        what,
+        line_of(*other, part.second),
+        line_of(texts.front(), part.first));
+  }
+}
+
+}  // namespace moe::dist
