@@ -27,8 +27,8 @@ torch::Tensor dispatch_here(const torch::Tensor& x,
                             const RunRows& run);
 
 // The same where experts are shared: a collective of the group, forward and backward, that every
-// process joins whatever it has. An expert sees its rows in the order of one process (by logical
-// rank, then slot, IR rows last), so that its products are the same to the bit unless
+// process joins whatever it has. An expert sees the rows of one process in the same order (by
+// logical rank, then slot, IR rows last), in one product unless
 // `sharing.spread.parallel.overlaps`.
 torch::Tensor dispatch_among(const torch::Tensor& x,
                              const route::Routing& routing,

@@ -26,24 +26,25 @@ struct RowsOnTheWay {
                const std::vector<int64_t>& in_rows) {
     const int64_t coming = std::accumulate(in_rows.begin(), in_rows.end(), int64_t{0});
     leaving = rows.contiguous();
-    const Tensor arriving = at::empty({coming, rows.size(1)}, rows.options());
+    arriving = at::empty({coming, rows.size(1)}, rows.options());
     group.place.layer = layer;
     transfer = group.all_to_all(leaving, out_rows, arriving, in_rows);
     return arriving;
   }
 
-  void end() {
+  Tensor end() {
     MOE_CHECK(transfer != nullptr, "nothing is on the way");
     transfer->wait();
     transfer.reset();
     leaving = Tensor();
+    return std::move(arriving);
   }
 
   dist::Comm& group;
   int64_t layer;  // where it was made: backward says so too
   std::vector<int64_t> sent, received;
   std::unique_ptr<dist::Transfer> transfer;
-  Tensor leaving;  // held until it has left
+  Tensor leaving, arriving;  // held until all is there
 };
 
 namespace {
@@ -69,10 +70,9 @@ struct Start : torch::autograd::Function<Start> {
     keep(context, state);
     return state->begin(rows, state->sent, state->received);
   }
-  // The gradient was sent by Finish and is complete only now.
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    kept(context)->end();
-    return {gradients[0], Tensor()};
+  // Finish sent the gradient; it is here only now.
+  static variable_list backward(AutogradContext* context, variable_list /*placeholders*/) {
+    return {kept(context)->end(), Tensor()};
   }
 };
 
@@ -82,9 +82,11 @@ struct Finish : torch::autograd::Function<Finish> {
     state->end();
     return arriving.detach();
   }
+  // What travels is not ready to be shown: autograd gets a placeholder of the shape that it wants.
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const State state = kept(context);
-    return {state->begin(gradients[0], state->received, state->sent), Tensor()};
+    state->begin(gradients[0], state->received, state->sent);
+    return {gradients[0], Tensor()};
   }
 };
 
