@@ -14,7 +14,7 @@ namespace moe::bench {
 
 struct CommSettings {
   int64_t most_bytes = 64 << 20;  // of one rank's tensor; sizes are powers of 8 up to it
-  int64_t repeats = 10;           // after two to warm up
+  int64_t repeats = 7;            // after two to warm up
 };
 
 struct CommRow {

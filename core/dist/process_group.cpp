@@ -45,10 +45,10 @@ std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
   return counts;
 }
 
-// The rows of `terms` [size, n], added up from 0 in their order, into `sum` [n].
+// The rows of `terms` [size, n], size at least 2, added up in their order into `sum` [n].
 void add_up(const Tensor& terms, Tensor sum) {
-  sum.zero_();
-  for (int64_t rank = 0; rank < terms.size(0); ++rank) {
+  at::add_out(sum, terms[0], terms[1]);
+  for (int64_t rank = 2; rank < terms.size(0); ++rank) {
     sum += terms[rank];
   }
 }

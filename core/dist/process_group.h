@@ -1,6 +1,6 @@
 #pragma once
 // Ranks as processes, over LibTorch's c10d: Gloo on CPU, NCCL on CUDA. On CPU, sums are taken in
-// rank order from 0, as the ranks of threads.h do: the same bits. c10d's headers stay in the
+// rank order, as the ranks of threads.h do: the same bits. c10d's headers stay in the
 // sources.
 
 #include <memory>
