@@ -4,8 +4,10 @@
 #include <ATen/Version.h>
 #include <torch/version.h>
 
+#include "cli/bench_comm.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/launch.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/bench/layer.h"
@@ -18,6 +20,8 @@ namespace {
 struct BenchFlags {
   std::string what = "layer";
   bench::LayerSettings layer;
+  CommFlags comm;
+  std::string comm_bytes;
   std::vector<std::string> routers = {"top1", "top1+ir+fr"};
   std::string cf;
   int threads = 0;
@@ -89,6 +93,15 @@ void check(const BenchFlags& flags) {
 
 void run(BenchFlags flags) {
   apply_threads(flags.threads);
+  if (flags.what == "comm") {
+    flags.comm.ranks.threads = flags.threads;
+    flags.comm.settings.repeats = flags.layer.repeats;
+    if (!flags.comm_bytes.empty()) {
+      flags.comm.settings.most_bytes =
+          static_cast<int64_t>(parse_bytes(flags.comm_bytes, "--bytes"));
+    }
+    return bench_comm(flags.comm, flags.json);
+  }
   check(flags);
   flags.layer.whole = flags.what == "layer";
   std::vector<route::RouterSettings> routers;
@@ -132,9 +145,11 @@ void add_bench(CLI::App& app) {
   CLI::App* command = app.add_subcommand("bench", "speed, beside a roof measured in the same run");
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
   command
-      ->add_option(
-          "WHAT", flags->what, "layer (default: a whole MoE layer) or route (routing and products)")
-      ->check(CLI::IsMember({"layer", "route"}));
+      ->add_option("WHAT",
+                   flags->what,
+                   "layer (default: a whole MoE layer), route (routing and products) or comm "
+                   "(between ranks)")
+      ->check(CLI::IsMember({"layer", "route", "comm"}));
   command->add_option("--router", flags->routers, "one or more (top1 top1+ir+fr)");
   command->add_option("--cf", flags->cf, "capacity factor of all of them, or inf");
   command->add_option("--tokens", layer.tokens, "T (4096)")->check(size);
@@ -145,6 +160,8 @@ void add_bench(CLI::App& app) {
   command->add_option("--skew", layer.skew, "how unevenly tokens like the experts (0)");
   command->add_option("--repeats", layer.repeats, "after one to warm up (7)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_option("--bytes", flags->comm_bytes, "comm: the largest tensor of a rank (64MiB)");
+  add_rank_flags(*command, flags->comm.ranks);
   add_threads(*command, flags->threads);
   add_json(*command, flags->json);
   add_config(*command);

@@ -129,8 +129,8 @@ class ThreadComm : public Comm {
 
   void all_reduce(const Tensor& tensor) override {
     show({"all_reduce", tensor, {}});
-    Tensor sum = at::zeros_like(tensor);
-    for (int64_t rank = 0; rank < size_; ++rank) {
+    Tensor sum = meeting_->of(0).tensor.clone();
+    for (int64_t rank = 1; rank < size_; ++rank) {
       sum += meeting_->of(rank).tensor;
     }
     meeting_->wait();  // all have read before one writes
@@ -141,8 +141,8 @@ class ThreadComm : public Comm {
   void reduce_scatter(const Tensor& input, const Tensor& output) override {
     show({"reduce_scatter", input, {}});
     const int64_t length = output.size(0);
-    output.zero_();
-    for (int64_t rank = 0; rank < size_; ++rank) {
+    output.copy_(meeting_->of(0).tensor.narrow(0, rank_ * length, length));
+    for (int64_t rank = 1; rank < size_; ++rank) {
       Tensor(output) += meeting_->of(rank).tensor.narrow(0, rank_ * length, length);
     }
     finish();

@@ -10,13 +10,12 @@
 
 #include "core/dist/solo.h"
 #include "tests/support/catch.h"
+#include "tests/support/collectives.h"
 
 using namespace moe;
 using torch::Tensor;
 
 namespace {
-
-Tensor numbers(std::vector<float> values) { return torch::tensor(values); }
 
 // Catch2's assertions are for one thread: each rank says whether all was well.
 template <typename Body>
@@ -35,60 +34,18 @@ void on_ranks(int64_t ranks, const Body& body) {
 }  // namespace
 
 TEST_CASE("rows arrive in rank order, also where some send none") {
-  // Rank r sends (r + to) % 3 rows of the number 10 r + to.
-  on_ranks(4, [](dist::Comm& comm) {
-    std::vector<int64_t> sent, received;
-    std::vector<Tensor> parts, wanted;
-    for (int64_t other = 0; other < 4; ++other) {
-      sent.push_back((comm.rank() + other) % 3);
-      received.push_back((other + comm.rank()) % 3);
-      parts.push_back(at::full({sent.back(), 2}, 10.0 * comm.rank() + other));
-      wanted.push_back(at::full({received.back(), 2}, 10.0 * other + comm.rank()));
-    }
-    const Tensor expected = at::cat(wanted);
-    const Tensor output = at::empty_like(expected);
-    comm.all_to_all(at::cat(parts), sent, output, received)->wait();
-    return at::equal(output, expected);
-  });
+  on_ranks(4, [](dist::Comm& comm) { return test::rows_arrive_in_rank_order(comm); });
+  on_ranks(3, test::one_rank_may_get_all);
 }
 
 TEST_CASE("sums and gathered pieces are the same on all ranks") {
-  on_ranks(3, [](dist::Comm& comm) {
-    const auto r = static_cast<float>(comm.rank());
-    const Tensor sum = numbers({r, 1});
-    comm.all_reduce(sum);
-    const Tensor gathered = at::empty({6});
-    comm.all_gather(numbers({r, 10 * r}), gathered);
-    const Tensor piece = at::empty({1});
-    comm.reduce_scatter(numbers({r, r + 1, r + 2}), piece);
-    const Tensor told = numbers({r});
-    comm.broadcast(told, 2);
-    comm.barrier();
-    return at::equal(sum, numbers({3, 3})) && at::equal(gathered, numbers({0, 0, 1, 10, 2, 20})) &&
-           at::equal(piece, numbers({3 + 3 * r})) && at::equal(told, numbers({2}));
-  });
+  on_ranks(3, test::sums_and_pieces_are_right);
 }
 
-TEST_CASE("numbers and texts of the host travel") {
-  on_ranks(3, [](dist::Comm& comm) {
-    const auto numbers = dist::gather_numbers(comm, {comm.rank(), 7});
-    const auto texts = dist::gather_texts(comm, std::string(comm.rank(), 'x'));
-    const auto sums = dist::sum_numbers(comm, {0.5, 1.0 * comm.rank()});
-    return numbers == std::vector<std::vector<int64_t>>{{0, 7}, {1, 7}, {2, 7}} &&
-           texts == std::vector<std::string>{"", "x", "xx"} && sums == std::vector<double>{1.5, 3};
-  });
-}
+TEST_CASE("numbers and texts of the host travel") { on_ranks(3, test::numbers_and_texts_travel); }
 
 TEST_CASE("parts of a Comm talk among themselves") {
-  on_ranks(4, [](dist::Comm& comm) {
-    const bool is_odd = comm.rank() % 2 == 1;
-    const auto part =
-        comm.part("parity", is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});
-    const Tensor sum = numbers({static_cast<float>(comm.rank())});
-    part->all_reduce(sum);
-    return part->size() == 2 && part->rank() == comm.rank() / 2 &&
-           at::equal(sum, numbers({is_odd ? 4.0F : 2.0F}));
-  });
+  on_ranks(4, test::parts_talk_among_themselves);
 }
 
 TEST_CASE("a rank that fails ends the others, and its own words are what is heard") {

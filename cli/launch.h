@@ -1,0 +1,13 @@
+#pragma once
+// The flags of commands that run on several ranks.
+
+#include <CLI/CLI.hpp>
+
+#include "core/dist/session.h"
+
+namespace moe::cli {
+
+// --ranks and --comm-timeout. `ranks` outlives `command`; --threads and --device are the command's.
+void add_rank_flags(CLI::App& command, dist::RankSettings& ranks);
+
+}  // namespace moe::cli

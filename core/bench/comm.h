@@ -1,0 +1,44 @@
+#pragma once
+// How fast ranks talk: each collective over sizes, and from the largest and smallest all_to_all the
+// two numbers of a link that a model of communication needs: t(bytes) = latency + bytes / rate.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/bench/timing.h"
+#include "core/dist/comm.h"
+
+namespace moe::bench {
+
+struct CommSettings {
+  int64_t most_bytes = 64 << 20;  // of one rank's tensor; sizes are powers of 8 up to it
+  int64_t repeats = 7;            // after two to warm up
+};
+
+struct CommRow {
+  std::string operation;
+  int64_t bytes = 0;  // of one rank's input (reduce_scatter: its input; all_gather: its output)
+  Timing time;        // of the slowest rank, each time
+  double rate = 0;    // bytes a second that a rank sends to others, at the median
+};
+
+// What one rank reaches when it talks to ranks of its own host, or of others.
+struct Link {
+  double latency_s = 0;
+  double bytes_per_s = 0;
+};
+
+struct CommReport {
+  int64_t ranks = 1, hosts = 1;
+  std::vector<CommRow> rows;
+  std::optional<Link> within_host, between_hosts;
+};
+
+// Every rank calls it; all get the same report.
+CommReport bench_comm(dist::Comm& comm, const CommSettings& settings);
+
+OrderedJson to_json(const CommReport& report);
+
+}  // namespace moe::bench

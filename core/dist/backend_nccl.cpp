@@ -1,0 +1,33 @@
+// NCCL, in builds with CUDA (else backend_no_nccl.cpp). Its watchdog is told to leave the process
+// alone: ours finds who is to blame, aborts the communicator and throws.
+
+#define USE_C10D_NCCL
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "core/dist/backends.h"
+#include "core/dist/c10d_store.h"
+
+namespace moe::dist {
+
+using c10d::ProcessGroupNCCL;
+
+BackendPointer make_nccl(const Membership& membership,
+                         const BackendPlace& place,
+                         torch::Device device) {
+  const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read by the constructor below
+  const auto options = ProcessGroupNCCL::Options::create();
+  options->timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout + Seconds{5});
+  const auto backend = c10::make_intrusive<ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>(place.name, store),
+      static_cast<int>(place.rank),
+      static_cast<int>(place.size),
+      options);
+  backend->setBoundDeviceId(device);
+  return backend;
+}
+
+}  // namespace moe::dist

@@ -1,0 +1,11 @@
+// Stands in for backend_nccl.cpp in builds without CUDA, where no device is CUDA's.
+
+#include "core/dist/backends.h"
+
+namespace moe::dist {
+
+BackendPointer make_nccl(const Membership&, const BackendPlace&, torch::Device) {
+  throw std::logic_error("make_nccl: this build has no CUDA");
+}
+
+}  // namespace moe::dist

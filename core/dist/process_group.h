@@ -1,0 +1,39 @@
+#pragma once
+// Ranks as processes, over LibTorch's c10d: Gloo on CPU, NCCL on CUDA. On CPU, sums are taken in
+// rank order, as the ranks of threads.h do: the same bits. c10d's headers stay in the
+// sources.
+
+#include <memory>
+#include <stdexcept>
+
+#include "core/dist/comm.h"
+#include "core/dist/roll_call.h"
+
+namespace moe::dist {
+
+// An operation that failed because of another rank.
+class RankFailed : public std::runtime_error {
+ public:
+  RankFailed(Verdict its_verdict, const std::string& sentence)
+      : std::runtime_error(sentence), verdict(std::move(its_verdict)) {}
+  Verdict verdict;
+};
+
+// How this process takes part.
+struct Membership {
+  std::shared_ptr<Store> store;
+  RollCall roll;  // after check_in
+  int64_t rank = 0, size = 1;
+  Seconds timeout{30};
+  std::string interface;  // of Gloo; "" = by the member's address
+  // Backends whose operations will never end; they go with the process.
+  std::vector<std::shared_ptr<void>> abandoned;
+
+  // As the roll call has it; also when the store is gone with rank 0, which served it.
+  Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
+};
+
+// A Comm of all members. All make it at the same time.
+std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, torch::Device device);
+
+}  // namespace moe::dist

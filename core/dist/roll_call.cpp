@@ -1,0 +1,292 @@
+#include "core/dist/roll_call.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+
+namespace moe::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr Seconds kGrace{2};       // for the notices of others, after a connection broke
+constexpr Seconds kOwnWords{0.5};  // a launcher's notice says more than a missing process
+constexpr std::chrono::milliseconds kPause{20};
+
+Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
+
+// One JSON object a line, each appended whole.
+std::vector<Json> lines_of(const std::optional<std::string>& text) {
+  std::vector<Json> lines;
+  std::istringstream stream(text.value_or(""));
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(parse_json(line, "the store of the run"));
+  }
+  return lines;
+}
+
+std::string line_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string waits_key(int64_t rank) { return fmt::format("waits/{}", rank); }
+
+// What the notice of another means for this rank.
+Verdict verdict_of(const Notice& notice, const std::string& name) {
+  switch (notice.ending) {
+    case Ending::kAffected:
+      return {notice.culprit, notice.text};
+    case Ending::kKilled:
+      return {notice.rank, fmt::format("{} is gone ({})", name, notice.text)};
+    case Ending::kUserError:
+    case Ending::kFailed:
+      return {notice.rank, fmt::format("{} failed ({})", name, notice.text)};
+    case Ending::kDone:
+    case Ending::kInterrupted:
+      break;
+  }
+  return {notice.rank, fmt::format("{} has left", name)};
+}
+
+struct Arrival {
+  Member member;
+  std::string version;
+  int64_t size = 0;
+};
+
+Json to_json(int64_t rank, const Arrival& arrival) {
+  const Member& member = arrival.member;
+  return {{"rank", rank},
+          {"host", member.host},
+          {"address", member.address},
+          {"machine", member.machine},
+          {"pid", member.pid},
+          {"version", arrival.version},
+          {"size", arrival.size}};
+}
+
+std::map<int64_t, Arrival> read_arrivals(Store& store) {
+  std::map<int64_t, Arrival> arrivals;
+  for (const Json& line : lines_of(store.read("members"))) {
+    const int64_t rank = line.at("rank");
+    const Arrival next{{line.at("host"), line.at("address"), line.at("machine"), line.at("pid")},
+                       line.at("version"),
+                       line.at("size")};
+    const auto [place, is_new] = arrivals.emplace(rank, next);
+    if (!is_new) {
+      throw UserError(
+          "two processes say that they are {} and {}: another run uses the same MASTER_ADDR and "
+          "MASTER_PORT; give each run a port of its own",
+          describe(rank, place->second.member),
+          describe(rank, next.member));
+    }
+  }
+  return arrivals;
+}
+
+// All are of the same make, and there are as many as each believes.
+void compare(const std::map<int64_t, Arrival>& arrivals) {
+  const auto& [first_rank, first] = *arrivals.begin();
+  for (const auto& [rank, arrival] : arrivals) {
+    if (arrival.version != first.version) {
+      throw UserError("{} runs {}, {} runs {}; start the same binary everywhere",
+                      describe(rank, arrival.member),
+                      arrival.version,
+                      describe(first_rank, first.member),
+                      first.version);
+    }
+    if (arrival.size != first.size) {
+      throw UserError("{} believes in {} ranks, {} in {}; start all with the same number",
+                      describe(rank, arrival.member),
+                      arrival.size,
+                      describe(first_rank, first.member),
+                      first.size);
+    }
+  }
+}
+
+// "1 and 3", "1, 2, 3 and 2 more".
+std::string missing_ranks(const std::map<int64_t, Arrival>& arrivals, int64_t size) {
+  std::vector<std::string> missing;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    if (arrivals.count(rank) == 0) {
+      missing.push_back(fmt::format("{}", rank));
+    }
+  }
+  const size_t shown = std::min<size_t>(missing.size(), 8);
+  const size_t hidden = missing.size() - shown;
+  missing.resize(shown);
+  return fmt::format("{} {}{}",
+                     shown == 1 ? "rank" : "ranks",
+                     fmt::join(missing, ", "),
+                     hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+}
+
+}  // namespace
+
+RollCall::RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size)
+    : store_(std::move(store)), rank_(rank), size_(size) {}
+
+void RollCall::check_in(const Member& me, const std::string& version, Seconds timeout) {
+  const auto begin = Clock::now();
+  store_->append("members", line_of(to_json(rank_, {me, version, size_})));
+  std::map<int64_t, Arrival> arrivals;
+  for (;;) {
+    arrivals = read_arrivals(*store_);
+    compare(arrivals);
+    if (static_cast<int64_t>(arrivals.size()) == size_) {
+      break;
+    }
+    Verdict verdict;
+    if (!bad_news(verdict).empty()) {
+      throw std::runtime_error(verdict.text + ": before all ranks had come");
+    }
+    if (since(begin) > timeout) {
+      throw std::runtime_error(fmt::format("{} of {} did not come within {:g} s of the start",
+                                           missing_ranks(arrivals, size_),
+                                           size_,
+                                           timeout.count()));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  for (const auto& [rank, arrival] : arrivals) {
+    MOE_CHECK(rank == static_cast<int64_t>(members_.size()), "rank {}", rank);
+    members_.push_back(arrival.member);
+  }
+}
+
+void RollCall::wait_at(const std::string& operation) {
+  store_->set(waits_key(rank_), operation);
+  is_noted_ = true;
+}
+
+void RollCall::go_on() {
+  if (is_noted_) {
+    store_->set(waits_key(rank_), "");
+    is_noted_ = false;
+  }
+}
+
+bool RollCall::is_waiting(int64_t rank) {
+  return !store_->read(waits_key(rank)).value_or("").empty();
+}
+
+std::string RollCall::name(int64_t rank) const {
+  return rank < static_cast<int64_t>(members_.size()) ? describe(rank, members_[rank])
+                                                      : fmt::format("rank {}", rank);
+}
+
+void RollCall::give_notice(const Notice& notice) {
+  store_->append("notices",
+                 line_of({{"rank", notice.rank},
+                          {"ending", static_cast<int>(notice.ending)},
+                          {"culprit", notice.culprit},
+                          {"text", notice.text},
+                          {"sentence", notice.sentence}}));
+}
+
+std::vector<Notice> RollCall::notices() {
+  std::vector<Notice> notices;
+  for (const Json& line : lines_of(store_->read("notices"))) {
+    notices.push_back({line.at("rank"),
+                       static_cast<Ending>(line.at("ending").get<int>()),
+                       line.at("culprit"),
+                       line.at("text"),
+                       line.at("sentence")});
+  }
+  return notices;
+}
+
+std::string RollCall::bad_news(Verdict& verdict) {
+  for (const Notice& notice : notices()) {
+    if (notice.rank != rank_ && notice.ending != Ending::kDone) {
+      verdict = verdict_of(notice, name(notice.rank));
+      return verdict.text;
+    }
+  }
+  return "";
+}
+
+// By notices; by processes of this machine that are gone, or stand still where that explains it.
+bool RollCall::find_ended(bool is_late, Verdict& verdict) {
+  if (!bad_news(verdict).empty()) {
+    return true;
+  }
+  for (int64_t rank = 0; rank < static_cast<int64_t>(members_.size()); ++rank) {
+    const Life life = life_of(members_[rank]);
+    if (life == Life::kGone || (is_late && life == Life::kStopped)) {
+      verdict = {rank, name(rank) + (life == Life::kGone ? " is gone" : " is stopped")};
+      return true;
+    }
+  }
+  return false;
+}
+
+Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
+  const auto begin = Clock::now();
+  Verdict verdict;
+  for (; since(begin) < kGrace; std::this_thread::sleep_for(kPause)) {
+    const bool is_patient = since(begin) < kOwnWords;
+    if (is_patient ? !bad_news(verdict).empty() : find_ended(false, verdict)) {
+      return verdict;
+    }
+  }
+  // On other machines, and without a word: of those at the broken connection's end, one that waits
+  // nowhere.
+  for (const bool by_address : {true, false}) {
+    for (const int64_t rank : among) {
+      const bool is_there = error.find(members_[rank].address) != std::string::npos;
+      if (rank != rank_ && (is_there || !by_address) && !is_waiting(rank)) {
+        return {rank, name(rank) + " is gone"};
+      }
+    }
+  }
+  return {-1, "a connection broke"};
+}
+
+Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
+  Verdict verdict;
+  if (find_ended(true, verdict)) {
+    return verdict;
+  }
+  std::vector<int64_t> suspects = among;
+  for (int64_t rank = 0; rank < size_; ++rank) {
+    suspects.push_back(rank);  // who is waited for by those who are waited for
+  }
+  for (const int64_t rank : suspects) {
+    if (rank != rank_ && !is_waiting(rank)) {
+      return {rank, name(rank) + " did not come"};
+    }
+  }
+  for (const int64_t rank : among) {
+    if (rank != rank_) {
+      return {
+          rank,
+          fmt::format(
+              "{} waits elsewhere ({})", name(rank), store_->read(waits_key(rank)).value_or(""))};
+    }
+  }
+  return {-1, "nobody came"};
+}
+
+void RollCall::wait_for_notices(Seconds timeout) {
+  for (const auto begin = Clock::now(); since(begin) < timeout;) {
+    std::set<int64_t> ended;
+    for (const Notice& notice : notices()) {
+      ended.insert(notice.rank);
+    }
+    if (static_cast<int64_t>(ended.size()) >= size_) {
+      return;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace moe::dist

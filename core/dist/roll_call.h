@@ -1,0 +1,72 @@
+#pragma once
+// Who is to blame. Ranks leave notes in the store: who they are, where they wait when it takes
+// long, and how they ended. When an operation fails, transports know an address at best; from the
+// notes every rank finds the same culprit: one that gave notice of its own failure, one whose
+// process is gone, or the one that waits nowhere while all others do.
+
+#include <memory>
+
+#include "core/dist/members.h"
+
+namespace moe::dist {
+
+enum class Ending {
+  kDone,
+  kInterrupted,
+  kUserError,
+  kFailed,    // threw something of its own
+  kKilled,    // its process ended without a word; its launcher says so
+  kAffected,  // ended because of another: `culprit`
+};
+
+struct Notice {
+  int64_t rank = 0;
+  Ending ending = Ending::kDone;
+  int64_t culprit = -1;
+  std::string text = {};      // what it has to say: "the disk is full"
+  std::string sentence = {};  // kAffected: what the operation said, with step and layer
+};
+
+struct Verdict {
+  int64_t culprit = -1;  // -1: nobody knows
+  std::string text;      // "rank 2 (host h, pid 41) is gone"
+};
+
+class RollCall {
+ public:
+  // rank -1: a launcher, which is none of them.
+  RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size);
+
+  // Says who we are and waits for the others. UserError: another version of moe or another size of
+  // the run, or a rank twice; std::runtime_error: one did not come within `timeout`.
+  void check_in(const Member& me, const std::string& version, Seconds timeout);
+  const std::vector<Member>& members() const { return members_; }
+
+  void wait_at(const std::string& operation);  // where this rank waits, once it takes long
+  void go_on();                                // it waits no more
+
+  void give_notice(const Notice& notice);
+  std::vector<Notice> notices();
+  // The first notice of a rank that ended before its time, as a verdict; nothing when all are well.
+  std::string bad_news(Verdict& verdict);
+
+  // A connection broke (its words may hold the peer's address), or nobody came in time. `among`:
+  // the ranks of the operation.
+  Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
+  Verdict who_is_late(const std::vector<int64_t>& among);
+
+  // Until each rank has given notice, at most `timeout`.
+  void wait_for_notices(Seconds timeout);
+
+ private:
+  bool find_ended(bool is_late, Verdict& verdict);
+  bool is_waiting(int64_t rank);
+  std::string name(int64_t rank) const;
+
+  std::shared_ptr<Store> store_;
+  int64_t rank_, size_;
+  std::vector<Member> members_;  // empty before check_in
+  bool is_noted_ = false;
+};
+
+}  // namespace moe::dist

@@ -1,0 +1,182 @@
+#include "core/dist/session.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/version.h"
+#include "core/dist/environment.h"
+#include "core/dist/launch.h"
+#include "core/dist/process_group.h"
+#include "core/dist/solo.h"
+
+namespace moe::dist {
+namespace {
+
+constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // as main() has them
+constexpr Seconds kLinger{3};  // for the words of others, before the process ends
+
+void check(const RankSettings& settings, const Environment& environment) {
+  if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
+    throw UserError("--ranks {}, but {} has started {} processes; leave out --ranks",
+                    settings.ranks,
+                    environment.launcher,
+                    environment.size);
+  }
+}
+
+torch::Device pick_device(const RankSettings& settings, int64_t local_rank) {
+  if (!settings.on_cuda) {
+    return at::kCPU;
+  }
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  if (local_rank >= guard.deviceCount()) {
+    throw UserError("rank {} of this host finds {} GPUs; start at most one rank a GPU",
+                    local_rank,
+                    guard.deviceCount());
+  }
+  const torch::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  guard.setDevice(device);
+  return device;
+}
+
+std::shared_ptr<Store> open_store(const Environment& environment, Seconds timeout) {
+  return !environment.store_is_served && environment.rank == 0
+             ? serve_store(environment.store_port, environment.run_name, timeout)
+             : reach_store(
+                   environment.store_host, environment.store_port, environment.run_name, timeout);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+struct End {
+  int exit_code;
+  Notice notice;
+};
+
+End end_by(const std::exception_ptr& failure, int64_t rank) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const RankFailed& error) {
+    return {kFailed,
+            {rank, Ending::kAffected, error.verdict.culprit, error.verdict.text, error.what()}};
+  } catch (const UserError& error) {
+    return {kUserError, {rank, Ending::kUserError, rank, error.what()}};
+  } catch (const Interrupted& error) {
+    return {kInterrupted, {rank, Ending::kInterrupted, rank, error.what()}};
+  } catch (const std::bad_alloc&) {
+    return {kFailed, {rank, Ending::kFailed, rank, "out of memory"}};
+  } catch (const std::exception& error) {
+    return {kFailed, {rank, Ending::kFailed, rank, first_line(error.what())}};
+  } catch (...) {
+    return {kFailed, {rank, Ending::kFailed, rank, "unknown exception"}};
+  }
+}
+
+const Notice* notice_of(const std::vector<Notice>& notices, int64_t rank) {
+  const auto found = std::find_if(
+      notices.begin(), notices.end(), [&](const Notice& notice) { return notice.rank == rank; });
+  return found == notices.end() ? nullptr : &*found;
+}
+
+// Rank 0 speaks; another when it says something else, or rank 0 has not said anything.
+bool should_speak(RollCall& roll, const Notice& mine) {
+  if (mine.rank == 0) {
+    return true;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < kLinger) {
+    const auto notices = roll.notices();
+    if (const Notice* first = notice_of(notices, 0)) {
+      const bool is_own = mine.ending == Ending::kFailed || mine.ending == Ending::kUserError;
+      return is_own && first->text != mine.text;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+// A launcher of ours speaks for its ranks.
+void say(const Environment& environment, RollCall& roll, const Notice& notice) {
+  if (environment.launcher != "moe" && should_speak(roll, notice)) {
+    fmt::print(stderr,
+               "moe: {}{}\n",
+               notice.rank == 0 ? "" : fmt::format("[rank {}] ", notice.rank),
+               notice.sentence.empty() ? notice.text : notice.sentence);
+  }
+}
+
+// The process ends without its destructors: transports may wait there for ranks that are gone.
+[[noreturn]] void end_process(const Environment& environment, RollCall& roll, const End& end) {
+  try {
+    roll.give_notice(end.notice);
+    say(environment, roll, end.notice);
+    if (environment.rank == 0 && !environment.store_is_served) {
+      roll.wait_for_notices(kLinger);
+    }
+  } catch (const std::exception&) {  // the store is gone
+    fmt::print(stderr,
+               "moe: [rank {}] {}\n",
+               end.notice.rank,
+               end.notice.sentence.empty() ? end.notice.text : end.notice.sentence);
+  }
+  std::fflush(nullptr);
+  std::_Exit(end.exit_code);
+}
+
+void take_part(const Environment& environment,
+               const RankSettings& settings,
+               torch::Device device,
+               const std::function<void(Comm&)>& body) {
+  const Seconds timeout{settings.timeout_s};
+  const auto store = open_store(environment, timeout);
+  const auto membership =
+      std::make_shared<Membership>(Membership{store,
+                                              RollCall(store, environment.rank, environment.size),
+                                              environment.rank,
+                                              environment.size,
+                                              timeout,
+                                              environment.interface,
+                                              {}});
+  RollCall& roll = membership->roll;
+  std::exception_ptr failure;
+  try {
+    roll.check_in(this_member(address_towards(environment.store_host, environment.store_port)),
+                  fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION),
+                  timeout);
+    const auto comm = process_comm(membership, device);
+    body(*comm);
+    comm->barrier();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (failure) {
+    end_process(environment, roll, end_by(failure, environment.rank));
+  }
+  roll.give_notice({environment.rank, Ending::kDone});
+  if (environment.rank == 0 && !environment.store_is_served) {
+    roll.wait_for_notices(timeout);
+  }
+}
+
+}  // namespace
+
+void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
+  const Environment environment = read_environment(process_variables());
+  check(settings, environment);
+  if (environment.is_alone() && settings.ranks > 1) {
+    return launch(settings);
+  }
+  const torch::Device device = pick_device(settings, environment.local_rank);
+  if (environment.is_alone()) {
+    return body(*solo_comm(device));
+  }
+  take_part(environment, settings, device, body);
+}
+
+}  // namespace moe::dist

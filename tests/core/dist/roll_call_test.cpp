@@ -1,0 +1,158 @@
+// Who is blamed, from notes of ranks that are played here: those of this machine are this process,
+// others are said to be elsewhere.
+
+#include "core/dist/roll_call.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include "core/base/error.h"
+#include "tests/support/catch.h"
+
+using namespace moe;
+using namespace moe::dist;
+using Catch::Matchers::Contains;
+
+namespace {
+
+Member elsewhere(int64_t rank) {
+  return {fmt::format("h{}", rank), fmt::format("10.0.0.{}", rank), "another machine", 100 + rank};
+}
+
+// All ranks' RollCalls over one store, checked in.
+std::vector<RollCall> checked_in(const std::vector<Member>& members,
+                                 const std::shared_ptr<Store>& store = local_store()) {
+  std::vector<RollCall> rolls;
+  const auto size = static_cast<int64_t>(members.size());
+  for (int64_t rank = 0; rank < size; ++rank) {
+    rolls.emplace_back(store, rank, size);
+  }
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] { rolls[rank].check_in(members[rank], "moe", Seconds{5}); });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  return rolls;
+}
+
+std::vector<RollCall> three_hosts() {
+  return checked_in({elsewhere(0), elsewhere(1), elsewhere(2)});
+}
+
+}  // namespace
+
+TEST_CASE("ranks that come know each other") {
+  const auto rolls = three_hosts();
+  CHECK(describe(2, rolls[0].members()[2]) == "rank 2 (host h2, pid 102)");
+}
+
+TEST_CASE("who does not come is named") {
+  RollCall roll(local_store(), 1, 4);
+  CHECK_THROWS_WITH(roll.check_in(elsewhere(1), "moe", Seconds{0.2}),
+                    "ranks 0, 2, 3 of 4 did not come within 0.2 s of the start");
+}
+
+TEST_CASE("who fails before all have come is named") {
+  const auto store = local_store();
+  RollCall(store, 0, 2).give_notice({0, Ending::kUserError, 0, "no such folder"});
+  RollCall roll(store, 1, 2);
+  CHECK_THROWS_WITH(roll.check_in(elsewhere(1), "moe", Seconds{5}),
+                    "rank 0 failed (no such folder): before all ranks had come");
+}
+
+TEST_CASE("another version is refused") {
+  const auto store = local_store();
+  RollCall other(store, 1, 3);
+  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe 2", Seconds{0.1}), std::runtime_error);
+  RollCall roll(store, 0, 3);
+  CHECK_THROWS_WITH(roll.check_in(elsewhere(0), "moe 1", Seconds{5}),
+                    "rank 1 (host h1, pid 101) runs moe 2, rank 0 (host h0, pid 100) runs moe 1; "
+                    "start the same binary everywhere");
+}
+
+TEST_CASE("another number of ranks is refused") {
+  const auto store = local_store();
+  RollCall other(store, 1, 4), roll(store, 0, 3);
+  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe", Seconds{0.1}), std::runtime_error);
+  CHECK_THROWS_WITH(roll.check_in(elsewhere(0), "moe", Seconds{5}),
+                    "rank 1 (host h1, pid 101) believes in 4 ranks, rank 0 (host h0, pid 100) in "
+                    "3; start all with the same number");
+}
+
+TEST_CASE("two processes of one rank belong to two runs") {
+  const auto store = local_store();
+  RollCall first(store, 1, 3), second(store, 1, 3);
+  CHECK_THROWS_AS(first.check_in(elsewhere(1), "moe", Seconds{0.1}), std::runtime_error);
+  CHECK_THROWS_WITH(second.check_in(elsewhere(2), "moe", Seconds{5}),
+                    Contains("two processes say that they are rank 1 (host h1, pid 101)") &&
+                        Contains("give each run a port of its own"));
+}
+
+TEST_CASE("a notice names its rank, and passes on whom it blames") {
+  auto rolls = three_hosts();
+  Verdict verdict;
+  CHECK(rolls[0].bad_news(verdict).empty());
+  rolls[2].give_notice({2, Ending::kDone});
+  CHECK(rolls[0].bad_news(verdict).empty());
+  rolls[2].give_notice({2, Ending::kFailed, 2, "the disk is full"});
+  CHECK(rolls[0].bad_news(verdict) == "rank 2 (host h2, pid 102) failed (the disk is full)");
+  CHECK(verdict.culprit == 2);
+
+  auto others = three_hosts();
+  others[1].give_notice({1, Ending::kAffected, 2, "rank 2 (host h2, pid 102) is gone", "..."});
+  CHECK(others[0].who_is_late({0, 1}).text == "rank 2 (host h2, pid 102) is gone");
+}
+
+TEST_CASE("of a late operation the rank that waits nowhere is to blame") {
+  auto rolls = three_hosts();
+  rolls[1].wait_at("barrier");
+  CHECK(rolls[0].who_is_late({0, 1, 2}).text == "rank 2 (host h2, pid 102) did not come");
+  // Rank 1 is waited for, and waits for rank 2 in another part.
+  CHECK(rolls[0].who_is_late({0, 1}).culprit == 2);
+  rolls[2].wait_at("all_reduce");
+  CHECK(rolls[0].who_is_late({0, 1}).text == "rank 1 (host h1, pid 101) waits elsewhere (barrier)");
+  rolls[1].go_on();
+  CHECK(rolls[0].who_is_late({0, 1, 2}).culprit == 1);
+}
+
+TEST_CASE("of a broken connection the rank at its address is to blame") {
+  auto rolls = three_hosts();
+  const Verdict verdict =
+      rolls[0].who_broke_off("Connection closed by peer [10.0.0.2]:4711", {0, 1, 2});
+  CHECK(verdict.text == "rank 2 (host h2, pid 102) is gone");
+}
+
+TEST_CASE("a process of this machine is seen to stop and to die") {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Member member = this_member("127.0.0.1");
+  member.pid = child;
+  CHECK(life_of(member) == Life::kAlive);
+  CHECK(life_of(elsewhere(0)) == Life::kUnknown);
+  kill(child, SIGSTOP);
+  waitpid(child, nullptr, WUNTRACED);
+  CHECK(life_of(member) == Life::kStopped);
+  auto rolls = checked_in({this_member("127.0.0.1"), member});
+  CHECK(rolls[0].who_is_late({0, 1}).text == describe(1, member) + " is stopped");
+  kill(child, SIGKILL);
+  siginfo_t ended;
+  waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
+  CHECK(life_of(member) == Life::kGone);  // not yet reaped
+  CHECK(rolls[0].who_broke_off("broken pipe", {0, 1}).text == describe(1, member) + " is gone");
+  waitpid(child, nullptr, 0);
+  CHECK(life_of(member) == Life::kGone);
+}
+
+TEST_CASE("the address towards a host is that of the way there") {
+  CHECK(address_towards("127.0.0.1", 29500) == "127.0.0.1");
+  CHECK_THROWS_WITH(address_towards("no.such.host.invalid", 1),
+                    Contains("MASTER_ADDR 'no.such.host.invalid' is no host"));
+}

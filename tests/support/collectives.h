@@ -1,0 +1,85 @@
+#pragma once
+// What the collectives of a Comm promise, told by ranks that each know what they must receive. One
+// function a promise, for every form of Comm; false on a rank = broken there.
+
+#include <torch/types.h>
+
+#include "core/dist/comm.h"
+
+namespace moe::test {
+
+inline torch::Tensor numbers(std::vector<float> values) { return torch::tensor(values); }
+
+// Rank r sends (r + to) % 3 rows of the number 10 r + to; some send none.
+inline bool rows_arrive_in_rank_order(dist::Comm& comm, at::ScalarType type = at::kFloat) {
+  std::vector<int64_t> sent, received;
+  std::vector<torch::Tensor> parts, wanted;
+  for (int64_t other = 0; other < comm.size(); ++other) {
+    sent.push_back((comm.rank() + other) % 3);
+    received.push_back((other + comm.rank()) % 3);
+    parts.push_back(at::full({sent.back(), 2}, 10.0 * comm.rank() + other));
+    wanted.push_back(at::full({received.back(), 2}, 10.0 * other + comm.rank()));
+  }
+  const torch::Tensor expected = at::cat(wanted).to(type);
+  const torch::Tensor output = at::empty_like(expected);
+  comm.all_to_all(at::cat(parts).to(type), sent, output, received)->wait();
+  return at::equal(output, expected);
+}
+
+// Everything goes to rank 0, which sends nothing but to itself.
+inline bool one_rank_may_get_all(dist::Comm& comm) {
+  std::vector<int64_t> sent(comm.size(), 0), received(comm.size(), 0);
+  sent[0] = comm.rank();  // rank 0 has no row at all
+  if (comm.rank() == 0) {
+    for (int64_t other = 0; other < comm.size(); ++other) {
+      received[other] = other;
+    }
+  }
+  const int64_t rows = comm.rank() == 0 ? comm.size() * (comm.size() - 1) / 2 : 0;
+  const torch::Tensor output = at::full({rows, 3}, -1.0);
+  comm.all_to_all(at::full({comm.rank(), 3}, 1.0 * comm.rank()), sent, output, received)->wait();
+  bool is_right = true;
+  for (int64_t other = 0, row = 0; comm.rank() == 0 && other < comm.size(); row += other++) {
+    is_right = is_right && output.narrow(0, row, other).eq(other).all().item<bool>();
+  }
+  return is_right;
+}
+
+// Of three ranks.
+inline bool sums_and_pieces_are_right(dist::Comm& comm) {
+  const auto r = static_cast<float>(comm.rank());
+  const torch::Tensor sum = numbers({r, 1});
+  comm.all_reduce(sum);
+  const torch::Tensor gathered = at::empty({6});
+  comm.all_gather(numbers({r, 10 * r}), gathered);
+  const torch::Tensor piece = at::empty({1});
+  comm.reduce_scatter(numbers({r, r + 1, r + 2}), piece);
+  const torch::Tensor told = numbers({r});
+  comm.broadcast(told, 2);
+  comm.barrier();
+  return at::equal(sum, numbers({3, 3})) && at::equal(gathered, numbers({0, 0, 1, 10, 2, 20})) &&
+         at::equal(piece, numbers({3 + 3 * r})) && at::equal(told, numbers({2}));
+}
+
+// Of three ranks.
+inline bool numbers_and_texts_travel(dist::Comm& comm) {
+  const auto numbers = dist::gather_numbers(comm, {comm.rank(), 7});
+  const auto texts = dist::gather_texts(comm, std::string(comm.rank(), 'x'));
+  const auto sums = dist::sum_numbers(comm, {0.5, 1.0 * comm.rank()});
+  return numbers == std::vector<std::vector<int64_t>>{{0, 7}, {1, 7}, {2, 7}} &&
+         texts == std::vector<std::string>{"", "x", "xx"} && sums == std::vector<double>{1.5, 3};
+}
+
+// Of four ranks.
+inline bool parts_talk_among_themselves(dist::Comm& comm) {
+  const bool is_odd = comm.rank() % 2 == 1;
+  const auto part =
+      comm.part("parity", is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});
+  const torch::Tensor sum = numbers({static_cast<float>(comm.rank())});
+  part->all_reduce(sum);
+  const auto alone = comm.part("alone", {comm.rank()});
+  return part->size() == 2 && part->rank() == comm.rank() / 2 && alone->size() == 1 &&
+         at::equal(sum, numbers({is_odd ? 4.0F : 2.0F}));
+}
+
+}  // namespace moe::test
