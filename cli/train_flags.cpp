@@ -1,6 +1,7 @@
 #include "cli/train_flags.h"
 
 #include "cli/flags.h"
+#include "cli/launch.h"
 
 namespace moe::cli {
 
@@ -143,6 +144,7 @@ void add_evaluation_flags(CLI::App& command, TrainFlags& flags) {
 }
 
 void add_cluster_flags(CLI::App& command, TrainFlags& flags) {
+  add_rank_flags(command, flags.ranks);
   command.add_option("--replicas",
                      flags.settings.replicas,
                      "processes that hold the same experts (as few as --ep-ranks allows)");

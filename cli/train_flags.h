@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "core/dist/session.h"
 #include "core/train/cluster_plan.h"
 #include "core/train/settings.h"
 
@@ -15,7 +16,8 @@ struct TrainFlags {
               objective = "instruct", device, precision = "fp32", recompute = "none";
   std::string format, loss_on = "all";
   std::string optimizer_state = "fp32", decay_embeddings = "on";
-  int64_t show_samples = 0;            // 0 = train
+  int64_t show_samples = 0;  // 0 = train
+  dist::RankSettings ranks;
   std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
   train::ClusterRates rates;
   int64_t upcycled = 0;

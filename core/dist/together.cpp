@@ -1,7 +1,5 @@
 #include "core/dist/together.h"
 
-#include <algorithm>
-
 #include "core/base/error.h"
 
 namespace moe::dist {
@@ -44,27 +42,6 @@ void together(Comm& comm, const std::function<void()>& body) {
       }
       throw std::runtime_error(fmt::format("rank {}: {}", rank, sentence));
     }
-  }
-}
-
-void agree(Comm& comm, const std::string& what, const std::string& text) {
-  const auto texts = gather_texts(comm, text);
-  const auto other = std::find_if(
-      texts.begin(), texts.end(), [&](const std::string& one) { return one != texts.front(); });
-  if (other != texts.end()) {
-    const auto part =
-        std::mismatch(texts.front().begin(), texts.front().end(), other->begin(), other->end());
-    const auto line_of = [](const std::string& whole, std::string::const_iterator at) {
-      const auto begin = std::find(std::make_reverse_iterator(at), whole.rend(), '\n').base();
-      return std::string(begin, std::find(at, whole.end(), '\n'));
-    };
-    throw UserError(
-        "rank {} and rank 0 differ in {}: '{}' there, '{}' here; start all ranks with "
-        "the same command, files and binary",
-        other - texts.begin(),
-        what,
-        line_of(*other, part.second),
-        line_of(texts.front(), part.first));
   }
 }
 

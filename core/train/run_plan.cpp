@@ -163,6 +163,8 @@ Prepared prepare(const TrainSettings& settings,
   return run;
 }
 
-RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, TrainCallbacks{}).plan; }
+RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
+  return prepare(settings, TrainCallbacks{}, processes).plan;
+}
 
 }  // namespace moe::train

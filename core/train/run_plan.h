@@ -68,7 +68,7 @@ void check_batches(const TrainSettings& settings, const dist::Layout& layout);
 data::BatchSettings batch_settings(const TrainSettings& settings);  // of resolved ones
 
 // Everything up to the first weight: settings, data and model are checked as train() does, and no
-// run is begun.
-RunPlan plan_run(const TrainSettings& settings);
+// run is begun. Of rank 0 of `processes`.
+RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 }  // namespace moe::train

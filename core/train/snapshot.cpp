@@ -7,7 +7,8 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/io/checksums.h"
-#include "core/io/staged_folder.h"
+#include "core/io/shared_safetensors.h"
+#include "core/model/shared_folder.h"
 #include "core/train/rank_shards.h"
 
 namespace moe::train {
@@ -85,16 +86,43 @@ io::DType stored_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
 }
 
-void write_state(const fs::path& file, const std::vector<Slice>& state) {
+std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
   std::vector<io::TensorInfo> infos;
-  for (const auto& [name, tensor, shape, begin] : state) {
-    infos.push_back({name, stored_type(tensor), shape});
+  for (const auto& slice : state) {
+    infos.push_back({slice.name, stored_type(slice.values), slice.shape});
   }
-  io::SafetensorsWriter writer(file, infos);
-  for (const auto& [name, tensor, shape, begin] : state) {
-    writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+  return infos;
+}
+
+// What this process writes of `state`: of a weight that several hold its part, of counts that all
+// have rank 0's.
+std::vector<Slice> own_part(const std::vector<Slice>& state,
+                            const std::vector<model::NamedParameter>& parameters,
+                            dist::World& world) {
+  std::vector<Slice> own;
+  for (size_t i = 0; i < state.size(); ++i) {
+    Slice slice = state[i];
+    if (i < parameters.size()) {  // the weights come first
+      const Part part(slice.values.numel(), holders_of(parameters[i], world));
+      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
+      slice.begin += part.begin;
+    } else if (slice.name.starts_with(kUpdates) && !world.layout.is_speaker()) {
+      continue;
+    }
+    own.push_back(std::move(slice));
   }
-  writer.finish();
+  return own;
+}
+
+void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
+  io::SafetensorsPatch patch(file);
+  for (const auto& slice : slices) {
+    const Tensor& values = slice.values;
+    patch.write(slice.name,
+                static_cast<uint64_t>(slice.begin) * values.element_size(),
+                {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  }
+  patch.finish();
 }
 
 // The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
@@ -136,13 +164,16 @@ Snapshot::Snapshot(const model::Llama& model,
 }
 
 void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world) const {
-  MOE_CHECK(world.layout.processes == 1);
-  io::StagedFolder staged(out, /*force=*/true);
-  model::write_folder(model_, routing_, parent, staged, coefficients_);
-  write_state(staged.path() / kTensors, state_);
-  staged.write_text(kPosition, to_json(position_).dump(2) + "\n");
-  io::write_checksums(staged.path());
-  staged.commit();
+  model::SharedFolder folder(out, /*force=*/true, world.all);
+  model::write_folder(model_, routing_, parent, folder, coefficients_);
+  const fs::path tensors = folder.path() / kTensors;
+  folder.by_first([&] { io::create_safetensors(tensors, described(state_)); });
+  folder.by_all([&] { write_slices(tensors, own_part(state_, model_.parameters(), world)); });
+  folder.by_first([&] {
+    io::write_file(folder.path() / kPosition, to_json(position_).dump(2) + "\n");
+    io::write_checksums(folder.path());
+  });
+  folder.commit();
 }
 
 Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {

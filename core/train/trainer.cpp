@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/data/step_loader.h"
+#include "core/dist/session.h"
 #include "core/dist/solo.h"
 #include "core/dist/together.h"
 #include "core/train/gather_experts.h"
@@ -107,6 +108,7 @@ class Run {
                        parent_,
                        folder_.final_model(),
                        /*force=*/true,
+                       world_.all,
                        coefficients());
     report();
     callbacks_.on_saved(folder_.final_model());
