@@ -17,6 +17,7 @@
 #include "core/model/attention.h"
 #include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/folder_tensors.h"
 #include "core/model/lora.h"
 #include "core/model/moe_layer.h"
 
@@ -108,8 +109,11 @@ class Llama {
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
-  // The tensors of the folder form, without adapters (Hugging Face names, stored dtype of
-  // config().dtype), ready for io::write_tensors. The router has a say: written_form().
+  // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
+  // config().dtype; all of them, those of other processes undefined. The router has a say:
+  // written_form().
+  std::vector<FolderTensor> folder_tensors(const RoutingOptions& routing) const;
+  // Of a whole model, ready for io::write_tensors.
   std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
 
  private:
@@ -133,12 +137,30 @@ void write_folder(const Llama& model,
                   const io::StagedFolder& folder,
                   const LossCoefficients& coefficients = {});
 
+// The same by all ranks of a run at once: every one writes what it alone holds, and its part of
+// what many hold. The bytes are those that one process writes. A collective of folder.ranks(); the
+// caller may add files and commits. UserError on all ranks when one fails.
+void write_folder(const Llama& model,
+                  const RoutingOptions& routing,
+                  const io::Checkpoint& parent,
+                  const SharedFolder& folder,
+                  const LossCoefficients& coefficients = {});
+
 // write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
 void save_folder(const Llama& model,
                  const RoutingOptions& routing,
                  const io::Checkpoint& parent,
                  const std::filesystem::path& out,
                  bool force,
+                 const LossCoefficients& coefficients = {});
+
+// The same by all ranks of a run.
+void save_folder(const Llama& model,
+                 const RoutingOptions& routing,
+                 const io::Checkpoint& parent,
+                 const std::filesystem::path& out,
+                 bool force,
+                 dist::Comm& ranks,
                  const LossCoefficients& coefficients = {});
 
 }  // namespace moe::model
