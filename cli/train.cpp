@@ -172,9 +172,6 @@ void run(const TrainFlags& flags) {
   if (flags.nodes || flags.gpus) {
     return print_cluster(flags);
   }
-  if (flags.settings.data.empty()) {
-    throw UserError("--data is required; see moe train --help");
-  }
   if (flags.show_samples > 0) {
     print_samples(settings_of(flags), flags.show_samples);
     return;

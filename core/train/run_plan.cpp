@@ -121,6 +121,7 @@ Prepared prepare(const TrainSettings& settings,
                  int64_t processes,
                  int64_t rank) {
   check_numbers(settings);
+  check_data_named(settings);
   Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
   RunPlan& plan = run.plan;
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());

@@ -239,9 +239,6 @@ void check_numbers(const TrainSettings& settings) {
                     *settings.min_lr,
                     settings.lr);
   }
-  if (settings.data.empty()) {
-    throw UserError("--data is missing: name at least one file");
-  }
   if (settings.compute.precision == model::Precision::kTf32) {
     throw UserError(
         "--precision tf32: CUDA cards alone multiply in TF32, and this version trains on the CPU; "

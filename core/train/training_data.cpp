@@ -61,6 +61,12 @@ std::vector<data::Example> take_turns(const data::Examples& examples, size_t cou
 
 }  // namespace
 
+void check_data_named(const TrainSettings& settings) {
+  if (settings.data.empty()) {
+    throw UserError("--data is missing: name at least one file");
+  }
+}
+
 data::Examples read_data(const TrainSettings& settings,
                          const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
@@ -99,6 +105,7 @@ std::vector<std::string> describe_data(const data::Examples& examples) {
 
 Samples read_samples(const TrainSettings& settings, int64_t count) {
   check_numbers(settings);
+  check_data_named(settings);
   const io::Checkpoint checkpoint(settings.model);
   const int64_t vocab_size =
       model::parse_config(checkpoint.config(), checkpoint.config_name()).vocab_size;

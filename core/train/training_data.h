@@ -11,6 +11,9 @@
 
 namespace moe::train {
 
+// UserError where --data names nothing.
+void check_data_named(const TrainSettings& settings);
+
 // Tokenised once: later runs find the tokens where settings.cache says. `lines` is told what each
 // file was found to be and where the tokens are; `on_progress` is called often, with the examples
 // and tokens made so far, and may throw.

@@ -1,0 +1,115 @@
+// A cluster on paper: the numbers against the formulas of the header, by hand for one shape.
+
+#include "core/train/cluster_plan.h"
+
+#include <fstream>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+using namespace moe::train;
+using moe::test::TempDir;
+
+namespace {
+
+// 4 layers, D 64, F 96, V 128, every head has its own keys.
+std::filesystem::path write_config(const TempDir& dir) {
+  test::TinyCheckpoint shape;
+  shape.hidden = 64;
+  shape.intermediate = 96;
+  shape.layers = 4;
+  shape.heads = shape.kv_heads = 4;
+  shape.vocab = 128;
+  std::ofstream(dir / "config.json") << test::tiny_config(shape);
+  return dir / "config.json";
+}
+
+TrainSettings settings_for(const std::filesystem::path& config) {
+  TrainSettings settings;
+  settings.model = config;
+  settings.seq_len = 32;
+  settings.micro_batch = 8;
+  settings.global_batch = 32;
+  return settings;
+}
+
+}  // namespace
+
+TEST_CASE("what a step computes and sends is what the formulas say", "[train]") {
+  const TempDir dir;
+  TrainSettings settings = settings_for(write_config(dir));
+  settings.router.router = "top1";
+  ClusterRates rates;
+  rates.nodes = 2;
+  rates.gpus = 4;
+  const ClusterPlan plan = plan_cluster(settings, rates, 4);  // layers 0 and 2, W = E = 4
+  CHECK(plan.layout.group() == 4);
+  CHECK(plan.layout.replicas == 2);
+  CHECK(plan.tokens == 32 * 32);
+
+  // 8 rows x 32 tokens over 4 places; 32 / (8 x 2 replicas) = 2 micro-batches each.
+  const double tokens = 64, batches = 2;
+  const double attention = 64 * (4 * 64) + 32 * 64, feed_forward = 3 * 64 * 96;
+  const double weights = 64 * 128 + 4 * attention + 4 * feed_forward + 2 * 64 * 4;
+  CHECK(plan.flop == Approx(batches * 3 * 2 * tokens * weights));
+  // Two layers, out and back, forward and backward; 3 of 4 experts are elsewhere; f32.
+  CHECK(plan.token_bytes == Approx(batches * 2 * 4 * (tokens * 3 / 4) * 64 * 4));
+  CHECK(plan.token_s == Approx(plan.token_bytes / 350e9));
+  // Every matrix but the experts, and the norms, of 8 processes; one expert of 2 layers, of 2.
+  const double dense = 2 * 64 * 128 + 4 * 4 * 64 * 64 + 2 * feed_forward + 2 * 4 * 64 + 9 * 64;
+  const double experts = 2 * feed_forward;
+  CHECK(plan.gradient_bytes == Approx(2 * 4 * (dense * 7 / 8 + experts / 2)));
+  CHECK(plan.gradient_s == Approx(plan.gradient_bytes / 50e9));  // both cross machines
+  CHECK(plan.communication_share() == Approx((plan.token_s + plan.gradient_s) /
+                                             (plan.token_s + plan.gradient_s + plan.compute_s)));
+  // Moments: an eighth of the dense ones, half of the experts'; weights whole.
+  CHECK(plan.memory.weights == static_cast<uint64_t>(4 * (dense + experts)));
+  CHECK(plan.memory.optimizer == static_cast<uint64_t>(8 * (dense / 8 + experts / 2)));
+}
+
+TEST_CASE("recomputing sends and computes the forward again; capacity sends whole buffers",
+          "[train]") {
+  const TempDir dir;
+  TrainSettings settings = settings_for(write_config(dir));
+  ClusterRates rates;
+  rates.gpus = 4;
+  settings.router.router = "top1";
+  const ClusterPlan plain = plan_cluster(settings, rates, 4);
+  settings.router.cf = "2";
+  CHECK(plan_cluster(settings, rates, 4).token_bytes == Approx(2 * plain.token_bytes));
+  settings.router.cf = "";
+  settings.compute.recompute = model::Recompute::kLayer;
+  const ClusterPlan again = plan_cluster(settings, rates, 4);
+  CHECK(again.flop == Approx(plain.flop * 4 / 3));
+  CHECK(again.token_bytes == Approx(plain.token_bytes * 6 / 4));
+  CHECK(again.memory.activations < plain.memory.activations);
+  settings.compute.precision = model::Precision::kBf16;
+  CHECK(plan_cluster(settings, rates, 4).token_bytes == Approx(again.token_bytes / 2));
+}
+
+TEST_CASE("a dense model on one GPU sends nothing", "[train]") {
+  const TempDir dir;
+  ClusterRates rates;
+  rates.gpus = 1;
+  const ClusterPlan plan = plan_cluster(settings_for(write_config(dir)), rates, 0);
+  CHECK(plan.communication_share() == 0);
+  CHECK(plan.token_bytes == 0);
+}
+
+TEST_CASE("a plan that cannot be is refused", "[train]") {
+  const TempDir dir;
+  const auto config = write_config(dir);
+  const auto error =
+      [&](ClusterRates rates, int64_t experts, std::optional<int64_t> replicas = {}) {
+        TrainSettings settings = settings_for(config);
+        settings.replicas = replicas;
+        return test::user_error_of([&] { plan_cluster(settings, rates, experts); });
+      };
+  CHECK(error({0, 8}, 4) == "--nodes 0: must be positive");
+  CHECK(error({1, 8, 400, -1}, 4) == "--link-gbs -1: must be positive");
+  CHECK(error({1, 8}, 4, 3).find("--replicas 3 does not divide") == 0);
+  CHECK(error({1, 7}, 4).find("which 7 replicas cannot share equally") != std::string::npos);
+}
