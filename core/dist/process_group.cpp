@@ -155,8 +155,12 @@ ProcessComm::~ProcessComm() {
 BackendPointer ProcessComm::connect() {
   const BackendPlace place{name_ + "/", rank_, size()};
   try {
-    return device_.is_cpu() ? make_gloo(*membership_, place)
-                            : make_nccl(*membership_, place, device_);
+    const BackendPointer backend =
+        device_.is_cpu() ? make_gloo(*membership_, place) : make_nccl(*membership_, place, device_);
+    // Ours is the shorter patience from here on: it knows whom to blame.
+    backend->setTimeout(
+        std::chrono::duration_cast<std::chrono::milliseconds>(membership_->timeout + Seconds{5}));
+    return backend;
   } catch (const std::exception& error) {
     fail(membership_->who_broke_off(error.what(), everybody_), "connecting");
   }
@@ -181,12 +185,14 @@ void ProcessComm::look_around(const WorkPointer& work,
   if (work->isCompleted()) {
     return;
   }
+  const double waited_s = since(begin).count();
+  const std::string so_far =
+      waited_s < 1 ? where : fmt::format("{}, after {:.0f} s", where, waited_s);
   if (has_heard) {
-    fail(verdict, where);
+    fail(verdict, so_far);
   }
-  if (since(begin) > patience(membership_->timeout)) {
-    fail(roll.who_is_late(everybody_),
-         fmt::format("{}, after {:.0f} s", where, since(begin).count()));
+  if (Seconds{waited_s} > patience(membership_->timeout)) {
+    fail(roll.who_is_late(everybody_), so_far);
   }
 }
 

@@ -4,20 +4,11 @@
 // sources.
 
 #include <memory>
-#include <stdexcept>
 
 #include "core/dist/comm.h"
 #include "core/dist/roll_call.h"
 
 namespace moe::dist {
-
-// An operation that failed because of another rank.
-class RankFailed : public std::runtime_error {
- public:
-  RankFailed(Verdict its_verdict, const std::string& sentence)
-      : std::runtime_error(sentence), verdict(std::move(its_verdict)) {}
-  Verdict verdict;
-};
 
 // How this process takes part.
 struct Membership {

@@ -112,21 +112,27 @@ void compare(const std::map<int64_t, Arrival>& arrivals) {
   }
 }
 
-// "1 and 3", "1, 2, 3 and 2 more".
-std::string missing_ranks(const std::map<int64_t, Arrival>& arrivals, int64_t size) {
-  std::vector<std::string> missing;
+// "ranks 1, 2, 3 and 2 more of 8 did not come within 30 s of the start".
+[[noreturn]] void throw_missing(const std::map<int64_t, Arrival>& arrivals,
+                                int64_t size,
+                                Seconds timeout) {
+  std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < size; ++rank) {
     if (arrivals.count(rank) == 0) {
-      missing.push_back(fmt::format("{}", rank));
+      missing.push_back(rank);
     }
   }
+  const int64_t first = missing.front();
   const size_t shown = std::min<size_t>(missing.size(), 8);
   const size_t hidden = missing.size() - shown;
   missing.resize(shown);
-  return fmt::format("{} {}{}",
-                     shown == 1 ? "rank" : "ranks",
-                     fmt::join(missing, ", "),
-                     hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+  const std::string text = fmt::format("{} {}{} of {} did not come",
+                                       shown == 1 ? "rank" : "ranks",
+                                       fmt::join(missing, ", "),
+                                       hidden == 0 ? "" : fmt::format(" and {} more", hidden),
+                                       size);
+  throw RankFailed({first, text},
+                   fmt::format("{} within {:g} s of the start", text, timeout.count()));
 }
 
 }  // namespace
@@ -146,13 +152,10 @@ void RollCall::check_in(const Member& me, const std::string& version, Seconds ti
     }
     Verdict verdict;
     if (!bad_news(verdict).empty()) {
-      throw std::runtime_error(verdict.text + ": before all ranks had come");
+      throw RankFailed(verdict, verdict.text + ": before all ranks had come");
     }
     if (since(begin) > timeout) {
-      throw std::runtime_error(fmt::format("{} of {} did not come within {:g} s of the start",
-                                           missing_ranks(arrivals, size_),
-                                           size_,
-                                           timeout.count()));
+      throw_missing(arrivals, size_, timeout);
     }
     std::this_thread::sleep_for(kPause);
   }

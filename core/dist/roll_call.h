@@ -5,6 +5,7 @@
 // process is gone, or the one that waits nowhere while all others do.
 
 #include <memory>
+#include <stdexcept>
 
 #include "core/dist/members.h"
 
@@ -32,13 +33,21 @@ struct Verdict {
   std::string text;      // "rank 2 (host h, pid 41) is gone"
 };
 
+// An operation that failed because of another rank.
+class RankFailed : public std::runtime_error {
+ public:
+  RankFailed(Verdict its_verdict, const std::string& sentence)
+      : std::runtime_error(sentence), verdict(std::move(its_verdict)) {}
+  Verdict verdict;
+};
+
 class RollCall {
  public:
   // rank -1: a launcher, which is none of them.
   RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size);
 
   // Says who we are and waits for the others. UserError: another version of moe or another size of
-  // the run, or a rank twice; std::runtime_error: one did not come within `timeout`.
+  // the run, or a rank twice; RankFailed: one did not come within `timeout`.
   void check_in(const Member& me, const std::string& version, Seconds timeout);
   const std::vector<Member>& members() const { return members_; }
 
