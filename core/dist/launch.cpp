@@ -58,9 +58,6 @@ Variables variables_of(int64_t rank, const RankSettings& settings, uint16_t port
     variables["OMP_NUM_THREADS"] =
         fmt::format("{}", std::max<int64_t>(1, usable_cores() / settings.ranks));
   }
-  if (own.count("TORCH_CPP_LOG_LEVEL") == 0) {  // c10d's warnings of what we say better
-    variables["TORCH_CPP_LOG_LEVEL"] = "FATAL";
-  }
   return variables;
 }
 

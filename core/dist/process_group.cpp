@@ -361,9 +361,17 @@ std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
 Verdict Membership::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
   try {
     return roll.who_broke_off(error, among);
-  } catch (const std::exception&) {  // the store is gone, and who served it
-    return {0, dist::describe(0, roll.members().front()) + " is gone"};
+  } catch (const StoreIsSilent&) {
+    return who_lost_the_store("does not answer");
+  } catch (const std::exception&) {
+    return who_lost_the_store("is gone");
   }
+}
+
+Verdict Membership::who_lost_the_store(const char* how) const {
+  const std::string server =
+      store_rank < 0 ? "the launcher" : dist::describe(store_rank, roll.members()[store_rank]);
+  return {store_rank, fmt::format("{} {}", server, how)};
 }
 
 std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, torch::Device device) {

@@ -232,26 +232,43 @@ bool RollCall::find_ended(bool is_late, Verdict& verdict) {
   return false;
 }
 
-Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
-  const auto begin = Clock::now();
-  Verdict verdict;
-  for (; since(begin) < kGrace; std::this_thread::sleep_for(kPause)) {
-    const bool is_patient = since(begin) < kOwnWords;
-    if (is_patient ? !bad_news(verdict).empty() : find_ended(false, verdict)) {
-      return verdict;
-    }
-  }
-  // On other machines, and without a word: of those at the broken connection's end, one that waits
-  // nowhere.
-  for (const bool by_address : {true, false}) {
-    for (const int64_t rank : among) {
-      const bool is_there = error.find(members_[rank].address) != std::string::npos;
-      if (rank != rank_ && (is_there || !by_address) && !is_waiting(rank)) {
-        return {rank, name(rank) + " is gone"};
+// Those that wait nowhere; only those at the broken connection's end, if there are any.
+std::vector<int64_t> RollCall::who_might_have_gone(const std::string& error,
+                                                   const std::vector<int64_t>& among) {
+  std::vector<int64_t> silent, there;
+  for (const int64_t rank : among) {
+    if (rank != rank_ && !is_waiting(rank)) {
+      silent.push_back(rank);
+      if (error.find(members_[rank].address) != std::string::npos) {
+        there.push_back(rank);
       }
     }
   }
-  return {-1, "a connection broke"};
+  return there.empty() ? silent : there;
+}
+
+Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
+  const auto begin = Clock::now();
+  wait_at("a broken connection");
+  Verdict verdict;
+  std::vector<int64_t> suspects;
+  for (; since(begin) < kGrace; std::this_thread::sleep_for(kPause)) {
+    if (since(begin) < kOwnWords) {
+      if (!bad_news(verdict).empty()) {
+        return verdict;
+      }
+      continue;
+    }
+    if (find_ended(false, verdict)) {
+      return verdict;
+    }
+    suspects = who_might_have_gone(error, among);
+    if (suspects.size() == 1 && since(begin) > kGrace / 2) {
+      break;
+    }
+  }
+  return suspects.empty() ? Verdict{-1, "a connection broke"}
+                          : Verdict{suspects.front(), name(suspects.front()) + " is gone"};
 }
 
 Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
@@ -279,12 +296,13 @@ Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
   return {-1, "nobody came"};
 }
 
-void RollCall::wait_for_notices(Seconds timeout) {
+void RollCall::wait_for_notices(Seconds timeout, int64_t culprit) {
   for (const auto begin = Clock::now(); since(begin) < timeout;) {
-    std::set<int64_t> ended;
+    std::set<int64_t> ended = {culprit};
     for (const Notice& notice : notices()) {
       ended.insert(notice.rank);
     }
+    ended.erase(-1);
     if (static_cast<int64_t>(ended.size()) >= size_) {
       return;
     }

@@ -64,11 +64,13 @@ class RollCall {
   Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
   Verdict who_is_late(const std::vector<int64_t>& among);
 
-  // Until each rank has given notice, at most `timeout`.
-  void wait_for_notices(Seconds timeout);
+  // Until each rank but `culprit` has given notice, at most `timeout`.
+  void wait_for_notices(Seconds timeout, int64_t culprit = -1);
 
  private:
   bool find_ended(bool is_late, Verdict& verdict);
+  std::vector<int64_t> who_might_have_gone(const std::string& error,
+                                           const std::vector<int64_t>& among);
   bool is_waiting(int64_t rank);
   std::string name(int64_t rank) const;
 
