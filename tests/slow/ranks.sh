@@ -116,10 +116,10 @@ make_hosts() {
   done
   unshare --uts --pid --fork --kill-child true 2>/dev/null
 }
-on_host() {  # HOST COMMAND...: with its own name and process numbers; the caller's $! is the outermost
+on_host() {  # HOST COMMAND...: with its own name and process numbers; at most a minute
   local host=$1
   shift
-  exec ip netns exec "${hosts[host - 1]}" unshare --uts --pid --fork --kill-child --mount-proc \
+  exec timeout -s KILL 60 ip netns exec "${hosts[host - 1]}" unshare --uts --pid --fork --kill-child --mount-proc \
     sh -c "hostname host$host; exec \"\$@\"" sh "$@"
 }
 # RANK HOST ARGUMENTS...: one of four, two a host
