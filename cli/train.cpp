@@ -11,6 +11,7 @@
 #include "cli/samples.h"
 #include "cli/step_line.h"
 #include "cli/train_flags.h"
+#include "cli/train_plans.h"
 #include "core/base/error.h"
 #include "core/eval/live_tasks.h"
 #include "core/io/checkpoint.h"
@@ -74,35 +75,13 @@ void print_plan(const train::RunPlan& plan) {
                describe_group(plan),
                plan.losses);
   }
+  if (plan.layout.processes > 1) {
+    fmt::print(stderr, "{}\n", dist::describe(plan.layout));
+  }
   print_trained(settings);
   for (const auto& note : plan.notes) {
     fmt::print(stderr, "{}\n", note);
   }
-}
-
-void print_memory(const train::RunPlan& plan, bool as_json) {
-  const train::MemoryPlan& memory = plan.memory;
-  const std::vector<std::pair<const char*, uint64_t>> classes = {
-      {"program", memory.program},
-      {"weights", memory.weights},
-      {"gradients", memory.gradients},
-      {"optimizer", memory.optimizer},
-      {"activations", memory.activations},
-      {"workspace", memory.workspace},
-      {"checkpoint", memory.checkpoint},
-      {"peak", memory.peak}};
-  if (as_json) {
-    OrderedJson json;
-    for (const auto& [name, bytes] : classes) {
-      json[fmt::format("{}_bytes", name)] = bytes;
-    }
-    fmt::print("{}\n", json.dump());
-    return;
-  }
-  for (const auto& [name, bytes] : classes) {
-    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
-  }
-  fmt::print("memory of one process (dry run: no weight was loaded, no run begun)\n");
 }
 
 void print_result(const TrainFlags& flags,
@@ -149,34 +128,18 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   };
 }
 
-void run(const TrainFlags& flags) {
-  if (flags.show_samples > 0) {
-    print_samples(settings_of(flags), flags.show_samples);
-    return;
-  }
-  if (flags.dry_run) {
-    apply_threads(flags.settings.threads);
-    const train::RunPlan plan = train::plan_run(settings_of(flags));
-    if (!flags.quiet) {
-      print_plan(plan);
-    }
-    return print_memory(plan, flags.json);
-  }
-  if (flags.settings.run.empty()) {
-    throw UserError("--out is required; see moe train --help");
-  }
-  if (flags.resume && flags.settings.force) {
-    throw UserError("--resume goes on with a run, --force begins anew; give one of them");
-  }
+// One rank of a run; the first speaks for all.
+void train_on_rank(const TrainFlags& flags, dist::Comm& comm) {
   train::StopSignals signals;
   apply_threads(flags.settings.threads);
+  const bool quiet = flags.quiet || comm.rank() != 0;
   std::optional<StepPrinter> printer;
   train::StepRecord first, last;
   train::TrainCallbacks callbacks;
   std::optional<Progress> reading;
   callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
     if (tokens > 0 && !reading) {  // before, contents are compared
-      reading.emplace("tokenising", "tokens", 0, flags.quiet);
+      reading.emplace("tokenising", "tokens", 0, quiet);
     }
     if (reading) {
       reading->set(static_cast<uint64_t>(tokens));
@@ -184,8 +147,8 @@ void run(const TrainFlags& flags) {
   };
   callbacks.on_start = [&](const train::RunPlan& plan) {
     reading.reset();
-    printer.emplace(*plan.settings.steps, plan.first_step, flags.quiet);
-    if (!flags.quiet) {
+    printer.emplace(*plan.settings.steps, plan.first_step, quiet);
+    if (!quiet) {
       print_plan(plan);
     }
   };
@@ -199,10 +162,42 @@ void run(const TrainFlags& flags) {
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.stop_requested = [&] { return signals.requested(); };
-  train::train(settings_of(flags), callbacks);
-  if (last.step > 0) {
+  train::train(settings_of(flags), callbacks, &comm);
+  if (last.step > 0 && comm.rank() == 0) {
     print_result(flags, first, last);
   }
+}
+
+void run(const TrainFlags& flags) {
+  if (flags.nodes || flags.gpus) {
+    return print_cluster(flags);
+  }
+  if (flags.settings.data.empty()) {
+    throw UserError("--data is required; see moe train --help");
+  }
+  if (flags.show_samples > 0) {
+    print_samples(settings_of(flags), flags.show_samples);
+    return;
+  }
+  if (flags.dry_run) {
+    apply_threads(flags.settings.threads);
+    const train::RunPlan plan =
+        train::plan_run(settings_of(flags), std::max<int64_t>(1, flags.ranks.ranks));
+    if (!flags.quiet) {
+      print_plan(plan);
+    }
+    return print_memory(plan.memory, flags.json);
+  }
+  if (flags.settings.run.empty()) {
+    throw UserError("--out is required; see moe train --help");
+  }
+  if (flags.resume && flags.settings.force) {
+    throw UserError("--resume goes on with a run, --force begins anew; give one of them");
+  }
+  dist::RankSettings ranks = flags.ranks;
+  ranks.threads = flags.settings.threads;
+  ranks.on_cuda = flags.device == "cuda";
+  dist::run_on_ranks(ranks, [&](dist::Comm& comm) { train_on_rank(flags, comm); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "cli/train_flags.h"
 
 #include "cli/flags.h"
+#include "cli/launch.h"
 
 namespace moe::cli {
 
@@ -8,12 +9,11 @@ namespace {
 
 void add_data_flags(CLI::App& command, TrainFlags& flags) {
   auto& settings = flags.settings;
-  command
-      .add_option("--data",
-                  settings.data,
-                  "data files, gzip and zstd too: Alpaca, OpenOrca, Dolly, prompt pairs, ShareGPT, "
-                  "chat messages, token rows, text; FILE:WEIGHT mixes several")
-      ->required();
+  command.add_option("--data",
+                     settings.data,
+                     "data files, gzip and zstd too: Alpaca, OpenOrca, Dolly, prompt pairs, "
+                     "ShareGPT, chat messages, token rows, text; FILE:WEIGHT mixes several "
+                     "(required)");
   command.add_option("--format",
                      flags.format,
                      "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows (told from "
@@ -143,6 +143,27 @@ void add_evaluation_flags(CLI::App& command, TrainFlags& flags) {
       "--eval-limit", evaluation.tasks_limit, "only the first N questions of each task");
 }
 
+void add_cluster_flags(CLI::App& command, TrainFlags& flags) {
+  add_rank_flags(command, flags.ranks);
+  command.add_option("--replicas",
+                     flags.settings.replicas,
+                     "processes that hold the same experts (as few as --ep-ranks allows)");
+  command.add_option("--nodes",
+                     flags.nodes,
+                     "with --dry-run: memory of a GPU and the share of communication on so many "
+                     "machines, from the config alone (1)");
+  command.add_option("--gpus", flags.gpus, "of one of them (8)");
+  command.add_option(
+      "--gpu-tflops", flags.rates.tflops, "1e12 FLOP/s that one of them sustains (400)");
+  command.add_option("--link-gbs",
+                     flags.rates.link_gbs,
+                     "1e9 bytes/s from a GPU to others in its machine (350); moe bench comm says");
+  command.add_option("--network-gbs", flags.rates.network_gbs, "and to other machines (50)");
+  command.add_option("--upcycled",
+                     flags.upcycled,
+                     "of a dense config, plan the mixture that upcycling to N experts makes");
+}
+
 }  // namespace
 
 train::TrainSettings settings_of(const TrainFlags& flags) {
@@ -177,6 +198,7 @@ void add_train_flags(CLI::App& command, TrainFlags& flags) {
   add_optimizer_flags(command, flags);
   add_router_flags(command, settings.router);
   add_evaluation_flags(command, flags);
+  add_cluster_flags(command, flags);
   command.add_option(
       "--save-every", settings.save_every, "steps between checkpoints (only the end)");
   command.add_option("--keep", settings.keep, "newest checkpoints that stay (2)");

@@ -4,6 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "core/dist/session.h"
+#include "core/train/cluster_plan.h"
 #include "core/train/settings.h"
 
 namespace moe::cli {
@@ -15,6 +17,10 @@ struct TrainFlags {
   std::string format, loss_on = "all";
   std::string optimizer_state = "fp32", decay_embeddings = "on";
   int64_t show_samples = 0;  // 0 = train
+  dist::RankSettings ranks;
+  std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
+  train::ClusterRates rates;
+  int64_t upcycled = 0;
   bool quiet = false, json = false, resume = false, dry_run = false;
 };
 

@@ -46,6 +46,25 @@ void check_lengths(const Examples& examples, int64_t seq_len) {
 
 }  // namespace
 
+Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
+  const auto row = batch.rows.begin();
+  const int64_t first = std::accumulate(row, row + begin, int64_t{0});
+  const int64_t last = std::accumulate(row + begin, row + end, first);
+  Batch part;
+  part.ids.assign(batch.ids.begin() + first, batch.ids.begin() + last);
+  part.targets.assign(batch.targets.begin() + first, batch.targets.begin() + last);
+  part.rows.assign(row + begin, row + end);
+  int64_t seen = 0;
+  for (const int64_t length : batch.lengths) {
+    if (seen >= first && seen < last) {
+      part.lengths.push_back(length);
+    }
+    seen += length;
+  }
+  part.target_count = last - first - std::count(part.targets.begin(), part.targets.end(), kNoLoss);
+  return part;
+}
+
 BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor)
     : examples_(examples), settings_(settings), cursor_(cursor) {
   MOE_CHECK(examples.size() > 0 && settings.rows > 0 && settings.seq_len > 1);
@@ -65,11 +84,13 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
 Batch BatchStream::next() {
   Batch batch;
   for (int64_t row = 0; row < settings_.rows; ++row) {
+    const auto before = static_cast<int64_t>(batch.ids.size());
     if (settings_.pack == Pack::kStream) {
       add_stream_row(batch);
     } else {
       add_example_row(batch);
     }
+    batch.rows.push_back(static_cast<int64_t>(batch.ids.size()) - before);
   }
   return batch;
 }

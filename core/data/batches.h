@@ -48,8 +48,12 @@ struct Batch {
   // Tokens that see each other and count their positions together, their sum is T: one a row, with
   // PackMask::kDoc one a piece of an example. So attention never touches a pair that is masked.
   std::vector<int64_t> lengths;
+  std::vector<int64_t> rows;  // tokens of each row, a whole number of lengths; their sum is T
   int64_t target_count = 0;
 };
+
+// The rows begin..end-1 of a batch; there may be none.
+Batch rows_of(const Batch& batch, int64_t begin, int64_t end);
 
 class BatchStream {
  public:

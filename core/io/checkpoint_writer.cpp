@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
+#include "core/io/shards.h"
 
 namespace moe::io {
 
@@ -13,33 +14,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The first tensor of every shard, and tensors.size() at the end. Shards are filled in order, as
-// transformers does it.
-std::vector<size_t> plan_shards(const std::vector<TensorSource>& tensors, uint64_t shard_bytes) {
-  std::vector<size_t> starts = {0};
-  uint64_t filled = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto bytes = static_cast<uint64_t>(tensors[i].info.bytes());
-    if (i > starts.back() && filled + bytes > shard_bytes) {
-      starts.push_back(i);
-      filled = 0;
-    }
-    filled += bytes;
-  }
-  starts.push_back(tensors.size());
-  return starts;
-}
-
 // Returns the bytes of tensor data written. `before`: those of the shards before, for on_bytes.
 uint64_t write_shard(const fs::path& path,
+                     const std::vector<TensorInfo>& infos,
                      std::span<const TensorSource> tensors,
                      uint64_t before,
                      const std::function<void(uint64_t)>& on_bytes) {
-  std::vector<TensorInfo> infos;
-  for (const auto& tensor : tensors) {
-    infos.push_back(tensor.info);
-  }
-  SafetensorsWriter writer(path, std::move(infos));
+  SafetensorsWriter writer(path, infos);
   for (const auto& tensor : tensors) {
     const uint64_t expected = writer.written_bytes() + static_cast<uint64_t>(tensor.info.bytes());
     tensor.write(writer);
@@ -68,27 +49,19 @@ uint64_t write_tensors(const fs::path& folder,
                        const std::vector<TensorSource>& tensors,
                        uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes) {
-  MOE_CHECK(shard_bytes > 0);
-  const std::vector<size_t> starts = plan_shards(tensors, shard_bytes);
-  const size_t shards = starts.size() - 1;
-  Json weight_map = Json::object();
+  std::vector<TensorInfo> infos;
+  for (const auto& tensor : tensors) {
+    infos.push_back(tensor.info);
+  }
+  const std::vector<Shard> shards = plan_shards(infos, shard_bytes);
+  std::span<const TensorSource> rest = tensors;
   uint64_t total = 0;
-  for (size_t shard = 0; shard < shards; ++shard) {
-    const std::string name =
-        shards == 1 ? "model.safetensors"
-                    : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
-    const auto part = std::span(tensors).subspan(starts[shard], starts[shard + 1] - starts[shard]);
-    for (const auto& tensor : part) {
-      MOE_CHECK(!weight_map.contains(tensor.info.name), "{} is written twice", tensor.info.name);
-      weight_map[tensor.info.name] = name;
-    }
-    total += write_shard(folder / name, part, total, on_bytes);
+  for (const auto& shard : shards) {
+    const auto part = rest.first(shard.tensors.size());
+    rest = rest.subspan(part.size());
+    total += write_shard(folder / shard.file, shard.tensors, part, total, on_bytes);
   }
-  if (shards > 1) {
-    const Json index = {{"metadata", {{"total_size", total}}},
-                        {"weight_map", std::move(weight_map)}};
-    write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
-  }
+  write_index(folder, shards);
   return total;
 }
 

@@ -7,11 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 
 #include "core/base/error.h"
-#include "core/base/json.h"
 #include "core/io/safetensors.h"
+#include "core/io/safetensors_header.h"
 
 namespace moe::io {
 
@@ -19,37 +18,6 @@ namespace {
 
 constexpr size_t kCopyBlock = size_t{8} << 20;
 constexpr uint64_t kFlushStep = uint64_t{32} << 20;
-
-// The header's JSON, padded with spaces so that the data starts at a multiple of 8. Without
-// "format" transformers refuses the file. Built as text: an ordered JSON object searches all its
-// keys for every new one.
-std::string header_text(const std::vector<TensorInfo>& tensors) {
-  std::string text = R"({"__metadata__":{"format":"pt"})";
-  std::set<std::string_view> names;
-  int64_t offset = 0;
-  for (const auto& tensor : tensors) {
-    MOE_CHECK(names.insert(tensor.name).second, "{} is written twice", tensor.name);
-    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
-                        Json(tensor.name).dump(),
-                        dtype_name(tensor.dtype),
-                        Json(tensor.shape).dump(),
-                        offset,
-                        offset + tensor.bytes());
-    offset += tensor.bytes();
-  }
-  text += '}';
-  text.append((8 - text.size() % 8) % 8, ' ');
-  MOE_CHECK(text.size() <= kMaxHeaderBytes, "a header of {} bytes; write more shards", text.size());
-  return text;
-}
-
-std::string length_prefix(uint64_t length) {
-  std::string bytes(8, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<char>(length >> (8 * i) & 0xFF);
-  }
-  return bytes;
-}
 
 // Copies up to `length` bytes between two files inside the kernel. Returns how many went; the rest
 // must go another way (file systems that cannot, sources in /proc, kernels before 4.5). Throws when
@@ -76,16 +44,6 @@ uint64_t copy_in_kernel(int source,
   return copied;
 }
 
-// Claims the file's blocks at once: a disk too small shows before the first byte, and the blocks
-// lie side by side, which makes the copy a quarter faster. File systems that cannot are asked for
-// nothing.
-void reserve(const Descriptor& file, uint64_t bytes, const std::filesystem::path& path) {
-  if (::fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes)) != 0 &&
-      (errno == ENOSPC || errno == EDQUOT)) {
-    throw_write_error(errno, path);
-  }
-}
-
 // Pages of a mapping that lost their file raise SIGBUS; write() only fails on them, with a message
 // that helps nobody.
 void check_still_whole(const SafetensorsFile& source) {
@@ -101,11 +59,8 @@ void check_still_whole(const SafetensorsFile& source) {
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      std::vector<TensorInfo> tensors)
     : path_(path), file_(create_file(path)) {
-  for (const auto& tensor : tensors) {
-    expected_bytes_ += static_cast<uint64_t>(tensor.bytes());
-  }
-  const std::string header = header_text(tensors);
-  const std::string start = length_prefix(header.size()) + header;
+  expected_bytes_ = bytes_of(tensors);
+  const std::string start = safetensors_start(tensors);
   reserve(file_, start.size() + expected_bytes_, path_);
   write_all(file_, std::as_bytes(std::span(start)), path_);
   header_bytes_ = start.size();

@@ -28,13 +28,17 @@ Tensor with_adapter(const Tensor& product,
 
 }  // namespace
 
-Adapter make_adapter(const Tensor& weight, int64_t rank, double scale, uint64_t seed) {
+Adapter make_adapter(
+    const Tensor& weight, int64_t rank, double scale, uint64_t seed, const AdapterShare& share) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<int64_t> a = weight.sizes().vec(), b = a;
   a[a.size() - 2] = rank;
   b[b.size() - 1] = rank;
+  const int64_t here = a.front();
+  a.front() = share.of > 0 ? share.of : here;
   const double bound = 1 / std::sqrt(static_cast<double>(weight.size(-1)));
-  const Tensor random = at::empty(a).uniform_(-bound, bound, generator);
+  const Tensor random =
+      at::empty(a).uniform_(-bound, bound, generator).narrow(0, share.first, here).clone();
   return {random.to(weight.device()), at::zeros(b, weight.options()).detach(), scale};
 }
 

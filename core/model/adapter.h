@@ -17,9 +17,18 @@ struct Adapter {
   bool defined() const { return a.defined(); }
 };
 
+// Which experts of how many a weight [E/G, N, D] holds. By default it is whole.
+struct AdapterShare {
+  int64_t first = 0, of = 0;
+};
+
 // An adapter of `weight`: a ~ U(-1/sqrt(D), 1/sqrt(D)) (peft's), b = 0. The numbers are LibTorch's
-// for `seed`, on any device.
-Adapter make_adapter(const torch::Tensor& weight, int64_t rank, double scale, uint64_t seed);
+// for `seed`, on any device, and an expert has the same whoever holds it.
+Adapter make_adapter(const torch::Tensor& weight,
+                     int64_t rank,
+                     double scale,
+                     uint64_t seed,
+                     const AdapterShare& share = {});
 
 // weight + scale b a, in the weight's shape.
 torch::Tensor merged_weight(const torch::Tensor& weight, const Adapter& adapter);

@@ -23,13 +23,14 @@ struct Pass {
   Pass(const ModelConfig& model,
        const ComputeOptions& compute,
        const Packed& tokens,
-       const RoutingOptions& options)
+       const RoutingOptions& options,
+       const ExpertParallel& parallel)
       : config(model),
         type(activation_type(compute)),
         lengths(tokens.lengths),
         continues(tokens.continues),
         routing(options),
-        group(route::spread_over_ranks(tokens.ids.size(0), options.ep_ranks)),
+        spread(tokens.ids.size(0), options.ep_ranks, parallel),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
 
   Tensor norm(const Tensor& x, const Tensor& weight) const {
@@ -40,12 +41,27 @@ struct Pass {
   at::ScalarType type;  // of what products take and give
   std::vector<int64_t> lengths, continues;
   RoutingOptions routing;
-  route::RoutingGroup group;
+  TokenSpread spread;
   double gate_scale;
 };
 
+// A rank without tokens has nothing to attend to, but its exchanges need a gradient's way as the
+// other ranks have it: products of no rows with every weight.
+Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) {
+  const AttentionWeights& attention = layer.attention;
+  const Tensor qkv = adapted_linear(
+      pass.norm(x, layer.input_norm), attention.qkv, attention.bias, attention.qkv_adapter);
+  return x + adapted_linear(qkv.narrow(1, 0, attention.output.size(1)),
+                            attention.output,
+                            {},
+                            attention.output_adapter);
+}
+
 // x [T, D] f32, the residual stream, after the attention of a layer.
 Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+  if (x.size(0) == 0) {
+    return attention_of_none(x, layer, pass);
+  }
   return x + attention_forward(pass.norm(x, layer.input_norm),
                                layer.attention,
                                pass.config,
@@ -77,7 +93,7 @@ FeedForwardOutput feed_forward_half(const Tensor& x,
       normed,
       {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
       pass.routing.router,
-      pass.group,
+      pass.spread,
       pass.gate_scale,
       pass.routing.count_tokens,
       decided);
@@ -118,16 +134,16 @@ Llama::~Llama() = default;
 Llama::Llama(Llama&&) noexcept = default;
 Llama& Llama::operator=(Llama&&) noexcept = default;
 
-Llama Llama::without_weights(const ModelConfig& config) {
+Llama Llama::without_weights(const ModelConfig& config, const dist::Layout& layout) {
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config, at::kMeta);
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, at::kMeta);
   return model;
 }
 
 Llama Llama::clone() const {
   const at::NoGradGuard no_gradients;
   Llama copy;
-  copy.weights_ = std::make_unique<Weights>(weights_->config);
+  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
   const auto from = parameters();
@@ -159,13 +175,27 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
       ++number;
       if (settings.is_on(one.part)) {
         const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
-        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed);
+        const bool of_experts = layer.router.defined() && one.part == "ffn";
+        const AdapterShare share = of_experts
+                                       ? AdapterShare{layout().first_expert(), layer.router.size(0)}
+                                       : AdapterShare{};
+        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed, share);
       }
     }
   }
 }
 
 const ModelConfig& Llama::config() const { return weights_->config; }
+
+const dist::Layout& Llama::layout() const { return weights_->parallel.layout; }
+
+void Llama::set_group(dist::Comm* group) {
+  MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
+            "a model of {} places in a group of another size",
+            layout().group());
+  weights_->parallel.group = group;
+  weights_->parallel.overlaps = group != nullptr && !group->device().is_cpu();
+}
 
 RoutingOptions Llama::default_routing() const {
   const auto& moe = weights_->config.moe;
@@ -186,13 +216,17 @@ ForwardResult Llama::forward(const Packed& tokens,
   }
   const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
   const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
-  const auto pass = std::make_shared<const Pass>(config, weights_->compute, tokens, routing);
+  const auto pass =
+      std::make_shared<const Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
   ForwardResult result;
   Tensor x = at::embedding(weights_->embedding, tokens.ids);  // [T, D]
   for (int64_t index = 0; index < config.layers; ++index) {
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
     FeedForwardOutput out;
+    if (weights_->parallel.group != nullptr) {
+      weights_->parallel.group->place.layer = index;
+    }
     if (recompute == Recompute::kLayer) {
       out = recomputed_half(x, layer, pass, /*with_attention=*/true);
     } else {
@@ -242,12 +276,14 @@ std::vector<NamedParameter> Llama::parameters() const {
     if (layer.router.defined()) {
       all.push_back({prefix + "mlp.router", layer.router});
     }
-    all.push_back({prefix + "mlp.gate_up", layer.gate_up});
-    all.push_back({prefix + "mlp.down", layer.down});
+    const bool is_moe = layer.router.defined();
+    all.push_back({prefix + "mlp.gate_up", layer.gate_up, is_moe});
+    all.push_back({prefix + "mlp.down", layer.down, is_moe});
     for (const auto& one : adapted_weights(weights_->layers[index])) {
       if (one.adapter->defined()) {
-        all.push_back({prefix + one.name + ".lora_a", one.adapter->a});
-        all.push_back({prefix + one.name + ".lora_b", one.adapter->b});
+        const bool of_experts = is_moe && one.part == "ffn";
+        all.push_back({prefix + one.name + ".lora_a", one.adapter->a, of_experts});
+        all.push_back({prefix + one.name + ".lora_b", one.adapter->b, of_experts});
       }
     }
   }

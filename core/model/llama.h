@@ -12,10 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/dist/world.h"
 #include "core/io/checkpoint.h"
 #include "core/model/attention.h"
 #include "core/model/compute.h"
 #include "core/model/config.h"
+#include "core/model/folder_tensors.h"
 #include "core/model/lora.h"
 #include "core/model/moe_layer.h"
 
@@ -34,7 +36,7 @@ struct Packed {
 // What routing needs besides the weights. By default the folder's own.
 struct RoutingOptions {
   route::RouterSettings router;
-  int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1
+  int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1. A multiple of G
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
   std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
 };
@@ -45,10 +47,16 @@ struct KvCache {
   std::vector<LayerCache> layers;
 };
 
+// Of the tokens of this process alone. Where experts are shared out, the backward of a forward is a
+// collective too: every process of the group calls it from `hidden`, also with no tokens (its
+// gradient is then [0, D]), and from the same losses.
 struct ForwardResult {
-  torch::Tensor hidden;                   // [T, D] f32 after the final norm
-  route::AuxLosses losses;                // summed over MoE layers (SPEC D11)
-  std::vector<route::Counters> counters;  // one a MoE layer, in layer order
+  torch::Tensor hidden;  // [T, D] f32 after the final norm
+  // Summed over MoE layers (SPEC D11). With shared experts: this process's share, so that the sum
+  // over the group is the mean over all logical ranks that hold tokens.
+  route::AuxLosses losses;
+  std::vector<route::Counters>
+      counters;  // one a MoE layer, in layer order; to be summed over ranks
   std::vector<torch::Tensor>
       token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
 };
@@ -60,14 +68,18 @@ struct NamedParameter {
   std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
                          // adapters end with ".lora_a" or ".lora_b"
   torch::Tensor tensor;  // f32 leaf
+  // Of the experts of a MoE layer: dimension 0 counts those of this process, from
+  // layout().first_expert(). All others are whole on every process.
+  bool is_expert = false;
 };
 
 class Llama {
  public:
-  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened).
-  static Llama load(const io::Checkpoint& checkpoint);
+  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened). Of the experts
+  // only those of `layout`'s place, and no others are read.
+  static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {});
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
-  static Llama without_weights(const ModelConfig& config);
+  static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
   Llama clone() const;   // weights of its own, without gradients
   Llama merged() const;  // a clone whose adapters are added to its weights
   ~Llama();
@@ -75,6 +87,10 @@ class Llama {
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
+  const dist::Layout& layout() const;  // which experts are here
+  // The processes that hold the other experts; forward and backward are then collectives of it. It
+  // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
+  void set_group(dist::Comm* group);
   void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
@@ -93,8 +109,11 @@ class Llama {
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once
   void require_gradients();
-  // The tensors of the folder form, without adapters (Hugging Face names, stored dtype of
-  // config().dtype), ready for io::write_tensors. The router has a say: written_form().
+  // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
+  // config().dtype; all of them, those of other processes undefined. The router has a say:
+  // written_form().
+  std::vector<FolderTensor> folder_tensors(const RoutingOptions& routing) const;
+  // Of a whole model, ready for io::write_tensors.
   std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
 
  private:
@@ -118,12 +137,30 @@ void write_folder(const Llama& model,
                   const io::StagedFolder& folder,
                   const LossCoefficients& coefficients = {});
 
+// The same by all ranks of a run at once: every one writes what it alone holds, and its part of
+// what many hold. The bytes are those that one process writes. A collective of folder.ranks(); the
+// caller may add files and commits. UserError on all ranks when one fails.
+void write_folder(const Llama& model,
+                  const RoutingOptions& routing,
+                  const io::Checkpoint& parent,
+                  const SharedFolder& folder,
+                  const LossCoefficients& coefficients = {});
+
 // write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
 void save_folder(const Llama& model,
                  const RoutingOptions& routing,
                  const io::Checkpoint& parent,
                  const std::filesystem::path& out,
                  bool force,
+                 const LossCoefficients& coefficients = {});
+
+// The same by all ranks of a run.
+void save_folder(const Llama& model,
+                 const RoutingOptions& routing,
+                 const io::Checkpoint& parent,
+                 const std::filesystem::path& out,
+                 bool force,
+                 dist::Comm& ranks,
                  const LossCoefficients& coefficients = {});
 
 }  // namespace moe::model

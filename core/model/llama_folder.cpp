@@ -9,18 +9,7 @@ using torch::Tensor;
 
 namespace {
 
-at::ScalarType scalar_type(io::DType dtype) {
-  switch (dtype) {
-    case io::DType::kF32:
-      return at::kFloat;
-    case io::DType::kF16:
-      return at::kHalf;
-    case io::DType::kBF16:
-      return at::kBFloat16;
-    default:
-      MOE_CHECK(false, "weights of dtype {}", io::dtype_name(dtype));
-  }
-}
+constexpr uint64_t kShardBytes = uint64_t{5} << 30;
 
 FolderForm form_of(const ModelConfig& config) {
   return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
@@ -43,13 +32,29 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
   return at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype)));
 }
 
+// config.json of a folder.
+std::string config_text(const ModelConfig& model,
+                        const RoutingOptions& routing,
+                        const io::Checkpoint& parent,
+                        const LossCoefficients& coefficients) {
+  ModelConfig config = config_with(model, routing);
+  if (config.moe) {
+    config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
+    config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
+    if (coefficients.lambda) {
+      config.moe->lambda = coefficients.lambda;
+    }
+  }
+  return config_json(config, parent.config()).dump(2) + "\n";
+}
+
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint) {
+Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config);
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout});
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
   }
@@ -62,25 +67,24 @@ Llama Llama::load(const io::Checkpoint& checkpoint) {
   return model;
 }
 
-std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routing) const {
+std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) const {
   const ModelConfig config = config_with(weights_->config, routing);
   const auto views = weights_->stored_views(form_of(config));
-  std::vector<io::TensorSource> sources;
-  const auto add = [&](const io::TensorInfo& info, const Tensor& view) {
-    sources.push_back({info, [view, info](io::SafetensorsWriter& writer) {
-                         const Tensor stored = view.to(scalar_type(info.dtype)).contiguous();
-                         writer.write({static_cast<const std::byte*>(stored.const_data_ptr()),
-                                       static_cast<size_t>(info.bytes())});
-                       }});
-  };
+  std::vector<FolderTensor> tensors;
   for (const auto& info : expected_tensors(config)) {
-    add(info, views.at(info.name));
+    const auto view = views.find(info.name);
+    MOE_CHECK(view != views.end() || layout().group() > 1, "no tensor {}", info.name);
+    tensors.push_back({info, view == views.end() ? Tensor() : view->second});
   }
   for (const auto& info : shared_expert_tensors(config)) {
     const auto idle = weights_->idle.find(info.name);
-    add(info, idle != weights_->idle.end() ? idle->second : at::zeros(info.shape));
+    tensors.push_back({info, idle != weights_->idle.end() ? idle->second : at::zeros(info.shape)});
   }
-  return sources;
+  return tensors;
+}
+
+std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routing) const {
+  return sources_of(folder_tensors(routing));
 }
 
 void write_folder(const Llama& model,
@@ -88,20 +92,29 @@ void write_folder(const Llama& model,
                   const io::Checkpoint& parent,
                   const io::StagedFolder& folder,
                   const LossCoefficients& coefficients) {
-  constexpr uint64_t kShardBytes = uint64_t{5} << 30;
-  ModelConfig config = config_with(model.config(), routing);
-  if (config.moe) {
-    config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
-    config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
-    if (coefficients.lambda) {
-      config.moe->lambda = coefficients.lambda;
-    }
-  }
-  folder.write_text("config.json", config_json(config, parent.config()).dump(2) + "\n");
+  folder.write_text("config.json", config_text(model.config(), routing, parent, coefficients));
   const std::optional<Llama> merged =
       model.lora().rank > 0 ? std::optional(model.merged()) : std::nullopt;
   io::write_tensors(folder.path(), (merged ? *merged : model).tensor_sources(routing), kShardBytes);
   io::copy_tokenizer_files(parent.folder(), folder.path());
+}
+
+void write_folder(const Llama& model,
+                  const RoutingOptions& routing,
+                  const io::Checkpoint& parent,
+                  const SharedFolder& folder,
+                  const LossCoefficients& coefficients) {
+  std::vector<FolderTensor> tensors;
+  folder.by_all([&] {
+    tensors = (model.lora().rank > 0 ? model.merged().folder_tensors(routing)
+                                     : model.folder_tensors(routing));
+  });
+  folder.by_first([&] {
+    io::write_file(folder.path() / "config.json",
+                   config_text(model.config(), routing, parent, coefficients));
+    io::copy_tokenizer_files(parent.folder(), folder.path());
+  });
+  write_tensors(folder, tensors, kShardBytes);
 }
 
 void save_folder(const Llama& model,
@@ -111,6 +124,18 @@ void save_folder(const Llama& model,
                  bool force,
                  const LossCoefficients& coefficients) {
   io::StagedFolder folder(out, force);
+  write_folder(model, routing, parent, folder, coefficients);
+  folder.commit();
+}
+
+void save_folder(const Llama& model,
+                 const RoutingOptions& routing,
+                 const io::Checkpoint& parent,
+                 const std::filesystem::path& out,
+                 bool force,
+                 dist::Comm& ranks,
+                 const LossCoefficients& coefficients) {
+  SharedFolder folder(out, force, ranks);
   write_folder(model, routing, parent, folder, coefficients);
   folder.commit();
 }

@@ -8,7 +8,14 @@ using torch::Tensor;
 
 namespace {
 
-Layer empty_layer(const ModelConfig& config, int64_t index, at::Device device) {
+void check_layout(const ModelConfig& config, const dist::Layout& layout) {
+  MOE_CHECK(layout.group() == 1 || (config.moe && layout.experts == config.moe->experts &&
+                                    layout.experts % layout.group() == 0),
+            "experts of {} processes",
+            layout.group());
+}
+
+Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places, at::Device device) {
   const at::TensorOptions options(device);
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
@@ -26,8 +33,9 @@ Layer empty_layer(const ModelConfig& config, int64_t index, at::Device device) {
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
   }
-  layer.gate_up = at::empty({experts, 2 * inner, width}, options);
-  layer.down = at::empty({experts, width, inner}, options);
+  const int64_t here = is_moe ? experts / places : 1;
+  layer.gate_up = at::empty({here, 2 * inner, width}, options);
+  layer.down = at::empty({here, width, inner}, options);
   return layer;
 }
 
@@ -41,7 +49,11 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
           {"mlp.down", "ffn", &layer.down, &layer.down_adapter}};
 }
 
-Llama::Weights::Weights(const ModelConfig& model_config, at::Device device) : config(model_config) {
+Llama::Weights::Weights(const ModelConfig& model_config,
+                        const ExpertParallel& expert_parallel,
+                        at::Device device)
+    : config(model_config), parallel(expert_parallel) {
+  check_layout(config, parallel.layout);
   const at::TensorOptions options(device);
   embedding = at::empty({config.vocab_size, config.hidden_size}, options);
   norm = at::empty({config.hidden_size}, options);
@@ -49,7 +61,7 @@ Llama::Weights::Weights(const ModelConfig& model_config, at::Device device) : co
     head = at::empty({config.vocab_size, config.hidden_size}, options);
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    layers.push_back(empty_layer(config, index, device));
+    layers.push_back(empty_layer(config, index, parallel.size(), device));
   }
 }
 
@@ -97,9 +109,10 @@ void Llama::Weights::add_feed_forward_views(int64_t index,
     views[prefix + names.router] = layer.router.detach();
   }
   const int64_t inner = layer.down.size(2);
+  const int64_t first = parallel.place() * layer.down.size(0);
   for (int64_t expert = 0; expert < layer.down.size(0); ++expert) {
     const std::string mlp =
-        prefix + (is_moe ? fmt::format("{}{}", names.experts, expert) : std::string("mlp"));
+        prefix + (is_moe ? fmt::format("{}{}", names.experts, first + expert) : std::string("mlp"));
     const Tensor gate_up = layer.gate_up.detach()[expert];
     views[mlp + parts.gate] = gate_up.narrow(0, 0, inner);
     views[mlp + parts.up] = gate_up.narrow(0, inner, inner);

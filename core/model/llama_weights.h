@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/model/expert_parallel.h"
 #include "core/model/llama.h"
 #include "core/model/weights.h"
 
@@ -18,8 +19,8 @@ struct Layer {
   torch::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
   torch::Tensor router;   // [E, D], undefined in a dense layer
-  torch::Tensor gate_up;  // [E, 2F, D]; a dense layer has E = 1
-  torch::Tensor down;     // [E, D, F]
+  torch::Tensor gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
+  torch::Tensor down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;
 };
 
@@ -35,6 +36,7 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer);
 
 struct Llama::Weights {
   ModelConfig config;
+  ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
   torch::Tensor embedding;  // [V, D]
@@ -44,9 +46,12 @@ struct Llama::Weights {
   std::map<std::string, torch::Tensor>
       idle;  // gates of shared experts that are not there: kept, not used
 
-  explicit Weights(const ModelConfig& model_config, at::Device device = at::kCPU);
+  Weights(const ModelConfig& model_config,
+          const ExpertParallel& expert_parallel,
+          at::Device device = at::kCPU);
 
-  // File name -> the part of a weight tensor that holds it, in the names of `form`.
+  // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
+  // their number among all; those of other processes are left out.
   std::map<std::string, torch::Tensor> stored_views(FolderForm form) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/model/dispatch.h"
 #include "core/route/rows.h"
 #include "kernels/linear.h"
 
@@ -15,27 +16,48 @@ torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router)
 torch::Tensor run_experts(const torch::Tensor& x,
                           const MoeWeights& weights,
                           const route::Routing& routing,
-                          double gate_scale) {
+                          double gate_scale,
+                          const Sharing* sharing) {
   // Unused rows stand last: reading the loads back lets the products skip them.
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  const RunRows run = [&weights](const torch::Tensor& of, const std::vector<int64_t>& expert_rows) {
+    return adapted_swiglu(of,
+                          weights.gate_up,
+                          weights.down,
+                          weights.gate_up_adapter,
+                          weights.down_adapter,
+                          expert_rows);
+  };
+  const torch::Tensor out = sharing != nullptr && sharing->spread.is_shared()
+                                ? dispatch_among(x, routing, *sharing, loads, run)
+                                : dispatch_here(x, routing, loads, run);
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
-  const torch::Tensor out = adapted_swiglu(x.index_select(0, token),
-                                           weights.gate_up,
-                                           weights.down,
-                                           weights.gate_up_adapter,
-                                           weights.down_adapter,
-                                           loads);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
 
   const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);
   return torch::zeros({x.size(0), x.size(1)}, weighted.options()).index_add(0, token, weighted);
 }
 
+namespace {
+
+// The sum over processes is what the mean over all logical ranks is.
+route::AuxLosses share_of(const route::AuxLosses& losses, const TokenSpread& spread) {
+  if (!spread.is_shared()) {
+    return losses;
+  }
+  const auto share = [&](const torch::Tensor& loss) {
+    return loss.defined() ? loss * spread.loss_share : loss;
+  };
+  return {share(losses.load_balance), share(losses.entropy), share(losses.l1)};
+}
+
+}  // namespace
+
 MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
-                      const route::RoutingGroup& group,
+                      const TokenSpread& spread,
                       double gate_scale,
                       bool count_tokens,
                       std::optional<route::Routing>* decided) {
@@ -46,15 +68,16 @@ MoeOutput moe_forward(const torch::Tensor& x,
             weights.router.size(1));
   const torch::Tensor logits = router_logits(x, weights.router);
   const bool again = decided != nullptr && decided->has_value();
-  const route::Routing routing =
-      again ? route::route_again(logits, **decided, router) : route::route(logits, router, group);
+  const route::Routing routing = again ? route::route_again(logits, **decided, router)
+                                       : route::route(logits, router, spread.here);
   if (decided != nullptr && !again) {
     *decided = routing;
     (*decided)->combine = (*decided)->weights = torch::Tensor();
     (*decided)->losses = {};
   }
-  return {run_experts(x, weights, routing, gate_scale),
-          routing.losses,
+  const Sharing sharing{spread, router};
+  return {run_experts(x, weights, routing, gate_scale, &sharing),
+          share_of(routing.losses, spread),
           routing.counters,
           count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : torch::Tensor()};
 }

@@ -7,21 +7,22 @@
 #include <optional>
 
 #include "core/model/adapter.h"
+#include "core/model/expert_parallel.h"
 #include "core/route/routers.h"
 
 namespace moe::model {
 
 struct MoeWeights {
   torch::Tensor router;   // [E, D] f32
-  torch::Tensor gate_up;  // [E, 2F, D], gate rows first
-  torch::Tensor down;     // [E, D, F]
+  torch::Tensor gate_up;  // [E/G, 2F, D], gate rows first; the experts of this process
+  torch::Tensor down;     // [E/G, D, F]
   Adapter gate_up_adapter = {}, down_adapter = {};
 };
 
 struct MoeOutput {
   torch::Tensor y;           // [T, D] f32 (f64 of f64), the residual not included
-  route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11
-  route::Counters counters;  // SPEC section 13, on the device of x
+  route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11: this process's share
+  route::Counters counters;  // SPEC section 13, on the device of x, of the tokens of this process
   torch::Tensor token_rows;  // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
 };
 
@@ -30,19 +31,20 @@ struct MoeOutput {
 torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router);
 
 // y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
-// here.
+// here. `sharing`, when given and there are others, says who has the experts.
 torch::Tensor run_experts(const torch::Tensor& x,
                           const MoeWeights& weights,
                           const route::Routing& routing,
-                          double gate_scale);
+                          double gate_scale,
+                          const Sharing* sharing = nullptr);
 
-// Routes and runs the experts. x [T, D] is the normed input. `group.home` gives each token its
-// logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
+// Routes and runs the experts. x [T, D] is the normed input. `spread.here.home` gives each token
+// its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
 // empty, it is filled; else tokens go where it says.
 MoeOutput moe_forward(const torch::Tensor& x,
                       const MoeWeights& weights,
                       const route::RouterSettings& router,
-                      const route::RoutingGroup& group,
+                      const TokenSpread& spread,
                       double gate_scale,
                       bool count_tokens = false,
                       std::optional<route::Routing>* decided = nullptr);

@@ -5,6 +5,7 @@
 #include "core/route/counters.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 
@@ -119,6 +120,22 @@ const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValue
   return next + values.load.size();
 }
 
+constexpr std::array kCounts = {&CounterValues::tokens,
+                                &CounterValues::requests,
+                                &CounterValues::dropped_requests,
+                                &CounterValues::dropped_tokens,
+                                &CounterValues::unserved_tokens,
+                                &CounterValues::fr_requests,
+                                &CounterValues::fr_filled,
+                                &CounterValues::fr_rejected,
+                                &CounterValues::ir_tokens,
+                                &CounterValues::slots_total,
+                                &CounterValues::slots_used,
+                                &CounterValues::padding,
+                                &CounterValues::rows_sent};
+constexpr std::array kLists = {
+    &CounterValues::load, &CounterValues::rank_dropped, &CounterValues::rank_ir};
+
 void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
   sums.resize(std::max(sums.size(), terms.size()));
   for (size_t i = 0; i < terms.size(); ++i) {
@@ -173,25 +190,46 @@ torch::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
 }
 
 void CounterValues::add(const CounterValues& other) {
-  for (int64_t CounterValues::*field : {&CounterValues::tokens,
-                                        &CounterValues::requests,
-                                        &CounterValues::dropped_requests,
-                                        &CounterValues::dropped_tokens,
-                                        &CounterValues::unserved_tokens,
-                                        &CounterValues::fr_requests,
-                                        &CounterValues::fr_filled,
-                                        &CounterValues::fr_rejected,
-                                        &CounterValues::ir_tokens,
-                                        &CounterValues::slots_total,
-                                        &CounterValues::slots_used,
-                                        &CounterValues::padding,
-                                        &CounterValues::rows_sent}) {
+  for (const auto field : kCounts) {
     this->*field += other.*field;
   }
   entropy_sum += other.entropy_sum;
-  add_to(load, other.load);
-  add_to(rank_dropped, other.rank_dropped);
-  add_to(rank_ir, other.rank_ir);
+  for (const auto list : kLists) {
+    add_to(this->*list, other.*list);
+  }
+}
+
+std::vector<double> numbers_of(const CounterValues& values) {
+  std::vector<double> numbers;
+  for (const auto field : kCounts) {
+    numbers.push_back(static_cast<double>(values.*field));
+  }
+  numbers.push_back(values.entropy_sum);
+  for (const auto list : kLists) {
+    numbers.insert(numbers.end(), (values.*list).begin(), (values.*list).end());
+  }
+  return numbers;
+}
+
+CounterValues counters_from(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
+  MOE_CHECK(numbers.size() == kCounts.size() + 1 + static_cast<size_t>(experts + 2 * ranks),
+            "{} numbers of {} experts and {} ranks",
+            numbers.size(),
+            experts,
+            ranks);
+  CounterValues values;
+  auto next = numbers.begin();
+  for (const auto field : kCounts) {
+    values.*field = static_cast<int64_t>(*next++);
+  }
+  values.entropy_sum = *next++;
+  for (const auto& [list, size] : {std::pair(&CounterValues::load, experts),
+                                   std::pair(&CounterValues::rank_dropped, ranks),
+                                   std::pair(&CounterValues::rank_ir, ranks)}) {
+    (values.*list).assign(next, next + size);
+    next += size;
+  }
+  return values;
 }
 
 int64_t CounterValues::rows() const {

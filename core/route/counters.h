@@ -42,6 +42,11 @@ struct CounterValues {
   double sparsity() const;            // 1 - rows / (tokens * E); 0 without tokens
 };
 
+// All numbers of the counts in a fixed order, exact, to be added up elsewhere; and back: of E
+// experts and W logical ranks.
+std::vector<double> numbers_of(const CounterValues& values);
+CounterValues counters_from(const std::vector<double>& numbers, int64_t experts, int64_t ranks);
+
 // The same, still on the device where it was counted.
 struct Counters {
   CounterValues known;  // what the host knows without looking: tokens, requests of top-k, slots, W

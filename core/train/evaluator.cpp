@@ -65,7 +65,7 @@ void Evaluator::begin(const fs::path& samples_file, int64_t step) {
 std::optional<Evaluation> Evaluator::evaluate(const model::Llama& model,
                                               const model::RoutingOptions& routing,
                                               int64_t step) const {
-  if (!is_evaluation_due(settings_, step, steps_)) {
+  if (!is_due(step)) {
     return std::nullopt;
   }
   const auto start = std::chrono::steady_clock::now();
@@ -85,6 +85,9 @@ std::optional<Evaluation> Evaluator::evaluate(const model::Llama& model,
 }
 
 void Evaluator::write(const std::vector<TextSample>& samples) const {
+  if (samples_file_.empty()) {
+    return;
+  }
   std::ofstream out(samples_file_, std::ios::binary | std::ios::app);
   for (const auto& sample : samples) {
     out << line_of(sample);

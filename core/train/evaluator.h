@@ -29,7 +29,8 @@ class Evaluator {
   // A run goes on after `step`: samples of later steps leave `samples_file`.
   void begin(const std::filesystem::path& samples_file, int64_t step);
 
-  // What is due after `step` steps, or nothing. Samples go to the file.
+  bool is_due(int64_t step) const { return is_evaluation_due(settings_, step, steps_); }
+  // What is due after `step` steps, or nothing. Samples go to the file that begin() was told of.
   std::optional<Evaluation> evaluate(const model::Llama& model,
                                      const model::RoutingOptions& routing,
                                      int64_t step) const;

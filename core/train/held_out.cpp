@@ -32,6 +32,7 @@ void cut_row(data::Batch& row, int64_t tokens) {
     seen += length;
   }
   row.lengths = lengths;
+  row.rows = {tokens};
   row.target_count = size - std::count(row.targets.begin(), row.targets.end(), data::kNoLoss);
 }
 
@@ -39,6 +40,7 @@ void append(data::Batch& batch, const data::Batch& row) {
   batch.ids.insert(batch.ids.end(), row.ids.begin(), row.ids.end());
   batch.targets.insert(batch.targets.end(), row.targets.begin(), row.targets.end());
   batch.lengths.insert(batch.lengths.end(), row.lengths.begin(), row.lengths.end());
+  batch.rows.insert(batch.rows.end(), row.rows.begin(), row.rows.end());
   batch.target_count += row.target_count;
 }
 

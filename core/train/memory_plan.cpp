@@ -27,28 +27,6 @@ struct Sizes {
   int64_t activation;  // bytes of what products take
 };
 
-// Rows that a layer of experts routes.
-int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
-  const auto all = static_cast<double>(tokens * experts);
-  double rows = 0;
-  switch (router.family) {
-    case route::Family::kTopK:
-      rows = static_cast<double>(tokens * router.k);
-      if (router.capacity_factor) {  // fill-in may use every slot, the others no more than asked
-        const double slots = std::ceil(*router.capacity_factor * static_cast<double>(tokens));
-        rows = router.fr ? slots : router.ir ? rows : std::min(rows, slots);
-      }
-      break;
-    case route::Family::kTopP:  // equal probabilities
-      rows = static_cast<double>(tokens) * std::ceil(router.p * static_cast<double>(experts));
-      break;
-    case route::Family::kRelu:  // half of all logits are positive
-      rows = all / 2;
-      break;
-  }
-  return static_cast<int64_t>(std::min(rows, all));
-}
-
 // What an attention half keeps: its input, the normed one, queries, keys, values and result as the
 // product has them, and the result as the next product takes it.
 int64_t attention_bytes(const Sizes& s) {
@@ -96,10 +74,14 @@ struct Trained {
   int64_t embedding = 0, head = 0;
   int64_t all = 0;      // all parameters, adapters included
   int64_t trained = 0;  // all that train
+  int64_t updated = 0;  // of them, what this process updates (rank_shards.h)
+  int64_t largest = 0;  // parameter that several processes hold
 };
 
-Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings) {
-  model::Llama shapes = model::Llama::without_weights(config);
+Trained what_trains(const model::ModelConfig& config,
+                    const TrainSettings& settings,
+                    const dist::Layout& layout) {
+  model::Llama shapes = model::Llama::without_weights(config, layout);
   shapes.add_lora(settings.lora, 0);
   Trained counts;
   counts.layers.resize(static_cast<size_t>(config.layers));
@@ -108,7 +90,10 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
   }
   for (const auto& parameter : trainable(shapes, settings.trained)) {
     const int64_t numbers = parameter.tensor.numel();
+    const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
     counts.trained += numbers;
+    counts.updated += (numbers + holders - 1) / holders;
+    counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
     const int64_t layer = layer_of(parameter.name);
     if (layer >= 0) {
       counts.layers[static_cast<size_t>(layer)] += numbers;
@@ -128,10 +113,12 @@ class StepWalk {
            const TrainSettings& settings,
            const route::RouterSettings& router,
            int64_t tokens,
-           const Trained& trained)
+           const Trained& trained,
+           int64_t group)
       : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
-    sizes_ = {tokens,
+    const int64_t here = (tokens + group - 1) / group;
+    sizes_ = {here,
               config.hidden_size,
               config.heads * config.head_dim,
               config.kv_heads * config.head_dim,
@@ -141,7 +128,7 @@ class StepWalk {
       layers_.push_back(
           feed_forward_bytes(sizes_,
                              is_moe ? config.moe->expert_width : config.intermediate_size,
-                             is_moe ? routed_rows(router, tokens, config.moe->experts) : tokens,
+                             is_moe ? routed_rows(router, here, config.moe->experts) : here,
                              is_moe ? config.moe->experts : 1,
                              settings.lora.is_on("ffn")));
     }
@@ -224,25 +211,49 @@ uint64_t kilobytes_in(const char* file, const std::string& key) {
 
 }  // namespace
 
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
+  const auto all = static_cast<double>(tokens * experts);
+  double rows = 0;
+  switch (router.family) {
+    case route::Family::kTopK:
+      rows = static_cast<double>(tokens * router.k);
+      if (router.capacity_factor) {  // fill-in may use every slot, the others no more than asked
+        const double slots = std::ceil(*router.capacity_factor * static_cast<double>(tokens));
+        rows = router.fr ? slots : router.ir ? rows : std::min(rows, slots);
+      }
+      break;
+    case route::Family::kTopP:  // equal probabilities
+      rows = static_cast<double>(tokens) * std::ceil(router.p * static_cast<double>(experts));
+      break;
+    case route::Family::kRelu:  // half of all logits are positive
+      rows = all / 2;
+      break;
+  }
+  return static_cast<int64_t>(std::min(rows, all));
+}
+
 MemoryPlan plan_memory(const model::ModelConfig& config,
                        const TrainSettings& settings,
                        const route::RouterSettings& router,
                        int64_t tokens,
-                       uint64_t program) {
-  const Trained trained = what_trains(config, settings);
-  const StepWalk step(config, settings, router, tokens, trained);
+                       uint64_t program,
+                       const dist::Layout& layout) {
+  const Trained trained = what_trains(config, settings, layout);
+  const StepWalk step(config, settings, router, tokens, trained, layout.group());
   MemoryPlan plan;
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained);
   const bool halved = settings.adamw.moments == MomentType::kBF16;
-  plan.optimizer = halved ? plan.gradients : 2 * plan.gradients;
+  plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());
   if (settings.save_every || settings.save_minutes) {
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
-  const auto most = std::max(static_cast<uint64_t>(step.most()), plan.gradients);
+  // While gradients are summed up, one parameter's lies there in parts too.
+  const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
+  const auto most = std::max(static_cast<uint64_t>(step.most()), summing);
   plan.workspace = most - std::min(most, plan.gradients + plan.activations);
   plan.peak = plan.program + plan.weights + plan.optimizer + most + plan.checkpoint;
   return plan;

@@ -5,32 +5,37 @@
 
 #include <cstdint>
 
+#include "core/dist/world.h"
 #include "core/model/config.h"
 #include "core/train/settings.h"
 
 namespace moe::train {
 
 struct MemoryPlan {
-  // All in bytes, of one process.
+  // All in bytes, of one process of a layout: the first, which holds the most.
   uint64_t program = 0;      // what the process takes before it loads anything
   uint64_t weights = 0;      // f32, adapters included
   uint64_t gradients = 0;    // f32, of what trains
-  uint64_t optimizer = 0;    // two moments of what trains
+  uint64_t optimizer = 0;    // two moments of what this process updates
   uint64_t activations = 0;  // kept for backward, of one micro-batch
   uint64_t workspace = 0;    // what comes and goes, at the peak
   uint64_t checkpoint = 0;   // the copy that is written beside training; 0 without checkpoints
   uint64_t peak = 0;
 };
 
-// Of `settings` that are resolved, for micro-batches of `tokens` tokens and a process that takes
-// `program` now. Routers without a capacity route as many rows as their text says; a top-p or ReLU
-// router is taken as one that has learned nothing, which is when it routes most (README.md of core
-// has the letters).
+// Of `settings` that are resolved, for micro-batches of `tokens` tokens, of which the places of an
+// expert-parallel group have equal parts, and a process that takes `program` now. Routers without a
+// capacity route as many rows as their text says; a top-p or ReLU router is taken as one that has
+// learned nothing, which is when it routes most (README.md of core has the letters).
 MemoryPlan plan_memory(const model::ModelConfig& config,
                        const TrainSettings& settings,
                        const route::RouterSettings& router,
                        int64_t tokens,
-                       uint64_t program);
+                       uint64_t program,
+                       const dist::Layout& layout = {});
+
+// Rows that a layer of experts routes of `tokens` tokens, as above.
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts);
 
 // Resident bytes of this process, now and at most so far, and what the machine has left. 0 where
 // the system does not say.

@@ -21,39 +21,51 @@ constexpr int64_t kNormPiece = 1024;
 // on a GPU enough for all of it.
 constexpr int64_t kPiece = int64_t{1} << 18, kGpuPiece = int64_t{1} << 25;
 
-bool is_decayed(const model::NamedParameter& parameter, const AdamWSettings& settings) {
-  const bool is_embedding = parameter.name == "model.embed_tokens" || parameter.name == "lm_head";
-  return parameter.tensor.dim() > 1 && (settings.decay_embeddings || !is_embedding);
+bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
+  const bool is_embedding = slice.name == "model.embed_tokens" || slice.name == "lm_head";
+  return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
 }
 
 }  // namespace
 
+std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters) {
+  std::vector<Slice> slices;
+  for (const auto& parameter : parameters) {
+    slices.push_back({parameter.name, parameter.tensor, parameter.tensor.sizes().vec(), 0});
+  }
+  return slices;
+}
+
 AdamW::AdamW(const std::vector<model::NamedParameter>& parameters,
              const AdamWSettings& settings,
              uint64_t seed)
+    : AdamW(whole_slices(parameters), settings, seed) {}
+
+AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
     : settings_(settings) {
   decayed_.weight_decay = settings.weight_decay;
   const auto type = settings.moments == MomentType::kBF16 ? at::kBFloat16 : at::kFloat;
-  for (const auto& parameter : parameters) {
-    const Tensor& weight = parameter.tensor;
-    Group& group = is_decayed(parameter, settings) ? decayed_ : kept_;
-    group.slots.push_back({parameter.name,
+  for (const auto& slice : slices) {
+    const Tensor& weight = slice.values;
+    Group& group = is_decayed(slice, settings) ? decayed_ : kept_;
+    group.slots.push_back({slice,
                            weight,
                            at::zeros_like(weight, type),
                            at::zeros_like(weight, type),
                            at::zeros({}, weight.options()),
-                           Random(seed, "exp_avg." + parameter.name).bits(),
-                           Random(seed, "exp_avg_sq." + parameter.name).bits()});
+                           Random(seed, "exp_avg." + slice.name).bits(),
+                           Random(seed, "exp_avg_sq." + slice.name).bits()});
   }
 }
 
-std::vector<model::NamedParameter> AdamW::state() const {
-  std::vector<model::NamedParameter> all;
+std::vector<Slice> AdamW::state() const {
+  std::vector<Slice> all;
   for (const Group* group : {&decayed_, &kept_}) {
-    for (const auto& slot : group->slots) {
-      all.push_back({"exp_avg." + slot.name, slot.mean});
-      all.push_back({"exp_avg_sq." + slot.name, slot.square});
-      all.push_back({"updates." + slot.name, slot.updates});
+    for (const auto& [slice, weight, mean, square, updates, mean_stream, square_stream] :
+         group->slots) {
+      all.push_back({"exp_avg." + slice.name, mean, slice.shape, slice.begin});
+      all.push_back({"exp_avg_sq." + slice.name, square, slice.shape, slice.begin});
+      all.push_back({"updates." + slice.name, updates, {}, 0});
     }
   }
   return all;
@@ -123,8 +135,9 @@ void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint6
            {slot.updates},
            lr,
            weight_decay);
-    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), begin);
-    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), begin);
+    const int64_t place = slot.slice.begin + begin;
+    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), place);
+    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), place);
   }
 }
 

@@ -25,9 +25,22 @@
 
 namespace moe::train {
 
+// What one process updates of a parameter: all of it, or the elements from `begin` on.
+struct Slice {
+  std::string name;
+  torch::Tensor values;        // the parameter, or a flat view of a part of it
+  std::vector<int64_t> shape;  // of the whole parameter, whoever holds its parts
+  int64_t begin = 0;           // of `values` in it
+};
+
+// Whole parameters, held by this process alone.
+std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters);
+
 class AdamW {
  public:
-  // `seed`: of the rounding of moments in bf16.
+  // `seed`: of the rounding of moments in bf16, which the place in the whole parameter then
+  // decides. The gradient of a slice is that of its `values`.
+  AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
   AdamW(const std::vector<model::NamedParameter>& parameters,
         const AdamWSettings& settings,
         uint64_t seed = 0);
@@ -36,15 +49,15 @@ class AdamW {
   // and its count.
   void step(double lr);
   void clear_gradients();
-  // exp_avg.NAME, exp_avg_sq.NAME (of the moments' type) and updates.NAME of every parameter: the
+  // exp_avg.NAME, exp_avg_sq.NAME (of the moments' type) and updates.NAME of every slice: the
   // tensors in use, for saving and restoring.
-  std::vector<model::NamedParameter> state() const;
+  std::vector<Slice> state() const;
 
  private:
   struct Slot {
-    std::string name;
-    torch::Tensor weight;                 // the parameter itself
-    torch::Tensor mean, square;           // m and v, its shape, f32 or bf16
+    Slice slice;
+    torch::Tensor weight;                 // its values
+    torch::Tensor mean, square;           // m and v, their shape, f32 or bf16
     torch::Tensor updates;                // t, scalar f32 (what the fused kernel takes)
     uint64_t mean_stream, square_stream;  // of the random numbers that round them
   };

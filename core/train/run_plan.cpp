@@ -50,6 +50,20 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   plan.losses = losses_in_force(settings, resolved.router, moe.experts);
 }
 
+// Who does what.
+dist::Layout plan_layout(const RunPlan& plan,
+                         const model::ModelConfig& config,
+                         int64_t processes,
+                         int64_t rank) {
+  const dist::Layout layout = dist::make_layout(processes,
+                                                rank,
+                                                plan.settings.replicas,
+                                                plan.is_moe ? plan.routing.ep_ranks : 1,
+                                                plan.is_moe ? config.moe->experts : 0);
+  check_batches(plan.settings, layout);
+  return layout;
+}
+
 // Tokens of the largest micro-batch.
 int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
   if (settings.pack == data::Pack::kStream) {
@@ -79,6 +93,20 @@ void warn_of_memory(RunPlan& plan) {
 
 }  // namespace
 
+void check_batches(const TrainSettings& settings, const dist::Layout& layout) {
+  const int64_t batches = *settings.global_batch / *settings.micro_batch;
+  if (batches % layout.replicas != 0) {
+    throw UserError(
+        "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
+        "give a multiple of {}",
+        *settings.global_batch,
+        batches,
+        *settings.micro_batch,
+        layout.replicas,
+        *settings.micro_batch * layout.replicas);
+  }
+}
+
 data::BatchSettings batch_settings(const TrainSettings& settings) {
   return {*settings.pack,
           settings.shuffle,
@@ -88,7 +116,10 @@ data::BatchSettings batch_settings(const TrainSettings& settings) {
           settings.pack_mask};
 }
 
-Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks) {
+Prepared prepare(const TrainSettings& settings,
+                 const TrainCallbacks& callbacks,
+                 int64_t processes,
+                 int64_t rank) {
   check_numbers(settings);
   Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
   RunPlan& plan = run.plan;
@@ -108,6 +139,7 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks)
                 }},
                 plan.data);
   plan.settings = resolve(plan.settings, config, run.examples);
+  plan.layout = plan_layout(plan, config, processes, rank);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {
@@ -125,12 +157,14 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks)
   }
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
-  plan.memory =
-      plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes());
+  plan.memory = plan_memory(
+      config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes(), plan.layout);
   warn_of_memory(plan);
   return run;
 }
 
-RunPlan plan_run(const TrainSettings& settings) { return prepare(settings, TrainCallbacks{}).plan; }
+RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
+  return prepare(settings, TrainCallbacks{}, processes).plan;
+}
 
 }  // namespace moe::train

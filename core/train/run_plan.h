@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/dist/world.h"
 #include "core/io/checkpoint.h"
 #include "core/model/llama.h"
 #include "core/train/evaluator.h"
@@ -27,6 +28,7 @@ struct RunPlan {
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture
   std::string losses;              // of a mixture: what is minimised, in words
+  dist::Layout layout;             // of the processes
   std::vector<std::string> notes;  // warnings worth a line
   int64_t group_tokens = 0;        // of the largest micro-batch: what is routed together (SPEC D4)
   MemoryPlan memory;
@@ -54,12 +56,19 @@ struct Prepared {
 
 // UserError: what check_numbers, the readers and held_out.h say, --router on a dense folder.
 // Interrupted: stop_requested said so while the data were read.
-Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks);
+// `rank` of `processes` is this process.
+Prepared prepare(const TrainSettings& settings,
+                 const TrainCallbacks& callbacks,
+                 int64_t processes = 1,
+                 int64_t rank = 0);
+
+// UserError where the replicas of `layout` cannot take the same number of a step's micro-batches.
+void check_batches(const TrainSettings& settings, const dist::Layout& layout);
 
 data::BatchSettings batch_settings(const TrainSettings& settings);  // of resolved ones
 
 // Everything up to the first weight: settings, data and model are checked as train() does, and no
-// run is begun.
-RunPlan plan_run(const TrainSettings& settings);
+// run is begun. Of rank 0 of `processes`.
+RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 }  // namespace moe::train

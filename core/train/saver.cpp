@@ -3,8 +3,9 @@
 namespace moe::train {
 
 Saver::Saver(const io::Checkpoint& parent,
+             dist::World& world,
              std::function<void(const std::filesystem::path&)> on_saved)
-    : parent_(parent), on_saved_(std::move(on_saved)) {}
+    : parent_(parent), world_(world), on_saved_(std::move(on_saved)) {}
 
 Saver::~Saver() {
   if (writing_.valid()) {
@@ -16,8 +17,14 @@ void Saver::save(Snapshot snapshot, const std::filesystem::path& out) {
   wait();
   out_ = out;
   std::filesystem::create_directories(out.parent_path());
-  writing_ = std::async(std::launch::async,
-                        [this, kept = std::move(snapshot), out] { kept.write(parent_, out); });
+  if (world_.layout.processes > 1) {
+    snapshot.write(parent_, out, world_);
+    on_saved_(out);
+    return;
+  }
+  writing_ = std::async(std::launch::async, [this, kept = std::move(snapshot), out] {
+    kept.write(parent_, out, world_);
+  });
 }
 
 void Saver::wait() {

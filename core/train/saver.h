@@ -1,6 +1,7 @@
 #pragma once
 // Writes checkpoints beside training: the run hands over a copy and goes on. One at a time: a
-// run that saves faster than its disk writes waits for it.
+// run that saves faster than its disk writes waits for it. Several processes write theirs together,
+// and wait for each other.
 
 #include <filesystem>
 #include <functional>
@@ -12,9 +13,11 @@ namespace moe::train {
 
 class Saver {
  public:
-  // `parent` outlives the saver. `on_saved` is called from save() or wait(), never from another
-  // thread.
-  Saver(const io::Checkpoint& parent, std::function<void(const std::filesystem::path&)> on_saved);
+  // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
+  // another thread.
+  Saver(const io::Checkpoint& parent,
+        dist::World& world,
+        std::function<void(const std::filesystem::path&)> on_saved);
   ~Saver();  // waits; a failure that nobody asked for is lost with it
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -27,6 +30,7 @@ class Saver {
 
  private:
   const io::Checkpoint& parent_;
+  dist::World& world_;
   std::function<void(const std::filesystem::path&)> on_saved_;
   std::filesystem::path out_;
   std::future<void> writing_;

@@ -7,7 +7,9 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/io/checksums.h"
-#include "core/io/staged_folder.h"
+#include "core/io/shared_safetensors.h"
+#include "core/model/shared_folder.h"
+#include "core/train/rank_shards.h"
 
 namespace moe::train {
 
@@ -67,11 +69,13 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
   return window;
 }
 
-// Every tensor that resuming needs, by name: the ones in use, not copies.
-std::vector<model::NamedParameter> live_state(const model::Llama& model, const AdamW& optimizer) {
-  std::vector<model::NamedParameter> all;
-  for (const auto& parameter : model.parameters()) {
-    all.push_back({"weight." + parameter.name, parameter.tensor});
+constexpr std::string_view kWeight = "weight.", kUpdates = "updates.";
+
+// Everything that resuming needs of this process, by name: the tensors in use, not copies.
+std::vector<Slice> live_state(const model::Llama& model, const AdamW& optimizer) {
+  std::vector<Slice> all = held_slices(model.parameters(), model.layout());
+  for (auto& slice : all) {
+    slice.name = std::string(kWeight) + slice.name;
   }
   const auto moments = optimizer.state();
   all.insert(all.end(), moments.begin(), moments.end());
@@ -82,26 +86,52 @@ io::DType stored_type(const Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? io::DType::kBF16 : io::DType::kF32;
 }
 
-void write_state(const fs::path& file, const std::vector<model::NamedParameter>& state) {
+std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
   std::vector<io::TensorInfo> infos;
-  for (const auto& [name, tensor] : state) {
-    infos.push_back({name, stored_type(tensor), tensor.sizes().vec()});
+  for (const auto& slice : state) {
+    infos.push_back({slice.name, stored_type(slice.values), slice.shape});
   }
-  io::SafetensorsWriter writer(file, infos);
-  for (const auto& [name, tensor] : state) {
-    writer.write({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
+  return infos;
+}
+
+// What this process writes of `state`: of a weight that several hold its part, of counts that all
+// have rank 0's.
+std::vector<Slice> own_part(const std::vector<Slice>& state,
+                            const std::vector<model::NamedParameter>& parameters,
+                            dist::World& world) {
+  std::vector<Slice> own;
+  for (size_t i = 0; i < state.size(); ++i) {
+    Slice slice = state[i];
+    if (i < parameters.size()) {  // the weights come first
+      const Part part(slice.values.numel(), holders_of(parameters[i], world));
+      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
+      slice.begin += part.begin;
+    } else if (slice.name.starts_with(kUpdates) && !world.layout.is_speaker()) {
+      continue;
+    }
+    own.push_back(std::move(slice));
   }
-  writer.finish();
+  return own;
+}
+
+void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
+  io::SafetensorsPatch patch(file);
+  for (const auto& slice : slices) {
+    const Tensor& values = slice.values;
+    patch.write(slice.name,
+                static_cast<uint64_t>(slice.begin) * values.element_size(),
+                {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  }
+  patch.finish();
 }
 
 // The moments of a checkpoint are of the type that this run keeps them in, or it is another run's.
-void check_types(const io::SafetensorsFile& file,
-                 const std::vector<model::NamedParameter>& wanted) {
+void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& wanted) {
   std::map<std::string, io::DType> types;
   for (const auto& info : file.tensors()) {
     types[info.name] = info.dtype;
   }
-  for (const auto& [name, tensor] : wanted) {
+  for (const auto& [name, tensor, shape, begin] : wanted) {
     const auto found = types.find(name);
     if (found != types.end() && found->second != stored_type(tensor)) {
       const bool is_moment = name.starts_with("exp_avg");
@@ -125,21 +155,25 @@ Snapshot::Snapshot(const model::Llama& model,
                    const model::LossCoefficients& coefficients,
                    const Position& position)
     : model_(model.clone()), routing_(routing), coefficients_(coefficients), position_(position) {
-  for (const auto& parameter : model_.parameters()) {
-    state_.push_back({"weight." + parameter.name, parameter.tensor});
-  }
-  for (const auto& [name, tensor] : optimizer.state()) {
-    state_.push_back({name, tensor.clone()});
+  for (Slice& slice : live_state(model_, optimizer)) {
+    if (!slice.name.starts_with(kWeight)) {
+      slice.values = slice.values.clone();
+    }
+    state_.push_back(std::move(slice));
   }
 }
 
-void Snapshot::write(const io::Checkpoint& parent, const fs::path& out) const {
-  io::StagedFolder staged(out, /*force=*/true);
-  model::write_folder(model_, routing_, parent, staged, coefficients_);
-  write_state(staged.path() / kTensors, state_);
-  staged.write_text(kPosition, to_json(position_).dump(2) + "\n");
-  io::write_checksums(staged.path());
-  staged.commit();
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world) const {
+  model::SharedFolder folder(out, /*force=*/true, world.all);
+  model::write_folder(model_, routing_, parent, folder, coefficients_);
+  const fs::path tensors = folder.path() / kTensors;
+  folder.by_first([&] { io::create_safetensors(tensors, described(state_)); });
+  folder.by_all([&] { write_slices(tensors, own_part(state_, model_.parameters(), world)); });
+  folder.by_first([&] {
+    io::write_file(folder.path() / kPosition, to_json(position_).dump(2) + "\n");
+    io::write_checksums(folder.path());
+  });
+  folder.commit();
 }
 
 Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) {
@@ -154,22 +188,24 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   const torch::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
-  if (file.tensors().size() != wanted.size()) {
+  if (model.layout().is_speaker() && file.tensors().size() != wanted.size()) {
     throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
                     file.path().string(),
                     file.tensors().size(),
                     wanted.size());
   }
   check_types(file, wanted);
-  for (const auto& [name, tensor] : wanted) {
-    const auto bytes = file.bytes(name);
-    if (bytes.size() != tensor.nbytes()) {
+  for (const auto& [name, tensor, shape, begin] : wanted) {
+    const auto all = file.bytes(name);
+    const size_t element = tensor.element_size();
+    if (all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element) {
       throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
                       file.path().string(),
                       name,
-                      bytes.size(),
-                      tensor.nbytes());
+                      all.size(),
+                      static_cast<size_t>(c10::multiply_integers(shape)) * element);
     }
+    const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());
     // LibTorch has no read-only tensors; this one is only read from.
     void* data = const_cast<std::byte*>(bytes.data());
     Tensor live = tensor;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/dist/world.h"
 #include "core/model/llama.h"
 #include "core/train/optimizer.h"
 #include "core/train/outliers.h"
@@ -34,9 +35,11 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// A copy of all that a checkpoint holds, so that it can be written while training goes on.
+// A copy of all that a checkpoint holds of this process, so that it can be written while training
+// goes on.
 class Snapshot {
  public:
+  // `optimizer`: of the slices that this process of `layout` updates.
   Snapshot(const model::Llama& model,
            const AdamW& optimizer,
            const model::RoutingOptions& routing,
@@ -45,11 +48,16 @@ class Snapshot {
 
   // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
   // tokenizer files and the config's other keys. UserError when the disk is full.
-  void write(const io::Checkpoint& parent, const std::filesystem::path& out) const;
+  //
+  // Every process of `world` calls it and writes what it updates, each tensor under its name and
+  // expert in the whole model: the bytes do not tell how many processes there were.
+  void write(const io::Checkpoint& parent,
+             const std::filesystem::path& out,
+             dist::World& world) const;
 
  private:
   model::Llama model_;
-  std::vector<model::NamedParameter> state_;
+  std::vector<Slice> state_;
   model::RoutingOptions routing_;
   model::LossCoefficients coefficients_;
   Position position_;
@@ -61,6 +69,7 @@ Position read_position(const std::filesystem::path& folder);
 // Puts what `folder` holds into model and optimizer; both were made for the same config. UserError:
 // the folder is a model folder without a state, or its state is of another model or keeps its
 // moments in another type.
+// Of a process of several: what it holds and updates, whoever wrote the folder.
 Position restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
 }  // namespace moe::train

@@ -5,44 +5,30 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/base/version.h"
 #include "core/data/step_loader.h"
-#include "core/train/event_file.h"
+#include "core/dist/session.h"
+#include "core/dist/solo.h"
+#include "core/dist/together.h"
+#include "core/train/gather_experts.h"
 #include "core/train/gradients.h"
-#include "core/train/optimizer.h"
-#include "core/train/report.h"
-#include "core/train/run_folder.h"
+#include "core/train/journal.h"
+#include "core/train/run_start.h"
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
-#include "core/train/starts.h"
 #include "core/train/trainable.h"
+#include "core/train/updater.h"
 
 namespace moe::train {
 
 namespace {
 
-// Where a run begins: at the folder it starts from, or at a checkpoint of its own.
-struct Start {
-  std::filesystem::path folder;  // of the weights
-  bool resumed = false;
-};
-
-uint64_t model_bytes(const io::Checkpoint& checkpoint) {
-  uint64_t bytes = 0;
-  for (const auto& tensor : checkpoint.tensors()) {
-    bytes += static_cast<uint64_t>(tensor.bytes());
-  }
-  return bytes;
-}
-
-// A model folder, and of every parameter the weight in f32 and two moments.
-uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
-  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
-  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
-}
-
 // The model of a run, with weights as `checkpoint` has them.
-model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings) {
-  model::Llama model = model::Llama::load(checkpoint);
+model::Llama load_model(const io::Checkpoint& checkpoint,
+                        const TrainSettings& settings,
+                        dist::World& world) {
+  model::Llama model = model::Llama::load(checkpoint, world.layout);
+  model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
   model.set_compute(settings.compute);
   model.add_lora(settings.lora, settings.seed);
   return model;
@@ -55,18 +41,21 @@ class Run {
       const data::Examples& examples,
       const io::Checkpoint& parent,
       const RunFolder& folder,
-      const Start& start,
+      const RunStart& start,
       Evaluator& evaluator,
-      const TrainCallbacks& callbacks)
+      const TrainCallbacks& callbacks,
+      dist::World& world)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
         callbacks_(callbacks),
         evaluator_(evaluator),
-        model_(load_model(io::Checkpoint(start.folder), plan.settings)),
+        world_(world),
+        others_(world.layout.processes > 1 ? &world : nullptr),
+        model_(load_model(io::Checkpoint(start.folder), plan.settings, world)),
         trained_(trainable(model_, plan.settings.trained)),
-        optimizer_(trained_, plan.settings.adamw, plan.settings.seed),
-        saver_(parent, callbacks.on_saved) {
+        updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
+        saver_(parent, world, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {
         settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
@@ -76,14 +65,15 @@ class Run {
       position_.group_tokens = plan.group_tokens;
     }
     if (start.resumed) {
-      position_ = restore(start.folder, model_, optimizer_);
+      position_ = restore(start.folder, model_, updater_.optimizer());
+      saved_step_ = position_.step;
     }
     loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
                     *settings.global_batch / *settings.micro_batch);
-    metrics_.emplace(folder.metrics(), position_.step);
-    events_.emplace(folder.path(), folder.metrics());
-    history_ = read_history(folder.metrics());
-    evaluator.begin(folder.samples(), position_.step);
+    if (speaks()) {
+      journal_.emplace(folder, position_.step);
+      evaluator.begin(folder.samples(), position_.step);
+    }
     for (const auto& parameter : trained_) {
       torch::Tensor(parameter.tensor).requires_grad_(true);
     }
@@ -96,7 +86,8 @@ class Run {
       evaluate({{"step", 0}});
     }
     while (position_.step < steps) {
-      if (callbacks_.stop_requested()) {
+      world_.set_place({position_.step + 1});
+      if (anybody(callbacks_.stop_requested())) {
         interrupt();
       }
       const StepRecord record = step();
@@ -109,9 +100,16 @@ class Run {
       }
     }
     saver_.wait();
-    folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
-    model::save_folder(
-        model_, routing_, parent_, folder_.final_model(), /*force=*/true, coefficients());
+    if (speaks()) {
+      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    }
+    model::save_folder(model_,
+                       routing_,
+                       parent_,
+                       folder_.final_model(),
+                       /*force=*/true,
+                       world_.all,
+                       coefficients());
     report();
     callbacks_.on_saved(folder_.final_model());
   }
@@ -119,16 +117,27 @@ class Run {
  private:
   bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
 
+  bool speaks() const { return world_.layout.is_speaker(); }
+
+  // Whether it holds on any process.
+  bool anybody(bool here) const {
+    return others_ == nullptr ? here
+                              : dist::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
+  }
+
   void append(const OrderedJson& line) {
-    metrics_->append(line);
-    const Json json(line);
-    events_->append(json);
-    history_.add(json, folder_.metrics().string());
+    if (journal_) {
+      journal_->append(line);
+    }
   }
 
   // Appends the line of this step with what its evaluation found, or says that none is due.
   bool evaluate(OrderedJson line) {
-    const auto evaluation = evaluator_.evaluate(model_, routing_, position_.step);
+    std::optional<model::Llama> whole;  // every process looks at all of it and finds the same
+    if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
+      whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
+    }
+    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
       append(line);
@@ -137,14 +146,18 @@ class Run {
     return evaluation.has_value();
   }
 
-  void report() const { write_report(folder_.path(), history_, folder_.report()); }
+  void report() const {
+    if (journal_) {
+      journal_->report();
+    }
+  }
 
   bool is_save_due() const {
     const TrainSettings& settings = plan_.settings;
     const std::chrono::duration<double, std::ratio<60>> since =
         std::chrono::steady_clock::now() - saved_;
     return (settings.save_every && position_.step % *settings.save_every == 0) ||
-           (settings.save_minutes && since.count() >= *settings.save_minutes);
+           (settings.save_minutes && anybody(since.count() >= *settings.save_minutes));
   }
 
   StepRecord step() {
@@ -155,9 +168,9 @@ class Run {
     position_.cursor = data.cursor;
     const AuxCoefficients coefficients{
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
-    optimizer_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients);
-    const double norm = gradient_norm(trained_);
+    updater_.clear_gradients();
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
+    const double norm = updater_.gradient_norm();
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
@@ -210,15 +223,14 @@ class Run {
 
   // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
   void pass_numbers() {
-    if (bad_steps_ == 0) {
+    if (bad_steps_ == 0 && speaks()) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     bad_steps_ = 0;
   }
 
   void update(double norm, double lr, double sparsity) {
-    clip_gradients(trained_, norm, plan_.settings.clip);
-    optimizer_.step(lr);
+    updater_.step(norm, plan_.settings.clip, lr);
     if (is_relu()) {
       update_lambda(sparsity);
     }
@@ -234,7 +246,10 @@ class Run {
     saver_.wait();
     report();
     const int64_t good = position_.step - bad_steps_;
-    folder_.remove_checkpoint(good);
+    if (speaks()) {
+      folder_.remove_checkpoint(good);
+    }
+    world_.all.barrier();
     const auto last = folder_.last_checkpoint();
     throw std::runtime_error(fmt::format(
         "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
@@ -281,8 +296,13 @@ class Run {
   }
 
   void save(const std::filesystem::path& out) {
-    io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
-    saver_.save(Snapshot(model_, optimizer_, routing_, coefficients(), position_), out);
+    dist::together(world_.all, [&] {
+      if (speaks()) {
+        io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
+      }
+    });
+    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), position_), out);
+    saved_step_ = position_.step;
     report();  // after it: on a full disk the checkpoint comes first
     saved_ = std::chrono::steady_clock::now();
   }
@@ -300,7 +320,7 @@ class Run {
       throw Interrupted("stopped before the first step, nothing was saved");
     }
     const auto out = folder_.checkpoint(position_.step);
-    if (!std::filesystem::exists(out)) {
+    if (position_.step != saved_step_) {
       save(out);
       saver_.wait();
     } else {
@@ -318,80 +338,58 @@ class Run {
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
   Evaluator& evaluator_;
+  dist::World& world_;
+  dist::World* others_;  // the same where there are others
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
-  AdamW optimizer_;
+  Updater updater_;
   Saver saver_;
   std::optional<data::StepLoader> loader_;
-  std::optional<MetricsFile> metrics_;
-  std::optional<EventFile> events_;
-  History history_;
+  std::optional<Journal> journal_;
   Schedule schedule_;
   Position position_;
-  int64_t bad_steps_ = 0;  // in a row, up to now
+  int64_t bad_steps_ = 0;    // in a row, up to now
+  int64_t saved_step_ = -1;  // of the newest checkpoint
   std::chrono::steady_clock::time_point saved_;
 };
 
-// Every file of a run: checkpoints that stand at once (one more than are kept), of which `there`
-// are there already, and final.
-void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t there) {
-  const bool saves = plan.settings.save_every || plan.settings.save_minutes;
-  const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
-  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
-  io::check_space(plan.settings.run,
-                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
-}
-
-OrderedJson start_line(const RunPlan& plan) {
-  OrderedJson line = describe_start(plan.first_step);
-  line["parameters"] = plan.parameters;
-  if (plan.is_moe) {
-    line["router"] = to_string(plan.routing.router);
-    line["loss"] = plan.losses;
+// What makes a run the run it is: two ranks that differ in it would not compute one.
+std::string fingerprint(const RunPlan& plan, const io::Checkpoint& checkpoint) {
+  std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
+  text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
+  for (const auto& line : plan.data) {
+    text += line + "\n";
   }
-  line["data"] = plan.data;
-  line["notes"] = plan.notes;
-  return line;
-}
-
-// The newest whole checkpoint of a run that goes on; notes say what was found.
-Start find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
-  if (state != RunState::kGoesOn) {
-    return {plan.settings.model, false};
+  text += checkpoint.config().dump() + "\n";
+  for (const auto& tensor : checkpoint.tensors()) {
+    text += fmt::format("{} {} {}\n", tensor.name, io::dtype_name(tensor.dtype), tensor.bytes());
   }
-  const auto checkpoint = folder.newest_whole(plan.notes);
-  if (!checkpoint) {
-    plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
-    return {plan.settings.model, false};
-  }
-  plan.first_step = read_position(*checkpoint).step;
-  plan.notes.push_back(
-      fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
-  return {*checkpoint, true};
+  return text;
 }
 
 }  // namespace
 
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks) {
-  check_numbers(settings);
-  RunFolder folder(settings.run, settings.model, settings.force);
-  auto [checkpoint, examples, plan, evaluator] = prepare(settings, callbacks);
-  const std::string toml = to_toml(plan.settings);
-  const RunState state = folder.state(toml);
-  if (state == RunState::kDone) {
-    plan.first_step = *plan.settings.steps;
-    plan.notes.push_back(
-        fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
-    callbacks.on_start(plan);
-    return;
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist::Comm* ranks) {
+  const std::unique_ptr<dist::Comm> alone = dist::solo_comm();
+  dist::Comm& everybody = ranks == nullptr ? *alone : *ranks;
+  std::optional<RunFolder> folder;
+  std::optional<Prepared> run;
+  dist::together(everybody, [&] {
+    check_numbers(settings);
+    folder.emplace(settings.run, settings.model, settings.force);
+    run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank()));
+  });
+  auto& [checkpoint, examples, plan, evaluator] = *run;
+  if (everybody.size() > 1) {
+    dist::agree(everybody, "the run", fingerprint(plan, checkpoint));
   }
-  check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
-  const Start start = find_start(folder, state, plan);
-  folder.begin(toml, state);
-  append_start(folder.starts(), start_line(plan));
+  const RunStart start = begin_run(*folder, plan, checkpoint, everybody);
   callbacks.on_start(plan);
-  Run(plan, examples, checkpoint, folder, start, *evaluator, callbacks).steps();
+  if (!start.is_done) {
+    dist::World world(everybody, plan.layout);
+    Run(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world).steps();
+  }
 }
 
 }  // namespace moe::train

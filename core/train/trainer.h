@@ -14,6 +14,12 @@ namespace moe::train {
 // A RUN that is there goes on from its newest whole checkpoint when the settings are the same; on
 // the CPU the result is that of a run never stopped, bit for bit. A finished one is left as it is
 // (on_start is called, no step).
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks);
+//
+// `ranks`: of a run of several processes, each of which calls this with the same settings; the
+// first one writes RUN and is the only one whose callbacks tell of the whole. The numbers are those
+// of one process (core/dist/world.h says when).
+void train(const TrainSettings& settings,
+           const TrainCallbacks& callbacks,
+           dist::Comm* ranks = nullptr);
 
 }  // namespace moe::train

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "core/io/checkpoint.h"
+#include "core/io/shared_safetensors.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -79,7 +80,12 @@ TEST_CASE("a disk that fills up ends in one sentence and leaves nothing behind",
       moe::io::write_tensors(folder.path(), tensors_of(500'000), uint64_t{1} << 40);
       folder.commit();
     });
-    return space + "\n" + tensors + "\n" + text + "\n" + fits + "\n" + names_in(disk) + "\n";
+    const std::string shared = user_error_of([&] {
+      const moe::io::StagedFolder folder(disk / "shared", false);
+      moe::io::create_safetensors(folder.path() / "all", {{"t", moe::io::DType::kU8, {2'000'000}}});
+    });
+    return space + "\n" + tensors + "\n" + text + "\n" + fits + "\n" + shared + "\n" +
+           names_in(disk) + "\n";
   });
   if (code == kCannotMount) {
     MOE_SKIP("may not mount a small disk here");
@@ -94,5 +100,8 @@ TEST_CASE("a disk that fills up ends in one sentence and leaves nothing behind",
         (disk / "out").string() +
             ": disk full: 2.0 MB are needed, 1.0 MB are free; free some space or write to "
             "another disk\n" +
-            full("model.safetensors") + full("large.json") + "\nout \n");
+            full("model.safetensors") + full("large.json") + "\n" +
+            "disk full: " + (disk / "shared.partial/all").string() +
+            " cannot grow (No space left on device); free some space or write to another disk\n" +
+            "out \n");
 }

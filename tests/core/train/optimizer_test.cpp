@@ -102,7 +102,7 @@ TEST_CASE("matrices decay, norms and biases never, embedding and head by choice"
       AdamWSettings settings;
       settings.weight_decay = decay;
       settings.decay_embeddings = decay_embeddings;
-      AdamW optimizer({{name, weight}}, settings);
+      AdamW optimizer(std::vector<model::NamedParameter>{{name, weight}}, settings);
       // w -= lr * decay * w, then the first step of a constant gradient: lr * g / (|g| + eps).
       weight.mutable_grad() = at::full(shape, 0.25);
       optimizer.step(lr);
@@ -174,7 +174,7 @@ AdamWSettings with_bf16_moments() {
 
 // The tensor `name` of an optimizer's state.
 Tensor state_of(const AdamW& optimizer, const std::string& name) {
-  for (const auto& [known, tensor] : optimizer.state()) {
+  for (const auto& [known, tensor, shape, begin] : optimizer.state()) {
     if (known == name) {
       return tensor;
     }

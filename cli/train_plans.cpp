@@ -1,0 +1,108 @@
+#include "cli/train_plans.h"
+
+#include <fmt/format.h>
+
+#include "cli/progress.h"
+#include "core/base/error.h"
+#include "core/base/json.h"
+
+namespace moe::cli {
+
+namespace {
+
+using Classes = std::vector<std::pair<const char*, uint64_t>>;
+
+Classes classes_of(const train::MemoryPlan& memory) {
+  return {{"program", memory.program},
+          {"weights", memory.weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},
+          {"activations", memory.activations},
+          {"workspace", memory.workspace},
+          {"checkpoint", memory.checkpoint},
+          {"peak", memory.peak}};
+}
+
+OrderedJson to_json(const train::MemoryPlan& memory) {
+  OrderedJson json;
+  for (const auto& [name, bytes] : classes_of(memory)) {
+    json[fmt::format("{}_bytes", name)] = bytes;
+  }
+  return json;
+}
+
+void print_classes(const train::MemoryPlan& memory) {
+  for (const auto& [name, bytes] : classes_of(memory)) {
+    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+  }
+}
+
+OrderedJson to_json(const train::ClusterPlan& plan) {
+  OrderedJson json = to_json(plan.memory);
+  json["layout"] = dist::describe(plan.layout);
+  json["parameters"] = plan.parameters;
+  json["tokens_per_step"] = plan.tokens;
+  json["flop_per_gpu"] = plan.flop;
+  json["token_bytes"] = plan.token_bytes;
+  json["gradient_bytes"] = plan.gradient_bytes;
+  json["compute_seconds"] = plan.compute_s;
+  json["token_seconds"] = plan.token_s;
+  json["gradient_seconds"] = plan.gradient_s;
+  json["communication_share"] = plan.communication_share();
+  return json;
+}
+
+void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rates) {
+  const auto line = [](const char* what, const std::string& how_much, double seconds) {
+    fmt::print("{:<12}{:>12}{:>12.1f} ms\n", what, how_much, 1e3 * seconds);
+  };
+  line("computing", fmt::format("{:.1f} TFLOP", plan.flop / 1e12), plan.compute_s);
+  line("tokens", format_bytes(plan.token_bytes), plan.token_s);
+  line("gradients", format_bytes(plan.gradient_bytes), plan.gradient_s);
+  const double seconds = plan.compute_s + plan.token_s + plan.gradient_s;
+  fmt::print(
+      "a step of {} tokens: {:.2f} s where nothing overlaps, {:.1f} % of it communication; {:.0f} "
+      "tokens/s a GPU (at {:g} TFLOP/s, {:g} GB/s inside a machine, {:g} GB/s between)\n",
+      plan.tokens,
+      seconds,
+      100 * plan.communication_share(),
+      static_cast<double>(plan.tokens) / seconds / static_cast<double>(plan.layout.processes),
+      rates.tflops,
+      rates.link_gbs,
+      rates.network_gbs);
+}
+
+}  // namespace
+
+void print_memory(const train::MemoryPlan& memory, bool as_json) {
+  if (as_json) {
+    fmt::print("{}\n", to_json(memory).dump());
+    return;
+  }
+  print_classes(memory);
+  fmt::print("memory of one process (dry run: no weight was loaded, no run begun)\n");
+}
+
+void print_cluster(const TrainFlags& flags) {
+  if (!flags.dry_run) {
+    throw UserError(
+        "--nodes and --gpus plan a run on paper: add --dry-run; to run on several machines start "
+        "moe train by torchrun, srun or mpirun on each");
+  }
+  train::ClusterRates rates = flags.rates;
+  rates.nodes = flags.nodes.value_or(1);
+  rates.gpus = flags.gpus.value_or(8);
+  const train::ClusterPlan plan = train::plan_cluster(settings_of(flags), rates, flags.upcycled);
+  if (flags.json) {
+    fmt::print("{}\n", to_json(plan).dump());
+    return;
+  }
+  fmt::print("{} parameters; {}\n",
+             format_count(static_cast<double>(plan.parameters)),
+             dist::describe(plan.layout));
+  print_classes(plan.memory);
+  fmt::print("memory of one GPU; a step of it:\n");
+  print_rates(plan, rates);
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,79 @@
+#include "core/model/dispatch.h"
+
+#include <numeric>
+
+#include "core/model/row_exchange.h"
+#include "core/model/row_moves.h"
+#include "core/model/travel_plan.h"
+
+namespace moe::model {
+
+using torch::Tensor;
+
+namespace {
+
+Tensor gathered(const Tensor& x, const route::Routing& routing, const std::vector<int64_t>& loads) {
+  const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  return x.index_select(0, routing.plan.token.narrow(0, 0, rows));
+}
+
+// What the experts here made: of rows received, to be sent back, and of rows that stayed.
+struct Made {
+  Tensor received, home;
+};
+
+// Everything waits for what travels, and every expert has one product.
+Made run_together(const TravelPlan& plan,
+                  const RowExchange& exchange,
+                  const std::vector<Tensor>& leaving,
+                  int64_t place,
+                  const RunRows& run) {
+  const Tensor received = exchange(leaving[0]);
+  const ExpertOrder order = order_by_expert(plan, received, place, /*with_home=*/true);
+  const Tensor out = run(picked(at::cat({received, leaving[1]}), order.index), order.loads);
+  const int64_t others = received.size(0);
+  const auto parts =
+      placed(out, order.index, others + plan.home).split_with_sizes({others, plan.home});
+  return {parts[0], parts[1]};
+}
+
+// The rows that stay have a product of their own while the others travel.
+Made run_apart(const TravelPlan& plan,
+               const RowExchange& exchange,
+               const std::vector<Tensor>& leaving,
+               int64_t place,
+               const RunRows& run) {
+  const Tensor arriving = exchange.start(leaving[0]);
+  const Tensor home = run(leaving[1], plan.home_loads);
+  const Tensor received = exchange.finish(arriving);
+  const ExpertOrder order = order_by_expert(plan, received, place, /*with_home=*/false);
+  const Tensor out = run(picked(received, order.index), order.loads);
+  return {placed(out, order.index, received.size(0)), home};
+}
+
+}  // namespace
+
+Tensor dispatch_here(const Tensor& x,
+                     const route::Routing& routing,
+                     const std::vector<int64_t>& loads,
+                     const RunRows& run) {
+  return run(gathered(x, routing, loads), loads);
+}
+
+Tensor dispatch_among(const Tensor& x,
+                      const route::Routing& routing,
+                      const Sharing& sharing,
+                      const std::vector<int64_t>& loads,
+                      const RunRows& run) {
+  const ExpertParallel& parallel = sharing.spread.parallel;
+  const TravelPlan plan = plan_travel(routing, sharing, loads);
+  const auto leaving = placed(gathered(x, routing, loads), plan.place, plan.away + plan.home)
+                           .split_with_sizes({plan.away, plan.home});
+  const RowExchange there(*parallel.group, plan.sent, plan.received);
+  const Made made =
+      (parallel.overlaps ? run_apart : run_together)(plan, there, leaving, parallel.place(), run);
+  const RowExchange back(*parallel.group, plan.received, plan.sent);
+  return picked(at::cat({back(made.received), made.home}), plan.place);
+}
+
+}  // namespace moe::model

@@ -1,0 +1,39 @@
+#pragma once
+// Rows to their experts and outputs back. One interface, so that a layer never asks how many
+// processes there are: on one process rows are gathered by expert; with shared experts (SPEC
+// section 12) they also travel, and both ways have gradients, which travel back. T tokens, D model
+// width, E experts, R rows of a plan, G processes, C_r slots of logical rank r at an expert.
+
+#include <torch/types.h>
+
+#include <functional>
+#include <vector>
+
+#include "core/model/expert_parallel.h"
+#include "core/route/routers.h"
+
+namespace moe::model {
+
+// What the E/G experts here make of `rows` [n, D], which lie sorted by expert, loads[e] of them
+// each: [n, D].
+using RunRows =
+    std::function<torch::Tensor(const torch::Tensor& rows, const std::vector<int64_t>& loads)>;
+
+// [R, D] in the plan's order: x's rows at the plan's tokens as its experts made them. `loads` [E]:
+// rows of each expert, R their sum; unused rows of the plan are left out. x [T, D].
+torch::Tensor dispatch_here(const torch::Tensor& x,
+                            const route::Routing& routing,
+                            const std::vector<int64_t>& loads,
+                            const RunRows& run);
+
+// The same where experts are shared: a collective of the group, forward and backward, that every
+// process joins whatever it has. An expert sees the rows of one process in the same order (by
+// logical rank, then slot, IR rows last), in one product unless
+// `sharing.spread.parallel.overlaps`.
+torch::Tensor dispatch_among(const torch::Tensor& x,
+                             const route::Routing& routing,
+                             const Sharing& sharing,
+                             const std::vector<int64_t>& loads,
+                             const RunRows& run);
+
+}  // namespace moe::model

@@ -1,0 +1,347 @@
+// A layer whose experts are shared out among ranks against the same layer on one rank: outputs,
+// every gradient, losses and decisions, over routers, groups, logical ranks and rude inputs. In
+// f64, where only a mistake can make a difference.
+
+#include "core/model/dispatch.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/dist/threads.h"
+#include "core/model/moe_layer.h"
+#include "core/model/row_moves.h"
+#include "core/route/rows.h"
+#include "tests/support/catch.h"
+#include "tests/support/gradcheck.h"
+#include "tests/support/time_limit.h"
+
+namespace moe::test {
+namespace {
+
+using model::MoeWeights;
+using torch::Tensor;
+using Numbers = std::vector<int64_t>;
+using Row = std::array<int64_t, 4>;  // token, expert, choice, multiplicity
+
+constexpr int64_t kExperts = 8, kWidth = 6, kInner = 5;
+constexpr int kSeconds = 60;
+
+const std::vector<std::string> kRouters = {"top1",
+                                           "top1+ir+fr",
+                                           "top2:cf=inf",
+                                           "topp:0.4",
+                                           "relu:k=1",
+                                           "top2+fr",
+                                           "top2+ir:cf=0.5",
+                                           "top2+fr:cf=inf",
+                                           "top3+ir+fr:order=score,cf=0.7"};
+
+// Sums of at most 64 tokens x 8 experts x 12 products of numbers of order 10 in f64: 6144 x 1.1e-16
+// x 10 = 7e-12 in the worst order.
+constexpr double kRounding = 1e-11;
+
+// What goes into a layer: everything leaves, tokens of place q are rows of `tokens[q]` in a row.
+struct Input {
+  Tensor x, dy;    // [T, D] f64
+  MoeWeights all;  // [E, ...]
+  Numbers tokens;  // [G]
+  int64_t logical_ranks;
+  route::RouterSettings router;
+  bool overlaps = false;
+
+  int64_t first_token(int64_t place) const {
+    return std::accumulate(tokens.begin(), tokens.begin() + place, int64_t{0});
+  }
+};
+
+struct Output {
+  Tensor y, grad_x, grad_router, grad_gate_up, grad_down, load_balance, entropy, l1;
+  std::vector<Row> rows;  // of the plan, ascending
+  Tensor load;            // [E] by the counters
+};
+
+Tensor leaf(const Tensor& of) { return of.detach().clone().requires_grad_(true); }
+
+Input random_input(const std::string& router,
+                   Numbers tokens,
+                   int64_t logical_ranks,
+                   int64_t experts = kExperts) {
+  torch::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
+  const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
+  const auto random = [](torch::IntArrayRef shape) { return torch::randn(shape, torch::kDouble); };
+  return {random({total, kWidth}),
+          random({total, kWidth}),
+          {random({experts, kWidth}),
+           random({experts, 2 * kInner, kWidth}),
+           random({experts, kWidth, kInner})},
+          std::move(tokens),
+          logical_ranks,
+          route::parse_router(router)};
+}
+
+std::vector<Row> rows_of(const route::Routing& routing, int64_t first_token) {
+  const auto token = route::to_host(routing.plan.token),
+             expert = route::to_host(routing.plan.expert);
+  const auto choice = route::to_host(routing.plan.choice),
+             count = route::to_host(routing.plan.count);
+  std::vector<Row> rows;
+  for (size_t i = 0; i < token.size() && expert[i] < routing.input.experts(); ++i) {
+    rows.push_back({first_token + token[i], expert[i], choice[i], count[i]});
+  }
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+// The layer of some tokens and some experts, and the gradient of y dy + all losses.
+Output run_layer(const Input& input,
+                 const model::TokenSpread& spread,
+                 int64_t first_token,
+                 int64_t first_expert,
+                 int64_t experts) {
+  const auto tokens = static_cast<int64_t>(spread.here.home.size());
+  const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
+  const MoeWeights weights{leaf(input.all.router),
+                           leaf(input.all.gate_up.narrow(0, first_expert, experts)),
+                           leaf(input.all.down.narrow(0, first_expert, experts))};
+  std::optional<route::Routing> decided;
+  const auto out = model::moe_forward(x, weights, input.router, spread, 0.7, false, &decided);
+  Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
+  const Tensor none = torch::zeros({}, torch::kDouble);
+  const auto or_none = [&](const Tensor& one) { return one.defined() ? one : none; };
+  const auto& losses = out.losses;
+  loss = loss + or_none(losses.load_balance) + or_none(losses.entropy) + or_none(losses.l1);
+  loss.backward();
+  const auto gradient = [](const Tensor& of) {
+    return of.grad().defined() ? of.grad() : torch::zeros_like(of);
+  };
+  return {out.y.detach(),
+          gradient(x),
+          gradient(weights.router),
+          gradient(weights.gate_up),
+          gradient(weights.down),
+          or_none(losses.load_balance).detach(),
+          or_none(losses.entropy).detach(),
+          or_none(losses.l1).detach(),
+          rows_of(*decided, first_token),
+          out.counters.load};
+}
+
+// All tokens on one process, at home where the group would have them.
+Output on_one(const Input& input) {
+  route::RoutingGroup group;
+  group.ranks = input.logical_ranks;
+  const auto places = static_cast<int64_t>(input.tokens.size());
+  const int64_t local = input.logical_ranks / places;
+  for (int64_t place = 0; place < places; ++place) {
+    for (const int64_t home : route::spread_over_ranks(input.tokens[place], local).home) {
+      group.home.push_back(place * local + home);
+    }
+  }
+  return run_layer(input, group, 0, 0, input.all.router.size(0));
+}
+
+// The same on a rank a place, put together: dense gradients and losses summed.
+Output on_many(const Input& input) {
+  const TimeLimit limit(kSeconds);
+  const auto places = static_cast<int64_t>(input.tokens.size());
+  const int64_t experts = input.all.router.size(0);
+  std::vector<Output> outputs(static_cast<size_t>(places));
+  dist::run_as_threads(places, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, experts);
+    const model::TokenSpread spread(
+        input.tokens[comm.rank()], input.logical_ranks, {&comm, layout, input.overlaps});
+    outputs[comm.rank()] = run_layer(input,
+                                     spread,
+                                     input.first_token(comm.rank()),
+                                     layout.first_expert(),
+                                     layout.local_experts());
+  });
+  Output all;
+  const auto join = [&](Tensor Output::*field, bool sums) {
+    std::vector<Tensor> parts;
+    for (const auto& one : outputs) {
+      parts.push_back(one.*field);
+    }
+    all.*field = sums ? torch::stack(parts).sum(0) : torch::cat(parts);
+  };
+  join(&Output::y, false);
+  join(&Output::grad_x, false);
+  join(&Output::grad_gate_up, false);
+  join(&Output::grad_down, false);
+  for (const auto field : {&Output::grad_router,
+                           &Output::load_balance,
+                           &Output::entropy,
+                           &Output::l1,
+                           &Output::load}) {
+    join(field, true);
+  }
+  for (const auto& one : outputs) {
+    all.rows.insert(all.rows.end(), one.rows.begin(), one.rows.end());
+  }
+  std::sort(all.rows.begin(), all.rows.end());
+  return all;
+}
+
+// What experts are given, all of them in order.
+struct Seen {
+  Tensor rows;
+  Numbers loads;
+};
+
+model::RunRows remember(Seen& seen) {
+  return [&seen](const Tensor& rows, const Numbers& loads) {
+    seen = {rows.detach().clone(), loads};
+    return rows;
+  };
+}
+
+Seen rows_seen_by_one(const Input& input) {
+  const int64_t tokens = input.x.size(0);
+  const route::Routing routing =
+      route::route(model::router_logits(input.x, input.all.router),
+                   input.router,
+                   route::spread_over_ranks(tokens, input.logical_ranks));
+  Seen seen;
+  model::dispatch_here(input.x, routing, route::to_host(routing.plan.rows), remember(seen));
+  return seen;
+}
+
+Seen rows_seen_by_many(const Input& input) {
+  const TimeLimit limit(kSeconds);
+  const auto places = static_cast<int64_t>(input.tokens.size());
+  std::vector<Seen> seen(input.tokens.size());
+  dist::run_as_threads(places, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, kExperts);
+    const model::TokenSpread spread(
+        input.tokens[comm.rank()], input.logical_ranks, {&comm, layout});
+    const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
+    const route::Routing routing =
+        route::route(model::router_logits(x, input.all.router), input.router, spread.here);
+    model::dispatch_among(x,
+                          routing,
+                          {spread, input.router},
+                          route::to_host(routing.plan.rows),
+                          remember(seen[comm.rank()]));
+  });
+  std::vector<Tensor> rows;
+  Seen all;
+  for (const auto& one : seen) {
+    rows.push_back(one.rows);
+    all.loads.insert(all.loads.end(), one.loads.begin(), one.loads.end());
+  }
+  all.rows = torch::cat(rows);
+  return all;
+}
+
+double difference(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.sizes() == b.sizes());
+  return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
+}
+
+void check_same(const Input& input) {
+  const Output one = on_one(input), many = on_many(input);
+  CHECK((many.rows == one.rows));
+  CHECK(torch::equal(many.load, one.load));
+  CHECK(difference(many.y, one.y) < kRounding);
+  CHECK(difference(many.grad_x, one.grad_x) < kRounding);
+  CHECK(difference(many.grad_router, one.grad_router) < kRounding);
+  CHECK(difference(many.grad_gate_up, one.grad_gate_up) < kRounding);
+  CHECK(difference(many.grad_down, one.grad_down) < kRounding);
+  CHECK(difference(many.load_balance, one.load_balance) < kRounding);
+  CHECK(difference(many.entropy, one.entropy) < kRounding);
+  CHECK(difference(many.l1, one.l1) < kRounding);
+}
+
+Numbers equal_parts(int64_t places, int64_t each) {
+  return Numbers(static_cast<size_t>(places), each);
+}
+
+}  // namespace
+
+TEST_CASE("a layer computes and learns the same on one rank and on many", "[model]") {
+  for (const auto& router : kRouters) {
+    for (const int64_t ranks : {4, 8}) {
+      for (const int64_t places : {1, 2, 4}) {
+        for (const bool overlaps : {false, true}) {
+          INFO(router << ", W " << ranks << ", " << places << " processes, overlap " << overlaps);
+          Input input = random_input(router, equal_parts(places, 64 / places), ranks);
+          input.overlaps = overlaps;
+          check_same(input);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("no number of tokens makes ranks differ or hang", "[model]") {
+  const std::vector<Numbers> rude = {{7, 4},  // unequal
+                                     {0, 9},  // a rank with none
+                                     {9, 0},
+                                     {1, 0},        // one token in all
+                                     {0, 0},        // none at all
+                                     {2, 3},        // fewer than experts
+                                     {5, 0, 1, 3},  // a ragged last batch
+                                     {0, 0, 0, 2},
+                                     {1, 1, 1, 1}};
+  for (const auto& router : kRouters) {
+    for (const auto& tokens : rude) {
+      for (const bool overlaps : {false, true}) {
+        INFO(router << ", " << tokens.size() << " processes, first has " << tokens[0]);
+        Input input = random_input(router, tokens, 4);
+        input.overlaps = overlaps;
+        check_same(input);
+      }
+    }
+  }
+}
+
+TEST_CASE("all tokens at one expert and experts that nobody chose are no matter", "[model]") {
+  for (const auto& router : kRouters) {
+    for (const int64_t chosen : {int64_t{0}, int64_t{5}}) {
+      INFO(router << ", expert " << chosen);
+      Input input = random_input(router, {12, 12, 12, 12}, 8);
+      input.x = input.x[0].repeat({48, 1});  // equal tokens
+      input.all.router = -input.x.narrow(0, 0, 1).repeat({kExperts, 1});
+      input.all.router[chosen] *= -1;
+      check_same(input);
+    }
+  }
+}
+
+TEST_CASE("a token of zeros may be taken for padding", "[model]") {
+  for (const auto& router : kRouters) {
+    INFO(router);
+    Input input = random_input(router, {8, 8}, 4);
+    input.x.narrow(0, 3, 6).zero_();
+    check_same(input);
+  }
+}
+
+TEST_CASE("an expert sees on many ranks the rows of one rank, in their order", "[model]") {
+  for (const auto& router : kRouters) {
+    INFO(router);
+    const Input input = random_input(router, {16, 16, 16, 16}, 8);
+    const Seen one = rows_seen_by_one(input);
+    const Seen many = rows_seen_by_many(input);
+    CHECK((many.loads == one.loads));
+    CHECK(torch::equal(many.rows, one.rows));
+  }
+}
+
+TEST_CASE("rows moved there and back are the same rows, and so are their gradients", "[model]") {
+  const Tensor rows = torch::arange(6, torch::kDouble).view({3, 2}).requires_grad_(true);
+  const Tensor index = torch::tensor({4, 0, 2}, torch::kLong);
+  const Tensor out = model::placed(rows, index, 5);
+  CHECK(torch::equal(out[1], torch::zeros({2}, torch::kDouble)));
+  CHECK(torch::equal(out[4], rows[0]));
+  CHECK(torch::equal(model::picked(out, index), rows));
+  const Tensor factor = torch::arange(10, torch::kDouble).view({5, 2});
+  (out * factor).sum().backward();
+  CHECK(torch::equal(rows.grad(), factor.index_select(0, index)));
+  const Tensor wide = torch::ones({5, 2}, torch::kDouble).requires_grad_(true);
+  (model::picked(wide, index) * rows.detach()).sum().backward();
+  CHECK(torch::equal(wide.grad().index_select(0, index), rows));
+  CHECK(torch::equal(wide.grad()[3], torch::zeros({2}, torch::kDouble)));
+}
+
+}  // namespace moe::test

@@ -1,0 +1,221 @@
+// Folders written by all ranks of a run against the folder that one process writes: the same bytes,
+// whole or not at all.
+
+#include "core/model/shared_folder.h"
+
+#include <mutex>
+
+#include "core/base/error.h"
+#include "core/dist/solo.h"
+#include "core/dist/threads.h"
+#include "core/model/llama.h"
+#include "core/model/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/gradcheck.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/time_limit.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+namespace moe::test {
+namespace {
+
+using model::Llama;
+namespace fs = std::filesystem;
+
+constexpr int64_t kExperts = 8;
+constexpr int kSeconds = 60;
+
+// A folder of ours whose experts differ, with a file of a tokenizer.
+void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
+  TinyCheckpoint shape;
+  shape.dtype = dtype;
+  write_tiny_checkpoint(dir / "dense", shape);
+  const io::Checkpoint parent(dir / "dense");
+  model::UpcycleSettings settings;
+  settings.out = dir / "copies";
+  settings.force = true;
+  settings.experts = kExperts;
+  settings.router = route::parse_router("top1+ir");
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  write_file(settings.out / "tokenizer_config.json", "{}\n");
+  const io::Checkpoint copies(settings.out);
+  const Llama model = Llama::load(copies);
+  torch::manual_seed(7);
+  for (const auto& parameter : model.parameters()) {
+    torch::Tensor(parameter.tensor) += torch::randn_like(parameter.tensor) * 0.1;
+  }
+  model::save_folder(model, model.default_routing(), copies, out, false);
+}
+
+// The files of a folder that are written here, name to content.
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    files[entry.path().filename().string()] = read_file(entry.path());
+  }
+  return files;
+}
+
+// Loads `from` by `processes` ranks, `replicas` of each share, and saves it again.
+void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, int64_t replicas) {
+  const TimeLimit limit(kSeconds);
+  dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    const io::Checkpoint checkpoint(from);
+    const auto layout = dist::make_layout(processes, comm.rank(), replicas, kExperts, kExperts);
+    const Llama model = Llama::load(checkpoint, layout);
+    model::save_folder(model, model.default_routing(), checkpoint, to, false, comm);
+  });
+}
+
+// What every rank says when `body` runs on three of them; "" where all is well.
+std::vector<std::string> errors_of(const std::function<void(dist::Comm&)>& body) {
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(3);
+  dist::run_as_threads(
+      3, [&](dist::Comm& comm) { errors[comm.rank()] = user_error_of([&] { body(comm); }); });
+  return errors;
+}
+
+}  // namespace
+
+TEST_CASE("a folder comes back the same through 1, 2, 4 and 1 processes", "[model]") {
+  const TempDir dir;
+  for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
+    const auto path = [&](const std::string& name) {
+      return dir / (name + std::to_string(io::dtype_bytes(dtype)));
+    };
+    make_mixture(dir, path("start"), dtype);
+    const auto wanted = files_of(path("start"));
+    REQUIRE(wanted.size() == 3);  // config, tensors, tokenizer
+    copy_by_ranks(path("start"), path("one"), 1, 1);
+    copy_by_ranks(path("one"), path("two"), 2, 1);
+    copy_by_ranks(path("two"), path("four"), 4, 1);
+    copy_by_ranks(path("four"), path("replicas"), 4, 2);
+    copy_by_ranks(path("replicas"), path("end"), 1, 1);
+    for (const char* name : {"one", "two", "four", "replicas", "end"}) {
+      INFO(name);
+      CHECK((files_of(path(name)) == wanted));
+    }
+  }
+}
+
+TEST_CASE("shards of many writers are those of one", "[model]") {
+  const TempDir dir;
+  make_mixture(dir, dir / "moe", io::DType::kF32);
+  const io::Checkpoint checkpoint(dir / "moe");
+  const Llama whole = Llama::load(checkpoint);
+  fs::create_directories(dir / "one");
+  io::write_tensors(dir / "one", whole.tensor_sources(whole.default_routing()), 20'000);
+  const TimeLimit limit(kSeconds);
+  dist::run_as_threads(4, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(4, comm.rank(), 1, kExperts, kExperts);
+    const Llama model = Llama::load(checkpoint, layout);
+    model::SharedFolder folder(dir / "many", false, comm);
+    model::write_tensors(folder, model.folder_tensors(model.default_routing()), 20'000);
+    folder.commit();
+  });
+  const auto one = files_of(dir / "one");
+  CHECK(one.size() > 4);
+  CHECK((files_of(dir / "many") == one));
+}
+
+TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model]") {
+  const TempDir dir;
+  make_mixture(dir, dir / "moe", io::DType::kF32);
+  const io::Checkpoint checkpoint(dir / "moe");
+  const auto with_adapters = [&](const dist::Layout& layout) {
+    Llama model = Llama::load(checkpoint, layout);
+    model.add_lora({2, 4, {"attention", "ffn"}}, 3);
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.name.ends_with(".lora_b")) {
+        torch::Tensor(parameter.tensor).fill_(0.01);
+      }
+    }
+    return model;
+  };
+  const Llama whole = with_adapters({});
+  model::save_folder(whole, whole.default_routing(), checkpoint, dir / "one", false);
+  const TimeLimit limit(kSeconds);
+  dist::run_as_threads(4, [&](dist::Comm& comm) {
+    const Llama model = with_adapters(dist::make_layout(4, comm.rank(), 1, kExperts, kExperts));
+    model::save_folder(model, model.default_routing(), checkpoint, dir / "many", false, comm);
+  });
+  const auto one = Llama::load(io::Checkpoint(dir / "one")).parameters();
+  const auto many = Llama::load(io::Checkpoint(dir / "many")).parameters();
+  for (size_t i = 0; i < one.size(); ++i) {
+    INFO(one[i].name);  // a weight and one product of two terms: 3 roundings of numbers below 1
+    CHECK(distance(many[i].tensor, one[i].tensor) < 3 * 6e-8);
+  }
+}
+
+TEST_CASE("what fails on one rank fails on all, and no folder appears", "[model]") {
+  const TempDir dir;
+  make_mixture(dir, dir / "moe", io::DType::kF32);
+  const auto errors = errors_of([&](dist::Comm& comm) {
+    model::SharedFolder folder(dir / "out", false, comm);
+    folder.by_all([&] {
+      io::write_file(folder.path() / std::to_string(comm.rank()), std::string("text"));
+      if (comm.rank() == 2) {
+        throw UserError("disk full: {}", folder.path().filename().string());
+      }
+    });
+    folder.commit();
+  });
+  for (const auto& error : errors) {
+    CHECK(error == "disk full: out.partial");
+  }
+  CHECK(!fs::exists(dir / "out"));
+  CHECK(!fs::exists(dir / "out.partial"));
+}
+
+TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
+  const TempDir dir;
+  make_mixture(dir, dir / "moe", io::DType::kF32);
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(2);
+  dist::run_as_threads(2, [&](dist::Comm& comm) {
+    const io::Checkpoint checkpoint(dir / "moe");
+    const auto layout = dist::make_layout(2, comm.rank(), 1, kExperts, kExperts);
+    const Llama model = Llama::load(checkpoint, layout);
+    errors[comm.rank()] = user_error_of([&] {
+      model::SharedFolder folder(dir / "out", false, comm);
+      auto tensors = model.folder_tensors(model.default_routing());
+      // The ranks do not mean the same: what the second one holds has no place in the files.
+      tensors.back().info.name += comm.rank() == 0 ? "" : ".other";
+      tensors.back().values = comm.rank() == 0 ? torch::Tensor() : tensors.back().values;
+      model::write_tensors(folder, tensors, 1 << 30);
+      folder.commit();
+    });
+  });
+  CHECK(errors[0].find(".other'") != std::string::npos);
+  CHECK(errors[0] == errors[1]);
+  CHECK(!fs::exists(dir / "out"));
+}
+
+TEST_CASE("an output that is there is refused on all ranks", "[model]") {
+  const TempDir dir;
+  fs::create_directories(dir / "out");
+  for (const auto& error :
+       errors_of([&](dist::Comm& comm) { model::SharedFolder(dir / "out", false, comm); })) {
+    CHECK(error == (dir / "out").string() +
+                       ": exists already; give another output folder, or --force to replace it");
+  }
+  const auto errors = errors_of([&](dist::Comm& comm) {
+    model::SharedFolder folder(dir / "out", true, comm);
+    folder.by_first([&] { io::write_file(folder.path() / "new", std::string("text")); });
+    folder.commit();
+  });
+  CHECK((errors == std::vector<std::string>(3)));
+  CHECK((files_of(dir / "out") == std::map<std::string, std::string>{{"new", "text"}}));
+}
+
+TEST_CASE("a rank without the others' disk says so", "[model]") {
+  const TempDir dir;
+  CHECK(user_error_of([&] { model::await_mark(dir / "out.partial", ".mark", 3, 0.05); }) ==
+        "rank 3 does not see " + (dir / "out.partial").string() +
+            ", which rank 0 makes: all ranks write one folder; give an output on a file system "
+            "that they share");
+}
+
+}  // namespace moe::test

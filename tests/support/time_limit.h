@@ -1,0 +1,42 @@
+#pragma once
+// Ends the program, with a word about it, when a scope takes too long: ranks that wait for each
+// other for ever cannot be woken, and a suite must not hang.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+namespace moe::test {
+
+class TimeLimit {
+ public:
+  explicit TimeLimit(int seconds)
+      : watch_([this, seconds] {
+          std::unique_lock lock(mutex_);
+          if (!ended_.wait_for(lock, std::chrono::seconds(seconds), [this] { return is_over_; })) {
+            std::fprintf(stderr, "still running after %d seconds: ranks hang\n", seconds);
+            std::_Exit(1);
+          }
+        }) {}
+  ~TimeLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    ended_.notify_all();
+    watch_.join();
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool is_over_ = false;
+  std::thread watch_;
+};
+
+}  // namespace moe::test
