@@ -48,11 +48,9 @@ Verdict verdict_of(const Notice& notice, const std::string& name) {
     case Ending::kUserError:
     case Ending::kFailed:
       return {notice.rank, fmt::format("{} failed ({})", name, notice.text)};
-    case Ending::kDone:
-    case Ending::kInterrupted:
-      break;
+    default:
+      return {notice.rank, fmt::format("{} has left", name)};
   }
-  return {notice.rank, fmt::format("{} has left", name)};
 }
 
 struct Arrival {
@@ -209,7 +207,8 @@ std::vector<Notice> RollCall::notices() {
 
 std::string RollCall::bad_news(Verdict& verdict) {
   for (const Notice& notice : notices()) {
-    if (notice.rank != rank_ && notice.ending != Ending::kDone) {
+    const bool is_agreed = notice.ending == Ending::kDone || notice.ending == Ending::kInterrupted;
+    if (notice.rank != rank_ && !is_agreed) {
       verdict = verdict_of(notice, name(notice.rank));
       return verdict.text;
     }

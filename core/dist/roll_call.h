@@ -56,7 +56,9 @@ class RollCall {
 
   void give_notice(const Notice& notice);
   std::vector<Notice> notices();
-  // The first notice of a rank that ended before its time, as a verdict; nothing when all are well.
+  // The first notice of a rank that ended before its time, as a verdict; "" when all are well. The
+  // end of the run and an interruption are agreed on: who has them first may be gone before we
+  // notice.
   std::string bad_news(Verdict& verdict);
 
   // A connection broke (its words may hold the peer's address), or nobody came in time. `among`:

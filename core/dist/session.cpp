@@ -119,7 +119,8 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
   try {
     roll.give_notice(end.notice);
     say(environment, roll, end.notice);
-    if (environment.rank == 0 && !environment.store_is_served) {
+    const bool is_server = environment.rank == 0 && !environment.store_is_served;
+    if (is_server || end.notice.ending == Ending::kInterrupted) {
       const bool is_affected = end.notice.ending == Ending::kAffected;
       roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
     }

@@ -93,7 +93,7 @@ signal_launcher() {  # SIGNAL
   sleep 2
   mapfile -t pids < <(ranks_of $launcher)
   kill "-$1" $launcher
-  wait $launcher
+  wait $launcher 2>/dev/null
   status=$?
 }
 left() { [ "$status" -eq "$1" ] && [ ${#pids[@]} -eq 3 ] && is_gone "${pids[@]}"; }
