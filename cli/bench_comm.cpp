@@ -23,17 +23,29 @@ void print_report(const bench::CommReport& report) {
                1e6 * row.time.worst_s,
                row.rate / 1e9);
   }
+  std::string flags;  // of the model of communication in moe train
   if (report.within_host) {
     fmt::print("within a host: {}\n", describe(*report.within_host));
+    flags += fmt::format(" --link-gbs {:.3g}", report.within_host->bytes_per_s / 1e9);
   }
   if (report.between_hosts) {
     fmt::print("between hosts: {}\n", describe(*report.between_hosts));
+    flags += fmt::format(" --network-gbs {:.3g}", report.between_hosts->bytes_per_s / 1e9);
+  }
+  fmt::print("to plan with: moe train --dry-run --nodes N --gpus M{}\n", flags);
+}
+
+void check(const CommFlags& flags) {
+  if (flags.settings.most_bytes < bench::kLeastBytes) {
+    throw UserError("--bytes: the smallest tensor measured has {} bytes; give more",
+                    bench::kLeastBytes);
   }
 }
 
 }  // namespace
 
 void bench_comm(const CommFlags& flags, bool as_json) {
+  check(flags);
   dist::run_on_ranks(flags.ranks, [&](dist::Comm& comm) {
     if (comm.size() == 1) {
       throw UserError(

@@ -16,7 +16,7 @@ namespace {
 using torch::Tensor;
 using Operation = std::function<void()>;
 
-constexpr int64_t kLeastBytes = 64, kSizeFactor = 8;
+constexpr int64_t kSizeFactor = 8;
 
 // The slowest rank's time of each of `repeats` calls, which begin together.
 Timing time_together(dist::Comm& comm, int64_t repeats, const Operation& operation) {

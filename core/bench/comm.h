@@ -12,8 +12,10 @@
 
 namespace moe::bench {
 
+inline constexpr int64_t kLeastBytes = 64;
+
 struct CommSettings {
-  int64_t most_bytes = 64 << 20;  // of one rank's tensor; sizes are powers of 8 up to it
+  int64_t most_bytes = 64 << 20;  // of one rank's tensor; sizes grow from the least eightfold
   int64_t repeats = 7;            // after two to warm up
 };
 

@@ -14,10 +14,8 @@ using c10d::ProcessGroupGloo;
 
 BackendPointer make_gloo(const Membership& membership, const BackendPlace& place) {
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
-  // Ours is the shorter patience: it knows whom to blame.
-  const auto patience =
-      std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout + Seconds{5});
-  const auto options = ProcessGroupGloo::Options::create(patience);
+  const auto options = ProcessGroupGloo::Options::create(
+      std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout));
   options->threads = 1;  // operations come one after the other
   options->devices.push_back(
       membership.interface.empty()

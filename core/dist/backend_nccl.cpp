@@ -19,8 +19,7 @@ BackendPointer make_nccl(const Membership& membership,
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read by the constructor below
   const auto options = ProcessGroupNCCL::Options::create();
-  options->timeout =
-      std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout + Seconds{5});
+  options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout);
   const auto backend = c10::make_intrusive<ProcessGroupNCCL>(
       c10::make_intrusive<c10d::PrefixStore>(place.name, store),
       static_cast<int>(place.rank),

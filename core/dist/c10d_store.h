@@ -9,8 +9,9 @@ namespace moe::dist {
 
 class C10dStore : public Store {
  public:
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, uint16_t port)
-      : store_(std::move(store)), port_(port) {}
+  // patience 0: it cannot fail to answer, being of this process.
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, uint16_t port, Seconds patience)
+      : store_(std::move(store)), port_(port), patience_(patience) {}
 
   void set(const std::string& key, const std::string& text) override;
   void append(const std::string& key, const std::string& text) override;
@@ -22,6 +23,11 @@ class C10dStore : public Store {
  private:
   c10::intrusive_ptr<c10d::Store> store_;
   uint16_t port_;
+  Seconds patience_;
+  bool is_silent_ = false;
+
+  template <typename Work>
+  auto ask(Work work);
 };
 
 }  // namespace moe::dist

@@ -16,8 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Seconds kLastWords{5};  // for the others, after one has ended badly
-constexpr Seconds kAfterTerm{2};  // from SIGTERM to SIGKILL
+constexpr int kInterrupted = 130;  // exit code of main()
+constexpr Seconds kLastWords{5};   // for the others, after one has ended badly
+constexpr Seconds kAfterTerm{2};   // from SIGTERM to SIGKILL
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
@@ -57,9 +58,6 @@ Variables variables_of(int64_t rank, const RankSettings& settings, uint16_t port
   if (settings.threads == 0 && own.count("OMP_NUM_THREADS") == 0) {
     variables["OMP_NUM_THREADS"] =
         fmt::format("{}", std::max<int64_t>(1, usable_cores() / settings.ranks));
-  }
-  if (own.count("TORCH_CPP_LOG_LEVEL") == 0) {  // c10d's warnings of what we say better
-    variables["TORCH_CPP_LOG_LEVEL"] = "FATAL";
   }
   return variables;
 }
@@ -135,7 +133,12 @@ class Launcher {
     if (!has_spoken && !is_stop(child)) {
       roll_.give_notice({child.rank(), Ending::kKilled, child.rank(), child.describe_end()});
     }
-    first_bad_ = first_bad_.value_or(Clock::now());
+    if (!first_bad_) {
+      first_bad_ = Clock::now();
+      // An interruption is agreed on: the others are about to follow, once their files are written.
+      patience_ =
+          child.exit_code() == kInterrupted ? timeout() : std::min(kLastWords, timeout() / 3);
+    }
   }
 
   // Ended by what the user sent, or by us.
@@ -146,7 +149,7 @@ class Launcher {
 
   void end_others() {
     const bool is_stuck = only_culprits_left();
-    if (!ended_ && (is_stuck || since(*first_bad_) > std::min(kLastWords, timeout() / 3))) {
+    if (!ended_ && (is_stuck || since(*first_bad_) > patience_)) {
       ended_ = Clock::now();
       kill(-group(), is_stuck ? SIGKILL : SIGTERM);
     } else if (ended_ && since(*ended_) > kAfterTerm) {
@@ -230,6 +233,7 @@ class Launcher {
   std::vector<Child> children_;
   int passed_on_ = 0;  // the user's last signal
   std::optional<Clock::time_point> first_bad_, ended_;
+  Seconds patience_{0};  // for the others, from first_bad_ on
 };
 
 }  // namespace

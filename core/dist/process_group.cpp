@@ -155,8 +155,12 @@ ProcessComm::~ProcessComm() {
 BackendPointer ProcessComm::connect() {
   const BackendPlace place{name_ + "/", rank_, size()};
   try {
-    return device_.is_cpu() ? make_gloo(*membership_, place)
-                            : make_nccl(*membership_, place, device_);
+    const BackendPointer backend =
+        device_.is_cpu() ? make_gloo(*membership_, place) : make_nccl(*membership_, place, device_);
+    // Ours is the shorter patience from here on: it knows whom to blame.
+    backend->setTimeout(
+        std::chrono::duration_cast<std::chrono::milliseconds>(membership_->timeout + Seconds{5}));
+    return backend;
   } catch (const std::exception& error) {
     fail(membership_->who_broke_off(error.what(), everybody_), "connecting");
   }
@@ -181,12 +185,14 @@ void ProcessComm::look_around(const WorkPointer& work,
   if (work->isCompleted()) {
     return;
   }
+  const double waited_s = since(begin).count();
+  const std::string so_far =
+      waited_s < 1 ? where : fmt::format("{}, after {:.0f} s", where, waited_s);
   if (has_heard) {
-    fail(verdict, where);
+    fail(verdict, so_far);
   }
-  if (since(begin) > patience(membership_->timeout)) {
-    fail(roll.who_is_late(everybody_),
-         fmt::format("{}, after {:.0f} s", where, since(begin).count()));
+  if (Seconds{waited_s} > patience(membership_->timeout)) {
+    fail(roll.who_is_late(everybody_), so_far);
   }
 }
 
@@ -355,9 +361,17 @@ std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
 Verdict Membership::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
   try {
     return roll.who_broke_off(error, among);
-  } catch (const std::exception&) {  // the store is gone, and who served it
-    return {0, dist::describe(0, roll.members().front()) + " is gone"};
+  } catch (const StoreIsSilent&) {
+    return who_lost_the_store("does not answer");
+  } catch (const std::exception&) {
+    return who_lost_the_store("is gone");
   }
+}
+
+Verdict Membership::who_lost_the_store(const char* how) const {
+  const std::string server =
+      store_rank < 0 ? "the launcher" : dist::describe(store_rank, roll.members()[store_rank]);
+  return {store_rank, fmt::format("{} {}", server, how)};
 }
 
 std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, torch::Device device) {

@@ -4,33 +4,36 @@
 // sources.
 
 #include <memory>
-#include <stdexcept>
 
 #include "core/dist/comm.h"
 #include "core/dist/roll_call.h"
 
 namespace moe::dist {
 
-// An operation that failed because of another rank.
-class RankFailed : public std::runtime_error {
- public:
-  RankFailed(Verdict its_verdict, const std::string& sentence)
-      : std::runtime_error(sentence), verdict(std::move(its_verdict)) {}
-  Verdict verdict;
-};
-
 // How this process takes part.
 struct Membership {
+  Membership(const std::shared_ptr<Store>& its_store,
+             int64_t its_rank,
+             int64_t its_size,
+             Seconds its_timeout)
+      : store(its_store),
+        roll(its_store, its_rank, its_size),
+        rank(its_rank),
+        size(its_size),
+        timeout(its_timeout) {}
+
   std::shared_ptr<Store> store;
   RollCall roll;  // after check_in
-  int64_t rank = 0, size = 1;
-  Seconds timeout{30};
-  std::string interface;  // of Gloo; "" = by the member's address
+  int64_t rank, size;
+  Seconds timeout;
+  std::string interface;    // of Gloo; "" = by the member's address
+  int64_t store_rank = -1;  // who serves the store; -1: the launcher
   // Backends whose operations will never end; they go with the process.
   std::vector<std::shared_ptr<void>> abandoned;
 
-  // As the roll call has it; also when the store is gone with rank 0, which served it.
+  // As the roll call has it; also when the store is gone with the rank that served it.
   Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
+  Verdict who_lost_the_store(const char* how) const;
 };
 
 // A Comm of all members. All make it at the same time.

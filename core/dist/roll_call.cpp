@@ -48,11 +48,9 @@ Verdict verdict_of(const Notice& notice, const std::string& name) {
     case Ending::kUserError:
     case Ending::kFailed:
       return {notice.rank, fmt::format("{} failed ({})", name, notice.text)};
-    case Ending::kDone:
-    case Ending::kInterrupted:
-      break;
+    default:
+      return {notice.rank, fmt::format("{} has left", name)};
   }
-  return {notice.rank, fmt::format("{} has left", name)};
 }
 
 struct Arrival {
@@ -112,21 +110,27 @@ void compare(const std::map<int64_t, Arrival>& arrivals) {
   }
 }
 
-// "1 and 3", "1, 2, 3 and 2 more".
-std::string missing_ranks(const std::map<int64_t, Arrival>& arrivals, int64_t size) {
-  std::vector<std::string> missing;
+// "ranks 1, 2, 3 and 2 more of 8 did not come within 30 s of the start".
+[[noreturn]] void throw_missing(const std::map<int64_t, Arrival>& arrivals,
+                                int64_t size,
+                                Seconds timeout) {
+  std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < size; ++rank) {
     if (arrivals.count(rank) == 0) {
-      missing.push_back(fmt::format("{}", rank));
+      missing.push_back(rank);
     }
   }
+  const int64_t first = missing.front();
   const size_t shown = std::min<size_t>(missing.size(), 8);
   const size_t hidden = missing.size() - shown;
   missing.resize(shown);
-  return fmt::format("{} {}{}",
-                     shown == 1 ? "rank" : "ranks",
-                     fmt::join(missing, ", "),
-                     hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+  const std::string text = fmt::format("{} {}{} of {} did not come",
+                                       shown == 1 ? "rank" : "ranks",
+                                       fmt::join(missing, ", "),
+                                       hidden == 0 ? "" : fmt::format(" and {} more", hidden),
+                                       size);
+  throw RankFailed({first, text},
+                   fmt::format("{} within {:g} s of the start", text, timeout.count()));
 }
 
 }  // namespace
@@ -146,13 +150,10 @@ void RollCall::check_in(const Member& me, const std::string& version, Seconds ti
     }
     Verdict verdict;
     if (!bad_news(verdict).empty()) {
-      throw std::runtime_error(verdict.text + ": before all ranks had come");
+      throw RankFailed(verdict, verdict.text + ": before all ranks had come");
     }
     if (since(begin) > timeout) {
-      throw std::runtime_error(fmt::format("{} of {} did not come within {:g} s of the start",
-                                           missing_ranks(arrivals, size_),
-                                           size_,
-                                           timeout.count()));
+      throw_missing(arrivals, size_, timeout);
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -206,7 +207,8 @@ std::vector<Notice> RollCall::notices() {
 
 std::string RollCall::bad_news(Verdict& verdict) {
   for (const Notice& notice : notices()) {
-    if (notice.rank != rank_ && notice.ending != Ending::kDone) {
+    const bool is_agreed = notice.ending == Ending::kDone || notice.ending == Ending::kInterrupted;
+    if (notice.rank != rank_ && !is_agreed) {
       verdict = verdict_of(notice, name(notice.rank));
       return verdict.text;
     }
@@ -229,26 +231,43 @@ bool RollCall::find_ended(bool is_late, Verdict& verdict) {
   return false;
 }
 
-Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
-  const auto begin = Clock::now();
-  Verdict verdict;
-  for (; since(begin) < kGrace; std::this_thread::sleep_for(kPause)) {
-    const bool is_patient = since(begin) < kOwnWords;
-    if (is_patient ? !bad_news(verdict).empty() : find_ended(false, verdict)) {
-      return verdict;
-    }
-  }
-  // On other machines, and without a word: of those at the broken connection's end, one that waits
-  // nowhere.
-  for (const bool by_address : {true, false}) {
-    for (const int64_t rank : among) {
-      const bool is_there = error.find(members_[rank].address) != std::string::npos;
-      if (rank != rank_ && (is_there || !by_address) && !is_waiting(rank)) {
-        return {rank, name(rank) + " is gone"};
+// Those that wait nowhere; only those at the broken connection's end, if there are any.
+std::vector<int64_t> RollCall::who_might_have_gone(const std::string& error,
+                                                   const std::vector<int64_t>& among) {
+  std::vector<int64_t> silent, there;
+  for (const int64_t rank : among) {
+    if (rank != rank_ && !is_waiting(rank)) {
+      silent.push_back(rank);
+      if (error.find(members_[rank].address) != std::string::npos) {
+        there.push_back(rank);
       }
     }
   }
-  return {-1, "a connection broke"};
+  return there.empty() ? silent : there;
+}
+
+Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
+  const auto begin = Clock::now();
+  wait_at("a broken connection");
+  Verdict verdict;
+  std::vector<int64_t> suspects;
+  for (; since(begin) < kGrace; std::this_thread::sleep_for(kPause)) {
+    if (since(begin) < kOwnWords) {
+      if (!bad_news(verdict).empty()) {
+        return verdict;
+      }
+      continue;
+    }
+    if (find_ended(false, verdict)) {
+      return verdict;
+    }
+    suspects = who_might_have_gone(error, among);
+    if (suspects.size() == 1 && since(begin) > kGrace / 2) {
+      break;
+    }
+  }
+  return suspects.empty() ? Verdict{-1, "a connection broke"}
+                          : Verdict{suspects.front(), name(suspects.front()) + " is gone"};
 }
 
 Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
@@ -276,12 +295,13 @@ Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
   return {-1, "nobody came"};
 }
 
-void RollCall::wait_for_notices(Seconds timeout) {
+void RollCall::wait_for_notices(Seconds timeout, int64_t culprit) {
   for (const auto begin = Clock::now(); since(begin) < timeout;) {
-    std::set<int64_t> ended;
+    std::set<int64_t> ended = {culprit};
     for (const Notice& notice : notices()) {
       ended.insert(notice.rank);
     }
+    ended.erase(-1);
     if (static_cast<int64_t>(ended.size()) >= size_) {
       return;
     }

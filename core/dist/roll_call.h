@@ -5,6 +5,7 @@
 // process is gone, or the one that waits nowhere while all others do.
 
 #include <memory>
+#include <stdexcept>
 
 #include "core/dist/members.h"
 
@@ -32,13 +33,21 @@ struct Verdict {
   std::string text;      // "rank 2 (host h, pid 41) is gone"
 };
 
+// An operation that failed because of another rank.
+class RankFailed : public std::runtime_error {
+ public:
+  RankFailed(Verdict its_verdict, const std::string& sentence)
+      : std::runtime_error(sentence), verdict(std::move(its_verdict)) {}
+  Verdict verdict;
+};
+
 class RollCall {
  public:
   // rank -1: a launcher, which is none of them.
   RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size);
 
   // Says who we are and waits for the others. UserError: another version of moe or another size of
-  // the run, or a rank twice; std::runtime_error: one did not come within `timeout`.
+  // the run, or a rank twice; RankFailed: one did not come within `timeout`.
   void check_in(const Member& me, const std::string& version, Seconds timeout);
   const std::vector<Member>& members() const { return members_; }
 
@@ -47,7 +56,9 @@ class RollCall {
 
   void give_notice(const Notice& notice);
   std::vector<Notice> notices();
-  // The first notice of a rank that ended before its time, as a verdict; nothing when all are well.
+  // The first notice of a rank that ended before its time, as a verdict; "" when all are well. The
+  // end of the run and an interruption are agreed on: who has them first may be gone before we
+  // notice.
   std::string bad_news(Verdict& verdict);
 
   // A connection broke (its words may hold the peer's address), or nobody came in time. `among`:
@@ -55,11 +66,13 @@ class RollCall {
   Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
   Verdict who_is_late(const std::vector<int64_t>& among);
 
-  // Until each rank has given notice, at most `timeout`.
-  void wait_for_notices(Seconds timeout);
+  // Until each rank but `culprit` has given notice, at most `timeout`.
+  void wait_for_notices(Seconds timeout, int64_t culprit = -1);
 
  private:
   bool find_ended(bool is_late, Verdict& verdict);
+  std::vector<int64_t> who_might_have_gone(const std::string& error,
+                                           const std::vector<int64_t>& among);
   bool is_waiting(int64_t rank);
   std::string name(int64_t rank) const;
 

@@ -1,6 +1,7 @@
 #include "core/dist/session.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Flags.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 #include "core/dist/launch.h"
 #include "core/dist/process_group.h"
 #include "core/dist/solo.h"
+
+C10_DECLARE_int(caffe2_log_level);
 
 namespace moe::dist {
 namespace {
@@ -116,8 +119,10 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
   try {
     roll.give_notice(end.notice);
     say(environment, roll, end.notice);
-    if (environment.rank == 0 && !environment.store_is_served) {
-      roll.wait_for_notices(kLinger);
+    const bool is_server = environment.rank == 0 && !environment.store_is_served;
+    if (is_server || end.notice.ending == Ending::kInterrupted) {
+      const bool is_affected = end.notice.ending == Ending::kAffected;
+      roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
     }
   } catch (const std::exception&) {  // the store is gone
     fmt::print(stderr,
@@ -134,15 +139,14 @@ void take_part(const Environment& environment,
                torch::Device device,
                const std::function<void(Comm&)>& body) {
   const Seconds timeout{settings.timeout_s};
+  if (process_variables().count("TORCH_CPP_LOG_LEVEL") == 0) {
+    FLAGS_caffe2_log_level = 3;  // fatal: c10d's warnings are of what we say better
+  }
   const auto store = open_store(environment, timeout);
   const auto membership =
-      std::make_shared<Membership>(Membership{store,
-                                              RollCall(store, environment.rank, environment.size),
-                                              environment.rank,
-                                              environment.size,
-                                              timeout,
-                                              environment.interface,
-                                              {}});
+      std::make_shared<Membership>(store, environment.rank, environment.size, timeout);
+  membership->interface = environment.interface;
+  membership->store_rank = environment.store_is_served ? -1 : 0;
   RollCall& roll = membership->roll;
   std::exception_ptr failure;
   try {

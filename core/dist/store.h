@@ -6,13 +6,21 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace moe::dist {
 
 using Seconds = std::chrono::duration<double>;
 
-// Whatever fails (the process that serves it is gone) is std::runtime_error.
+// The process that serves it is alive, but nothing comes back: a network that broke.
+class StoreIsSilent : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Whatever fails (the process that serves it is gone) is std::runtime_error. A store reached by TCP
+// has half the timeout that it was made with to answer, then it is silent for ever.
 class Store {
  public:
   virtual ~Store() = default;

@@ -28,13 +28,7 @@ std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const Body& 
   for (int64_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       const auto membership =
-          std::make_shared<dist::Membership>(dist::Membership{store,
-                                                              dist::RollCall(store, rank, ranks),
-                                                              rank,
-                                                              ranks,
-                                                              dist::Seconds{timeout_s},
-                                                              "",
-                                                              {}});
+          std::make_shared<dist::Membership>(store, rank, ranks, dist::Seconds{timeout_s});
       try {
         membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{timeout_s});
         const auto comm = dist::process_comm(membership, at::kCPU);

@@ -68,7 +68,7 @@ TEST_CASE("who fails before all have come is named") {
 TEST_CASE("another version is refused") {
   const auto store = local_store();
   RollCall other(store, 1, 3);
-  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe 2", Seconds{0.1}), std::runtime_error);
+  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe 2", Seconds{0.1}), RankFailed);
   RollCall roll(store, 0, 3);
   CHECK_THROWS_WITH(roll.check_in(elsewhere(0), "moe 1", Seconds{5}),
                     "rank 1 (host h1, pid 101) runs moe 2, rank 0 (host h0, pid 100) runs moe 1; "
@@ -78,7 +78,7 @@ TEST_CASE("another version is refused") {
 TEST_CASE("another number of ranks is refused") {
   const auto store = local_store();
   RollCall other(store, 1, 4), roll(store, 0, 3);
-  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe", Seconds{0.1}), std::runtime_error);
+  CHECK_THROWS_AS(other.check_in(elsewhere(1), "moe", Seconds{0.1}), RankFailed);
   CHECK_THROWS_WITH(roll.check_in(elsewhere(0), "moe", Seconds{5}),
                     "rank 1 (host h1, pid 101) believes in 4 ranks, rank 0 (host h0, pid 100) in "
                     "3; start all with the same number");
@@ -87,7 +87,7 @@ TEST_CASE("another number of ranks is refused") {
 TEST_CASE("two processes of one rank belong to two runs") {
   const auto store = local_store();
   RollCall first(store, 1, 3), second(store, 1, 3);
-  CHECK_THROWS_AS(first.check_in(elsewhere(1), "moe", Seconds{0.1}), std::runtime_error);
+  CHECK_THROWS_AS(first.check_in(elsewhere(1), "moe", Seconds{0.1}), RankFailed);
   CHECK_THROWS_WITH(second.check_in(elsewhere(2), "moe", Seconds{5}),
                     Contains("two processes say that they are rank 1 (host h1, pid 101)") &&
                         Contains("give each run a port of its own"));

@@ -1,0 +1,104 @@
+// moe on several ranks as a user starts it: `moe bench comm` with --ranks, and as a process of a
+// launcher that is played by its environment. What dies and hangs: tests/core/dist/session_test.cpp
+// and tests/slow/ranks.sh.
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_binary.h"
+
+using namespace moe;
+using Catch::Matchers::Contains;
+using test::run_moe;
+using test::RunResult;
+
+namespace {
+
+// A port of this test process's own, below those that Linux gives away.
+std::string port(int offset) { return std::to_string(20000 + (getpid() * 4 + offset) % 12000); }
+
+// The environment of a rank of two on this host.
+std::string rank_of_two(int rank, const std::string& its_port) {
+  return "RANK=" + std::to_string(rank) +
+         " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + its_port + " OMP_NUM_THREADS=1";
+}
+
+// Two ranks with arguments of their own; what both say comes together.
+RunResult run_two(const std::string& first,
+                  const std::string& second,
+                  const std::string& its_port) {
+  const test::TempDir streams;
+  const std::string moe = " " + test::shell_quote(test::moe_binary()) + " bench comm ";
+  const std::string err = " 2>>" + test::shell_quote(streams / "err");
+  const std::string command = "(" + rank_of_two(1, its_port) + moe + second + err + " & " +
+                              rank_of_two(0, its_port) + moe + first + err +
+                              "; code=$?; wait; exit $code) >" + test::shell_quote(streams / "out");
+  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  return {WEXITSTATUS(status), test::read_file(streams / "out"), test::read_file(streams / "err")};
+}
+
+}  // namespace
+
+TEST_CASE("links are measured between ranks that moe starts") {
+  const RunResult result =
+      run_moe({"bench", "comm", "--ranks", "2", "--bytes", "4KiB", "--repeats", "2", "--json"});
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.err.empty());
+  const Json json = parse_json(result.out, "the report");
+  CHECK((json.at("ranks") == 2 && json.at("hosts") == 1));
+  CHECK(json.at("rows").size() == 4 * 3);  // operations; 64, 512 and 4096 bytes
+  for (const auto& row : json.at("rows")) {
+    CHECK(row.at("bytes_per_second").get<double>() > 0);
+  }
+  CHECK(json.at("within_host").at("latency_s").get<double>() > 0);
+  CHECK_FALSE(json.contains("between_hosts"));
+
+  const RunResult table =
+      run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"});
+  CHECK_THAT(table.out,
+             Contains("2 ranks on 1 host\n") && Contains("within a host: ") &&
+                 Contains("--gpus M --link-gbs "));
+}
+
+TEST_CASE("what cannot be is refused in a sentence, said once") {
+  const RunResult alone = run_moe({"bench", "comm"});
+  CHECK(alone.exit_code == 2);
+  CHECK_THAT(alone.err, Contains("and there is one; give --ranks N, or start it with torchrun"));
+  const RunResult small = run_moe({"bench", "comm", "--ranks", "2", "--bytes", "10"});
+  CHECK((small.exit_code == 2 &&
+         small.err == "moe: --bytes: the smallest tensor measured has 64 bytes; give more\n"));
+  for (const char* ranks : {"0", "-1", "two", "5000"}) {
+    const RunResult result = run_moe({"bench", "comm", "--ranks", ranks});
+    CHECK(result.exit_code == 2);
+    CHECK_THAT(result.err, Contains("--ranks"));
+  }
+  CHECK(run_moe({"bench", "comm", "--ranks", "2", "--comm-timeout", "0"}).exit_code == 2);
+  const RunResult half = run_moe({"bench", "comm"}, "RANK=0");
+  CHECK((half.exit_code == 2 && half.err.find("RANK but no WORLD_SIZE") != std::string::npos));
+  const RunResult other = run_moe({"bench", "comm", "--ranks", "3"}, rank_of_two(0, port(0)));
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err,
+             Contains("--ranks 3, but torchrun has started 2 processes; leave out --ranks"));
+}
+
+TEST_CASE("ranks that a launcher starts find each other, or say who is missing") {
+  const RunResult two = run_two("--bytes 64 --repeats 1", "--bytes 64 --repeats 1", port(0));
+  CHECK(two.exit_code == 0);
+  CHECK_THAT(two.out, Contains("2 ranks on 1 host\n"));
+
+  const RunResult first =
+      run_moe({"bench", "comm", "--comm-timeout", "1"}, rank_of_two(0, port(1)));
+  CHECK(first.exit_code == 1);
+  CHECK(first.err == "moe: rank 1 of 2 did not come within 1 s of the start\n");
+  const RunResult second =
+      run_moe({"bench", "comm", "--comm-timeout", "1"}, rank_of_two(1, port(2)));
+  CHECK(second.exit_code == 2);
+  CHECK_THAT(second.err, Contains("nobody answers at 127.0.0.1 port " + port(2) + " for 1 s"));
+}
+
+TEST_CASE("ranks that were told different things are refused, and rank 0 says it") {
+  const RunResult two = run_two("--bytes 64 --repeats 2", "--bytes 64 --repeats 3", port(3));
+  CHECK(two.exit_code == 2);
+  CHECK(two.err ==
+        "moe: rank 1 disagrees with rank 0 on the sizes ('repeats 3' where rank 0 has 'repeats "
+        "2'); start all ranks with the same\n");
+}
