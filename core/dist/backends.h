@@ -15,7 +15,8 @@ struct BackendPlace {
   int64_t rank = 0, size = 1;
 };
 
-// Both wait for the other ranks to come.
+// All wait for the other ranks to come.
+BackendPointer make_host(const Membership& membership, const BackendPlace& place);
 BackendPointer make_gloo(const Membership& membership, const BackendPlace& place);
 BackendPointer make_nccl(const Membership& membership,
                          const BackendPlace& place,

@@ -105,6 +105,7 @@ class ProcessComm : public Comm {
   [[noreturn]] void fail(const Verdict& verdict, const std::string& where);
   void look_around(const WorkPointer& work, const std::string& where, Clock::time_point begin);
   BackendPointer connect();
+  bool is_one_host() const;
 
   std::shared_ptr<Membership> membership_;
   torch::Device device_;
@@ -155,8 +156,9 @@ ProcessComm::~ProcessComm() {
 BackendPointer ProcessComm::connect() {
   const BackendPlace place{name_ + "/", rank_, size()};
   try {
-    const BackendPointer backend =
-        device_.is_cpu() ? make_gloo(*membership_, place) : make_nccl(*membership_, place, device_);
+    const BackendPointer backend = !device_.is_cpu() ? make_nccl(*membership_, place, device_)
+                                   : is_one_host()   ? make_host(*membership_, place)
+                                                     : make_gloo(*membership_, place);
     // Ours is the shorter patience from here on: it knows whom to blame.
     backend->setTimeout(
         std::chrono::duration_cast<std::chrono::milliseconds>(membership_->timeout + Seconds{5}));
@@ -164,6 +166,17 @@ BackendPointer ProcessComm::connect() {
   } catch (const std::exception& error) {
     fail(membership_->who_broke_off(error.what(), everybody_), "connecting");
   }
+}
+
+// Its ranks share a machine and an address (not so in network namespaces), and nobody has asked for
+// an interface.
+bool ProcessComm::is_one_host() const {
+  const auto& members = membership_->roll.members();
+  const Member& mine = members[membership_->rank];
+  return membership_->interface.empty() && !mine.machine.empty() &&
+         std::all_of(everybody_.begin(), everybody_.end(), [&](int64_t rank) {
+           return members[rank].machine == mine.machine && members[rank].address == mine.address;
+         });
 }
 
 void ProcessComm::fail(const Verdict& verdict, const std::string& where) {

@@ -1,7 +1,7 @@
 #pragma once
-// Ranks as processes, over LibTorch's c10d: Gloo on CPU, NCCL on CUDA. On CPU, sums are taken in
-// rank order, as the ranks of threads.h do: the same bits. c10d's headers stay in the
-// sources.
+// Ranks as processes, over LibTorch's c10d: Gloo on CPU, shared memory where all are of one
+// machine, NCCL on CUDA. On CPU, sums are taken in rank order, as the ranks of threads.h do: the
+// same bits. c10d's headers stay in the sources.
 
 #include <memory>
 

@@ -1,5 +1,6 @@
-// Gloo as processes would use it: ranks are threads here, each with its own membership over one
-// store, so that one test sees all of them. Real processes: tests/cli/ranks_test.cpp.
+// Shared memory and Gloo as processes would use them: ranks are threads here, each with its own
+// membership over one store, so that one test sees all of them. Real processes:
+// tests/cli/ranks_test.cpp.
 
 #include "core/dist/process_group.h"
 
@@ -19,9 +20,15 @@ using torch::Tensor;
 
 namespace {
 
+// Where ranks of one machine meet: in memory, or over Gloo where an interface is named.
+const std::vector<std::string> kInterfaces = {"", "lo"};
+
 // What each rank said as it failed, "" for none.
 template <typename Body>
-std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const Body& body) {
+std::vector<std::string> run_ranks(int64_t ranks,
+                                   double timeout_s,
+                                   const std::string& interface,
+                                   const Body& body) {
   const auto store = dist::local_store();
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
@@ -29,6 +36,7 @@ std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const Body& 
     threads.emplace_back([&, rank] {
       const auto membership =
           std::make_shared<dist::Membership>(store, rank, ranks, dist::Seconds{timeout_s});
+      membership->interface = interface;
       try {
         membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{timeout_s});
         const auto comm = dist::process_comm(membership, at::kCPU);
@@ -46,18 +54,21 @@ std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const Body& 
 
 template <typename Body>
 void on_ranks(int64_t ranks, const Body& body) {
-  std::mutex mutex;
-  std::set<int64_t> wrong;
-  const auto failures = run_ranks(ranks, 30, [&](dist::Comm& comm, dist::RollCall&) {
-    const bool is_right = body(comm);
-    comm.barrier();
-    const std::lock_guard lock(mutex);
-    if (!is_right) {
-      wrong.insert(comm.rank());
-    }
-  });
-  CHECK(wrong.empty());
-  CHECK(failures == std::vector<std::string>(ranks));
+  for (const std::string& interface : kInterfaces) {
+    INFO("interface '" << interface << "'");
+    std::mutex mutex;
+    std::set<int64_t> wrong;
+    const auto failures = run_ranks(ranks, 30, interface, [&](dist::Comm& comm, dist::RollCall&) {
+      const bool is_right = body(comm);
+      comm.barrier();
+      const std::lock_guard lock(mutex);
+      if (!is_right) {
+        wrong.insert(comm.rank());
+      }
+    });
+    CHECK(wrong.empty());
+    CHECK(failures == std::vector<std::string>(ranks));
+  }
 }
 
 // Rank r's numbers: sums of them round.
@@ -149,10 +160,11 @@ TEST_CASE("whole numbers, doubles and bf16 are summed as what they are") {
 }
 
 TEST_CASE("who does not come is named, with step, layer and operation") {
-  const auto failures = run_ranks(3, 2, [](dist::Comm& comm, dist::RollCall& roll) {
+  const std::string interface = GENERATE(from_range(kInterfaces));
+  const auto failures = run_ranks(3, 5, interface, [](dist::Comm& comm, dist::RollCall& roll) {
     comm.place = {7, 3};
     if (comm.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::seconds(4));
+      std::this_thread::sleep_for(std::chrono::seconds(8));
       return;
     }
     try {
@@ -170,14 +182,15 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
 }
 
 TEST_CASE("who fails by itself is heard within a second") {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto failures = run_ranks(2, 20, [&](dist::Comm& comm, dist::RollCall& roll) {
+  const std::string interface = GENERATE(from_range(kInterfaces));
+  const auto failures = run_ranks(2, 20, interface, [&](dist::Comm& comm, dist::RollCall& roll) {
     if (comm.rank() == 1) {
       roll.give_notice({1, dist::Ending::kFailed, 1, "the disk is full"});
       std::this_thread::sleep_for(std::chrono::seconds(2));
       return;
     }
     comm.place.step = 1;
+    const auto begin = std::chrono::steady_clock::now();
     try {
       comm.barrier();
     } catch (const std::exception&) {
@@ -189,8 +202,9 @@ TEST_CASE("who fails by itself is heard within a second") {
 }
 
 TEST_CASE("ranks that disagree are told on what") {
+  const std::string interface = GENERATE(from_range(kInterfaces));
   std::vector<std::string> texts = {"lr = 1\nseed = 1", "lr = 1\nseed = 1", "lr = 1\nseed = 2"};
-  const auto failures = run_ranks(3, 20, [&](dist::Comm& comm, dist::RollCall&) {
+  const auto failures = run_ranks(3, 20, interface, [&](dist::Comm& comm, dist::RollCall&) {
     dist::agree(comm, "the weather", "fine");
     dist::agree(comm, "the settings", texts[comm.rank()]);
   });
