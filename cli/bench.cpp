@@ -21,7 +21,7 @@ struct BenchFlags {
   std::string what = "layer";
   bench::LayerSettings layer;
   CommFlags comm;
-  std::string comm_bytes;
+  std::string comm_bytes, device;
   std::vector<std::string> routers = {"top1", "top1+ir+fr"};
   std::string cf;
   int threads = 0;
@@ -95,6 +95,7 @@ void run(BenchFlags flags) {
   apply_threads(flags.threads);
   if (flags.what == "comm") {
     flags.comm.ranks.threads = flags.threads;
+    flags.comm.ranks.on_cuda = flags.device == "cuda";
     flags.comm.settings.repeats = flags.layer.repeats;
     if (!flags.comm_bytes.empty()) {
       flags.comm.settings.most_bytes =
@@ -162,6 +163,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   command->add_option("--bytes", flags->comm_bytes, "comm: the largest tensor of a rank (64MiB)");
   add_rank_flags(*command, flags->comm.ranks);
+  add_device(*command, flags->device);
   add_threads(*command, flags->threads);
   add_json(*command, flags->json);
   add_config(*command);

@@ -22,7 +22,8 @@ namespace moe::dist {
 namespace {
 
 constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // as main() has them
-constexpr Seconds kLinger{3};  // for the words of others, before the process ends
+constexpr Seconds kLinger{3};     // for the words of others, before the process ends
+constexpr Seconds kReading{0.3};  // for others to read ours, before the store ends with us
 
 void check(const RankSettings& settings, const Environment& environment) {
   if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
@@ -123,6 +124,7 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
     if (is_server || end.notice.ending == Ending::kInterrupted) {
       const bool is_affected = end.notice.ending == Ending::kAffected;
       roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
+      std::this_thread::sleep_for(kReading);
     }
   } catch (const std::exception&) {  // the store is gone
     fmt::print(stderr,

@@ -2,6 +2,9 @@
 // launcher that is played by its environment. What dies and hangs: tests/core/dist/session_test.cpp
 // and tests/slow/ranks.sh.
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
@@ -93,6 +96,22 @@ TEST_CASE("ranks that a launcher starts find each other, or say who is missing")
       run_moe({"bench", "comm", "--comm-timeout", "1"}, rank_of_two(1, port(2)));
   CHECK(second.exit_code == 2);
   CHECK_THAT(second.err, Contains("nobody answers at 127.0.0.1 port " + port(2) + " for 1 s"));
+}
+
+TEST_CASE("a port that another program has is named") {
+  const int taken = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  socklen_t length = sizeof(any);
+  REQUIRE(bind(taken, reinterpret_cast<sockaddr*>(&any), length) == 0);
+  REQUIRE(listen(taken, 1) == 0);
+  REQUIRE(getsockname(taken, reinterpret_cast<sockaddr*>(&any), &length) == 0);
+  const std::string its_port = std::to_string(ntohs(any.sin6_port));
+  const RunResult result = run_moe({"bench", "comm"}, rank_of_two(0, its_port));
+  close(taken);
+  CHECK(result.exit_code == 2);
+  CHECK(result.err == "moe: rank 0 cannot listen on port " + its_port +
+                          ", another program has it; set MASTER_PORT to a free one\n");
 }
 
 TEST_CASE("ranks that were told different things are refused, and rank 0 says it") {

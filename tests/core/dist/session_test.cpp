@@ -127,9 +127,8 @@ TEST_CASE("the program of a rank", "[.]") {
 TEST_CASE("rank 0 speaks, and cores are shared out") {
   const auto [three, seconds] = run_program(3, "is_well", -1);
   CHECK(three.exit_code == 0);
-  CHECK(three.out ==
-        "729, " + fmt::format("{} threads\n",
-                              std::max<unsigned>(1, std::thread::hardware_concurrency() / 3)));
+  const unsigned threads = std::max<unsigned>(1, std::thread::hardware_concurrency() / 3);
+  CHECK_THAT(three.out, Contains(fmt::format("729, {} threads\n", threads)));
   CHECK_THAT(three.out, !Contains("only rank 0 is heard"));
   CHECK(three.err == "rank 0 writes\n");
 }
