@@ -8,7 +8,9 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/eval/evaluate.h"
+#include "core/eval/sweep.h"
 #include "core/route/counters_json.h"
+#include "core/train/stop_signals.h"
 
 namespace moe::cli {
 
@@ -18,9 +20,9 @@ struct EvalFlags {
   eval::EvalSettings settings;
   std::string requests, bos = "auto", compat = "current", device;
   std::vector<std::filesystem::path> texts;
-  std::vector<std::string> stats_by;
+  std::vector<std::string> stats_by, sweeps;
   int threads = 0;
-  bool quiet = false, json = false, list = false, items = false;
+  bool quiet = false, json = false, list = false, items = false, running = false;
 };
 
 void check_stats(const EvalFlags& flags) {
@@ -29,6 +31,26 @@ void check_stats(const EvalFlags& flags) {
   }
   if (flags.settings.stats_by.task && flags.settings.tasks.empty()) {
     throw UserError("--stats-by task needs --tasks; leave it out, or name source or token");
+  }
+}
+
+// One run's files and comparisons mean nothing for many.
+void check_sweep(const EvalFlags& flags) {
+  if (flags.sweeps.empty()) {
+    return;
+  }
+  for (const auto& [flag, is_given] : {std::pair("--stats", !flags.settings.stats.empty()),
+                                       std::pair("--against", !flags.settings.against.empty())}) {
+    if (is_given) {
+      throw UserError("--sweep and {} together; give {} to a run with one router", flag, flag);
+    }
+  }
+  if (flags.settings.tasks.empty()) {
+    throw UserError("--sweep compares scores of tasks; give --tasks");
+  }
+  if (flags.sweeps.size() > 2) {
+    throw UserError("{} times --sweep; a table has two sides, give at most two",
+                    flags.sweeps.size());
   }
 }
 
@@ -62,22 +84,38 @@ void check(const EvalFlags& flags) {
     throw UserError("--items lists where two runs differ; give --against DIR too");
   }
   check_stats(flags);
+  check_sweep(flags);
 }
 
-// Notes and a bar on standard error.
+// Notes and a bar on standard error; Ctrl-C as a question between forwards.
 class Display {
  public:
-  explicit Display(bool quiet) : quiet_(quiet) {}
+  Display(bool quiet, bool running) : quiet_(quiet), running_(running) {}
 
   eval::EvalEvents events() {
-    return {[this](const std::string& sentence) { note(sentence); },
-            [this](const std::string& what, int64_t requests) {
-              bar_ = std::make_unique<Progress>(
-                  what, "requests", static_cast<uint64_t>(requests), quiet_);
-            },
-            [this](int64_t done) { bar_->set(static_cast<uint64_t>(done)); }};
+    eval::EvalEvents events;
+    events.note = [this](const std::string& sentence) { note(sentence); };
+    events.start = [this](const std::string& what, int64_t requests) {
+      finish();
+      bar_ = std::make_unique<Progress>(what, "requests", static_cast<uint64_t>(requests), quiet_);
+    };
+    events.recalled = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
+    events.progress = [this](int64_t done) { bar_->set(static_cast<uint64_t>(done)); };
+    if (running_) {
+      events.running = [this](const std::string& metric, double mean, int64_t questions) {
+        bar_->remark(fmt::format("{} {:.4f} of {}", metric, mean, questions));
+      };
+    }
+    events.stop_requested = [this] { return signals_.requested(); };
+    return events;
   }
-  void finish() { bar_.reset(); }
+  // The bar goes; with a running accuracy its last line stays.
+  void finish() {
+    if (bar_ && running_) {
+      bar_->finish();
+    }
+    bar_.reset();
+  }
 
  private:
   void note(const std::string& sentence) const {
@@ -87,7 +125,8 @@ class Display {
     }
   }
 
-  bool quiet_ = false;
+  train::StopSignals signals_;
+  bool quiet_ = false, running_ = false;
   std::unique_ptr<Progress> bar_;
 };
 
@@ -129,6 +168,26 @@ void run_tasks(const EvalFlags& flags, Display& display) {
   print_routing(report);
 }
 
+void run_sweep(const EvalFlags& flags, Display& display) {
+  std::vector<eval::SweepAxis> axes;
+  for (const auto& text : flags.sweeps) {
+    axes.push_back(eval::parse_sweep(text));
+  }
+  const eval::SweepReport report = eval::sweep(flags.settings, axes, display.events());
+  display.finish();
+  if (flags.json) {
+    fmt::print("{}\n", eval::sweep_json(report).dump(2));
+    return;
+  }
+  fmt::print("{}", eval::sweep_table(report));
+  if (is_terminal(1)) {
+    fmt::print("\n{}", eval::sweep_bars(report, terminal_width(1)));
+  }
+  if (!flags.settings.out.empty()) {
+    fmt::print("\nplotted in {}\n", (flags.settings.out / "sweep.html").string());
+  }
+}
+
 void run_requests(const EvalFlags& flags, Display& display) {
   const eval::Scores scores =
       eval::evaluate_requests(flags.settings, flags.requests, display.events());
@@ -158,11 +217,13 @@ void run(EvalFlags& flags) {
   }
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
   check(flags);
+  Display display(flags.quiet, flags.running);  // before LibTorch has threads
   apply_threads(flags.threads);
   flags.settings.bos = eval::parse_bos(flags.bos);
   flags.settings.compat = eval::parse_compat(flags.compat);
-  Display display(flags.quiet);
-  if (!flags.settings.tasks.empty()) {
+  if (!flags.sweeps.empty()) {
+    run_sweep(flags, display);
+  } else if (!flags.settings.tasks.empty()) {
     run_tasks(flags, display);
   } else if (!flags.requests.empty()) {
     run_requests(flags, display);
@@ -217,6 +278,26 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
   command.add_flag("--items", flags.items, "with --against: list the questions that differ");
 }
 
+void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
+  command
+      .add_option("--sweep",
+                  flags.sweeps,
+                  "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or "
+                  "p=0.1,0.4 or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, "
+                  "and in OUT sweep.json, the plots of sweep.html and a folder a value")
+      ->allow_extra_args(false);
+  command.add_option(
+      "--cache-responses",
+      flags.settings.cache_responses,
+      "keep responses as they come, so that an interrupted run goes on where it was: FILE, or DIR "
+      "for DIR/responses.cache, which stay and serve later runs too; off; default: with -o in "
+      "OUT/responses.cache until the run ends. Capacity's routing groups are kept whole; "
+      "--stats-by keeps nothing");
+  command.add_flag("--running-accuracy",
+                   flags.running,
+                   "show the accuracy so far beside the rate (the longest questions come first)");
+}
+
 void add_stats_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option("--stats",
                      flags.settings.stats,
@@ -261,6 +342,7 @@ void add_eval(CLI::App& app) {
   add_rule_flags(*command, *flags);
   command->add_option(
       "-o,--out", flags->settings.out, "folder for results.json and samples_*.jsonl");
+  add_sweep_flags(*command, *flags);
   add_stats_flags(*command, *flags);
   add_scoring_flags(*command, *flags);
   add_router_flags(*command, flags->settings.router);

@@ -103,7 +103,8 @@ void Progress::finish() {
 void Progress::print(bool last) {
   printed_ = std::chrono::steady_clock::now();
   const double seconds = seconds_since(start_), done = static_cast<double>(done_);
-  const double rate = seconds > 0 ? done / seconds : 0;
+  const double fresh = static_cast<double>(done_ - std::min(done_, skipped_));
+  const double rate = seconds > 0 ? fresh / seconds : 0;
   const auto amount = [&](double value) {
     return unit_ == "B" ? format_bytes(value) : fmt::format("{:.0f} {}", value, unit_);
   };
@@ -123,6 +124,7 @@ void Progress::print(bool last) {
                        last ? "took" : "left",
                        format_seconds(last ? seconds : left));
   }
+  text += remark_.empty() ? "" : ", " + remark_;
   if (terminal_) {
     fmt::print(stderr, "\r\033[K{}{}", text, last ? "\n" : "");
   } else {

@@ -28,13 +28,16 @@ class Progress {
 
   void add(uint64_t amount) { set(done_ + amount); }
   void set(uint64_t done);
-  void line(const std::string& text);  // a line above the bar
+  // Of what is done, this much was there before: it took no time, rates leave it out.
+  void skip(uint64_t amount) { skipped_ = amount; }
+  void remark(std::string text) { remark_ = std::move(text); }  // stands behind the rate
+  void line(const std::string& text);                           // a line above the bar
   void finish();
 
  private:
   void print(bool last);
-  std::string label_, unit_;
-  uint64_t total_ = 0, done_ = 0;
+  std::string label_, unit_, remark_;
+  uint64_t total_ = 0, done_ = 0, skipped_ = 0;
   bool quiet_ = false, terminal_ = false, finished_ = false;
   std::chrono::steady_clock::time_point start_, printed_;
 };

@@ -1,74 +1,12 @@
+// The obvious order of things: read, refuse, encode, load, run, write.
 #include "core/eval/evaluate.h"
 
-#include <algorithm>
-#include <chrono>
-
 #include "core/base/error.h"
-#include "core/eval/runner.h"
-#include "core/eval/task_requests.h"
+#include "core/eval/evaluation.h"
 #include "core/eval/text_windows.h"
-#include "core/eval/written_answers.h"
 
 namespace moe::eval {
 namespace {
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void tell(const EvalEvents& events, const std::string& sentence) {
-  if (events.note) {
-    events.note(sentence);
-  }
-}
-
-int64_t count_cut(const std::vector<Request>& requests) {
-  int64_t cut = 0;
-  for (const auto& request : requests) {
-    cut += request.choice_cut ? 1 : 0;
-  }
-  return cut;
-}
-
-void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
-  if (cut > 0) {
-    tell(events,
-         fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
-                     "{} end only "
-                     "(lm-evaluation-harness refuses such items)",
-                     what,
-                     cut,
-                     cut == 1 ? " is" : "s are",
-                     window,
-                     cut == 1 ? "its" : "their"));
-  }
-}
-
-void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
-  const int64_t whole = loaded.task.harness_items;
-  if (whole != 0 && loaded.total_questions != whole) {
-    tell(events,
-         fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
-                     "not comparable",
-                     loaded.task.name,
-                     loaded.total_questions,
-                     whole));
-  }
-  for (const auto& note : loaded.notes) {
-    tell(events, note);
-  }
-}
-
-// One for each of text_pairs(questions).
-std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
-  std::vector<RequestLabel> labels;
-  for (const auto& question : questions) {
-    for (size_t i = 0; i < question.choices.size(); ++i) {
-      labels.push_back({question.source, static_cast<int64_t>(i) == question.gold});
-    }
-  }
-  return labels;
-}
 
 std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
   std::vector<RequestLabel> labels;
@@ -76,58 +14,6 @@ std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
     labels.push_back({pair.source, false});
   }
   return labels;
-}
-
-RunReport report_head(const EvalSettings& settings, const Subject& subject) {
-  RunReport report;
-  report.model = settings.model.string();
-  report.dtype = "float32";
-  report.window = subject.config.max_position_embeddings;
-  report.adds_bos = subject.adds_bos;
-  report.limit = settings.limit;
-  report.batch_tokens = settings.batch_tokens;
-  report.compat = settings.compat;
-  if (subject.config.moe) {
-    report.router = route::to_string(subject.routing.router);
-    report.ep_ranks = subject.routing.ep_ranks;
-    report.group_tokens = group_tokens(settings, subject);
-  }
-  return report;
-}
-
-// What the model is asked: scores of requests, or answers to prompts.
-struct EncodedTask {
-  std::vector<Request> requests;
-  std::vector<std::vector<int64_t>> prompts;
-};
-
-EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
-  EncodedTask encoded;
-  if (loaded.task.output != OutputType::kGenerateUntil) {
-    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
-    return encoded;
-  }
-  for (const auto& question : loaded.questions) {
-    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
-  }
-  return encoded;
-}
-
-// How answers are written where that differs from how requests are scored.
-void tell_writing(const EvalEvents& events,
-                  const EvalSettings& settings,
-                  const Subject& subject,
-                  const std::vector<EncodedTask>& tasks) {
-  const bool any = std::any_of(
-      tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
-  if (any && group_tokens(settings, subject) > 0) {
-    tell(events,
-         "answers are written without a capacity and without +fr, as moe generate routes: a "
-         "token's expert must not depend on what is computed beside it");
-  }
-  if (any && !settings.stats.empty()) {
-    tell(events, "routing is not counted while answers are written; --stats leaves them out");
-  }
 }
 
 std::vector<std::string> names_of(const std::vector<LoadedTask>& tasks) {
@@ -148,52 +34,24 @@ void add_differences(RunReport& report, const OtherRun& other) {
   }
 }
 
-TaskReport run_task(Runner& runner,
-                    LoadedTask loaded,
-                    const EncodedTask& encoded,
-                    int64_t resamples) {
-  if (loaded.task.output == OutputType::kGenerateUntil) {
-    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
-    return make_written_report(std::move(loaded), std::move(answers));
-  }
-  Scores scores = runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions));
-  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
-  report.cut_choices = count_cut(encoded.requests);
-  return report;
-}
-
 }  // namespace
 
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
-  std::vector<LoadedTask> tasks =
-      load_tasks(settings.tasks, settings.data, settings.limit, {settings.compat, settings.shots});
+  std::vector<LoadedTask> tasks = load_asked(settings);
   if (!settings.out.empty()) {
     check_output(report_files(settings.out, tasks), settings.force);
   }
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
-  const Subject subject = open_subject(settings, events);
-  const TextEncoder encoder = encoder_of(subject, settings.compat);
-  std::vector<EncodedTask> encoded;
-  for (const auto& loaded : tasks) {
-    tell_subset(events, loaded);
-    encoded.push_back(encode_task(encoder, loaded));
-    tell_cut(events, loaded.task.name, count_cut(encoded.back().requests), encoder.window);
-  }
-  tell_writing(events, settings, subject, encoded);
-  Runner runner(settings, subject, events);
-  RunReport report = report_head(settings, subject);
-  const double begin = now_seconds();
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    report.tasks.push_back(run_task(runner, std::move(tasks[i]), encoded[i], settings.resamples));
-  }
-  report.seconds = now_seconds() - begin;
+  Evaluation evaluation(settings, events, std::move(tasks));
+  Runner runner(settings, evaluation.subject, events);
+  RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
-  add_averages(report, settings.tasks);
   add_differences(report, other);
   if (!settings.out.empty()) {
     write_report(report, settings.out);
   }
+  runner.forget();
   return report;
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/eval/report.h"
 #include "core/eval/routing_stats.h"
+#include "core/eval/running_accuracy.h"
 #include "core/route/router_override.h"
 
 namespace moe::eval {
@@ -31,6 +32,9 @@ struct EvalSettings {
   std::optional<int64_t> shots = {};   // --num-fewshot; none = as the task says
   std::filesystem::path against = {};  // another run's folder, to compare with; empty = none
   int64_t resamples = 100000;          // of a bootstrapped standard error; 0 = none
+  // Where responses are kept for a run that is interrupted: a file, a folder for
+  // responses.cache, "off", or empty: in `out` while the run lasts.
+  std::string cache_responses = {};
 };
 
 // What the caller shows while it goes on. All may be empty.
@@ -38,8 +42,21 @@ struct EvalEvents {
   std::function<void(const std::string&)> note;  // a sentence the user should know
   std::function<void(const std::string& what, int64_t requests)> start;
   std::function<void(int64_t done)> progress;  // requests done since start
+  // Of the requests since start, those that an earlier run had answered; before their progress.
+  std::function<void(int64_t requests)> recalled = {};
+  // The mean of a task's main metric over the questions answered so far.
+  RunningAccuracy::Tell running = {};
+  // Asked between forwards; true ends the run: Interrupted, which says how it can go on.
+  std::function<bool()> stop_requested = {};
+
+  void tell(const std::string& sentence) const {
+    if (note) {
+      note(sentence);
+    }
+  }
 };
 
+// Interrupted where events.stop_requested says so.
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 
 // The scores of a file of {"context", "continuation"} lines, in order; `settings` without tasks.

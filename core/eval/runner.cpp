@@ -6,20 +6,7 @@
 namespace moe::eval {
 namespace {
 
-route::ResolvedRouter resolve_router(const model::ModelConfig& config,
-                                     const EvalSettings& settings) {
-  if (config.moe) {
-    const model::MoeConfig& moe = *config.moe;
-    const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
-    return route::override_router(
-        stored, settings.router, settings.force, route::Purpose::kEvaluate);
-  }
-  if (settings.router.any()) {
-    throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
-  }
-  return {};
-}
+constexpr const char* kCacheName = "responses.cache";
 
 ScoreSettings score_settings(const EvalSettings& settings, const Subject& subject) {
   return {{subject.routing.router, subject.routing.ep_ranks},
@@ -48,6 +35,21 @@ RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
 
 }  // namespace
 
+route::ResolvedRouter resolve_router(const model::ModelConfig& config,
+                                     const route::RouterRequest& request,
+                                     bool force) {
+  if (config.moe) {
+    const model::MoeConfig& moe = *config.moe;
+    const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
+    return route::override_router(stored, request, force, route::Purpose::kEvaluate);
+  }
+  if (request.any()) {
+    throw UserError(
+        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
+  }
+  return {};
+}
+
 Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
   io::Checkpoint checkpoint(settings.model);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
@@ -58,16 +60,14 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
     }
     check_stats_file(settings.stats, settings.force);
   }
-  route::ResolvedRouter routing = resolve_router(config, settings);
+  route::ResolvedRouter routing = resolve_router(config, settings.router, settings.force);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
   // 0.4.1 added no BOS, whatever the tokenizer said.
   const Bos bos =
       settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
   const bool adds_bos = resolve_bos(bos, tokenizer);
   for (const auto& note : routing.notes) {
-    if (events.note) {
-      events.note(note);
-    }
+    events.tell(note);
   }
   return {
       std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing), adds_bos};
@@ -89,31 +89,118 @@ int64_t group_tokens(const EvalSettings& settings, const Subject& subject) {
              : 0;
 }
 
-Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
-    : subject_(subject),
-      events_(events),
-      llama_(model::Llama::load(subject.checkpoint)),
-      settings_(score_settings(settings, subject)) {
-  if (subject.config.moe) {
-    stats_ = stats_head(settings, subject);
+std::optional<CachePlace> cache_place(const EvalSettings& settings) {
+  const std::string& word = settings.cache_responses;
+  if (word == "off" || (word.empty() && settings.out.empty())) {
+    return std::nullopt;
   }
-  if (stats_ && settings.stats_by.any()) {
-    tally_.emplace(subject.tokenizer, subject.config.vocab_size, stats_->moe_layers.size());
+  if (word.empty()) {
+    return CachePlace{settings.out / kCacheName, /*ends_with_run=*/true};
+  }
+  const std::filesystem::path path = word;
+  return CachePlace{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
+}
+
+Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
+    : all_settings_(settings),
+      subject_(subject),
+      events_(events),
+      llama_(model::Llama::load(subject.checkpoint)) {
+  open_cache();
+  restart();
+}
+
+void Runner::restart(const std::string& label) {
+  label_ = label;
+  settings_ = score_settings(all_settings_, subject_);
+  stats_.reset();
+  tally_.reset();
+  if (subject_.config.moe) {
+    stats_ = stats_head(all_settings_, subject_);
+  }
+  if (stats_ && all_settings_.stats_by.any()) {
+    tally_.emplace(subject_.tokenizer, subject_.config.vocab_size, stats_->moe_layers.size());
     settings_.routing.count_tokens = true;
     settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
+  }
+  if (cache_) {
+    cache_->use(settings_.routing);
+    settings_.memory = &*cache_;
+  }
+}
+
+void Runner::open_cache() {
+  cache_place_ = cache_place(all_settings_);
+  if (!cache_place_) {
+    return;
+  }
+  if (all_settings_.stats_by.any()) {  // token by token: every forward must be seen
+    cache_place_.reset();
+    events_.tell("--stats-by needs every forward: no responses are kept or recalled");
+    return;
+  }
+  cache_.emplace(cache_place_->file, model_digest(subject_.checkpoint));
+  const io::LineLog& log = cache_->log();
+  if (!log.lines().empty()) {
+    events_.tell(
+        fmt::format("{}: {} kept forwards; those of this model and these settings are not "
+                    "computed again",
+                    log.path().string(),
+                    log.lines().size()));
+  }
+  if (log.damaged() > 0) {
+    events_.tell(fmt::format("{}: {} damaged line{} left out",
+                             log.path().string(),
+                             log.damaged(),
+                             log.damaged() == 1 ? " is" : "s are"));
+  }
+}
+
+void Runner::start(const std::string& what, int64_t requests) {
+  what_ = label_.empty() ? what : label_ + " " + what;
+  requests_ = requests;
+  recalled_before_ = cache_ ? cache_->recalled() : 0;
+  if (events_.start) {
+    events_.start(what_, requests);
+  }
+}
+
+void Runner::progress(int64_t done) {
+  if (cache_ && events_.recalled) {
+    events_.recalled(cache_->recalled() - recalled_before_);
+  }
+  if (events_.progress) {
+    events_.progress(done);
+  }
+  if (events_.stop_requested && events_.stop_requested()) {
+    throw Interrupted(fmt::format(
+        "interrupted in {} after {} of {} requests; {}",
+        what_,
+        done,
+        requests_,
+        cache_ ? fmt::format("{} keeps what is done, the same command goes on from there",
+                             cache_place_->file.string())
+               : "nothing was kept (-o OUT or --cache-responses FILE would have)"));
   }
 }
 
 Scores Runner::run(const std::string& what,
                    const std::vector<Request>& requests,
-                   const std::vector<RequestLabel>& labels) {
-  if (events_.start) {
-    events_.start(what, static_cast<int64_t>(requests.size()));
-  }
+                   const std::vector<RequestLabel>& labels,
+                   const LoadedTask* loaded) {
+  start(what, static_cast<int64_t>(requests.size()));
   if (tally_) {
     tally_->begin(requests, labels);
   }
-  Scores scores = score_requests(llama_, requests, settings_, events_.progress);
+  settings_.answered = {};
+  if (loaded != nullptr && events_.running) {
+    settings_.answered = [running = RunningAccuracy(*loaded, events_.running)](
+                             const std::vector<size_t>& answered, const Scores& so_far) mutable {
+      running.add(answered, so_far);
+    };
+  }
+  Scores scores =
+      score_requests(llama_, requests, settings_, [this](int64_t done) { progress(done); });
   if (stats_) {
     stats_->add(scores);
     stats_->tasks.push_back(
@@ -124,15 +211,30 @@ Scores Runner::run(const std::string& what,
 
 std::vector<std::string> Runner::write(const LoadedTask& loaded,
                                        const std::vector<std::vector<int64_t>>& prompts) {
-  if (events_.start) {
-    events_.start(loaded.task.name, static_cast<int64_t>(prompts.size()));
+  start(loaded.task.name, static_cast<int64_t>(prompts.size()));
+  const Generation& generation = loaded.task.generation;
+  std::vector<std::string> answers;
+  for (const auto& prompt : prompts) {
+    std::optional<std::string> answer =
+        cache_ ? cache_->recall_answer(prompt, generation) : std::nullopt;
+    if (!answer) {
+      answer = write_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt})
+                   .front();
+      if (cache_) {
+        cache_->keep_answer(prompt, generation, *answer);
+      }
+    }
+    answers.push_back(std::move(*answer));
+    progress(static_cast<int64_t>(answers.size()));
   }
-  return write_answers(llama_,
-                       settings_.routing,
-                       subject_.tokenizer,
-                       loaded.task.generation,
-                       prompts,
-                       events_.progress);
+  return answers;
+}
+
+void Runner::forget() {
+  if (cache_ && cache_place_->ends_with_run) {
+    std::error_code ignored;
+    std::filesystem::remove(cache_place_->file, ignored);
+  }
 }
 
 std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/eval/evaluate.h"
+#include "core/eval/response_cache.h"
 #include "core/eval/token_tally.h"
 #include "core/io/checkpoint.h"
 #include "core/io/tokenizer.h"
@@ -26,37 +27,67 @@ struct Subject {
 // UserError: what is wrong with the folder, the router, --bos or --stats. Notes go to `events`.
 Subject open_subject(const EvalSettings& settings, const EvalEvents& events);
 
+// The folder's router with `request` in its place. UserError: what override_router says; a dense
+// model has none.
+route::ResolvedRouter resolve_router(const model::ModelConfig& config,
+                                     const route::RouterRequest& request,
+                                     bool force);
+
 // As the settings' harness encodes; `subject` must outlive it.
 TextEncoder encoder_of(const Subject& subject, Compat compat);
+
+// The file of the settings' responses, and whether it goes when the run has ended well (its results
+// then say all that it does); none where nothing is kept.
+struct CachePlace {
+  std::filesystem::path file;
+  bool ends_with_run = false;
+};
+std::optional<CachePlace> cache_place(const EvalSettings& settings);
 
 // Tokens of a routing group over all logical ranks; 0 where scores do not depend on groups.
 int64_t group_tokens(const EvalSettings& settings, const Subject& subject);
 
-// Scores requests, writes answers, and gathers what the routing says. `subject` and `events` must
-// outlive it.
+// Scores requests, writes answers, and gathers what the routing says. Its arguments must outlive
+// it.
 class Runner {
  public:
   Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  // `what` names the task; a label a request.
+  // Goes on with the routing that the subject has by now, all statistics at nothing. `label` stands
+  // before the names of tasks.
+  void restart(const std::string& label = "");
+
+  // `what` names the task; a label a request. `loaded` is what the requests ask, where it is known.
   Scores run(const std::string& what,
              const std::vector<Request>& requests,
-             const std::vector<RequestLabel>& labels);
+             const std::vector<RequestLabel>& labels,
+             const LoadedTask* loaded = nullptr);
   // One answer a prompt (written_answers.h); their routing is not counted.
   std::vector<std::string> write(const LoadedTask& loaded,
                                  const std::vector<std::vector<int64_t>>& prompts);
   // The statistics of a mixture, written to their file where one is wanted.
   std::optional<RoutingStats> finish(const std::filesystem::path& file);
+  // When all results are written: responses that were kept for this run alone are removed.
+  void forget();
 
  private:
+  void open_cache();
+  void start(const std::string& what, int64_t requests);
+  void progress(int64_t done);
+
+  const EvalSettings& all_settings_;
   const Subject& subject_;
   const EvalEvents& events_;
   model::Llama llama_;
   ScoreSettings settings_;
   std::optional<RoutingStats> stats_;
   std::optional<TokenTally> tally_;
+  std::optional<CachePlace> cache_place_;
+  std::optional<ResponseCache> cache_;
+  std::string label_, what_;  // what is run now
+  int64_t requests_ = 0, recalled_before_ = 0;
 };
 
 }  // namespace moe::eval

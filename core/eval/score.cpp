@@ -222,14 +222,47 @@ void add_batch(const model::Llama& llama,
   }
 }
 
-void add_counters(const std::vector<route::Counters>& counters, Scores& total) {
-  if (counters.empty()) {
+void add_counters(const std::vector<route::CounterValues>& values, Scores& total) {
+  if (values.empty()) {
     return;
   }
-  const auto values = route::read_counters(counters);
   total.counters.resize(values.size());
   for (size_t layer = 0; layer < values.size(); ++layer) {
     total.counters[layer].add(values[layer]);
+  }
+}
+
+bool recall(const PlannedForward& forward, const ScoreSettings& settings, Scores& total) {
+  const auto known = settings.memory == nullptr ? std::nullopt : settings.memory->recall(forward);
+  if (!known) {
+    return false;
+  }
+  for (size_t i = 0; i < forward.requests.size(); ++i) {
+    total.scores[forward.requests[i]] = known->scores.at(i);
+  }
+  add_counters(known->counters, total);
+  return true;
+}
+
+void run_forward(const model::Llama& llama,
+                 const PackedBatch& batch,
+                 const PlannedForward& forward,
+                 const ScoreSettings& settings,
+                 Scores& total) {
+  const model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
+  add_batch(llama, batch, result.hidden, total);
+  ForwardAnswers answers;
+  answers.counters = result.counters.empty() ? std::vector<route::CounterValues>()
+                                             : route::read_counters(result.counters);
+  add_counters(answers.counters, total);
+  if (settings.observe) {
+    settings.observe({batch.owners, result});
+  }
+  if (settings.memory != nullptr) {
+    for (const size_t owner : batch.owners) {
+      answers.scores.push_back(total.scores[owner]);
+    }
+    settings.memory->keep(forward, answers);
   }
 }
 
@@ -272,11 +305,12 @@ Scores score_requests(const model::Llama& llama,
   int64_t done = 0;
   for (const auto& families : batches) {
     const PackedBatch batch = Packer(requests).pack(families);
-    const model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
-    add_batch(llama, batch, result.hidden, total);
-    add_counters(result.counters, total);
-    if (settings.observe) {
-      settings.observe({batch.owners, result});
+    const PlannedForward forward{requests, batch.owners, batch.inputs};
+    if (!recall(forward, settings, total)) {
+      run_forward(llama, batch, forward, settings, total);
+    }
+    if (settings.answered) {
+      settings.answered(batch.owners, total);
     }
     total.input_tokens += batch.inputs.ids.size(0);
     done += static_cast<int64_t>(batch.owners.size());

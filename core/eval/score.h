@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "core/eval/requests.h"
@@ -25,12 +26,39 @@ struct Forward {
   const model::ForwardResult& result;
 };
 
+// A forward before it is run: all that its numbers depend on beside the model and its routing.
+struct PlannedForward {
+  const std::vector<Request>& all;
+  const std::vector<size_t>& requests;  // indices into `all`, in the order of the inputs
+  const model::Packed& inputs;
+};
+
+struct ForwardAnswers {
+  std::vector<Score> scores;                   // one a request of the forward
+  std::vector<route::CounterValues> counters;  // one a MoE layer
+};
+
+// Answers of forwards for a later run (response_cache.h). Whole forwards, because what is computed
+// together shows in capacity's drops and in the last bits of every score: a run that recalls some
+// of them ends in the very numbers of one that recalls none.
+class ForwardMemory {
+ public:
+  virtual ~ForwardMemory() = default;
+  virtual std::optional<ForwardAnswers> recall(const PlannedForward& forward) = 0;
+  virtual void keep(const PlannedForward& forward, const ForwardAnswers& answers) = 0;
+};
+
+struct Scores;
+
 struct ScoreSettings {
   model::RoutingOptions routing;
   int64_t batch_tokens = 4096;  // input tokens of one forward, without a capacity
   int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
   // After each forward. Where somebody looks, or capacity counts, requests share nothing.
   std::function<void(const Forward&)> observe = {};
+  ForwardMemory* memory = nullptr;  // asked before each forward; nobody may observe then
+  // After each forward, run or recalled: its requests, whose scores stand in `so_far`.
+  std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
 };
 
 struct Scores {

@@ -69,6 +69,13 @@ Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, Lay
                                cache);
 }
 
+// For the sentence of an exchange that fails.
+void set_place(const ExpertParallel& parallel, int64_t layer) {
+  if (parallel.group != nullptr) {
+    parallel.group->place.layer = layer;
+  }
+}
+
 struct FeedForwardOutput {
   Tensor x;  // [T, D] f32, the residual stream after the layer
   route::AuxLosses losses = {};
@@ -105,12 +112,14 @@ FeedForwardOutput feed_forward_half(const Tensor& x,
 FeedForwardOutput recomputed_half(const Tensor& x,
                                   const Layer& layer,
                                   const std::shared_ptr<const Pass>& pass,
+                                  int64_t index,
                                   bool with_attention) {
   const auto decided = std::make_shared<std::optional<route::Routing>>();
   const auto first = std::make_shared<FeedForwardOutput>();
   const auto tensors = recomputed(
-      [&layer, pass, with_attention, decided, first](const Tensor& input) {
+      [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
         const bool again = decided->has_value();
+        set_place(pass->spread.parallel, index);
         const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
         FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
         if (!again) {
@@ -224,18 +233,16 @@ ForwardResult Llama::forward(const Packed& tokens,
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
     FeedForwardOutput out;
-    if (weights_->parallel.group != nullptr) {
-      weights_->parallel.group->place.layer = index;
-    }
+    set_place(weights_->parallel, index);
     if (recompute == Recompute::kLayer) {
-      out = recomputed_half(x, layer, pass, /*with_attention=*/true);
+      out = recomputed_half(x, layer, pass, index, /*with_attention=*/true);
     } else {
       x = attention_half(x, layer, *pass, layer_cache);
       if (on_feed_forward) {
         on_feed_forward(index, kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps));
       }
       out = recompute == Recompute::kFeedForward
-                ? recomputed_half(x, layer, pass, /*with_attention=*/false)
+                ? recomputed_half(x, layer, pass, index, /*with_attention=*/false)
                 : feed_forward_half(x, layer, *pass, nullptr);
     }
     x = out.x;
@@ -247,6 +254,7 @@ ForwardResult Llama::forward(const Packed& tokens,
       }
     }
   }
+  set_place(weights_->parallel, -1);
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
   return result;
 }

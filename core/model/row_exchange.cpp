@@ -4,6 +4,7 @@
 #include <torch/custom_class.h>
 
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -27,8 +28,9 @@ struct RowsOnTheWay {
     const int64_t coming = std::accumulate(in_rows.begin(), in_rows.end(), int64_t{0});
     leaving = rows.contiguous();
     arriving = at::empty({coming, rows.size(1)}, rows.options());
-    group.place.layer = layer;
+    const int64_t layer_now = std::exchange(group.place.layer, layer);
     transfer = group.all_to_all(leaving, out_rows, arriving, in_rows);
+    group.place.layer = layer_now;
     return arriving;
   }
 

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/base/html.h"
 #include "core/io/file.h"
 #include "core/train/evaluator.h"
-#include "core/train/html.h"
 #include "core/train/report_data.h"
 #include "core/train/report_page.h"
 #include "core/train/starts.h"

@@ -302,7 +302,7 @@ def run_moe(options, data, folder):
     if options.num_fewshot is not None:
         words += ["--num-fewshot", options.num_fewshot]
     subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL)
-    read = lambda path: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    read = lambda path: [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))["results"]
     return results, {path.stem.removeprefix("samples_"): read(path) for path in folder.glob("samples_*.jsonl")}
 

@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "core/train/html.h"
 #include "core/train/report_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -45,16 +44,6 @@ size_t count(const std::string& text, const std::string& part) {
 }
 
 }  // namespace
-
-TEST_CASE("text becomes HTML that cannot be markup", "[train]") {
-  CHECK(html("a<b> & \"c\" 'd'") == "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
-  CHECK(html("h\u00e9 \n\t") == "h\u00e9 \n\t");
-  CHECK(html(std::string("\x1b[31m\x7f") + '\0') == "\uFFFD[31m\uFFFD\uFFFD");
-  CHECK(html("a\xff\xfe") == "a\uFFFD\uFFFD");
-  CHECK(json_in_script(R"({"a":"</script><!--"})") == R"({"a":"\u003c/script>\u003c!--"})");
-  CHECK((grouped(0) == "0" && grouped(999) == "999" && grouped(1000) == "1,000"));
-  CHECK((grouped(-1234567) == "-1,234,567" && grouped(-999) == "-999"));
-}
 
 TEST_CASE("a dense run has the panels of its numbers and no others", "[train]") {
   const TempDir dir;

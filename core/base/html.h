@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace moe::train {
+namespace moe {
 
 // As text between tags or in a quoted attribute: markup is escaped, invalid UTF-8 and control
 // characters become U+FFFD.
@@ -16,4 +16,4 @@ std::string json_in_script(std::string json);
 // "1234567" -> "1,234,567".
 std::string grouped(int64_t number);
 
-}  // namespace moe::train
+}  // namespace moe

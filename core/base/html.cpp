@@ -1,10 +1,10 @@
-#include "core/train/html.h"
+#include "core/base/html.h"
 
 #include <fmt/format.h>
 
 #include "core/base/json.h"
 
-namespace moe::train {
+namespace moe {
 
 std::string html(std::string_view text) {
   // Written and read back, JSON mends what is no UTF-8.
@@ -59,4 +59,4 @@ std::string grouped(int64_t number) {
   return digits;
 }
 
-}  // namespace moe::train
+}  // namespace moe

@@ -1,0 +1,158 @@
+#include "core/eval/evaluation.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/base/error.h"
+#include "core/eval/task_requests.h"
+#include "core/eval/written_answers.h"
+
+namespace moe::eval {
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
+  const int64_t whole = loaded.task.harness_items;
+  if (whole != 0 && loaded.total_questions != whole) {
+    events.tell(
+        fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
+                    "not comparable",
+                    loaded.task.name,
+                    loaded.total_questions,
+                    whole));
+  }
+  for (const auto& note : loaded.notes) {
+    events.tell(note);
+  }
+}
+
+// One for each of text_pairs(questions).
+std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
+  std::vector<RequestLabel> labels;
+  for (const auto& question : questions) {
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      labels.push_back({question.source, static_cast<int64_t>(i) == question.gold});
+    }
+  }
+  return labels;
+}
+
+RunReport report_head(const EvalSettings& settings, const Subject& subject) {
+  RunReport report;
+  report.model = settings.model.string();
+  report.dtype = "float32";
+  report.window = subject.config.max_position_embeddings;
+  report.adds_bos = subject.adds_bos;
+  report.limit = settings.limit;
+  report.batch_tokens = settings.batch_tokens;
+  report.compat = settings.compat;
+  if (subject.config.moe) {
+    report.router = route::to_string(subject.routing.router);
+    report.ep_ranks = subject.routing.ep_ranks;
+    report.group_tokens = group_tokens(settings, subject);
+  }
+  return report;
+}
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
+  EncodedTask encoded;
+  if (loaded.task.output != OutputType::kGenerateUntil) {
+    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
+    return encoded;
+  }
+  for (const auto& question : loaded.questions) {
+    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
+  }
+  return encoded;
+}
+
+// How answers are written where that differs from how requests are scored.
+void tell_writing(const EvalEvents& events,
+                  const EvalSettings& settings,
+                  const Subject& subject,
+                  const std::vector<EncodedTask>& tasks) {
+  const bool any = std::any_of(
+      tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
+  if (any && group_tokens(settings, subject) > 0) {
+    events.tell(
+        "answers are written without a capacity and without +fr, as moe generate routes: a "
+        "token's expert must not depend on what is computed beside it");
+  }
+  if (any && !settings.stats.empty()) {
+    events.tell("routing is not counted while answers are written; --stats leaves them out");
+  }
+}
+
+TaskReport run_task(Runner& runner,
+                    LoadedTask loaded,
+                    const EncodedTask& encoded,
+                    int64_t resamples) {
+  if (loaded.task.output == OutputType::kGenerateUntil) {
+    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
+    return make_written_report(std::move(loaded), std::move(answers));
+  }
+  Scores scores =
+      runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions), &loaded);
+  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
+  report.cut_choices = count_cut(encoded.requests);
+  return report;
+}
+
+}  // namespace
+
+int64_t count_cut(const std::vector<Request>& requests) {
+  return std::count_if(
+      requests.begin(), requests.end(), [](const auto& request) { return request.choice_cut; });
+}
+
+void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
+  if (cut > 0) {
+    events.tell(
+        fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
+                    "{} end only "
+                    "(lm-evaluation-harness refuses such items)",
+                    what,
+                    cut,
+                    cut == 1 ? " is" : "s are",
+                    window,
+                    cut == 1 ? "its" : "their"));
+  }
+}
+
+std::vector<LoadedTask> load_asked(const EvalSettings& settings) {
+  return load_tasks(
+      settings.tasks, settings.data, settings.limit, {settings.compat, settings.shots});
+}
+
+Evaluation::Evaluation(const EvalSettings& settings,
+                       const EvalEvents& events,
+                       std::vector<LoadedTask> tasks)
+    : subject(open_subject(settings, events)),
+      settings_(settings),
+      events_(events),
+      tasks_(std::move(tasks)) {
+  const TextEncoder encoder = encoder_of(subject, settings.compat);
+  for (const auto& loaded : tasks_) {
+    tell_subset(events, loaded);
+    encoded_.push_back(encode_task(encoder, loaded));
+    tell_cut(events, loaded.task.name, count_cut(encoded_.back().requests), encoder.window);
+  }
+}
+
+RunReport Evaluation::run(Runner& runner, bool is_last) {
+  tell_writing(events_, settings_, subject, encoded_);
+  RunReport report = report_head(settings_, subject);
+  const double begin = now_seconds();
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
+    report.tasks.push_back(run_task(runner, std::move(loaded), encoded_[i], settings_.resamples));
+  }
+  report.seconds = now_seconds() - begin;
+  add_averages(report, settings_.tasks);
+  return report;
+}
+
+}  // namespace moe::eval

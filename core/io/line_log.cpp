@@ -1,0 +1,145 @@
+#include "core/io/line_log.h"
+
+#define XXH_INLINE_ALL
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <span>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+
+namespace moe::io {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kSumDigits = 16;
+constexpr std::chrono::seconds kSyncPeriod{2};
+
+// Nobody else appends while this lives. File systems without locks are trusted: an append of theirs
+// is one write.
+class Lock {
+ public:
+  explicit Lock(const Descriptor& file) : descriptor_(file.get()) {
+    while (::flock(descriptor_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Lock() { ::flock(descriptor_, LOCK_UN); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+std::string sum_of(std::string_view text) {
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+}
+
+Descriptor open_to_append(const fs::path& path) {
+  std::error_code failure;
+  if (path.has_parent_path()) {
+    fs::create_directories(path.parent_path(), failure);
+  }
+  if (failure) {
+    throw UserError("{}: its folder cannot be made: {}", path.string(), failure.message());
+  }
+  // O_NONBLOCK: opening a named pipe must not wait for its other end.
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
+  if (!file.is_open()) {
+    throw UserError("{}: cannot be written: {}", path.string(), std::strerror(errno));
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    throw UserError("{}: is not a regular file", path.string());
+  }
+  return file;
+}
+
+std::string read_whole(const Descriptor& file, const fs::path& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+  }
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  size_t filled = 0;
+  while (filled < text.size()) {
+    const ssize_t count =
+        ::pread(file.get(), text.data() + filled, text.size() - filled, static_cast<off_t>(filled));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0) {
+      throw UserError("{}: cannot be read: {}",
+                      path.string(),
+                      count < 0 ? std::strerror(errno) : "it became shorter");
+    }
+    filled += static_cast<size_t>(count);
+  }
+  return text;
+}
+
+}  // namespace
+
+LineLog::LineLog(fs::path file, const std::string& title)
+    : path_(std::move(file)),
+      file_(open_to_append(path_)),
+      synced_(std::chrono::steady_clock::now()) {
+  const Lock lock(file_);
+  read(title);
+}
+
+void LineLog::read(const std::string& title) {
+  const std::string text = read_whole(file_, path_);
+  const std::string head = title + "\n";
+  // A title that was cut short is the start of a file of ours that got no further.
+  if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {
+    throw UserError("{}: does not begin with '{}', so it is something else; give another file",
+                    path_.string(),
+                    printable(title));
+  }
+  const size_t end = text.size() < head.size() ? 0 : text.rfind('\n') + 1;
+  cut_bytes_ = static_cast<int64_t>(text.size() - end);
+  if (cut_bytes_ > 0 && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) {
+    throw UserError("{}: cannot be written: {}", path_.string(), std::strerror(errno));
+  }
+  if (end == 0) {
+    write_all(file_, std::as_bytes(std::span(head)), path_);
+    return;
+  }
+  for (size_t begin = head.size(); begin < end;) {
+    const size_t newline = text.find('\n', begin);
+    const std::string_view line(text.data() + begin, newline - begin);
+    const bool is_whole = line.size() > kSumDigits && line[kSumDigits] == ' ' &&
+                          line.substr(0, kSumDigits) == sum_of(line.substr(kSumDigits + 1));
+    if (is_whole) {
+      lines_.emplace_back(line.substr(kSumDigits + 1));
+    } else {
+      ++damaged_;
+    }
+    begin = newline + 1;
+  }
+}
+
+void LineLog::append(std::string_view text) {
+  MOE_CHECK(text.find('\n') == std::string_view::npos);
+  const std::string line = fmt::format("{} {}\n", sum_of(text), text);
+  {
+    const Lock lock(file_);
+    write_all(file_, std::as_bytes(std::span(line)), path_);
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (now - synced_ >= kSyncPeriod) {
+    sync(file_, path_);
+    synced_ = now;
+  }
+}
+
+}  // namespace moe::io
