@@ -144,12 +144,24 @@ Lines lines_of(const SweepReport& report) {
   return lines;
 }
 
+// A panel's axis: from `low` to `high` with a line at every multiple of `step`.
 struct Scale {
-  double low, high;
+  double low, high, step;
   double y(double value) const {
     return kTop + (high - value) / (high - low) * (kHeight - kTop - kBottom);
   }
 };
+
+// 1, 2 or 5 times a power of ten, so that about four lines stand in `range`.
+double step_in(double range) {
+  const double power = std::pow(10, std::floor(std::log10(range / 4)));
+  for (const double times : {1.0, 2.0, 5.0}) {
+    if (times * power >= 0.999 * range / 4) {
+      return times * power;
+    }
+  }
+  return 10 * power;
+}
 
 Scale scale_of(const Panel& panel) {
   double low = panel.values.front(), high = low;
@@ -159,7 +171,8 @@ Scale scale_of(const Panel& panel) {
     high = std::max(high, panel.values[i] + error);
   }
   const double room = high > low ? 0.08 * (high - low) : std::max(0.05 * std::abs(high), 0.01);
-  return {low - room, high + room};
+  const double bottom = low >= 0 ? std::max(0.0, low - room) : low - room;
+  return {bottom, high + room, step_in(high + room - bottom)};
 }
 
 double x_of(size_t place, size_t places) {
@@ -171,9 +184,9 @@ double x_of(size_t place, size_t places) {
 
 std::string axes_svg(const Scale& scale, const std::vector<std::string>& places) {
   std::string svg;
-  constexpr int kTicks = 4;
-  for (int i = 0; i <= kTicks; ++i) {
-    const double value = scale.low + (scale.high - scale.low) * i / kTicks;
+  const double first = std::ceil(scale.low / scale.step - 1e-9);
+  for (double tick = first; tick * scale.step <= scale.high + 1e-9 * scale.step; ++tick) {
+    const double value = tick * scale.step;
     svg += fmt::format(
         "<line class=\"grid\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>"
         "<text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.4g}</text>\n",
@@ -182,7 +195,7 @@ std::string axes_svg(const Scale& scale, const std::vector<std::string>& places)
         scale.y(value),
         kLeft - 6,
         scale.y(value) + 4,
-        std::abs(value) < 1e-12 ? 0.0 : value);
+        value + 0.0);  // never -0
   }
   // Long names would run into each other: two heights, and at most one name in `step`.
   const size_t step = (places.size() + 7) / 8;

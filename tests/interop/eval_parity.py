@@ -35,13 +35,13 @@ def find_harness():
         import lm_eval
         if lm_eval.__version__ == HARNESS:
             return
-    except ImportError:
+    except ImportError:  # or what it imports
         pass
     python = os.environ.pop("MOE_LM_EVAL_PYTHON", None)
     if python:
         os.execv(python, [python, *sys.argv])
-    print(f"skipped: lm_eval {HARNESS} is not installed; point MOE_LM_EVAL_PYTHON at a Python of a virtual environment with "
-          f"lm_eval=={HARNESS} transformers==5.23.0 sentencepiece")
+    print(f"skipped: lm_eval {HARNESS} is not installed; recipes/setup.sh --no-build --python tests/interop/requirements-eval.txt installs "
+          "it, or point MOE_LM_EVAL_PYTHON at a Python that has it")
     sys.exit(77)
 
 
@@ -372,7 +372,7 @@ def compare_task(tally, task, theirs, ours):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tasks", default="logiqa,arc_easy,arc_challenge,piqa,hellaswag",
+    parser.add_argument("--tasks", default="logiqa,hellaswag,mmlu_anatomy,lambada_openai",
                         help="tasks and groups; all = everything whose files are there, but for written answers")
     parser.add_argument("--limit", type=int, default=100, help="questions a task; 0 = all")
     parser.add_argument("--model", type=pathlib.Path, default=DATA / "stories260K-hf")

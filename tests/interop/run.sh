@@ -32,6 +32,12 @@ if [ ! -d "$MOE_SHARED_DATA/stories260K-hf" ]; then
   finish
 fi
 
+# The harness is large and of use to one script only: without a network the others still run, and that one says that it skips.
+if printf '%s\n' "${scripts[@]}" | grep -q 'eval_parity\.py$' && [ -z "${MOE_LM_EVAL_PYTHON:-}" ]; then
+  recipes/setup.sh --no-build --python "$here/requirements-eval.txt" ||
+    echo "lm-evaluation-harness cannot be installed here; is there a network?"
+fi
+
 for script in "${scripts[@]}"; do
   echo "-- ${script##*/}"
   run_script .venv/bin/python "$script"

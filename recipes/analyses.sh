@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# The papers' analyses of a finished mixture, a command each. Every command of moe is printed, so that you can run it yourself;
+# what follows it is a table of the numbers that the paper shows.
+#
+#   analyses.sh ANALYSIS MODEL [FLAGS of moe eval...]
+#
+#   Rectify-Router, at test only; FLAGS name --tasks and --data, and -o OUT for the plots
+#     table2   plain, +ir, +fr, +ir+fr at capacity factor k        table8   plain and +ir at k, 3/4 k, 1/2 k (also table 3)
+#     table5   +ir with 1, 2, 4 experts a logical rank              table9   plain and +fr at k, 5/4 k, 3/2 k (also table 4)
+#   Dynamic MoE; where FLAGS name --stats-text FILE,.. these read text, at most --limit N texts a file
+#     topp-table2  experts a token by source (the paper: 1000 texts each)         topp-fig2  accuracy over p = 0.1 .. 0.7, with --tasks
+#     topp-table3  by task, question and right answer as one text, with --tasks   topp-fig4  by layer
+#     topp-table4  entries of the vocabulary with most and with least experts, those seen MIN times (MIN=10000)
+#     topp-fig3    while training: MODEL is a run, its checkpoints are read
+#   ReMoE
+#     remoe-sparsity  MODEL is a run: sparsity, lambda and L1 loss of every EVERY steps (EVERY=10)
+#     remoe-tokens    experts a token by how often a vocabulary entry occurs; remoe-domains: by source (as topp-table2)
+#
+# Published numbers stand in recipes/rectify_router/at_test.sh, which runs these tables row by row beside them.
+set -euo pipefail
+
+moe=${MOE:-$(dirname -- "${BASH_SOURCE[0]}")/../moe}
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+
+step() {
+  printf '$' >&2
+  printf ' %q' "$@" >&2
+  printf '\n' >&2
+  "$@" </dev/null
+}
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2; }
+
+# Of MODEL: its top-k's k, or its experts.
+inspected() {
+  "$moe" inspect "$model" --json | python3 -c '
+import json, re, sys
+moe = json.load(sys.stdin).get("moe") or sys.exit("analyses: the model is dense, it routes nothing")
+if sys.argv[1] == "experts":
+    print(moe["experts"])
+else:
+    k = re.match(r"top(\d+)", moe["router"]) or sys.exit("analyses: this analysis is of a top-k router, the model has " + moe["router"])
+    print(k[1])' "$1"
+}
+times() { python3 -c 'import sys; print(",".join(f"{int(sys.argv[1]) * float(f):g}" for f in sys.argv[2:]))' "$@"; }
+sweep() { step "$moe" eval "$model" "$@"; }
+
+stats() {  # BY FLAGS... -> $work/stats.json
+  step "$moe" eval "$model" --stats "$work/stats.json" --stats-by "$@" --force >"$work/out"
+}
+show() {  # a Python expression that gives lines, of the statistics s
+  python3 - "$work/stats.json" "$1" <<'PYTHON'
+import json
+import os
+import sys
+
+s = json.load(open(sys.argv[1], encoding="utf-8"))
+
+
+def table(head, rows):
+    """rows: name, experts a token, further cells."""
+    most = max((row[1] for row in rows), default=1) or 1
+    width = max([len(head)] + [len(str(row[0])) for row in rows])
+    print(f"{head:{width}}  experts/token")
+    for name, experts, *cells in rows:
+        print(f"{str(name):{width}}  {experts:13.3f}  {'=' * round(30 * experts / most)}", *cells, sep="  ")
+
+
+def by_source():
+    total = sum(x["total"]["tokens"] for x in s["source"])
+    table("source", [(x["source"], x["total"]["experts_per_token"], f"{x['total']['tokens'] / total:.1%} of the tokens")
+                     for x in s["source"]] + [("all", s["total"]["experts_per_token"])])
+
+
+def by_task():
+    rows = [(x["task"], x["gold"]["total"]["experts_per_token"]) for x in s["task"]]
+    table("task", rows + [("average", sum(r[1] for r in rows) / len(rows))])
+
+
+def by_layer():
+    table("layer", [(x["layer"], x["experts_per_token"]) for x in s["layers"]])
+
+
+def by_piece():
+    seen = [t for t in s["token"] if t["count"] > int(os.environ.get("MIN", "10000"))]
+    if not seen:
+        sys.exit("analyses: no vocabulary entry was seen more than MIN times; give more text or a smaller MIN")
+    seen.sort(key=lambda t: (-t["experts_per_token"], t["id"]))
+    for name, some in (("most", seen[:100]), ("least", seen[::-1][:100])):
+        complete = sum(t["complete_word_share"] > 0.5 for t in some)
+        print(f"{name} experts: {complete} of {len(some)} are complete words; "
+              + " ".join(f"{t['piece']} {t['experts_per_token']:.2f}" for t in some[:12]))
+
+
+def by_frequency():
+    tokens, groups, seen = sorted(s["token"], key=lambda t: -t["count"]), [], 0
+    total = sum(t["count"] for t in tokens)
+    for t in tokens:  # ten groups of about equally many tokens, the most frequent entries first
+        if not groups or seen * 10 >= total * len(groups):
+            groups.append([])
+        groups[-1].append(t)
+        seen += t["count"]
+    table("times seen", [(f"{g[-1]['count']} to {g[0]['count']}", sum(t["count"] * t["experts_per_token"] for t in g)
+                          / sum(t["count"] for t in g), f"{len(g)} entries") for g in groups])
+
+
+eval(sys.argv[2] + "()")
+PYTHON
+}
+
+along_training() {
+  local checkpoint
+  printf '%-14s experts/token\n' checkpoint
+  for checkpoint in $(ls -d -- "$model"/checkpoints/step-* | sort -V) "$model"/final; do
+    [ -e "$checkpoint/config.json" ] || continue
+    step "$moe" eval "$checkpoint" "$@" --json --quiet >"$work/stats.json"
+    python3 -c 'import json, sys; print(f"{sys.argv[2]:14} {json.load(open(sys.argv[1]))["total"]["experts_per_token"]:.3f}")' \
+      "$work/stats.json" "$(basename -- "$checkpoint")"
+  done
+}
+
+sparsity() {
+  python3 - "$model/metrics.jsonl" "${EVERY:-10}" <<'PYTHON'
+import json
+import sys
+
+steps = [json.loads(line) for line in open(sys.argv[1], encoding="utf-8")]
+if "lambda" not in steps[0]:
+    sys.exit("analyses: this run has no ReLU router, its metrics.jsonl has no lambda")
+print("   step  sparsity      lambda     L1 loss")
+for s in steps:
+    if s["step"] % int(sys.argv[2]) == 0 or s is steps[0] or s is steps[-1]:
+        print(f"{s['step']:7}  {s['sparsity']:8.4f}  {s['lambda']:10.3e}  {s.get('l1_loss', 0):10.3e}  {'=' * round(30 * s['sparsity'])}")
+PYTHON
+}
+
+[ $# -ge 2 ] || usage
+analysis=$1 model=$2
+shift 2
+case $analysis in
+  table2) k=$(inspected k); sweep --cf "$k" --sweep "router=top$k,top$k+ir,top$k+fr,top$k+ir+fr" "$@" ;;
+  table5) k=$(inspected k); e=$(inspected experts); sweep --router "top$k+ir" --cf "$k" --sweep "ep-ranks=$(times "$e" 1 0.5 0.25)" "$@" ;;
+  table8) k=$(inspected k); sweep --sweep "router=top$k,top$k+ir" --sweep "cf=$(times "$k" 1 0.75 0.5)" "$@" ;;
+  table9) k=$(inspected k); sweep --sweep "router=top$k,top$k+fr" --sweep "cf=$(times "$k" 1 1.25 1.5)" "$@" ;;
+  topp-fig2) sweep --sweep p=0.1,0.2,0.3,0.4,0.5,0.6,0.7 "$@" ;;
+  topp-table2 | remoe-domains) stats source "$@"; show by_source ;;
+  topp-table3) stats task "$@"; show by_task ;;
+  topp-fig4) stats layer "$@"; show by_layer ;;
+  topp-table4) stats token "$@"; show by_piece ;;
+  remoe-tokens) stats token "$@"; show by_frequency ;;
+  topp-fig3) along_training "$@" ;;
+  remoe-sparsity) sparsity ;;
+  *) usage ;;
+esac

@@ -1,0 +1,259 @@
+// A sweep is its values run one after the other, from one loading; the page and the table say it.
+#include "core/eval/sweep.h"
+
+#include "core/base/json.h"
+#include "core/model/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+using Strings = std::vector<std::string>;
+
+model::ModelConfig config_of(const std::string& router) {
+  model::ModelConfig config;
+  config.moe.emplace();
+  config.moe->experts = 8;
+  config.moe->ep_ranks = 8;
+  config.moe->router = route::parse_router(router);
+  return config;
+}
+
+Strings names_of(const std::vector<SweepValue>& values) {
+  Strings names;
+  for (const auto& value : values) {
+    names.push_back(value.name + " -> " + route::to_string(value.routing.router));
+  }
+  return names;
+}
+
+std::vector<SweepValue> values_of(const Strings& sweeps,
+                                  const std::string& stored,
+                                  const route::RouterRequest& base = {}) {
+  std::vector<SweepAxis> axes;
+  for (const auto& text : sweeps) {
+    axes.push_back(parse_sweep(text));
+  }
+  return sweep_values(axes, base, config_of(stored), false);
+}
+
+TEST_CASE("a comma goes on with a router where none begins behind it", "[eval]") {
+  CHECK((parse_sweep("cf=0.25,inf").values == Strings{"0.25", "inf"}));
+  CHECK(
+      (parse_sweep("router=top1:cf=2,order=score,TOP2+ir,topp:0.4,max=2,relu:k=1,mult=2").values ==
+       Strings{"top1:cf=2,order=score", "TOP2+ir", "topp:0.4,max=2", "relu:k=1,mult=2"}));
+}
+
+TEST_CASE("values stand in for what the folder stores", "[eval]") {
+  CHECK((names_of(values_of({"cf=0.5,1,inf"}, "top1+ir:cf=2")) ==
+         Strings{"cf=0.5 -> top1+ir:cf=0.5", "cf=1 -> top1+ir", "cf=inf -> top1+ir:cf=inf"}));
+  CHECK((names_of(values_of({"p=0.1,0.7"}, "topp:0.4,max=3")) ==
+         Strings{"p=0.1 -> topp:0.1,max=3", "p=0.7 -> topp:0.7,max=3"}));
+  CHECK((names_of(values_of({"router=top1,top1+ir", "cf=1,0.5"}, "top1")) ==
+         Strings{"router=top1,cf=1 -> top1",
+                 "router=top1,cf=0.5 -> top1:cf=0.5",
+                 "router=top1+ir,cf=1 -> top1+ir",
+                 "router=top1+ir,cf=0.5 -> top1+ir:cf=0.5"}));
+  const auto ranks = values_of({"ep-ranks=8,4"}, "top1", {"top2+ir", "1", {}});
+  CHECK(ranks.at(1).routing.ep_ranks == 4);
+  CHECK(route::to_string(ranks.at(1).routing.router) == "top2+ir:cf=1");
+}
+
+TEST_CASE("what cannot be swept is named before anything runs", "[eval]") {
+  const auto error_of =
+      [](const Strings& sweeps, const std::string& stored, const route::RouterRequest& base = {}) {
+        return test::user_error_of([&] { values_of(sweeps, stored, base); });
+      };
+  CHECK(error_of({"cf"}, "top1") ==
+        "--sweep 'cf' is not SETTING=VALUE,VALUE,..; settings: cf, p, router, ep-ranks");
+  CHECK(error_of({"routers=top1"}, "top1") ==
+        "--sweep 'routers=top1' is not SETTING=VALUE,VALUE,.., did you mean 'router'?; settings: "
+        "cf, p, router, ep-ranks");
+  CHECK(error_of({"cf="}, "top1") == "--sweep cf= has no values; write cf=VALUE,VALUE,..");
+  CHECK(error_of({"cf=1,,2"}, "top1") == "--sweep cf=: a value is empty; remove a comma");
+  CHECK(error_of({"cf=1,-2"}, "top1") ==
+        "--sweep cf=-2: --cf '-2' is not a positive number or 'inf'");
+  CHECK(error_of({"p=0.1,1.5"}, "topp:0.4").starts_with("--sweep p=1.5: "));
+  CHECK(error_of({"ep-ranks=8,3"}, "top1") ==
+        "--sweep ep-ranks=3: --ep-ranks 3 does not divide the 8 experts; use a divisor");
+  CHECK(error_of({"ep-ranks=8,2.5"}, "top1") == "--sweep ep-ranks=2.5: a number of ranks is whole");
+  CHECK(error_of({"router=top1,relu:k=1"}, "top1").starts_with("--sweep router=relu:k=1: "));
+  CHECK(error_of({"router=top1,top9"}, "top1").starts_with("--sweep router=top9: "));
+  CHECK(error_of({"cf=1,1.0"}, "top1") ==
+        "--sweep: cf=1 and cf=1.0 are the same router, top1; leave one out");
+  CHECK(error_of({"cf=1"}, "top1", {"", "2", {}}) ==
+        "--sweep cf and --cf together; give one of them");
+  CHECK(error_of({"cf=1", "cf=2"}, "top1") ==
+        "--sweep cf stands twice; give all its values at once");
+  CHECK(
+      error_of({"p=0.1", "cf=2"}, "topp:0.4").starts_with("--sweep p is a sweep of top-p routers"));
+  CHECK(error_of({"p=0.1"}, "top1", {"top2", "", {}}) ==
+        "--sweep p needs a top-p router, --router top2 is none");
+  CHECK(test::user_error_of([&] { sweep_values({parse_sweep("cf=1")}, {}, {}, false); }) ==
+        "this model is dense, it has no router to sweep; leave out --sweep");
+}
+
+void write_mixture(const std::filesystem::path& out) {
+  const io::Checkpoint parent(test::shared_data() / "stories260K-hf");
+  model::UpcycleSettings settings;
+  settings.out = out;
+  settings.experts = 4;
+  settings.router = route::parse_router("top1:cf=1");
+  settings.router_std = 0.5;
+  settings.ep_ranks = 2;
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+}
+
+EvalSettings settings_of(const std::filesystem::path& model) {
+  EvalSettings settings;
+  settings.model = model;
+  settings.data = test::shared_data() / "bench";
+  settings.tasks = {"arc_easy", "copa"};
+  settings.limit = 8;
+  settings.group_tokens = 100;
+  return settings;
+}
+
+OrderedJson without_times(OrderedJson results) {
+  results.erase("total_evaluation_time_seconds");
+  results["moe"].erase("seconds");
+  return results;
+}
+
+TEST_CASE("each value's results are those of a run of its own", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  write_mixture(folder / "moe");
+  EvalSettings settings = settings_of(folder / "moe");
+  settings.out = folder / "out";
+  const std::vector<SweepAxis> axes = {parse_sweep("router=top1,top1+ir"),
+                                       parse_sweep("cf=0.5,inf")};
+  const SweepReport report = sweep(settings, axes);
+  REQUIRE(report.rows.size() == 4);
+  for (const auto& row : report.rows) {
+    CAPTURE(row.value.name);
+    EvalSettings alone = settings;
+    alone.out = folder / ("alone " + row.value.name);
+    alone.router = {row.value.of_axis[0], row.value.of_axis[1], {}};
+    const RunReport run = evaluate(alone);
+    CHECK(row.means[0].value == run.tasks[0].metrics.at("acc").value);
+    CHECK(row.average == Approx((row.means[0].value + row.means[1].value) / 2));
+    CHECK(test::read_file(settings.out / row.value.name / "samples_copa.jsonl") ==
+          test::read_file(alone.out / "samples_copa.jsonl"));
+    const auto results = [](const std::filesystem::path& file) {
+      return without_times(OrderedJson::parse(test::read_file(file)));
+    };
+    CHECK(results(settings.out / row.value.name / "results.json") ==
+          results(alone.out / "results.json"));
+    CHECK((row.drop_rate > 0) == (row.value.of_axis[1] == "0.5"));
+    CHECK((row.ir_share > 0) == (row.value.name == "router=top1+ir,cf=0.5"));
+  }
+  const Json json = Json::parse(test::read_file(folder / "out/sweep.json"));
+  CHECK(json["values"].size() == 4);
+  CHECK(json["values"][1]["results"]["arc_easy"]["n"] == 8);
+  CHECK(json["values"][1]["resolved_router"] == "top1:cf=inf");
+  const std::string table = sweep_table(report);
+  CHECK(table.find("value                  arc_easy") == 0);
+  CHECK(table.find("average  drop %   IR %  rows/token   n\n") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder / "out/responses.cache"));
+  CHECK(test::user_error_of([&] {
+          sweep(settings, axes);
+        }).ends_with("sweep.json: is there already; give another -o, or --force to replace it"));
+}
+
+TEST_CASE("a sweep that is stopped goes on, and a stranger's results stay", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  write_mixture(folder / "moe");
+  EvalSettings settings = settings_of(folder / "moe");
+  const std::vector<SweepAxis> axes = {parse_sweep("cf=0.5,1,2")};
+  const SweepReport whole = sweep(settings, axes);
+  settings.out = folder / "out";
+  int forwards = 0, stops = 0;
+  EvalEvents events;
+  events.stop_requested = [&] { return ++forwards == 9 * (stops + 1); };
+  std::optional<SweepReport> report;
+  while (!report && stops < 100) {
+    forwards = 0;
+    try {
+      report = sweep(settings, axes, events);
+    } catch (const Interrupted& stopped) {
+      ++stops;
+      const std::string said = stopped.what();
+      CHECK(said.starts_with("interrupted in cf="));
+      CHECK(
+          said.ends_with("responses.cache keeps what is done, the same command goes on from "
+                         "there"));
+    }
+  }
+  REQUIRE(report);
+  CHECK(stops > 1);
+  CHECK(sweep_table(*report) == sweep_table(whole));
+  EvalSettings other = settings;
+  other.out = folder / "other";
+  test::write_file(folder / "other/cf=1/results.json", "{}");
+  CHECK(test::user_error_of([&] { sweep(other, axes); })
+            .ends_with("cf=1/results.json: is there already; give another -o, or --force to "
+                       "replace it"));
+}
+
+SweepReport made_up() {
+  SweepReport report{
+      "<model>", {parse_sweep("router=top1,top2"), parse_sweep("cf=2,1,inf")}, {}, {}};
+  report.columns = {{"mmlu", "acc", 100}, {"lambada_openai", "acc", 50}};
+  double value = 0.2;
+  for (const std::string router : {"top1", "top2"}) {
+    for (const std::string cf : {"2", "1", "inf"}) {
+      SweepRow row{{{router, cf}, "router=" + router + ",cf=" + cf, {}},
+                   {{value, 0.01}, {value / 2, std::nullopt}}};
+      row.average = 0.75 * value;
+      row.experts_per_token = 1;
+      report.rows.push_back(row);
+      value += 0.1;
+    }
+  }
+  return report;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
+  const std::string page = sweep_page(made_up());
+  CHECK(count_of(page, "<figure") == 4);  // average, two tasks, rows per token
+  CHECK(count_of(page, "<path class=\"line\"") == 2 * 4);
+  CHECK(count_of(page, "<circle") == 6 * 4);
+  CHECK(count_of(page, "class=\"error\"") == 6);  // of one task
+  CHECK(count_of(page, "<h1>&lt;model&gt;</h1>") == 1);
+  CHECK(page.find("<script") == std::string::npos);
+  CHECK(page.find("http://") == std::string::npos);
+  CHECK(page.find("https://") == std::string::npos);
+  CHECK(page.find("prefers-color-scheme: dark") != std::string::npos);
+  CHECK(page.find(">1</text>") < page.find(">2</text>"));  // in order, inf last
+  CHECK(page.find(">2</text>") < page.find(">inf</text>"));
+  CHECK(page.find("nan") == std::string::npos);
+}
+
+TEST_CASE("bars on a terminal keep to its width", "[eval]") {
+  for (const size_t width : {40, 80, 200}) {
+    const std::string bars = sweep_bars(made_up(), width);
+    size_t begin = 0;
+    for (size_t end = bars.find('\n'); end != std::string::npos; end = bars.find('\n', begin)) {
+      CHECK(end - begin < std::max<size_t>(width, 50));
+      begin = end + 1;
+    }
+    CHECK(count_of(bars, "|=") == 6);
+  }
+}
+
+}  // namespace
+}  // namespace moe::eval
