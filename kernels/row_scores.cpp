@@ -16,6 +16,8 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 
+}  // namespace
+
 MOE_VECTOR_CLONES double sum_of_exponentials(const float* z, int64_t count, float most) {
   float lane[kLanes] = {};
   const int64_t whole = count / kLanes * kLanes;
@@ -35,8 +37,6 @@ MOE_VECTOR_CLONES double sum_of_exponentials(const float* z, int64_t count, floa
   }
   return sum;
 }
-
-}  // namespace
 
 MOE_VECTOR_CLONES float row_largest(const float* z, int64_t count) {
   float lane[kLanes];

@@ -19,4 +19,7 @@ RowScores row_scores(const at::Tensor& logits);
 // The largest of `count` numbers on the host; -infinity of none. What is no number is passed over.
 float row_largest(const float* row, int64_t count);
 
+// The sum over `count` numbers on the host of exp(x - most), none of which is above `most`.
+double sum_of_exponentials(const float* row, int64_t count, float most);
+
 }  // namespace moe::kernels

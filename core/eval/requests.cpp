@@ -1,6 +1,7 @@
 #include "core/eval/requests.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
@@ -25,18 +26,57 @@ Halves encode_without_context(const TextEncoder& encoder, const std::string& con
   return {std::move(tokens), 1};
 }
 
-Halves encode_halves(const TextEncoder& encoder, const TextPair& pair) {
+// How many tokens a context has of its own. The choices of a question ask for the same one.
+class ContextTokens {
+ public:
+  explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
+
+  size_t operator()(std::string_view context) {
+    if (!count_ || context != context_) {
+      count_ = encode_text(encoder_, context).size();
+      context_ = context;
+    }
+    return *count_;
+  }
+
+ private:
+  const TextEncoder& encoder_;
+  std::string context_;
+  std::optional<size_t> count_;  // of context_
+};
+
+Halves encode_halves(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
   const std::string_view context = right_strip(pair.context);
   if (context.empty()) {
     return encode_without_context(encoder, pair.context + pair.continuation);
   }
   Tokens whole = encode_text(encoder, pair.context + pair.continuation);
-  const size_t context_tokens = encode_text(encoder, context).size();
+  const size_t context_tokens = tokens_of(context);
   if (context_tokens == 0) {  // a context that the tokenizer normalises away
     whole.insert(whole.begin(), encoder.prefix_id);
     return {std::move(whole), 1};
   }
   return {std::move(whole), context_tokens};
+}
+
+Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
+  MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
+  Halves halves = encode_halves(encoder, pair, tokens_of);
+  const auto total = static_cast<int64_t>(halves.whole.size());
+  const int64_t continuation = total - static_cast<int64_t>(halves.context_tokens);
+  if (continuation < 1) {
+    throw UserError(
+        "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
+        "nothing can be scored, change the text",
+        pair.where,
+        printable(pair.continuation));
+  }
+  Request request;
+  const int64_t kept = std::min(total, encoder.window + 1);
+  request.tokens.assign(halves.whole.end() - kept, halves.whole.end());
+  request.scored = std::min(continuation, encoder.window);
+  request.choice_cut = continuation > encoder.window;
+  return request;
 }
 
 }  // namespace
@@ -75,31 +115,17 @@ Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
 }
 
 Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
-  MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
-  Halves halves = encode_halves(encoder, pair);
-  const auto total = static_cast<int64_t>(halves.whole.size());
-  const int64_t continuation = total - static_cast<int64_t>(halves.context_tokens);
-  if (continuation < 1) {
-    throw UserError(
-        "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
-        "nothing can be scored, change the text",
-        pair.where,
-        printable(pair.continuation));
-  }
-  Request request;
-  const int64_t kept = std::min(total, encoder.window + 1);
-  request.tokens.assign(halves.whole.end() - kept, halves.whole.end());
-  request.scored = std::min(continuation, encoder.window);
-  request.choice_cut = continuation > encoder.window;
-  return request;
+  ContextTokens tokens_of(encoder);
+  return encode_pair(encoder, pair, tokens_of);
 }
 
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs) {
   std::vector<Request> requests;
   requests.reserve(pairs.size());
+  ContextTokens tokens_of(encoder);
   for (const auto& pair : pairs) {
-    requests.push_back(encode_request(encoder, pair));
+    requests.push_back(encode_pair(encoder, pair, tokens_of));
   }
   return requests;
 }

@@ -11,18 +11,13 @@
 
 #include "core/base/error.h"
 #include "core/eval/families.h"
-#include "kernels/row_scores.h"
+#include "kernels/head_scores.h"
 
 namespace moe::eval {
 
 using torch::Tensor;
 
 namespace {
-
-// Logits of this many bytes at once: a long continuation times a large vocabulary must not fill the
-// memory, and smaller blocks are reused by malloc instead of being mapped anew (piqa, 32000 pieces,
-// CPU seconds: 8.4 at 64 MiB, 3.5 of them page faults; 7.7 and 2.1 at 16 MiB).
-constexpr int64_t kLogitsBytes = int64_t{16} << 20;
 
 Batches pack_in_order(const std::vector<Request>& requests,
                       const std::vector<size_t>& order,
@@ -164,61 +159,26 @@ void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total)
   ++score.tokens;
 }
 
-// The tokens asked[begin..end) of `rows`, the different rows among theirs, ascending.
-void score_rows(const model::Llama& llama,
-                const Tensor& hidden,
-                const std::vector<int64_t>& rows,
-                const Asked* begin,
-                const Asked* end,
-                Scores& total) {
-  const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
-  const Tensor logits = llama.head(hidden.index_select(0, wanted));  // [rows, V]
-  const kernels::RowScores of_rows = kernels::row_scores(logits);
-  std::vector<int64_t> places, targets;
-  int64_t place = 0;
-  for (const Asked* asked = begin; asked < end; ++asked) {
-    while (rows[static_cast<size_t>(place)] != asked->row) {
-      ++place;
-    }
-    places.push_back(place);
-    targets.push_back(place * logits.size(1) + asked->target);
-  }
-  const auto pick = [&](const Tensor& from, const std::vector<int64_t>& at) {
-    return from.reshape({-1}).index_select(0, torch::tensor(at, at::kLong).to(from.device())).cpu();
-  };
-  const Tensor logprobs = pick(logits, targets) - pick(of_rows.logsumexp, places);
-  const Tensor best = pick(of_rows.argmax, places);
-  for (const Asked* asked = begin; asked < end; ++asked) {
-    const auto i = asked - begin;
-    add_token(*asked,
-              logprobs.const_data_ptr<float>()[i],
-              best.const_data_ptr<int64_t>()[i] == asked->target,
-              total);
-  }
-}
-
 void add_batch(const model::Llama& llama,
                const PackedBatch& batch,
                const Tensor& hidden,
                Scores& total) {
-  const int64_t row_bytes = llama.config().vocab_size * static_cast<int64_t>(sizeof(float));
-  const auto most_rows = static_cast<size_t>(std::max<int64_t>(1, kLogitsBytes / row_bytes));
-  const Asked* const all = batch.asked.data();
-  std::vector<int64_t> rows;  // the different ones of a block: equal choices share theirs
-  size_t begin = 0;
-  for (size_t i = 0; i < batch.asked.size(); ++i) {
-    const bool is_new = rows.empty() || rows.back() != all[i].row;
-    if (is_new && rows.size() == most_rows) {
-      score_rows(llama, hidden, rows, all + begin, all + i, total);
-      rows.clear();
-      begin = i;
+  std::vector<int64_t> rows;  // the different ones: equal choices share theirs
+  std::vector<kernels::AskedToken> asked;
+  for (const Asked& one : batch.asked) {
+    if (rows.empty() || rows.back() != one.row) {
+      rows.push_back(one.row);
     }
-    if (is_new) {
-      rows.push_back(all[i].row);
-    }
+    asked.push_back({static_cast<int64_t>(rows.size()) - 1, one.target});
   }
-  if (!rows.empty()) {  // else requests that are only run
-    score_rows(llama, hidden, rows, all + begin, all + batch.asked.size(), total);
+  if (rows.empty()) {
+    return;  // requests that are only run
+  }
+  const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
+  const auto scores = kernels::head_scores(
+      hidden.index_select(0, wanted), llama.head_weight(), llama.product_type(), asked);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    add_token(batch.asked[i], scores[i].logprob, scores[i].is_argmax, total);
   }
 }
 

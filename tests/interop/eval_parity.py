@@ -396,4 +396,5 @@ def main():
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-main()
+if __name__ == "__main__":
+    main()

@@ -85,6 +85,25 @@ TEST_CASE("a continuation longer than the window is scored by its end, and says 
   CHECK(cut.choice_cut);
 }
 
+TEST_CASE("a context that choices share is encoded once, and their requests are as if it were not",
+          "[eval]") {
+  int64_t contexts = 0;
+  TextEncoder counting = encoder(true);
+  counting.encode = [&contexts](std::string_view text) {
+    contexts += text == "xa" || text == "y" ? 1 : 0;
+    return bytes_with_merge(text);
+  };
+  const std::vector<TextPair> pairs = {
+      {"xa", "b!", ""}, {"xa", "c", ""}, {"xa ", "d", ""}, {"y", "e", ""}, {"xa", "f", ""}};
+  const auto requests = encode_requests(counting, pairs);
+  CHECK(contexts == 3);
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    const Request alone = encode_request(encoder(true), pairs[i]);
+    CHECK(requests[i].tokens == alone.tokens);
+    CHECK(requests[i].scored == alone.scored);
+  }
+}
+
 TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   CHECK(test::user_error_of([] {
           encode_request(encoder(), {"x", "", "file line 3"});

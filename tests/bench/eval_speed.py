@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""`moe eval` beside lm-evaluation-harness 0.4.13 on the same folder and the same task files: CPU seconds, and the same answers.
+
+usage: eval_speed.py [--tasks mmlu:5,hellaswag:100,logiqa:100] [--model FOLDER] [--batches 1,8,32] [--rounds 3] [--threads 1] [--json FILE]
+
+A task is NAME:LIMIT, the limit being of questions a task (MMLU has 57 tasks). Without --model a random LLaMA of hidden 256, 6 layers and
+the 32000-piece vocabulary is made (PEERS/make_eval_model.py). Both compute in fp32. What is timed, in CPU seconds of the process (user
+and system), or wall seconds with more threads than one:
+
+  scoring     the harness's HFLM._loglikelihood_tokens on ready token ids, at each of --batches, of which its best counts
+  evaluation  its simple_evaluate: prompts, tokens, scores, metrics. Its start (imports, the list of tasks), its model and the reading
+              of the data are not in it. Its tokenizer is sentencepiece's C++, called without transformers' layers in between
+  moe         the whole of `moe eval -o FOLDER` less the same process scoring one word (start, loading): it reads the files, makes
+              prompts, tokens, scores, metrics and writes every sample
+
+so that "scoring" counts more for us than for the harness, and "evaluation" reading and writing. Each round runs the one, then the
+other, and a ratio is taken inside its round. After the first round the harness runs at its best batch size only. Every question of
+the first round is compared: |dlogprob| <= 1e-3, and the same choice on 99.9 %. Exit 1 where they differ, 2 where a ratio is below
+what --least asks for (NAME:RATIO,..), 77 without the harness or PEERS (../shared/peers).
+"""
+import argparse
+import collections
+import contextlib
+import datetime
+import io
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "interop"))
+import eval_parity  # noqa: E402: its readers, its tokenizer
+
+PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
+MOE = os.environ.get("MOE", "./moe")
+
+
+def fast_tokenizer(path):
+    """eval_parity's tokenizer, with texts going straight to sentencepiece."""
+    base = type(eval_parity.sentencepiece_tokenizer(path))
+
+    class Direct(base):
+        def __call__(self, texts, add_special_tokens=True, **_):
+            head = [self.bos_token_id] if add_special_tokens else []
+            encode = lambda text: head + self.sp.encode(text)
+            return {"input_ids": encode(texts) if isinstance(texts, str) else [encode(text) for text in texts]}
+
+    return Direct()
+
+
+class Harness:
+    def __init__(self, model, threads):
+        import datasets
+        import lm_eval
+        import torch
+        from lm_eval.api.task import ConfigurableTask
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+        torch.set_num_threads(threads)
+        datasets.disable_progress_bars()
+        eval_parity.provide_squad_metrics()
+        self.evaluate, self.tasks = lm_eval.simple_evaluate, TaskManager()
+        self.clock = time.process_time if threads == 1 else time.perf_counter
+        self.reading = self.scoring = 0.0
+        self.prepared = {}
+        tokenizer = fast_tokenizer(model / "tokenizer.model")
+        tokenizer.padding_side = "left"
+        self.model = HFLM(pretrained=str(model), tokenizer=tokenizer, device="cpu", dtype="float32", batch_size=1, add_bos_token=True)
+        self.model.get_model_info = dict  # asks the Hub
+        self.versions = {"lm_eval": lm_eval.__version__, "torch": torch.__version__}
+        plain = self.model._loglikelihood_tokens
+
+        def timed(*args, **kwargs):
+            begin = self.clock()
+            found = plain(*args, **kwargs)
+            self.scoring += self.clock() - begin
+            return found
+
+        def download(task, *_, **__):
+            begin = self.clock()
+            key = (task.DATASET_PATH, task.DATASET_NAME)
+            if key not in self.prepared:
+                splits = eval_parity.READERS[key[0]](key[1])
+                self.prepared[key] = datasets.DatasetDict({s: datasets.Dataset.from_list(r) for s, r in splits.items()})
+            task.dataset = self.prepared[key]
+            for split in ("training_split", "validation_split", "test_split"):
+                if getattr(task.config, split) not in (None, *task.dataset):
+                    setattr(task.config, split, None)
+            self.reading += self.clock() - begin
+
+        self.model._loglikelihood_tokens = timed
+        ConfigurableTask.download = download
+
+    def run(self, task, limit, batch):
+        """(seconds of scoring, of the evaluation, samples by task)"""
+        self.model.batch_size_per_gpu = batch
+        self.reading = self.scoring = 0.0
+        begin = self.clock()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            run = self.evaluate(model=self.model, tasks=[task], limit=limit, task_manager=self.tasks, log_samples=True)
+        return self.scoring, self.clock() - begin - self.reading, run["samples"]
+
+
+def seconds_of(words, threads):
+    """Of a process: CPU with one thread, else wall."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([str(word) for word in words], check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime if threads == 1 else time.perf_counter() - begin
+
+
+def run_moe(task, limit, options, folder):
+    """Seconds without the loading, and the loading."""
+    common = [MOE, "eval", options.model, "--bos", "on", "--quiet", "--threads", options.threads]
+    word = folder / "word.jsonl"
+    word.write_text(json.dumps({"context": "a", "continuation": " b"}) + "\n")
+    loading = min(seconds_of([*common, "--requests", word], options.threads) for _ in range(2))
+    whole = seconds_of([*common, "--tasks", task, "--data", eval_parity.DATA / "bench", "--limit", limit, "-o", folder / "out", "--force"],
+                       options.threads)
+    return whole - loading, loading
+
+
+def compare(theirs, folder):
+    """(questions, the same choice, greatest |dlogprob|, prompts that differ)"""
+    count = same = differing = 0
+    worst = 0.0
+    best = lambda values: max(range(len(values)), key=values.__getitem__)
+    for task, samples in theirs.items():
+        lines = (folder / f"out/samples_{task}.jsonl").read_text(encoding="utf-8").splitlines()
+        ours = {sample["doc_id"]: sample for sample in map(json.loads, lines)}
+        for sample in samples:
+            other = ours[sample["doc_id"]]
+            differing += [tuple(x) for x in sample["arguments"]] != [(v["arg_0"], v["arg_1"]) for v in other["arguments"].values()]
+            left, right = [r[0][0] for r in sample["resps"]], [float(r[0][0]) for r in other["resps"]]
+            worst = max([worst] + [abs(a - b) for a, b in zip(left, right, strict=True)])
+            same += best(left) == best(right)
+            count += 1
+    return count, same, worst, differing
+
+
+def measure(harness, task, limit, options, folder):
+    batches, rows, agreed = [int(b) for b in options.batches.split(",")], [], None
+    for number in range(options.rounds):
+        tried = {batch: harness.run(task, limit, batch) for batch in batches}
+        batch = min(tried, key=lambda b: tried[b][0])
+        ours, loading = run_moe(task, limit, options, folder)
+        if number == 0:
+            agreed, batches = compare(tried[batch][2], folder), [batch]
+            for other, (scoring, whole, _) in tried.items():
+                print(f"{task}: harness at batch {other}: scoring {scoring:.2f} s, evaluation {whole:.2f} s", flush=True)
+        scoring, whole, _ = tried[batch]
+        rows.append({"scoring_s": scoring, "evaluation_s": whole, "moe_s": ours, "moe_loading_s": loading})
+        print(f"{task} round {number + 1}: harness {scoring:.2f} s scoring ({whole:.2f} s evaluation), moe {ours:.2f} s (+ {loading:.2f} s loading): "
+              f"{scoring / ours:.2f} x ({whole / ours:.2f} x)", flush=True)
+    count, same, worst, differing = agreed
+    spread = lambda key: (lambda r: {"median": statistics.median(r), "worst": min(r), "best": max(r)})([row[key] / row["moe_s"] for row in rows])
+    return {"task": task, "limit": limit, "questions": count, "harness_batch": batch, "rounds": rows, "scoring_ratio": spread("scoring_s"),
+            "evaluation_ratio": spread("evaluation_s"), "same_choice": same, "max_abs_dlogprob": worst, "prompts_differ": differing}
+
+
+def table(found):
+    middle = lambda task, key: statistics.median(row[key] for row in task["rounds"])
+    shown = lambda ratio: f"{ratio['median']:.2f} ({ratio['worst']:.2f} to {ratio['best']:.2f})"
+    lines = ["| task | questions | harness scoring s (batch) | its evaluation s | moe s | scoring ratio (spread) | evaluation ratio | same choice | max dlogprob |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for task in found:
+        lines.append(f"| {task['task']} | {task['questions']} | {middle(task, 'scoring_s'):.2f} ({task['harness_batch']}) | {middle(task, 'evaluation_s'):.2f} | "
+                     f"{middle(task, 'moe_s'):.2f} | {shown(task['scoring_ratio'])} | {shown(task['evaluation_ratio'])} | "
+                     f"{task['same_choice']} | {task['max_abs_dlogprob']:.1e} |")
+    return "\n".join(lines)
+
+
+def machine():
+    names = collections.Counter(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    return f"{', '.join(f'{count} x {name}' for name, count in names.items()) or platform.machine()}"
+
+
+def least_of(text):
+    return {name: float(ratio) for name, ratio in (part.split(":") for part in text.split(",") if part)}
+
+
+def judge(found, least):
+    for task in found:
+        apart = task["prompts_differ"] or task["max_abs_dlogprob"] > eval_parity.TOLERANCE
+        if apart or task["same_choice"] < eval_parity.SAME_PICKS * task["questions"]:
+            print(f"FAILED {task['task']}: other answers than the harness's")
+            return 1
+    slow = [task for task in found if task["scoring_ratio"]["median"] < least.get(task["task"], 0)]
+    for task in slow:
+        print(f"FAILED {task['task']}: {task['scoring_ratio']['median']:.2f} times the harness, {least[task['task']]} asked for")
+    return 2 if slow else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tasks", default="mmlu:5,hellaswag:100,logiqa:100")
+    parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--least", type=least_of, default={})
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    eval_parity.find_harness()
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        if options.model is None:
+            if not PEERS.is_dir():
+                print(f"skipped: {PEERS} is not there: set PEERS to the folder of make_eval_model.py")
+                return 77
+            options.model = folder / "model"
+            subprocess.run([sys.executable, PEERS / "make_eval_model.py", eval_parity.DATA / "llama-tokenizer/tokenizer.model", options.model,
+                            "--hidden", "256", "--layers", "6", "--inter", "704", "--std", "0.056"], check=True, stdout=subprocess.DEVNULL)
+        harness = Harness(options.model, options.threads)
+        found = []
+        for part in options.tasks.split(","):
+            name, _, limit = part.partition(":")
+            found.append(measure(harness, name, int(limit or 100), options, folder))
+        head = {"machine": machine(), "date": datetime.date.today().isoformat(), "command": " ".join(["eval_speed.py", *sys.argv[1:]]),
+                "threads": options.threads, "clock": "cpu" if options.threads == 1 else "wall", **harness.versions}
+    print(f"\n{head['machine']}, {head['date']}, {head['threads']} thread(s), {head['clock']} seconds, lm_eval {head['lm_eval']}, torch {head['torch']}: "
+          f"`{head['command']}`\n{table(found)}")
+    if options.json:
+        options.json.write_text(json.dumps({**head, "tasks": found}, indent=2) + "\n")
+    return judge(found, options.least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
