@@ -1,0 +1,217 @@
+// The scheduler of cuda_runtime_api.h: fibers that hand control back at every barrier and every
+// exchange between lanes. It also takes the place of kernels/no_cuda.cpp in the tests it is linked
+// into.
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda_runtime_api.h"
+#include "kernels/stream.h"
+
+// The linker's names for the ends of the section that holds all shared variables.
+extern "C" {
+extern char __start_emulated_shared[] __attribute__((weak));
+extern char __stop_emulated_shared[] __attribute__((weak));
+}
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t kStackBytes = 96 * 1024;
+constexpr unsigned kLanes = 32;
+
+enum class State { kReady, kAtBlock, kAtWarp, kDone };
+
+struct Fiber {
+  ucontext_t context = {};
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  State state = State::kReady;
+  unsigned mask = 0;
+  uint64_t brought = 0;
+};
+
+struct Warp {
+  uint64_t values[kLanes] = {};
+};
+
+struct Emulator {
+  ucontext_t scheduler = {};
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::mt19937 random{1};
+  const std::function<void()>* body = nullptr;
+  size_t current = 0;
+
+  void start_block(unsigned threads);
+  void run_block(unsigned threads);
+  bool release_warps(unsigned threads);
+  bool release_block(unsigned threads);
+  void wait(State state);
+};
+
+Emulator& emulator() {
+  static Emulator one;
+  return one;
+}
+
+void run_fiber() {
+  Emulator& all = emulator();
+  (*all.body)();
+  all.fibers[all.current].state = State::kDone;
+  swapcontext(&all.fibers[all.current].context, &all.scheduler);
+}
+
+void Emulator::start_block(unsigned threads) {
+  if (__start_emulated_shared != nullptr) {
+    std::fill(__start_emulated_shared, __stop_emulated_shared, static_cast<char>(0xFF));
+  }
+  while (fibers.size() < threads) {
+    fibers.emplace_back();
+  }
+  warps.assign((threads + kLanes - 1) / kLanes, {});
+  for (unsigned i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers[i];
+    fiber.state = State::kReady;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_fiber, 0);
+  }
+}
+
+// Lanes whose whole mask has come go on.
+bool Emulator::release_warps(unsigned threads) {
+  bool any = false;
+  for (unsigned first = 0; first < threads; first += kLanes) {
+    for (unsigned lane = 0; lane < std::min(kLanes, threads - first); ++lane) {
+      const unsigned mask = fibers[first + lane].mask;
+      if (fibers[first + lane].state != State::kAtWarp) {
+        continue;
+      }
+      bool all = true;
+      for (unsigned other = 0; other < kLanes; ++other) {
+        const bool named = (mask >> other & 1) != 0;
+        all = all && (!named ||
+                      (first + other < threads && fibers[first + other].state == State::kAtWarp &&
+                       fibers[first + other].mask == mask));
+      }
+      for (unsigned other = 0; all && other < kLanes; ++other) {
+        const bool named = (mask >> other & 1) != 0;
+        warps[first / kLanes].values[other] = named ? fibers[first + other].brought : 0;
+        if (named) {
+          fibers[first + other].state = State::kReady;
+        }
+      }
+      any = any || all;
+    }
+  }
+  return any;
+}
+
+bool Emulator::release_block(unsigned threads) {
+  bool waits = false;
+  for (unsigned i = 0; i < threads; ++i) {
+    if (fibers[i].state == State::kReady || fibers[i].state == State::kAtWarp) {
+      return false;
+    }
+    waits = waits || fibers[i].state == State::kAtBlock;
+  }
+  for (unsigned i = 0; i < threads; ++i) {
+    if (fibers[i].state == State::kAtBlock) {
+      fibers[i].state = State::kReady;
+    }
+  }
+  return waits;
+}
+
+void Emulator::run_block(unsigned threads) {
+  start_block(threads);
+  std::vector<unsigned> order(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    order[i] = i;
+  }
+  while (true) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const unsigned i : order) {
+      if (fibers[i].state == State::kReady) {
+        current = i;
+        here.thread = {i, 0, 0};
+        swapcontext(&scheduler, &fibers[i].context);
+      }
+    }
+    const bool done = std::all_of(fibers.begin(), fibers.begin() + threads, [](const Fiber& each) {
+      return each.state == State::kDone;
+    });
+    if (done) {
+      return;
+    }
+    if (!release_warps(threads) && !release_block(threads)) {
+      throw std::logic_error("block " + std::to_string(here.block.x) +
+                             ": some threads wait where others never come");
+    }
+  }
+}
+
+void Emulator::wait(State state) {
+  fibers[current].state = state;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+
+}  // namespace
+
+Place here;
+
+unsigned lane() { return here.thread.x % kLanes; }
+
+void wait_for_block() { emulator().wait(State::kAtBlock); }
+
+const uint64_t* meet(unsigned mask, uint64_t value) {
+  Emulator& all = emulator();
+  if ((mask >> lane() & 1) == 0) {
+    throw std::logic_error("a lane meets others by a mask that leaves itself out");
+  }
+  Fiber& fiber = all.fibers[all.current];
+  fiber.mask = mask;
+  fiber.brought = value;
+  const size_t warp = all.current / kLanes;
+  all.wait(State::kAtWarp);
+  return all.warps[warp].values;
+}
+
+uint64_t exchange(unsigned mask, uint64_t value, unsigned source) {
+  return meet(mask, value)[source];
+}
+
+void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
+  Emulator& all = emulator();
+  all.body = &body;
+  here.threads = config.blockDim;
+  here.blocks = config.gridDim;
+  if (config.blockDim.x > 1024 || config.blockDim.x == 0 || config.gridDim.x == 0 ||
+      config.gridDim.y > 65535) {
+    throw std::logic_error("no card takes such a launch");
+  }
+  for (unsigned y = 0; y < config.gridDim.y; ++y) {
+    for (unsigned x = 0; x < config.gridDim.x; ++x) {
+      here.block = {x, y, 0};
+      all.run_block(config.blockDim.x);
+    }
+  }
+}
+
+}  // namespace emulated
+
+namespace moe::kernels {
+
+bool built_with_cuda() { return false; }
+void* current_stream(const at::Tensor&) { return nullptr; }
+
+}  // namespace moe::kernels
