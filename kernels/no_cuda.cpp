@@ -5,6 +5,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/adamw.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+#include "kernels/row_scores.h"
+#include "kernels/softmax_nll.h"
 #include "kernels/stochastic_round.h"
 #include "kernels/stream.h"
 #include "kernels/swiglu.h"
@@ -34,5 +39,37 @@ void swiglu_backward_cuda(const void*, const void*, void*, int64_t, int64_t, boo
 void stochastic_round_cuda(const float*, void*, int64_t, uint64_t, int64_t, void*) {
   refuse("stochastic_round_cuda");
 }
+
+void softmax_nll_cuda(float*, const int64_t*, double*, int64_t, int64_t, double, void*) {
+  refuse("softmax_nll_cuda");
+}
+
+void row_scores_cuda(const float*, float*, int64_t*, int64_t, int64_t, void*) {
+  refuse("row_scores_cuda");
+}
+
+void rms_norm_forward_cuda(
+    const void*, const float*, void*, float*, int64_t, int64_t, double, bool, void*) {
+  refuse("rms_norm_forward_cuda");
+}
+
+void rms_norm_backward_cuda(const RmsNormGradients&,
+                            const void*,
+                            const void*,
+                            const float*,
+                            const float*,
+                            int64_t,
+                            int64_t,
+                            bool,
+                            void*) {
+  refuse("rms_norm_backward_cuda");
+}
+
+void rope_cuda(
+    const void*, const float*, const float*, const int32_t*, void*, const RopeShape&, bool, void*) {
+  refuse("rope_cuda");
+}
+
+void adamw_cuda(const AdamWMemory&, const AdamWNumbers&, void*) { refuse("adamw_cuda"); }
 
 }  // namespace moe::kernels

@@ -2,6 +2,7 @@
 // Bound by memory: 6 bytes an element. The arithmetic is the CPU's own (stochastic_round_bits.h).
 
 #include "kernels/launch.cuh"
+#include "kernels/stochastic_round.h"
 #include "kernels/stochastic_round_bits.h"
 
 namespace moe::kernels {

@@ -9,9 +9,11 @@
 // f32, f64 and bf16 (computed in f32); contiguous rows. Nothing but `hidden` is needed for
 // backward.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+namespace at {
+class Tensor;  // declared only: the CUDA half reads this header without LibTorch
+}
 
 namespace moe::kernels {
 

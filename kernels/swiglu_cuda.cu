@@ -3,6 +3,7 @@
 // coalesced. Bound by memory: 3 reads or writes forward, 5 backward, per output element.
 
 #include "kernels/launch.cuh"
+#include "kernels/swiglu.h"
 
 namespace moe::kernels {
 
