@@ -6,9 +6,13 @@
 #include <string>
 
 #include "kernels/adamw.h"
+#include "kernels/expert_rows.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/router.h"
+#include "kernels/row_gates.h"
 #include "kernels/row_scores.h"
+#include "kernels/select_rows.h"
 #include "kernels/softmax_nll.h"
 #include "kernels/stochastic_round.h"
 #include "kernels/stream.h"
@@ -68,6 +72,62 @@ void rms_norm_backward_cuda(const RmsNormGradients&,
 void rope_cuda(
     const void*, const float*, const float*, const int32_t*, void*, const RopeShape&, bool, void*) {
   refuse("rope_cuda");
+}
+
+void router_logits_cuda(const void*, const float*, float*, int64_t, int64_t, int64_t, bool, void*) {
+  refuse("router_logits_cuda");
+}
+
+void router_choices_cuda(
+    const float*, const int32_t*, const RouterShape&, const RouterChoices&, void*) {
+  refuse("router_choices_cuda");
+}
+
+void select_rows_cuda(
+    const SelectShape&, const SelectInput&, const SelectedRows&, int32_t*, void*) {
+  refuse("select_rows_cuda");
+}
+
+void lay_out_cuda(const LayoutShape&, const PlanRows&, const LayoutMemory&, void*) {
+  refuse("lay_out_cuda");
+}
+
+void gather_rows_cuda(
+    const RowsShape&, const int32_t*, const int32_t*, const void*, void*, bool, void*) {
+  refuse("gather_rows_cuda");
+}
+
+void combine_rows_cuda(
+    const RowsShape&, const int32_t*, const float*, const void*, void*, bool, bool, void*) {
+  refuse("combine_rows_cuda");
+}
+
+void combine_rows_backward_cuda(const RowsShape&,
+                                const int32_t*,
+                                const int32_t*,
+                                const float*,
+                                const void*,
+                                const float*,
+                                void*,
+                                float*,
+                                bool,
+                                void*) {
+  refuse("combine_rows_backward_cuda");
+}
+
+void row_gates_cuda(const GateShape&, const float*, const int32_t*, const int32_t*, float*, void*) {
+  refuse("row_gates_cuda");
+}
+
+void row_gates_backward_cuda(const GateShape&,
+                             const float*,
+                             const int32_t*,
+                             const int32_t*,
+                             const float*,
+                             const float*,
+                             float*,
+                             void*) {
+  refuse("row_gates_backward_cuda");
 }
 
 void adamw_cuda(const AdamWMemory&, const AdamWNumbers&, void*) { refuse("adamw_cuda"); }

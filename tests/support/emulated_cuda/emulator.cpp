@@ -2,8 +2,6 @@
 // exchange between lanes. It also takes the place of kernels/no_cuda.cpp in the tests it is linked
 // into.
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -20,6 +18,33 @@ extern char __start_emulated_shared[] __attribute__((weak));
 extern char __stop_emulated_shared[] __attribute__((weak));
 }
 
+// Keeps the registers that a call keeps, stores the stack in *from, and goes on with the stack
+// `to`. (swapcontext would ask the kernel about signals each time, which is all that a test then
+// does.)
+extern "C" void emulated_switch(void** from, void* to);
+asm(R"(
+  .text
+  .globl emulated_switch
+  .type emulated_switch, @function
+emulated_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size emulated_switch, . - emulated_switch
+)");
+
 namespace emulated {
 
 namespace {
@@ -30,7 +55,7 @@ constexpr unsigned kLanes = 32;
 enum class State { kReady, kAtBlock, kAtWarp, kDone };
 
 struct Fiber {
-  ucontext_t context = {};
+  void* top = nullptr;  // of its stack, where it waits
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   State state = State::kReady;
   unsigned mask = 0;
@@ -42,7 +67,7 @@ struct Warp {
 };
 
 struct Emulator {
-  ucontext_t scheduler = {};
+  void* scheduler = nullptr;  // its stack
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::mt19937 random{1};
@@ -64,8 +89,19 @@ Emulator& emulator() {
 void run_fiber() {
   Emulator& all = emulator();
   (*all.body)();
-  all.fibers[all.current].state = State::kDone;
-  swapcontext(&all.fibers[all.current].context, &all.scheduler);
+  all.wait(State::kDone);
+}
+
+// A stack that emulated_switch enters at run_fiber, aligned as after a call.
+void* new_stack(char* memory) {
+  auto end = reinterpret_cast<uintptr_t>(memory) + kStackBytes;
+  auto* top = reinterpret_cast<void**>(end / 16 * 16);
+  *--top = nullptr;
+  *--top = reinterpret_cast<void*>(&run_fiber);
+  for (int saved = 0; saved < 6; ++saved) {
+    *--top = nullptr;
+  }
+  return top;
 }
 
 void Emulator::start_block(unsigned threads) {
@@ -79,11 +115,7 @@ void Emulator::start_block(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
     fiber.state = State::kReady;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, run_fiber, 0);
+    fiber.top = new_stack(fiber.stack.get());
   }
 }
 
@@ -144,7 +176,7 @@ void Emulator::run_block(unsigned threads) {
       if (fibers[i].state == State::kReady) {
         current = i;
         here.thread = {i, 0, 0};
-        swapcontext(&scheduler, &fibers[i].context);
+        emulated_switch(&scheduler, fibers[i].top);
       }
     }
     const bool done = std::all_of(fibers.begin(), fibers.begin() + threads, [](const Fiber& each) {
@@ -162,7 +194,7 @@ void Emulator::run_block(unsigned threads) {
 
 void Emulator::wait(State state) {
   fibers[current].state = state;
-  swapcontext(&fibers[current].context, &scheduler);
+  emulated_switch(&fibers[current].top, scheduler);
 }
 
 }  // namespace
