@@ -32,11 +32,12 @@ bool built_with_cuda() { return false; }
 
 void* current_stream(const at::Tensor&) { refuse("current_stream"); }
 
-void swiglu_forward_cuda(const void*, void*, int64_t, int64_t, bool, void*) {
+void swiglu_forward_cuda(const void*, void*, int64_t, int64_t, const int32_t*, bool, void*) {
   refuse("swiglu_forward_cuda");
 }
 
-void swiglu_backward_cuda(const void*, const void*, void*, int64_t, int64_t, bool, void*) {
+void swiglu_backward_cuda(
+    const void*, const void*, void*, int64_t, int64_t, const int32_t*, bool, void*) {
   refuse("swiglu_backward_cuda");
 }
 

@@ -17,19 +17,21 @@ struct Where {
 };
 
 template <int kCount>
-__device__ Where where(int64_t rows, int64_t width) {
+__device__ Where where(int64_t rows, int64_t width, const int32_t* used) {
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t across = width / kCount;
   const int64_t row = index / across;
-  return {row, static_cast<int>(index - row * across) * kCount, row < rows};
+  const bool is_used = used == nullptr || row < *used;
+  return {row, static_cast<int>(index - row * across) * kCount, row < rows && is_used};
 }
 
 template <typename T, int kCount>
 __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
                                T* out,           // [rows, width]
                                int64_t rows,
-                               int64_t width) {
-  const Where at = where<kCount>(rows, width);
+                               int64_t width,
+                               const int32_t* used) {
+  const Where at = where<kCount>(rows, width, used);
   if (!at.is_inside) {
     return;
   }
@@ -49,8 +51,9 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
                                 const T* hidden,    // [rows, 2 * width]
                                 T* grad_hidden,     // [rows, 2 * width]
                                 int64_t rows,
-                                int64_t width) {
-  const Where at = where<kCount>(rows, width);
+                                int64_t width,
+                                const int32_t* used) {
+  const Where at = where<kCount>(rows, width, used);
   if (!at.is_inside) {
     return;
   }
@@ -70,7 +73,8 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
 }
 
 template <typename T>
-void forward(const T* hidden, T* out, int64_t rows, int64_t width, void* stream) {
+void forward(
+    const T* hidden, T* out, int64_t rows, int64_t width, const int32_t* used, void* stream) {
   const bool vectors = fits_vectors(width, hidden, out);
   const int64_t threads = rows * width / (vectors ? kVector : 1);
   launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>,
@@ -80,12 +84,18 @@ void forward(const T* hidden, T* out, int64_t rows, int64_t width, void* stream)
          hidden,
          out,
          rows,
-         width);
+         width,
+         used);
 }
 
 template <typename T>
-void backward(
-    const T* grad_out, const T* hidden, T* grad_hidden, int64_t rows, int64_t width, void* stream) {
+void backward(const T* grad_out,
+              const T* hidden,
+              T* grad_hidden,
+              int64_t rows,
+              int64_t width,
+              const int32_t* used,
+              void* stream) {
   const bool vectors = fits_vectors(width, grad_out, hidden, grad_hidden);
   const int64_t threads = rows * width / (vectors ? kVector : 1);
   launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>,
@@ -96,18 +106,24 @@ void backward(
          hidden,
          grad_hidden,
          rows,
-         width);
+         width,
+         used);
 }
 
 }  // namespace
 
-void swiglu_forward_cuda(
-    const void* hidden, void* out, int64_t rows, int64_t width, bool is_bf16, void* stream) {
+void swiglu_forward_cuda(const void* hidden,
+                         void* out,
+                         int64_t rows,
+                         int64_t width,
+                         const int32_t* used,
+                         bool is_bf16,
+                         void* stream) {
   if (is_bf16) {
     using T = __nv_bfloat16;
-    forward(static_cast<const T*>(hidden), static_cast<T*>(out), rows, width, stream);
+    forward(static_cast<const T*>(hidden), static_cast<T*>(out), rows, width, used, stream);
   } else {
-    forward(static_cast<const float*>(hidden), static_cast<float*>(out), rows, width, stream);
+    forward(static_cast<const float*>(hidden), static_cast<float*>(out), rows, width, used, stream);
   }
 }
 
@@ -116,6 +132,7 @@ void swiglu_backward_cuda(const void* grad_out,
                           void* grad_hidden,
                           int64_t rows,
                           int64_t width,
+                          const int32_t* used,
                           bool is_bf16,
                           void* stream) {
   const auto run = [&](auto type) {
@@ -125,6 +142,7 @@ void swiglu_backward_cuda(const void* grad_out,
              static_cast<T*>(grad_hidden),
              rows,
              width,
+             used,
              stream);
   };
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});

@@ -26,18 +26,22 @@ Both reference(const Tensor& hidden, const Tensor& grad_out) {
   return both;
 }
 
-Both on_card(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type) {
+Both on_card(const Tensor& hidden,
+             const Tensor& grad_out,
+             at::ScalarType type,
+             const int32_t* used = nullptr) {
   const int64_t rows = grad_out.size(0), width = grad_out.size(1);
   const Tensor in = to_card(hidden.to(type)), upstream = to_card(grad_out.to(type));
   const Both both{poisoned({rows, width}, type), poisoned({rows, 2 * width}, type)};
   const bool is_bf16 = type == at::kBFloat16;
   moe::kernels::swiglu_forward_cuda(
-      in.data_ptr(), both.out.data_ptr(), rows, width, is_bf16, stream_of(in));
+      in.data_ptr(), both.out.data_ptr(), rows, width, used, is_bf16, stream_of(in));
   moe::kernels::swiglu_backward_cuda(upstream.data_ptr(),
                                      in.data_ptr(),
                                      both.grad.data_ptr(),
                                      rows,
                                      width,
+                                     used,
                                      is_bf16,
                                      stream_of(in));
   return {both.out.cpu().to(at::kFloat), both.grad.cpu().to(at::kFloat)};
@@ -69,6 +73,24 @@ TEST_CASE("the swiglu kernels equal the reference on awkward shapes", "[kernels]
         CHECK(close(actual.out, expected.out, epsilon));
         CHECK(close(actual.grad, expected.grad, epsilon));
       }
+    }
+  }
+}
+
+TEST_CASE("the swiglu kernels leave rows after the used ones alone", "[kernels][gpu]") {
+  MOE_NEED_CARD();
+  at::manual_seed(4);
+  for (const int64_t width : {3, 8}) {
+    for (const int used : {0, 5, 9, 20}) {
+      const Tensor hidden = at::randn({9, 2 * width}), grad_out = at::randn({9, width});
+      const Tensor limit = to_card(at::tensor({used}, at::kInt));
+      const Both actual = on_card(hidden, grad_out, at::kFloat, limit.const_data_ptr<int32_t>());
+      const Both all = on_card(hidden, grad_out, at::kFloat);
+      const int64_t rows = std::min(used, 9);
+      CHECK(at::equal(actual.out.narrow(0, 0, rows), all.out.narrow(0, 0, rows)));
+      CHECK(at::equal(actual.grad.narrow(0, 0, rows), all.grad.narrow(0, 0, rows)));
+      CHECK(actual.out.narrow(0, rows, 9 - rows).isnan().all().item<bool>());
+      CHECK(actual.grad.narrow(0, rows, 9 - rows).isnan().all().item<bool>());
     }
   }
 }
