@@ -57,7 +57,8 @@ variable_list backward_on_gpu(const Tensor& grad,
 
 // f64 on a GPU, for gradient checks, is LibTorch's as on the CPU.
 bool has_kernel(const Tensor& x, const Tensor& weight) {
-  return x.is_cuda() && x.scalar_type() != at::kDouble && weight.scalar_type() == at::kFloat;
+  return x.is_cuda() && weight.device() == x.device() && x.scalar_type() != at::kDouble &&
+         weight.scalar_type() == at::kFloat;
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {

@@ -92,7 +92,8 @@ Tensor rope(const Tensor& x,
                   cosine.size(1) * 2 == head_width && cosine.sizes() == sine.sizes() &&
                   cosine.scalar_type() == at::kFloat && sine.scalar_type() == at::kFloat &&
                   position.dim() == 1 && position.size(0) == x.size(0) &&
-                  position.scalar_type() == at::kInt,
+                  position.scalar_type() == at::kInt && cosine.device() == x.device() &&
+                  sine.device() == x.device() && position.device() == x.device(),
               "x ",
               x.sizes(),
               ", tables ",

@@ -69,9 +69,10 @@ double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale) 
               ", target ",
               target.sizes());
   if (logits.is_cuda()) {
+    const at::Tensor wanted = target.to(logits.device()).contiguous();
     const at::Tensor nll = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
     softmax_nll_cuda(logits.data_ptr<float>(),
-                     target.contiguous().const_data_ptr<int64_t>(),
+                     wanted.const_data_ptr<int64_t>(),
                      nll.data_ptr<double>(),
                      logits.size(0),
                      logits.size(1),
