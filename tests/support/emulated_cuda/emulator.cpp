@@ -64,6 +64,7 @@ struct Fiber {
 
 struct Warp {
   uint64_t values[kLanes] = {};
+  bool is_late = false;  // does not run in this round, so that others get ahead of it
 };
 
 struct Emulator {
@@ -172,8 +173,14 @@ void Emulator::run_block(unsigned threads) {
   }
   while (true) {
     std::shuffle(order.begin(), order.end(), random);
+    for (Warp& warp : warps) {
+      warp.is_late = random() % 2 == 0;
+    }
+    bool any_ready = false;
     for (const unsigned i : order) {
-      if (fibers[i].state == State::kReady) {
+      const bool is_ready = fibers[i].state == State::kReady;
+      any_ready = any_ready || is_ready;
+      if (is_ready && !warps[i / kLanes].is_late) {
         current = i;
         here.thread = {i, 0, 0};
         emulated_switch(&scheduler, fibers[i].top);
@@ -185,7 +192,7 @@ void Emulator::run_block(unsigned threads) {
     if (done) {
       return;
     }
-    if (!release_warps(threads) && !release_block(threads)) {
+    if (!release_warps(threads) && !release_block(threads) && !any_ready) {
       throw std::logic_error("block " + std::to_string(here.block.x) +
                              ": some threads wait where others never come");
     }
