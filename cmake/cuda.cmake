@@ -1,6 +1,8 @@
 # The CUDA half, included with MOE_CUDA: kernels/*_cuda.cu instead of kernels/no_cuda.cpp, and LibTorch's CUDA libraries.
+# Machine code for A100 and for H100/H200 (90a: all of Hopper's instructions), and PTX that the driver of any later card
+# compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 90)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)

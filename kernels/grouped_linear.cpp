@@ -55,6 +55,23 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
+// What at::_grouped_mm takes: its types, and rows of whole 16 bytes.
+bool fits_grouped_mm(const Tensor& weights, at::ScalarType type) {
+  const bool is_bf16 = type == at::kBFloat16;
+  const int64_t step = is_bf16 ? 8 : 4;
+  return (is_bf16 || type == at::kFloat) && weights.size(1) % step == 0 &&
+         weights.size(2) % step == 0;
+}
+
+// Rows of each segment, gaps included; waits for the device.
+std::vector<int64_t> loads_of(const Tensor& ends) {
+  const Tensor host = ends.to(at::kCPU, at::kLong);
+  const auto* end = host.const_data_ptr<int64_t>();
+  std::vector<int64_t> loads(static_cast<size_t>(host.numel()));
+  std::adjacent_difference(end, end + host.numel(), loads.begin());
+  return loads;
+}
+
 }  // namespace
 
 Tensor grouped_product(const Tensor& in,
@@ -102,6 +119,32 @@ Tensor grouped_weight_gradient(const Tensor& left,
     }
   });
   return gradient;
+}
+
+Tensor grouped_product(const Tensor& in,
+                       const Tensor& weights,
+                       bool transposed,
+                       const Tensor& ends) {
+  const auto type = in.scalar_type();
+  if (!fits_grouped_mm(weights, type)) {
+    return grouped_product(in, weights, transposed, in.size(0), loads_of(ends));
+  }
+  const Tensor right = operand(weights, type).contiguous();
+  return at::_grouped_mm(
+             operand(in, type).contiguous(), transposed ? right.transpose(1, 2) : right, ends)
+      .to(type);
+}
+
+Tensor grouped_weight_gradient(const Tensor& left,
+                               const Tensor& right,
+                               const Tensor& weights,
+                               const Tensor& ends) {
+  const auto type = left.scalar_type();
+  if (!fits_grouped_mm(weights, type)) {
+    return grouped_weight_gradient(left, right, weights, loads_of(ends));
+  }
+  const Tensor a = operand(left, type).contiguous(), b = operand(right, type).contiguous();
+  return at::_grouped_mm(a.t(), b, ends).to(weights.scalar_type());
 }
 
 Tensor grouped_linear(const Tensor& rows,

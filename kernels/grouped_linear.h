@@ -33,4 +33,22 @@ at::Tensor grouped_weight_gradient(const at::Tensor& left,
                                    const at::Tensor& weights,
                                    const std::vector<int64_t>& rows_per_expert);
 
+// The same where nobody on the host knows the loads: `ends` [E] i32 says on the device where each
+// expert's segment ends (kernels/expert_rows.h), the first starts at 0. Nothing is read back for
+// bf16 on an H100 or H200, whose products are one `at::_grouped_mm`; elsewhere that loops over the
+// experts, and widths that are no multiple of 16 bytes wait for `ends`.
+
+// [R, N] in the type of `in`; rows past the last end hold anything.
+at::Tensor grouped_product(const at::Tensor& in,
+                           const at::Tensor& weights,
+                           bool transposed,
+                           const at::Tensor& ends);
+
+// [E, M, N] in the weights' type. On a GPU bf16 operands give sums that are rounded to bf16 once
+// before they are widened.
+at::Tensor grouped_weight_gradient(const at::Tensor& left,
+                                   const at::Tensor& right,
+                                   const at::Tensor& weights,
+                                   const at::Tensor& ends);
+
 }  // namespace moe::kernels

@@ -1,4 +1,4 @@
-// One autograd node for all experts of a layer.
+// One autograd node for all experts of a layer, with the loads on the host or on the device.
 
 #include "kernels/grouped_swiglu.h"
 
@@ -58,16 +58,40 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   }
 };
 
-}  // namespace
+struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
+  static Tensor forward(AutogradContext* context,
+                        const Tensor& rows,
+                        const Tensor& gate_up,
+                        const Tensor& down,
+                        const Tensor& ends) {
+    const Tensor hidden = grouped_product(rows, gate_up, true, ends);
+    context->save_for_backward({rows, gate_up, down, hidden, ends});
+    return grouped_product(swiglu_forward(hidden, ends), down, true, ends);
+  }
 
-Tensor grouped_swiglu(const Tensor& rows,
-                      const Tensor& gate_up,
-                      const Tensor& down,
-                      const std::vector<int64_t>& rows_per_expert) {
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
+    const Tensor& ends = saved[4];
+    const Tensor grad_out = gradients[0].contiguous();
+    const Tensor grad_down =
+        context->needs_input_grad(2)
+            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden, ends), down, ends)
+            : Tensor();
+    const Tensor grad_hidden =
+        swiglu_backward(grouped_product(grad_out, down, false, ends), hidden, ends);
+    const Tensor grad_gate_up = context->needs_input_grad(1)
+                                    ? grouped_weight_gradient(grad_hidden, rows, gate_up, ends)
+                                    : Tensor();
+    return {grouped_product(grad_hidden, gate_up, false, ends), grad_gate_up, grad_down, Tensor()};
+  }
+};
+
+void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down, int64_t loads) {
   TORCH_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
   TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
                   down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
-                  static_cast<int64_t>(rows_per_expert.size()) == down.size(0),
+                  loads == down.size(0),
               "rows ",
               rows.sizes(),
               ", gate_up ",
@@ -75,9 +99,27 @@ Tensor grouped_swiglu(const Tensor& rows,
               ", down ",
               down.sizes(),
               ", loads of ",
-              rows_per_expert.size(),
+              loads,
               " experts");
+}
+
+}  // namespace
+
+Tensor grouped_swiglu(const Tensor& rows,
+                      const Tensor& gate_up,
+                      const Tensor& down,
+                      const std::vector<int64_t>& rows_per_expert) {
+  check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
   return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
+}
+
+Tensor grouped_swiglu(const Tensor& rows,
+                      const Tensor& gate_up,
+                      const Tensor& down,
+                      const Tensor& ends) {
+  check_shapes(rows, gate_up, down, ends.numel());
+  TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
+  return GroupedSwigluOnDevice::apply(rows, gate_up, down, ends);
 }
 
 }  // namespace moe::kernels

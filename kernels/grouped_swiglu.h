@@ -21,4 +21,12 @@ torch::Tensor grouped_swiglu(const torch::Tensor& rows,
                              const torch::Tensor& down,
                              const std::vector<int64_t>& rows_per_expert);
 
+// The same where the loads stay on the device: segments end at `ends` [E] i32
+// (kernels/grouped_linear.h); rows past the last hold anything, and get a gradient that is
+// anything.
+torch::Tensor grouped_swiglu(const torch::Tensor& rows,
+                             const torch::Tensor& gate_up,
+                             const torch::Tensor& down,
+                             const torch::Tensor& ends);
+
 }  // namespace moe::kernels

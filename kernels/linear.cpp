@@ -6,6 +6,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/router.h"
+#include "kernels/stream.h"
+
 namespace moe::kernels {
 
 namespace {
@@ -13,6 +16,28 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// A few columns of f32 out of x as it is: widening x first would write and read it once more.
+bool takes_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
+  constexpr int64_t kMostColumns = 64;
+  return x.is_cuda() && weight.device() == x.device() && operands == at::kFloat &&
+         weight.scalar_type() == at::kFloat &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
+         weight.size(0) <= kMostColumns;
+}
+
+Tensor router_logits(const Tensor& x, const Tensor& weight) {
+  Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
+  router_logits_cuda(x.const_data_ptr(),
+                     weight.const_data_ptr<float>(),
+                     logits.data_ptr<float>(),
+                     x.size(0),
+                     x.size(1),
+                     weight.size(0),
+                     x.scalar_type() == at::kBFloat16,
+                     current_stream(x));
+  return logits;
+}
 
 struct Linear : torch::autograd::Function<Linear> {
   // Operands are taken in type `operands`, y in type `out`.
@@ -25,6 +50,9 @@ struct Linear : torch::autograd::Function<Linear> {
     context->save_for_backward({x, weight});
     context->saved_data["operands"] = static_cast<int64_t>(operands);
     context->saved_data["has_bias"] = bias.has_value();
+    if (!bias && takes_router_kernel(x, weight, operands)) {
+      return router_logits(x.contiguous(), weight.contiguous());
+    }
     const Tensor left = operand(x, operands), right = operand(weight, operands).t();
     if (bias) {
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);

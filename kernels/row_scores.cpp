@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/stream.h"
 #include "kernels/vector_math.h"
 
 namespace moe::kernels {
@@ -56,15 +57,17 @@ MOE_VECTOR_CLONES float row_largest(const float* z, int64_t count) {
 
 RowScores row_scores(const at::Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "logits ", logits.sizes());
-  if (logits.is_cuda()) {
-    return {logits.logsumexp(1), logits.argmax(1)};
-  }
   const at::Tensor contiguous = logits.contiguous();
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
-  RowScores scores{at::empty({rows}, at::kFloat), at::empty({rows}, at::kLong)};
+  RowScores scores{at::empty({rows}, logits.options().dtype(at::kFloat)),
+                   at::empty({rows}, logits.options().dtype(at::kLong))};
   const float* z = contiguous.const_data_ptr<float>();
   float* logsumexp = scores.logsumexp.data_ptr<float>();
   int64_t* argmax = scores.argmax.data_ptr<int64_t>();
+  if (logits.is_cuda()) {
+    row_scores_cuda(z, logsumexp, argmax, rows, vocabulary, current_stream(logits));
+    return scores;
+  }
   at::parallel_for(0, rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* values = z + row * vocabulary;
@@ -77,6 +80,23 @@ RowScores row_scores(const at::Tensor& logits) {
     }
   });
   return scores;
+}
+
+void row_scores_reference(
+    const float* logits, float* logsumexp, int64_t* argmax, int64_t rows, int64_t vocabulary) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* z = logits + row * vocabulary;
+    argmax[row] = 0;
+    for (int64_t v = 1; v < vocabulary; ++v) {
+      argmax[row] = z[v] > z[argmax[row]] ? v : argmax[row];
+    }
+    const double most = z[argmax[row]];
+    double sum = 0;
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      sum += std::exp(z[v] - most);
+    }
+    logsumexp[row] = static_cast<float>(most + std::log(sum));
+  }
 }
 
 }  // namespace moe::kernels

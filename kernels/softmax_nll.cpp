@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/row_scores.h"
+#include "kernels/stream.h"
 #include "kernels/vector_math.h"
 
 namespace moe::kernels {
@@ -68,11 +69,16 @@ double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale) 
               ", target ",
               target.sizes());
   if (logits.is_cuda()) {
-    const at::Tensor log_share = at::log_softmax(logits, 1);
-    const at::Tensor picked = log_share.gather(1, target.unsqueeze(1));
-    at::mul_out(logits, log_share.exp(), at::scalar_tensor(scale, logits.options()));
-    logits.scatter_add_(1, target.unsqueeze(1), at::full_like(picked, -scale));
-    return -picked.sum(at::kDouble).item<double>();
+    const at::Tensor wanted = target.to(logits.device()).contiguous();
+    const at::Tensor nll = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
+    softmax_nll_cuda(logits.data_ptr<float>(),
+                     wanted.const_data_ptr<int64_t>(),
+                     nll.data_ptr<double>(),
+                     logits.size(0),
+                     logits.size(1),
+                     scale,
+                     current_stream(logits));
+    return nll.sum().item<double>();
   }
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
   float* z = logits.data_ptr<float>();

@@ -12,9 +12,11 @@
 // The random numbers are a hash of (key, index of the element), nothing else: the same whatever the
 // device, the threads, the pieces a tensor is rounded in, or what was rounded before.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+namespace at {
+class Tensor;  // declared only: the CUDA half reads this header without LibTorch
+}
 
 namespace moe::kernels {
 

@@ -1,8 +1,8 @@
 // stochastic_round.h on CUDA: one thread an element, neighbours in a warp on neighbouring elements.
 // Bound by memory: 6 bytes an element. The arithmetic is the CPU's own (stochastic_round_bits.h).
 
-#include "kernels/check.h"
 #include "kernels/launch.cuh"
+#include "kernels/stochastic_round.h"
 #include "kernels/stochastic_round_bits.h"
 
 namespace moe::kernels {
@@ -28,12 +28,15 @@ __global__ void round_kernel(const float* in,  // [count]
 
 void stochastic_round_cuda(
     const float* in, void* out, int64_t count, uint64_t key, int64_t first, void* stream) {
-  if (count == 0) {
-    return;
-  }
-  round_kernel<<<ceil_div(count, kThreads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      in, static_cast<uint16_t*>(out), count, key, first);
-  CUDA_CHECK(cudaGetLastError());
+  launch(round_kernel,
+         ceil_div(count, kThreads),
+         kThreads,
+         stream,
+         in,
+         static_cast<uint16_t*>(out),
+         count,
+         key,
+         first);
 }
 
 }  // namespace moe::kernels

@@ -26,13 +26,24 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
   }
 };
 
+// Where the number of rows to compute stands; null: all of them.
+const int32_t* last_of(const at::Tensor& used) {
+  return used.defined() ? used.const_data_ptr<int32_t>() + used.numel() - 1 : nullptr;
+}
+
 uint16_t* bits_of(const at::Tensor& bf16) { return static_cast<uint16_t*>(bf16.data_ptr()); }
 
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
 
-at::Tensor swiglu_forward(const at::Tensor& hidden) {
+at::Tensor swiglu_forward(const at::Tensor& hidden) { return swiglu_forward(hidden, {}); }
+
+at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden) {
+  return swiglu_backward(grad_out, hidden, {});
+}
+
+at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   TORCH_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is ", hidden.sizes());
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
   if (hidden.scalar_type() == at::kDouble) {
@@ -43,7 +54,7 @@ at::Tensor swiglu_forward(const at::Tensor& hidden) {
   const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
   if (hidden.is_cuda()) {
     swiglu_forward_cuda(
-        in.data_ptr(), out.data_ptr(), rows, width, is_bf16, current_stream(hidden));
+        in.data_ptr(), out.data_ptr(), rows, width, last_of(used), is_bf16, current_stream(hidden));
   } else if (is_bf16) {
     swiglu_forward_cpu(bits_of(in), bits_of(out), rows, width);
   } else {
@@ -52,7 +63,9 @@ at::Tensor swiglu_forward(const at::Tensor& hidden) {
   return out;
 }
 
-at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden) {
+at::Tensor swiglu_backward(const at::Tensor& grad_out,
+                           const at::Tensor& hidden,
+                           const at::Tensor& used) {
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
   TORCH_CHECK(
       grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ", grad_out.sizes());
@@ -71,6 +84,7 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden)
                          grad.data_ptr(),
                          rows,
                          width,
+                         last_of(used),
                          is_bf16,
                          current_stream(hidden));
   } else if (is_bf16) {

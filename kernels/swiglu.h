@@ -9,15 +9,24 @@
 // f32, f64 and bf16 (computed in f32); contiguous rows. Nothing but `hidden` is needed for
 // backward.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+namespace at {
+class Tensor;  // declared only: the CUDA half reads this header without LibTorch
+}
 
 namespace moe::kernels {
 
 at::Tensor swiglu_forward(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
 at::Tensor swiglu_backward(const at::Tensor& grad_out,
                            const at::Tensor& hidden);  // [R, F], [R, 2F] -> [R, 2F]
+
+// The same of the first used[-1] rows, `used` [n] i32 on the device of `hidden` (the ends of
+// kernels/grouped_linear.h): the rows after them come out as anything. Nothing is read back.
+at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used);
+at::Tensor swiglu_backward(const at::Tensor& grad_out,
+                           const at::Tensor& hidden,
+                           const at::Tensor& used);
 
 // swiglu_forward, differentiable; keeps `hidden`.
 at::Tensor swiglu(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
@@ -36,14 +45,20 @@ void swiglu_backward_cpu(
     const Number* grad_out, const Number* hidden, Number* grad_hidden, int64_t rows, int64_t width);
 
 // The CUDA entry points (swiglu_cuda.cu, or no_cuda.cpp which refuses). Device pointers, dtype by
-// flag, a cudaStream_t.
-void swiglu_forward_cuda(
-    const void* hidden, void* out, int64_t rows, int64_t width, bool is_bf16, void* stream);
+// flag, a cudaStream_t. Only rows before *used are computed; null: all.
+void swiglu_forward_cuda(const void* hidden,
+                         void* out,
+                         int64_t rows,
+                         int64_t width,
+                         const int32_t* used,
+                         bool is_bf16,
+                         void* stream);
 void swiglu_backward_cuda(const void* grad_out,
                           const void* hidden,
                           void* grad_hidden,
                           int64_t rows,
                           int64_t width,
+                          const int32_t* used,
                           bool is_bf16,
                           void* stream);
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/model/device_experts.h"
 #include "core/model/dispatch.h"
 #include "core/route/rows.h"
 #include "kernels/linear.h"
@@ -18,6 +19,13 @@ torch::Tensor run_experts(const torch::Tensor& x,
                           const route::Routing& routing,
                           double gate_scale,
                           const Sharing* sharing) {
+  const bool is_shared = sharing != nullptr && sharing->spread.is_shared();
+  const bool adapts = weights.gate_up_adapter.defined() || weights.down_adapter.defined();
+  // Without a capacity the plan has room for every expert of every token: too much to leave empty.
+  const bool is_bounded = !routing.input.dropless;
+  if (x.is_cuda() && x.scalar_type() != torch::kDouble && is_bounded && !adapts && !is_shared) {
+    return run_experts_on_device(x, weights, routing, gate_scale);
+  }
   // Unused rows stand last: reading the loads back lets the products skip them.
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
@@ -29,9 +37,8 @@ torch::Tensor run_experts(const torch::Tensor& x,
                           weights.down_adapter,
                           expert_rows);
   };
-  const torch::Tensor out = sharing != nullptr && sharing->spread.is_shared()
-                                ? dispatch_among(x, routing, *sharing, loads, run)
-                                : dispatch_here(x, routing, loads, run);
+  const torch::Tensor out = is_shared ? dispatch_among(x, routing, *sharing, loads, run)
+                                      : dispatch_here(x, routing, loads, run);
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
 

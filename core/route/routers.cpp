@@ -4,6 +4,8 @@
 
 #include "core/base/error.h"
 #include "core/route/gates.h"
+#include "core/route/kernel_plan.h"
+#include "kernels/router.h"
 
 namespace moe::route {
 namespace {
@@ -62,6 +64,21 @@ const RouterFamily& family_of(const RouterSettings& settings) {
   return *entry;
 }
 
+Plan plan_by_rules(const RouteInput& input,
+                   const RouterFamily& family,
+                   const RouterSettings& settings) {
+  Plan plan;
+  for (const auto& rule : family.rules(settings)) {
+    plan = rule(input, plan);
+  }
+  for (const auto& modifier : router_modifiers()) {
+    if (settings.*modifier.is_on) {
+      plan = modifier.rule(input, plan);
+    }
+  }
+  return plan;
+}
+
 // What has a gradient: all that `routing` holds besides is decided.
 void weigh(Routing& routing,
            const torch::Tensor& logits,
@@ -116,14 +133,11 @@ Routing route(const torch::Tensor& logits,
   {
     const torch::NoGradGuard no_grad;
     routing.input = make_input(logits, family.scores(logits), settings, group);
-    for (const auto& rule : family.rules(settings)) {
-      routing.plan = rule(routing.input, routing.plan);
-    }
-    for (const auto& modifier : router_modifiers()) {
-      if (settings.*modifier.is_on) {
-        routing.plan = modifier.rule(routing.input, routing.plan);
-      }
-    }
+    const bool by_kernels = logits.is_cuda() && logits.scalar_type() == torch::kFloat &&
+                            family.rules == top_k_rules &&
+                            logits.size(1) <= kernels::kMaxRouterExperts;
+    routing.plan = by_kernels ? plan_by_kernels(routing.input, settings)
+                              : plan_by_rules(routing.input, family, settings);
     routing.count = multiplicities(routing.input, routing.plan);
     routing.counters = count_plan(routing.input, routing.plan, settings);
   }

@@ -1,0 +1,132 @@
+#include "core/route/kernel_plan.h"
+
+#include <limits>
+
+#include "core/base/error.h"
+#include "core/route/rows.h"
+#include "kernels/router.h"
+#include "kernels/select_rows.h"
+#include "kernels/stream.h"
+
+namespace moe::route {
+
+namespace {
+
+using kernels::SelectShape;
+
+// [W] i32 on the device of the logits.
+torch::Tensor slots_of_ranks(const RouteInput& input) {
+  std::vector<int64_t> slots = input.capacity;
+  if (input.dropless) {
+    slots.assign(slots.size(), std::numeric_limits<int32_t>::max());
+  }
+  return torch::tensor(slots, torch::kLong).to(torch::kInt).to(input.logits.device());
+}
+
+// Rows that there can be at most, and that the rules make room for.
+int64_t most_rows(const RouteInput& input, const SelectShape& shape) {
+  int64_t rows = shape.tokens * shape.k;
+  rows = input.dropless ? rows : accepted_max(input, rows);
+  if (shape.fill) {
+    rows += shape.tokens;
+    rows = input.dropless ? rows : accepted_max(input, rows);
+  }
+  return rows + (shape.rectify ? shape.tokens : 0);
+}
+
+Plan room_for(const RouteInput& input, const SelectShape& shape) {
+  const auto longs = [&](int64_t count) {
+    return torch::empty({count}, input.logits.options().dtype(torch::kLong));
+  };
+  const int64_t rows = most_rows(input, shape);
+  const int64_t refused = input.dropless ? 0 : shape.tokens * shape.k;
+  return {longs(rows),
+          longs(rows),
+          longs(rows),
+          longs(rows),
+          longs(shape.experts),
+          longs(refused),
+          longs(refused),
+          longs(refused)};
+}
+
+kernels::SelectedRows memory_of(const Plan& plan) {
+  return {plan.token.data_ptr<int64_t>(),
+          plan.expert.data_ptr<int64_t>(),
+          plan.choice.data_ptr<int64_t>(),
+          plan.count.data_ptr<int64_t>(),
+          plan.token.size(0),
+          plan.rows.data_ptr<int64_t>(),
+          plan.overflow_token.data_ptr<int64_t>(),
+          plan.overflow_expert.data_ptr<int64_t>(),
+          plan.overflow_choice.data_ptr<int64_t>(),
+          plan.overflow_token.size(0)};
+}
+
+// What the choices of tokens are written to.
+struct ChoiceTensors {
+  torch::Tensor scores, choice, at_home, requested;
+};
+
+ChoiceTensors choose(const RouteInput& input, const torch::Tensor& home, const SelectShape& shape) {
+  const auto ints = input.logits.options().dtype(torch::kInt);
+  const ChoiceTensors to{torch::empty_like(input.logits, torch::MemoryFormat::Contiguous),
+                         torch::empty({shape.tokens, shape.choices}, ints),
+                         torch::empty({shape.tokens}, ints),
+                         torch::empty({shape.choices, shape.experts * shape.ranks}, ints)};
+  const kernels::RouterShape router{
+      shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false};
+  const kernels::RouterChoices memory{to.scores.data_ptr<float>(),
+                                      to.choice.data_ptr<int32_t>(),
+                                      to.at_home.data_ptr<int32_t>(),
+                                      to.requested.data_ptr<int32_t>()};
+  const torch::Tensor logits = input.logits.contiguous();
+  const auto* values = logits.const_data_ptr<float>();
+  const auto* homes = home.const_data_ptr<int32_t>();
+  if (logits.is_cuda()) {
+    kernels::router_choices_cuda(values, homes, router, memory, kernels::current_stream(logits));
+  } else {
+    kernels::router_choices_reference(values, homes, router, memory);
+  }
+  return to;
+}
+
+}  // namespace
+
+Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
+  MOE_CHECK(settings.family == Family::kTopK && input.logits.scalar_type() == torch::kFloat);
+  const int64_t experts = input.experts();
+  const bool has_next = input.k < experts;
+  const SelectShape shape{input.tokens(),
+                          experts,
+                          input.ranks,
+                          has_next ? input.k + 1 : input.k,
+                          input.k,
+                          settings.fr && has_next,
+                          settings.ir,
+                          settings.slot_order == SlotOrder::kScore};
+  const torch::Tensor home = input.home.to(torch::kInt), slots = slots_of_ranks(input);
+  const torch::Tensor scores = input.scores.contiguous();  // what the rules compare by
+  const ChoiceTensors from = choose(input, home, shape);
+  const kernels::SelectInput in{scores.const_data_ptr<float>(),
+                                from.choice.const_data_ptr<int32_t>(),
+                                from.at_home.const_data_ptr<int32_t>(),
+                                home.const_data_ptr<int32_t>(),
+                                from.requested.const_data_ptr<int32_t>(),
+                                slots.const_data_ptr<int32_t>()};
+  Plan plan = room_for(input, shape);
+  if (input.logits.is_cuda()) {
+    const torch::Tensor scratch =
+        torch::empty({kernels::select_rows_scratch(shape)}, home.options());
+    kernels::select_rows_cuda(shape,
+                              in,
+                              memory_of(plan),
+                              scratch.data_ptr<int32_t>(),
+                              kernels::current_stream(input.logits));
+  } else {
+    kernels::select_rows_reference(shape, in, memory_of(plan));
+  }
+  return plan;
+}
+
+}  // namespace moe::route

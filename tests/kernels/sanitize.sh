@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The CUDA kernels' tests under compute-sanitizer: memcheck (accesses past a buffer), racecheck (shared memory without a
+# barrier), initcheck (device memory read before it is written). Needs a card and a built gpu preset:
+#
+#   recipes/setup.sh gpu && tests/kernels/sanitize.sh [TEST...]      all of build/gpu/kernels_cuda_*_test by default
+#
+# Where there is no card the same tests run on fibers (tests/support/emulated_cuda), under the address sanitizer in the asan
+# preset. The last line is `N passed, N failed, N skipped`; a unit is one test file under one tool.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
+cd -- "$root"
+. tests/support/tally.sh
+
+skip() {
+  echo "skipped: $1"
+  count 0 0 1
+  finish
+}
+
+tool=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+{ command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU '; } || skip "no GPU on this machine"
+[ -x "$tool" ] || skip "no compute-sanitizer on this machine"
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(build/gpu/kernels_cuda_*_test)
+[ -x "${tests[0]}" ] || skip "build/gpu has no kernel tests: recipes/setup.sh gpu"
+
+for test in "${tests[@]}"; do
+  for check in memcheck racecheck initcheck; do
+    echo "== $check $test"
+    # LibTorch's allocator hands out pieces of large blocks; without it each buffer has ends of its own.
+    if PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$tool" --tool "$check" --error-exitcode 1 --print-limit 20 "$test" '[gpu]'; then
+      count 1 0 0
+    else
+      count 0 1 0
+    fi
+  done
+done
+finish
