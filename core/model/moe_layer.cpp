@@ -1,10 +1,13 @@
 #include "core/model/moe_layer.h"
 
+#include <ATen/record_function.h>
+
 #include <numeric>
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
 #include "kernels/linear.h"
+#include "kernels/token_rows.h"
 
 namespace moe::model {
 
@@ -20,16 +23,14 @@ torch::Tensor run_experts(const torch::Tensor& x,
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
-  const torch::Tensor out = adapted_swiglu(x.index_select(0, token),
+  const torch::Tensor out = adapted_swiglu(kernels::gather_rows(x, token),
                                            weights.gate_up,
                                            weights.down,
                                            weights.gate_up_adapter,
                                            weights.down_adapter,
                                            loads);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
-
-  const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);
-  return torch::zeros({x.size(0), x.size(1)}, weighted.options()).index_add(0, token, weighted);
+  return kernels::combine_rows(out, gate, token, x.size(0));
 }
 
 MoeOutput moe_forward(const torch::Tensor& x,
@@ -44,10 +45,13 @@ MoeOutput moe_forward(const torch::Tensor& x,
             x.dim(),
             x.size(-1),
             weights.router.size(1));
-  const torch::Tensor logits = router_logits(x, weights.router);
   const bool again = decided != nullptr && decided->has_value();
-  const route::Routing routing =
-      again ? route::route_again(logits, **decided, router) : route::route(logits, router, group);
+  const route::Routing routing = [&] {
+    RECORD_USER_SCOPE("routing");
+    const torch::Tensor logits = router_logits(x, weights.router);
+    return again ? route::route_again(logits, **decided, router)
+                 : route::route(logits, router, group);
+  }();
   if (decided != nullptr && !again) {
     *decided = routing;
     (*decided)->combine = (*decided)->weights = torch::Tensor();
