@@ -198,6 +198,7 @@ void run(const TrainFlags& flags) {
   };
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
+  callbacks.profiled_steps = flags.profile;
   callbacks.stop_requested = [&] { return signals.requested(); };
   train::train(settings_of(flags), callbacks);
   if (last.step > 0) {

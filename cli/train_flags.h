@@ -15,6 +15,7 @@ struct TrainFlags {
   std::string format, loss_on = "all";
   std::string optimizer_state = "fp32", decay_embeddings = "on";
   int64_t show_samples = 0;  // 0 = train
+  int64_t profile = 0;       // steps; 0 = none
   bool quiet = false, json = false, resume = false, dry_run = false;
 };
 

@@ -1,11 +1,14 @@
 #include "core/train/trainer.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 
 #include "core/base/error.h"
 #include "core/data/step_loader.h"
+#include "core/model/timeline.h"
 #include "core/train/event_file.h"
 #include "core/train/gradients.h"
 #include "core/train/optimizer.h"
@@ -95,12 +98,21 @@ class Run {
     if (position_.step == 0) {
       evaluate({{"step", 0}});
     }
+    std::optional<model::Timeline> timeline;
+    const int64_t profiled_to = std::min(steps, position_.step + callbacks_.profiled_steps);
+    if (position_.step < profiled_to) {
+      timeline.emplace();
+    }
     while (position_.step < steps) {
       if (callbacks_.stop_requested()) {
         interrupt();
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
+      if (timeline && position_.step == profiled_to) {
+        timeline->finish(folder_.path() / "trace.json");
+        timeline.reset();
+      }
       if (!evaluate(to_json(record))) {
         append(to_json(record));
       }
@@ -157,7 +169,7 @@ class Run {
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
     optimizer_.clear_gradients();
     const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients);
-    const double norm = gradient_norm(trained_);
+    const double norm = measured_norm();
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
@@ -169,6 +181,11 @@ class Run {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
     return record;
+  }
+
+  double measured_norm() const {
+    RECORD_USER_SCOPE("optimizer");
+    return gradient_norm(trained_);
   }
 
   // Moves the weights, or says in `record` why not.
@@ -217,6 +234,7 @@ class Run {
   }
 
   void update(double norm, double lr, double sparsity) {
+    RECORD_USER_SCOPE("optimizer");
     clip_gradients(trained_, norm, plan_.settings.clip);
     optimizer_.step(lr);
     if (is_relu()) {
