@@ -183,7 +183,16 @@ void gemm_one_thread(const GemmShape& shape,
                      float* c,
                      int64_t c_row,
                      bool accumulate) {
-  const TileKernel& kernel = tile_kernel();
+  gemm_with(tile_kernels().front(), shape, a, b, c, c_row, accumulate);
+}
+
+void gemm_with(const TileKernel& kernel,
+               const GemmShape& shape,
+               const MatrixView& a,
+               const MatrixView& b,
+               float* c,
+               int64_t c_row,
+               bool accumulate) {
   const auto [m, n, k] = shape;
   if (k == 0 && !accumulate) {
     for (int64_t i = 0; i < m; ++i) {
@@ -225,7 +234,8 @@ void gemm(const GemmShape& shape,
           bool accumulate) {
   // A B that is turned is turned once: its columns are shared out then, else the rows of A.
   const bool by_columns = b.column != 1 || shape.m < shape.n / 4;
-  const int64_t grain = by_columns ? tile_kernel().vectors * tile_kernel().width : kTileRows;
+  const TileKernel& kernel = tile_kernels().front();
+  const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
   const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
   at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
     GemmShape part = shape;

@@ -88,17 +88,19 @@ void run_plain(const Tile& tile) { run_narrow<Vector4>(tile); }
 
 }  // namespace
 
-const TileKernel& tile_kernel() {
-  static const TileKernel kernel = [] {
+const std::vector<TileKernel>& tile_kernels() {
+  static const std::vector<TileKernel> kernels = [] {
+    std::vector<TileKernel> all;
     if (__builtin_cpu_supports("avx512f")) {
-      return TileKernel{16, 4, run_avx512};
+      all.push_back({16, 4, run_avx512});
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      return TileKernel{8, 2, run_avx2};
+      all.push_back({8, 2, run_avx2});
     }
-    return TileKernel{4, 2, run_plain};
+    all.push_back({4, 2, run_plain});
+    return all;
   }();
-  return kernel;
+  return kernels;
 }
 
 }  // namespace moe::kernels

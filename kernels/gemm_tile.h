@@ -3,6 +3,7 @@
 // registers of the instruction set that the machine has are chosen when the program runs.
 
 #include <cstdint>
+#include <vector>
 
 namespace moe::kernels {
 
@@ -27,7 +28,19 @@ struct TileKernel {
   void (*run)(const Tile& tile);
 };
 
-// Of the widest vectors that this machine has.
-const TileKernel& tile_kernel();
+// Those that this machine can run, of the widest vectors first.
+const std::vector<TileKernel>& tile_kernels();
+
+struct GemmShape;
+struct MatrixView;
+
+// gemm_one_thread (kernels/gemm.h), which takes the first of them, by any.
+void gemm_with(const TileKernel& kernel,
+               const GemmShape& shape,
+               const MatrixView& a,
+               const MatrixView& b,
+               float* c,
+               int64_t c_row,
+               bool accumulate);
 
 }  // namespace moe::kernels

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -52,6 +53,7 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
       const bool accumulate = form & 4;
       const int64_t c_row = n + 3;  // what lies between the rows stays
       auto fast = numbers(m * c_row, 3), slow = fast;
+      const auto before = fast;
       gemm({m, n, k}, left, right, fast.data(), c_row, accumulate);
       gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
       // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
@@ -60,6 +62,16 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
       for (size_t i = 0; i < fast.size(); ++i) {
         const bool is_between = static_cast<int64_t>(i) % c_row >= n;
         REQUIRE(std::abs(fast[i] - slow[i]) <= (is_between ? 0 : most));
+      }
+      for (const auto& kernel : tile_kernels()) {  // of each instruction set
+        CAPTURE(kernel.width);
+        auto other = before;
+        gemm_with(kernel, {m, n, k}, left, right, other.data(), c_row, accumulate);
+        double apart = 0;
+        for (size_t i = 0; i < other.size(); ++i) {
+          apart = std::max<double>(apart, std::abs(other[i] - slow[i]));
+        }
+        CHECK(apart <= most);
       }
     }
   }
@@ -102,9 +114,9 @@ TEST_CASE("product takes every type and size", "[kernels]") {
   }
 }
 
-TEST_CASE("the tile is the one of the widest vectors of the machine", "[kernels]") {
-  const int64_t expected = __builtin_cpu_supports("avx512f")                                 ? 16
-                           : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8
-                                                                                             : 4;
-  CHECK(tile_kernel().width == expected);
+TEST_CASE("the first tile is the one of the widest vectors of the machine", "[kernels]") {
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const int64_t expected = __builtin_cpu_supports("avx512f") ? 16 : has_avx2 ? 8 : 4;
+  CHECK(tile_kernels().front().width == expected);
+  CHECK(tile_kernels().back().width == 4);
 }
