@@ -161,6 +161,7 @@ void train_on_rank(const TrainFlags& flags, dist::Comm& comm) {
   };
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
+  callbacks.profiled_steps = flags.profile;
   callbacks.stop_requested = [&] { return signals.requested(); };
   train::train(settings_of(flags), callbacks, &comm);
   if (last.step > 0 && comm.rank() == 0) {

@@ -70,6 +70,13 @@ void add_compute_flags(CLI::App& command, TrainFlags& flags) {
   command.add_option("--precision",
                      flags.precision,
                      "of products: fp32 (default), bf16 (weights stay fp32), tf32 (CUDA cards)");
+  command
+      .add_option(
+          "--profile",
+          flags.profile,
+          "write what ran when in the first N steps to RUN/trace.json, for chrome://tracing "
+          "or ui.perfetto.dev")
+      ->check(CLI::PositiveNumber);
   command.add_option("--recompute",
                      flags.recompute,
                      "computed again in backward, for less memory: none (default), ffn (all but "

@@ -20,15 +20,45 @@ constexpr size_t kAlignment = 64;
 // tensors once needed.
 size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
 
-size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+// Pages move between blocks in pieces of this, which is what the system moves in one go.
+constexpr size_t kHugePage = size_t{2} << 20;
 
-void* map_pages(size_t bytes) {
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+// A block in more pieces than this is not taken apart again: a process may have 65530 of them.
+constexpr size_t kMostSeams = 64;
+
+size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
+
+void* map_at(void* place, size_t bytes) {
+  const int how = MAP_PRIVATE | MAP_ANONYMOUS | (place == nullptr ? 0 : MAP_FIXED);
+  void* data = mmap(place, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
   if (data == MAP_FAILED) {
     throw std::bad_alloc();
   }
-  madvise(data, bytes, MADV_HUGEPAGE);  // advice: fewer faults where the system takes it
   return data;
+}
+
+// Large ones begin at a huge page.
+char* map_pages(size_t bytes) {
+  if (bytes < kHugePage) {
+    return static_cast<char*>(map_at(nullptr, bytes));
+  }
+  char* data = static_cast<char*>(map_at(nullptr, bytes + kHugePage));
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(data) % kHugePage) % kHugePage;
+  if (before > 0) {
+    munmap(data, before);
+  }
+  munmap(data + before + bytes, kHugePage - before);
+  madvise(data + before, bytes, MADV_HUGEPAGE);  // advice: fewer faults where the system takes it
+  return data + before;
+}
+
+// What lies at `from`, in one piece for the system, goes to `to`.
+void move_pages(char* from, size_t bytes, char* to) {
+  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
+    map_at(to, bytes);  // new pages then, as if nothing had waited
+    munmap(from, bytes);
+  }
 }
 
 }  // namespace
@@ -37,6 +67,33 @@ BlockCache::~BlockCache() {
   for (const Block& block : waiting_) {
     munmap(block.data, block.bytes);
   }
+}
+
+// Gives whole huge pages from the end of this block to `to`, which has taken `filled` bytes so; all
+// that `to` has room for. What is left here ends at a huge page.
+size_t BlockCache::Block::give(Block& to, size_t filled) {
+  const size_t kept = whole_huge_pages(bytes);
+  if (kept < bytes) {
+    munmap(data + kept, bytes - kept);
+    bytes = kept;
+  }
+  const size_t given = std::min(kept, whole_huge_pages(to.bytes) - filled);
+  const size_t begin = kept - given;
+  while (!seams.empty() && seams.back() >= kept) {
+    seams.pop_back();
+  }
+  for (size_t at = kept; at > begin;) {  // a piece at a time, from the end
+    const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
+    move_pages(data + piece, at - piece, to.data + filled + (piece - begin));
+    to.seams.push_back(filled + (at - begin));
+    while (!seams.empty() && seams.back() >= piece) {
+      seams.pop_back();
+    }
+    at = piece;
+  }
+  std::sort(to.seams.begin(), to.seams.end());
+  bytes = begin;
+  return given;
 }
 
 c10::DataPtr BlockCache::allocate(size_t bytes) {
@@ -70,16 +127,16 @@ void BlockCache::drop(void* block) {
 
 BlockCache::Block BlockCache::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  Block block{this, nullptr, bytes};
+  Block block{this, nullptr, bytes, {}};
   const auto fit = by_size_.lower_bound(bytes);
   if (fit != by_size_.end() && fit->first <= with_slack(bytes)) {
-    block = *fit->second;
+    block = std::move(*fit->second);
     waiting_.erase(fit->second);
     by_size_.erase(fit);
     use_.held -= block.bytes;
   } else {
-    release(bytes);
     block.data = map_pages(bytes);
+    make_room(block);
   }
   use_.live += block.bytes;
   use_.most = std::max(use_.most, use_.live);
@@ -93,18 +150,37 @@ void BlockCache::put_back(const Block& block) {
   by_size_.emplace(block.bytes, waiting_.insert(waiting_.end(), block));
 }
 
-// Gives blocks back to the system until `wanted` bytes more do not pass what was needed before.
-void BlockCache::release(uint64_t wanted) {
-  const uint64_t limit = with_slack(std::max(use_.most, use_.live + wanted));
-  while (!waiting_.empty() && use_.live + use_.held + wanted > limit) {
-    const auto oldest = waiting_.begin();
-    auto same_size = by_size_.equal_range(oldest->bytes);
-    by_size_.erase(std::find_if(same_size.first, same_size.second, [&](const auto& entry) {
-      return entry.second == oldest;
-    }));
-    use_.held -= oldest->bytes;
-    munmap(oldest->data, oldest->bytes);
-    waiting_.erase(oldest);
+BlockCache::Block BlockCache::take_oldest() {
+  Block block = std::move(waiting_.front());
+  auto same_size = by_size_.equal_range(block.bytes);
+  by_size_.erase(std::find_if(same_size.first, same_size.second, [&](const auto& entry) {
+    return entry.second == waiting_.begin();
+  }));
+  waiting_.pop_front();
+  use_.held -= block.bytes;
+  return block;
+}
+
+// Blocks that wait give their pages to the new `block`, and what it has no room for to the system,
+// until all together do not pass what was needed before.
+void BlockCache::make_room(Block& block) {
+  const uint64_t limit = with_slack(std::max(use_.most, use_.live + block.bytes));
+  size_t filled = 0;
+  while (!waiting_.empty() && use_.live + use_.held + block.bytes > limit) {
+    Block oldest = take_oldest();
+    if (oldest.bytes >= kHugePage && filled < whole_huge_pages(block.bytes) &&
+        oldest.seams.size() + block.seams.size() < kMostSeams) {
+      filled += oldest.give(block, filled);
+    }
+    if (oldest.bytes == 0) {
+      continue;
+    }
+    if (use_.live + use_.held + block.bytes + oldest.bytes <= limit) {
+      use_.held += oldest.bytes;
+      by_size_.emplace(oldest.bytes, waiting_.insert(waiting_.begin(), oldest));
+    } else {
+      munmap(oldest.data, oldest.bytes);
+    }
   }
 }
 

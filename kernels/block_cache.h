@@ -2,8 +2,10 @@
 // Where tensors on the CPU live. A step of training makes and drops the same large tensors again
 // and again; a plain malloc hands their pages back to the system each time and faults them in
 // again, or keeps them in pieces that fit nothing. Here a dropped block is kept and given to the
-// next tensor of about its size, and what is held never exceeds what tensors once needed together
-// by more than a few percent: so a run takes the memory that it was foretold.
+// next tensor of about its size; where none fits, the pages of those that wait longest are moved
+// into a new block, so that none has to be cleared and faulted in again. What is held never exceeds
+// what tensors once needed together by more than a few percent: so a run takes the memory that it
+// was foretold.
 
 #include <c10/core/Allocator.h>
 
@@ -11,6 +13,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace moe::kernels {
 
@@ -33,15 +36,19 @@ class BlockCache final : public c10::Allocator {
  private:
   struct Block {
     BlockCache* cache;
-    void* data;
+    char* data;
     size_t bytes;
+    std::vector<size_t> seams;  // where one mapping of the system may end and another begin
+
+    size_t give(Block& to, size_t filled);
   };
   using Waiting = std::list<Block>;  // longest wait first
 
   static void drop(void* block);
   Block take(size_t bytes);
   void put_back(const Block& block);
-  void release(uint64_t wanted);
+  Block take_oldest();
+  void make_room(Block& block);
 
   mutable std::mutex mutex_;
   Use use_;

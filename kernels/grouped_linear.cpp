@@ -8,6 +8,7 @@
 
 #include <numeric>
 
+#include "kernels/gemm.h"
 #include "kernels/linear.h"
 
 namespace moe::kernels {
@@ -88,9 +89,9 @@ Tensor grouped_product(const Tensor& in,
     const Tensor weight = transposed ? weights[expert].t() : weights[expert];
     const Tensor left = operand(in.narrow(0, first, count), type), right = operand(weight, type);
     if (left.scalar_type() == type) {
-      at::mm_out(target, left, right);
+      product_out(target, left, right);
     } else {
-      target.copy_(at::mm(left, right));
+      target.copy_(product(left, right));
     }
   });
   out.narrow(0, used, total - used).zero_();
@@ -113,7 +114,7 @@ Tensor grouped_weight_gradient(const Tensor& left,
     const Tensor a = operand(left.narrow(0, first, count), type).t();
     const Tensor b = operand(right.narrow(0, first, count), type);
     if (a.scalar_type() == target.scalar_type()) {
-      at::mm_out(target, a, b);
+      product_out(target, a, b);
     } else {
       at::mm_out(target, a, b, target.scalar_type());
     }

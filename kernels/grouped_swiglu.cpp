@@ -2,6 +2,7 @@
 
 #include "kernels/grouped_swiglu.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -24,6 +25,7 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
                         const Tensor& gate_up,
                         const Tensor& down,
                         std::vector<int64_t> rows_per_expert) {
+    RECORD_USER_SCOPE("experts");
     const int64_t used =
         std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
     TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));

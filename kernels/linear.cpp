@@ -4,8 +4,10 @@
 #include "kernels/linear.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/gemm.h"
 #include "kernels/router.h"
 #include "kernels/stream.h"
 
@@ -47,6 +49,7 @@ struct Linear : torch::autograd::Function<Linear> {
                         const std::optional<Tensor>& bias,
                         at::ScalarType operands,
                         at::ScalarType out) {
+    RECORD_USER_SCOPE("projections");
     context->save_for_backward({x, weight});
     context->saved_data["operands"] = static_cast<int64_t>(operands);
     context->saved_data["has_bias"] = bias.has_value();
@@ -57,7 +60,7 @@ struct Linear : torch::autograd::Function<Linear> {
     if (bias) {
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
     }
-    return (out == at::kFloat ? product_to_f32(left, right) : at::mm(left, right)).to(out);
+    return (out == at::kFloat ? product_to_f32(left, right) : product(left, right)).to(out);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -67,7 +70,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const Tensor grad = operand(gradients[0], type);
     variable_list result(5);
     if (context->needs_input_grad(0)) {
-      result[0] = at::mm(grad, operand(weight, type)).to(x.scalar_type());
+      result[0] = product(grad, operand(weight, type)).to(x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
       result[1] = product_to_f32(grad.t(), operand(x, type));
@@ -107,7 +110,7 @@ Tensor operand(const Tensor& tensor, at::ScalarType type) {
 
 Tensor product_to_f32(const Tensor& left, const Tensor& right) {
   return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
-                                             : at::mm(left, right);
+                                             : product(left, right);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {

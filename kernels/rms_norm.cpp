@@ -2,9 +2,11 @@
 
 #include "kernels/rms_norm.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/rms_norm_cpu.h"
 #include "kernels/stream.h"
 
 namespace moe::kernels {
@@ -56,9 +58,45 @@ variable_list backward_on_gpu(const Tensor& grad,
 }
 
 // f64 on a GPU, for gradient checks, is LibTorch's as on the CPU.
-bool has_kernel(const Tensor& x, const Tensor& weight) {
+bool has_gpu_kernel(const Tensor& x, const Tensor& weight) {
   return x.is_cuda() && weight.device() == x.device() && x.scalar_type() != at::kDouble &&
          weight.scalar_type() == at::kFloat;
+}
+
+// f64, for gradient checks, is LibTorch's.
+bool has_cpu_kernel(const Tensor& x, const Tensor& weight) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat;
+}
+
+// -> y and the rows' scales [T, 1].
+std::pair<Tensor, Tensor> forward_on_cpu(const Tensor& x, const Tensor& weight, double epsilon) {
+  const Tensor in = x.contiguous(), by = weight.contiguous();
+  const Tensor y = at::empty_like(in), scale = at::empty({x.size(0), 1}, in.options());
+  rms_norm_forward_cpu(in.const_data_ptr<float>(),
+                       by.const_data_ptr<float>(),
+                       y.data_ptr<float>(),
+                       scale.data_ptr<float>(),
+                       x.size(0),
+                       x.size(1),
+                       epsilon);
+  return {y, scale};
+}
+
+variable_list backward_on_cpu(const Tensor& grad,
+                              const Tensor& x,
+                              const Tensor& weight,
+                              const Tensor& scale) {
+  const Tensor in = x.contiguous(), by = weight.contiguous(), upstream = grad.contiguous();
+  const Tensor grad_x = at::empty_like(in), grad_weight = at::empty_like(by);
+  rms_norm_backward_cpu(upstream.const_data_ptr<float>(),
+                        in.const_data_ptr<float>(),
+                        by.const_data_ptr<float>(),
+                        scale.const_data_ptr<float>(),
+                        grad_x.data_ptr<float>(),
+                        grad_weight.data_ptr<float>(),
+                        x.size(0),
+                        x.size(1));
+  return {grad_x, grad_weight, Tensor()};
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
@@ -66,10 +104,16 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
                         const Tensor& x,
                         const Tensor& weight,
                         double epsilon) {
-    if (has_kernel(x, weight)) {
+    RECORD_USER_SCOPE("norm");
+    if (has_gpu_kernel(x, weight)) {
       const Normed normed = forward_on_gpu(x, weight.contiguous(), epsilon);
       context->save_for_backward({x, weight, normed.scale});
       return normed.y;
+    }
+    if (has_cpu_kernel(x, weight)) {
+      auto [y, row_scale] = forward_on_cpu(x, weight, epsilon);
+      context->save_for_backward({x, weight, row_scale});
+      return y;
     }
     const Tensor scale = at::rsqrt(x.pow(2).mean(-1, true).add_(epsilon));  // [T, 1]
     context->save_for_backward({x, weight, scale});
@@ -79,8 +123,11 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &scale = saved[2], &grad = gradients[0];
-    if (has_kernel(x, weight)) {
+    if (has_gpu_kernel(x, weight)) {
       return backward_on_gpu(grad.to(x.scalar_type()), x, weight.contiguous(), scale);
+    }
+    if (has_cpu_kernel(x, weight)) {
+      return backward_on_cpu(grad, x, weight, scale);
     }
     const Tensor normed = x * scale;
     const Tensor grad_weight = (grad * normed).sum(0);

@@ -1,15 +1,18 @@
-// Sequences of equal length that follow each other are one batch of scaled_dot_product_attention; a
+// A pack of plain sequences on the CPU is one call of our own kernel. Elsewhere, and with a past,
+// sequences of equal length that follow each other are one batch of scaled_dot_product_attention; a
 // ragged pack is a few such batches. Nothing is padded, so no pair of tokens is computed that a
 // mask would throw away.
 
 #include "core/model/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <span>
 
 #include "core/base/error.h"
 #include "core/model/rope.h"
+#include "kernels/causal_attention.h"
 
 namespace moe::model {
 
@@ -128,6 +131,38 @@ Tensor attend_after(const Tensor& qkv,
   return attended({at::cat(queries, 2), at::cat(keys, 2), at::cat(values, 2)}, mask, false, qkv);
 }
 
+// All of a pack whose sequences see themselves alone, on the CPU: [T, (H + 2G) A] -> [T, H A].
+// Sequences are taken together where one table of rotations serves them: dynamic NTK turns longer
+// ones otherwise.
+Tensor attend_packed(const Tensor& qkv,
+                     std::span<const int64_t> lengths,
+                     const ModelConfig& config) {
+  const bool is_dynamic = config.rope.type == RopeType::kDynamic;
+  std::vector<Tensor> parts;
+  int64_t first = 0;
+  for (size_t begin = 0; begin < lengths.size();) {
+    size_t end = is_dynamic ? begin + 1 : lengths.size();
+    while (end < lengths.size() && lengths[end] == lengths[begin]) {
+      ++end;
+    }
+    const std::vector<int64_t> run(lengths.begin() + static_cast<int64_t>(begin),
+                                   lengths.begin() + static_cast<int64_t>(end));
+    const int64_t rows = std::accumulate(run.begin(), run.end(), int64_t{0});
+    const int64_t longest = *std::max_element(run.begin(), run.end());
+    const RopeTable table = rope_table(
+        rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest),
+        0,
+        longest);
+    parts.push_back(kernels::causal_attention(qkv.narrow(0, first, rows),
+                                              {config.heads, config.kv_heads, config.head_dim},
+                                              run,
+                                              {table.cosine, table.sine}));
+    first += rows;
+    begin = end;
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
 // Sequences begin..end-1 that one product can serve: equal ones that go on from none, or all that
 // follow each other and go on from the same one.
 size_t end_of_run(const Sequences& sequences, size_t begin) {
@@ -150,7 +185,13 @@ Tensor attention_forward(const Tensor& x,
   const std::span<const int64_t> lengths = sequences.lengths;
   const bool shares = !sequences.continues.empty();
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
   const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
+  if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
+    return adapted_linear(
+        attend_packed(qkv, lengths, config), weights.output, {}, weights.output_adapter);
+  }
   std::vector<Tensor> parts;
   std::vector<LayerCache> seen;  // one a sequence so far, where some go on from others
   int64_t first = 0;
@@ -170,7 +211,6 @@ Tensor attention_forward(const Tensor& x,
     first += rows;
     begin = end;
   }
-  MOE_CHECK(first == x.size(0), "lengths sum to {}, tokens are {}", first, x.size(0));
   MOE_CHECK(cache == nullptr || (parts.size() == 1 && !shares),
             "a cache needs sequences of one length");
   return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0),

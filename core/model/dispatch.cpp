@@ -5,6 +5,7 @@
 #include "core/model/row_exchange.h"
 #include "core/model/row_moves.h"
 #include "core/model/travel_plan.h"
+#include "kernels/token_rows.h"
 
 namespace moe::model {
 
@@ -14,7 +15,7 @@ namespace {
 
 Tensor gathered(const Tensor& x, const route::Routing& routing, const std::vector<int64_t>& loads) {
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
-  return x.index_select(0, routing.plan.token.narrow(0, 0, rows));
+  return kernels::gather_rows(x, routing.plan.token.narrow(0, 0, rows));
 }
 
 // What the experts here made: of rows received, to be sent back, and of rows that stayed.

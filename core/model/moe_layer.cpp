@@ -1,5 +1,7 @@
 #include "core/model/moe_layer.h"
 
+#include <ATen/record_function.h>
+
 #include <numeric>
 
 #include "core/base/error.h"
@@ -7,6 +9,7 @@
 #include "core/model/dispatch.h"
 #include "core/route/rows.h"
 #include "kernels/linear.h"
+#include "kernels/token_rows.h"
 
 namespace moe::model {
 
@@ -41,9 +44,7 @@ torch::Tensor run_experts(const torch::Tensor& x,
                                       : dispatch_here(x, routing, loads, run);
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
-
-  const torch::Tensor weighted = out.to(gate.scalar_type()) * gate.unsqueeze(1);
-  return torch::zeros({x.size(0), x.size(1)}, weighted.options()).index_add(0, token, weighted);
+  return kernels::combine_rows(out, gate, token, x.size(0));
 }
 
 namespace {
@@ -73,10 +74,13 @@ MoeOutput moe_forward(const torch::Tensor& x,
             x.dim(),
             x.size(-1),
             weights.router.size(1));
-  const torch::Tensor logits = router_logits(x, weights.router);
   const bool again = decided != nullptr && decided->has_value();
-  const route::Routing routing = again ? route::route_again(logits, **decided, router)
-                                       : route::route(logits, router, spread.here);
+  const route::Routing routing = [&] {
+    RECORD_USER_SCOPE("routing");
+    const torch::Tensor logits = router_logits(x, weights.router);
+    return again ? route::route_again(logits, **decided, router)
+                 : route::route(logits, router, spread.here);
+  }();
   if (decided != nullptr && !again) {
     *decided = routing;
     (*decided)->combine = (*decided)->weights = torch::Tensor();

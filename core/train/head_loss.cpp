@@ -1,9 +1,12 @@
 #include "core/train/head_loss.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
+#include "kernels/gemm.h"
 #include "kernels/linear.h"
 #include "kernels/softmax_nll.h"
 
@@ -19,7 +22,7 @@ void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& rig
   if (!gradient.defined()) {
     gradient = kernels::product_to_f32(left.t(), right);
   } else if (left.scalar_type() == at::kFloat) {
-    gradient.addmm_(left.t(), right);
+    kernels::product_out(gradient, left.t(), right, /*accumulate=*/true);
   } else {
     gradient.add_(kernels::product_to_f32(left.t(), right));
   }
@@ -33,6 +36,7 @@ HeadLoss head_loss(const Tensor& weight,
                    double scale,
                    torch::ScalarType type,
                    int64_t logits_per_block) {
+  RECORD_USER_SCOPE("head");
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
   std::vector<int64_t> rows, wanted;
   for (size_t t = 0; t < targets.size(); ++t) {
@@ -56,7 +60,12 @@ HeadLoss head_loss(const Tensor& weight,
     Tensor logits = kernels::product_to_f32(block, head.t());  // [length, V]
     loss.nll_sum += kernels::softmax_nll_(logits, target.narrow(0, start, length), scale);
     const Tensor gradient = logits.is_cuda() ? logits.to(type) : logits;  // CPUs multiply in f32
-    loss.gradient.narrow(0, start, length).copy_(at::mm(gradient, head));
+    Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
+    if (gradient.scalar_type() == hidden_gradient.scalar_type()) {
+      kernels::product_out(hidden_gradient, gradient, head);
+    } else {
+      hidden_gradient.copy_(kernels::product(gradient, head));
+    }
     if (weight.requires_grad()) {
       add_to_gradient(weight, gradient, block);
     }

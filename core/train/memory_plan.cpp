@@ -27,16 +27,11 @@ struct Sizes {
   int64_t activation;  // bytes of what products take
 };
 
-// What an attention half keeps: its input, the normed one, queries, keys, values and result as the
-// product has them, and the result as the next product takes it.
+// What an attention half keeps: its input, the normed one, queries, keys and values as the product
+// has them, and the result.
 int64_t attention_bytes(const Sizes& s) {
-  const int64_t normed = s.activation * s.tokens * s.width;
-  const bool is_f32 = s.activation == kF32;
-  const int64_t queries = kF32 * s.tokens * s.heads;
-  // Values are a part of the fused product where every head has its own, which then stays whole.
-  const int64_t values = s.heads == s.keys && is_f32 ? kF32 * s.tokens * 3 * s.heads : queries;
-  const int64_t again = is_f32 ? 0 : s.activation * s.tokens * s.heads;
-  return kF32 * s.tokens * s.width + normed + 2 * queries + values + queries + again;
+  return kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
+         s.activation * s.tokens * (2 * s.heads + 2 * s.keys);
 }
 
 struct FeedForwardBytes {

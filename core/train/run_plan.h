@@ -43,6 +43,7 @@ struct TrainCallbacks {
   std::function<void(const std::filesystem::path&)> on_saved = [](const std::filesystem::path&) {};
   std::function<void(const Evaluation&)> on_evaluated = [](const Evaluation&) {};
   EvaluateTasks evaluate_tasks = {};  // needed where the settings name tasks
+  int64_t profiled_steps = 0;         // the first ones of this process go to RUN/trace.json
   std::function<bool()> stop_requested = [] { return false; };  // asked between steps
 };
 

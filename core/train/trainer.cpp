@@ -10,6 +10,7 @@
 #include "core/dist/session.h"
 #include "core/dist/solo.h"
 #include "core/dist/together.h"
+#include "core/model/timeline.h"
 #include "core/train/gather_experts.h"
 #include "core/train/gradients.h"
 #include "core/train/journal.h"
@@ -85,6 +86,11 @@ class Run {
     if (position_.step == 0) {
       evaluate({{"step", 0}});
     }
+    std::optional<model::Timeline> timeline;
+    const int64_t profiled_to = std::min(steps, position_.step + callbacks_.profiled_steps);
+    if (position_.step < profiled_to && speaks()) {
+      timeline.emplace();
+    }
     while (position_.step < steps) {
       world_.set_place({position_.step + 1});
       if (anybody(callbacks_.stop_requested())) {
@@ -92,6 +98,10 @@ class Run {
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
+      if (timeline && position_.step == profiled_to) {
+        timeline->finish(folder_.path() / "trace.json");
+        timeline.reset();
+      }
       if (!evaluate(to_json(record))) {
         append(to_json(record));
       }

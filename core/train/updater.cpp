@@ -1,5 +1,7 @@
 #include "core/train/updater.h"
 
+#include <ATen/record_function.h>
+
 namespace moe::train {
 
 namespace {
@@ -31,6 +33,7 @@ void Updater::clear_gradients() {
 }
 
 double Updater::gradient_norm() {
+  RECORD_USER_SCOPE("optimizer");
   if (!shards_) {
     return train::gradient_norm(trained_);
   }
@@ -39,6 +42,7 @@ double Updater::gradient_norm() {
 }
 
 void Updater::step(double norm, double clip, double lr) {
+  RECORD_USER_SCOPE("optimizer");
   clip_gradients(updated_, norm, clip);
   optimizer_.step(lr);
   if (shards_) {

@@ -1,5 +1,7 @@
 #include "kernels/block_cache.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -62,6 +64,31 @@ TEST_CASE("what is held never exceeds what was needed at once by more than a six
   }
   blocks.clear();
   CHECK(cache.use().live == 0);
+}
+
+TEST_CASE("a block of another size takes over the pages of those that wait", "[kernels]") {
+  BlockCache cache;
+  const auto fill = [](const c10::DataPtr& block, size_t bytes) {
+    rusage before{}, after{};
+    getrusage(RUSAGE_SELF, &before);
+    std::memset(block.get(), 1, bytes);
+    getrusage(RUSAGE_SELF, &after);
+    return after.ru_minflt - before.ru_minflt;
+  };
+  {
+    const auto one = cache.allocate(24 * kMiB), other = cache.allocate(16 * kMiB);
+    CHECK(fill(one, 24 * kMiB) >= 12);  // pages of 2 MiB at most
+    CHECK(fill(other, 16 * kMiB) >= 8);
+  }
+  {
+    // Parts of both blocks, then parts of these parts; sizes of whole huge pages and not.
+    for (const size_t bytes : {38 * kMiB, 20 * kMiB, 31 * kMiB + 5000, 35 * kMiB}) {
+      CAPTURE(bytes);
+      const auto block = cache.allocate(bytes);
+      CHECK(fill(block, bytes) <= 2 + static_cast<int64_t>(bytes % (2 * kMiB) / 4096));
+      CHECK(cache.use().live + cache.use().held <= cache.use().most + cache.use().most / 16);
+    }
+  }
 }
 
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {

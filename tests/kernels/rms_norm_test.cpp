@@ -72,3 +72,24 @@ TEST_CASE("the reference of rms_norm has the gradients of its finite differences
   CHECK(moe::test::distance(grad_weight, moe::test::finite_difference(of_weight, weight)) <
         moe::test::kGradTolerance);
 }
+
+TEST_CASE("rms_norm in f32 is the formula in f64, rounded", "[kernels]") {
+  at::manual_seed(2);
+  for (const auto& [rows, width] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {1, 1}, {31, 33}, {129, 7}, {300, 64}}) {
+    CAPTURE(rows, width);
+    const Tensor x = at::randn({rows, width}).requires_grad_(true);
+    const Tensor weight = at::randn({width}).requires_grad_(true);
+    const Tensor wide_x = x.detach().to(at::kDouble).requires_grad_(true);
+    const Tensor wide_weight = weight.detach().to(at::kDouble).requires_grad_(true);
+    const Tensor upstream = at::randn({rows, width});
+    const Tensor fast = moe::kernels::rms_norm(x, weight, 1e-5);
+    const Tensor slow = plain(wide_x, wide_weight, 1e-5);
+    CHECK(at::allclose(fast.to(at::kDouble), slow, 1e-5, 1e-6));  // a few roundings of 2^-24
+    const auto actual = torch::autograd::grad({fast}, {x, weight}, {upstream});
+    const auto expected =
+        torch::autograd::grad({slow}, {wide_x, wide_weight}, {upstream.to(at::kDouble)});
+    CHECK(at::allclose(actual[0].to(at::kDouble), expected[0], 1e-4, 1e-5));
+    CHECK(at::allclose(actual[1].to(at::kDouble), expected[1], 1e-4, 1e-4));  // sums of 300 terms
+  }
+}

@@ -1,0 +1,156 @@
+#include "kernels/causal_attention.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "tests/support/catch.h"
+#include "tests/support/gradcheck.h"
+
+using moe::kernels::AttentionHeads;
+using torch::Tensor;
+
+namespace {
+
+struct Case {
+  AttentionHeads heads;
+  std::vector<int64_t> lengths;
+};
+
+// One token, one more and one less than blocks of rows, widths that no vector divides, shared keys.
+const std::vector<Case> kCases = {{{1, 1, 2}, {1}},
+                                  {{2, 2, 6}, {31, 1, 33}},
+                                  {{4, 2, 32}, {48, 49, 47}},
+                                  {{6, 1, 10}, {97}},
+                                  {{2, 2, 64}, {130, 5}}};
+
+moe::kernels::Rotation rotation_of(int64_t positions, int64_t width) {
+  const Tensor half = at::outer(at::arange(positions), at::rand({width / 2}));
+  const Tensor both = at::cat({half, half}, 1);
+  return {both.cos(), both.sin()};
+}
+
+Tensor turned(const Tensor& x, const Tensor& cosine, const Tensor& sine) {  // [S, heads, A]
+  const int64_t half = x.size(2) / 2;
+  const Tensor other = at::cat({x.narrow(2, half, half).neg(), x.narrow(2, 0, half)}, 2);
+  return x * cosine.unsqueeze(1) + other * sine.unsqueeze(1);
+}
+
+// The formula in f64, whose gradients are autograd's.
+Tensor plain(const Tensor& qkv,
+             const AttentionHeads& heads,
+             const std::vector<int64_t>& lengths,
+             const moe::kernels::Rotation& rotation) {
+  std::vector<Tensor> parts;
+  int64_t first = 0;
+  for (const int64_t length : lengths) {
+    const Tensor cosine = rotation.cosine.narrow(0, 0, length).to(at::kDouble);
+    const Tensor sine = rotation.sine.narrow(0, 0, length).to(at::kDouble);
+    const Tensor rows =
+        qkv.narrow(0, first, length).view({length, heads.heads + 2 * heads.kv_heads, heads.width});
+    const int64_t copies = heads.heads / heads.kv_heads;
+    const auto spread = [&](const Tensor& x) { return x.repeat_interleave(copies, 1); };
+    const Tensor query = turned(rows.narrow(1, 0, heads.heads), cosine, sine);
+    const Tensor key = spread(turned(rows.narrow(1, heads.heads, heads.kv_heads), cosine, sine));
+    const Tensor value = spread(rows.narrow(1, heads.heads + heads.kv_heads, heads.kv_heads));
+    const Tensor scores = at::einsum("ihd,jhd->hij", {query, key}) / std::sqrt(heads.width);
+    const Tensor later = at::ones({length, length}, at::kBool).triu(1);
+    const Tensor share = at::softmax(scores.masked_fill(later, -INFINITY), 2);
+    parts.push_back(at::einsum("hij,jhd->ihd", {share, value}).reshape({length, -1}));
+    first += length;
+  }
+  return at::cat(parts, 0);
+}
+
+int64_t tokens_of(const Case& one) {
+  return std::accumulate(one.lengths.begin(), one.lengths.end(), int64_t{0});
+}
+
+}  // namespace
+
+TEST_CASE("the reference of attention is the formula, whose gradient is its difference quotient",
+          "[kernels]") {
+  at::manual_seed(1);
+  const AttentionHeads heads{4, 2, 6};
+  const auto rotation = rotation_of(5, 6);
+  const Tensor qkv = at::randn({5, heads.row()}, at::kDouble);
+  const Tensor cosine = rotation.cosine.to(at::kDouble), sine = rotation.sine.to(at::kDouble);
+  Tensor slow = at::empty({5, 24}, at::kDouble);
+  moe::kernels::causal_attention_reference(qkv.data_ptr<double>(),
+                                           cosine.data_ptr<double>(),
+                                           sine.data_ptr<double>(),
+                                           5,
+                                           heads,
+                                           slow.data_ptr<double>());
+  CHECK(moe::test::distance(plain(qkv, heads, {5}, rotation), slow) < 1e-13);
+  const Tensor upstream = at::randn({5, 24}, at::kDouble);
+  const auto loss = [&](const Tensor& x) {
+    return (plain(x, heads, {5}, rotation) * upstream).sum();
+  };
+  CHECK(moe::test::distance(moe::test::autograd(loss, qkv),
+                            moe::test::finite_difference(loss, qkv)) < moe::test::kGradTolerance);
+}
+
+TEST_CASE("attention equals the formula in f64, values and gradients", "[kernels]") {
+  at::manual_seed(2);
+  for (const auto& one : kCases) {
+    CAPTURE(one.heads.heads, one.heads.kv_heads, one.heads.width, one.lengths);
+    const auto rotation = rotation_of(200, one.heads.width);
+    const Tensor wide = at::randn({tokens_of(one), one.heads.row()}, at::kDouble);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Tensor qkv = wide.to(type).requires_grad_(true);
+      const Tensor exact = qkv.detach().to(at::kDouble).requires_grad_(true);
+      const Tensor fast = causal_attention(qkv, one.heads, one.lengths, rotation);
+      const Tensor slow = plain(exact, one.heads, one.lengths, rotation);
+      const Tensor upstream = at::randn_like(slow).to(type);
+      // f32: sums of 130 terms of order one, 2^-24 each; bf16 rounds the result, and in backward
+      // what it kept of it, to 2^-9.
+      const double most = type == at::kFloat ? 2e-5 : 3e-2;
+      CHECK(fast.scalar_type() == type);
+      CHECK(moe::test::distance(fast, slow) < most);
+      const auto actual = torch::autograd::grad({fast}, {qkv}, {upstream});
+      const auto expected = torch::autograd::grad({slow}, {exact}, {upstream.to(at::kDouble)});
+      CHECK(moe::test::distance(actual[0], expected[0]) < most);
+    }
+  }
+}
+
+TEST_CASE("attention sees no later token and no other sequence", "[kernels]") {
+  at::manual_seed(3);
+  const AttentionHeads heads{2, 1, 8};
+  const auto rotation = rotation_of(60, 8);
+  const Tensor qkv = at::randn({110, heads.row()});
+  const Tensor before = causal_attention(qkv, heads, {60, 50}, rotation);
+  qkv.narrow(0, 40, 20).fill_(7);
+  const Tensor after = causal_attention(qkv, heads, {60, 50}, rotation);
+  CHECK(at::equal(before.narrow(0, 0, 40), after.narrow(0, 0, 40)));
+  CHECK(at::equal(before.narrow(0, 60, 50), after.narrow(0, 60, 50)));
+  CHECK_FALSE(at::equal(before.narrow(0, 40, 20), after.narrow(0, 40, 20)));
+}
+
+TEST_CASE("attention gives the same bits for one thread and two", "[kernels]") {
+  at::manual_seed(4);
+  const AttentionHeads heads{4, 4, 16};
+  const auto rotation = rotation_of(70, 16);
+  const Tensor qkv = at::randn({100, heads.row()}).requires_grad_(true);
+  const int threads = at::get_num_threads();
+  std::vector<Tensor> results, gradients;
+  for (const int count : {1, 2}) {
+    at::set_num_threads(count);
+    results.push_back(causal_attention(qkv, heads, {70, 30}, rotation));
+    gradients.push_back(torch::autograd::grad({results.back().square().sum()}, {qkv})[0]);
+  }
+  at::set_num_threads(threads);
+  CHECK(at::equal(results[0], results[1]));
+  CHECK(at::equal(gradients[0], gradients[1]));
+}
+
+TEST_CASE("attention of no tokens is none", "[kernels]") {
+  const AttentionHeads heads{2, 2, 4};
+  const Tensor qkv = at::empty({0, heads.row()}).requires_grad_(true);
+  const Tensor out = causal_attention(qkv, heads, {}, rotation_of(1, 4));
+  CHECK(out.size(0) == 0);
+  CHECK(out.size(1) == 8);
+}

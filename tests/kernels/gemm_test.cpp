@@ -1,0 +1,122 @@
+#include "kernels/gemm.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/gemm_tile.h"
+#include "tests/support/catch.h"
+
+using namespace moe::kernels;
+
+namespace {
+
+struct Case {
+  int64_t m, n, k;
+};
+
+// 1, 31, 33 and whole tiles; widths that no vector divides; more than one block of each kind.
+const std::vector<Case> kCases = {{0, 5, 3},
+                                  {1, 1, 1},
+                                  {3, 7, 0},
+                                  {1, 33, 31},
+                                  {6, 64, 256},
+                                  {31, 17, 33},
+                                  {33, 100, 300},
+                                  {101, 75, 513},
+                                  {97, 600, 40},
+                                  {5, 1030, 9}};
+
+std::vector<float> numbers(int64_t count, uint64_t seed) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (auto& value : values) {
+    seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+    value = static_cast<float>(static_cast<int64_t>(seed >> 40) - (1 << 23)) / (1 << 23);
+  }
+  return values;
+}
+
+MatrixView view(const std::vector<float>& values, int64_t rows, int64_t columns, bool turned) {
+  return turned ? MatrixView{values.data(), 1, rows} : MatrixView{values.data(), columns, 1};
+}
+
+}  // namespace
+
+TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "[kernels]") {
+  for (const auto& [m, n, k] : kCases) {
+    const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+    for (int form = 0; form < 8; ++form) {
+      CAPTURE(m, n, k, form);
+      const MatrixView left = view(a, m, k, form & 1), right = view(b, k, n, form & 2);
+      const bool accumulate = form & 4;
+      const int64_t c_row = n + 3;  // what lies between the rows stays
+      auto fast = numbers(m * c_row, 3), slow = fast;
+      const auto before = fast;
+      gemm({m, n, k}, left, right, fast.data(), c_row, accumulate);
+      gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
+      // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
+      // practice its root.
+      const double most = (1 + static_cast<double>(k)) * 0x1p-22;
+      for (size_t i = 0; i < fast.size(); ++i) {
+        const bool is_between = static_cast<int64_t>(i) % c_row >= n;
+        REQUIRE(std::abs(fast[i] - slow[i]) <= (is_between ? 0 : most));
+      }
+      for (const auto& kernel : tile_kernels()) {  // of each instruction set
+        CAPTURE(kernel.width);
+        auto other = before;
+        gemm_with(kernel, {m, n, k}, left, right, other.data(), c_row, accumulate);
+        double apart = 0;
+        for (size_t i = 0; i < other.size(); ++i) {
+          apart = std::max<double>(apart, std::abs(other[i] - slow[i]));
+        }
+        CHECK(apart <= most);
+      }
+    }
+  }
+}
+
+TEST_CASE("an element of a product is the same bits whatever stands beside it", "[kernels]") {
+  const int64_t m = 50, n = 140, k = 300;
+  const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+  std::vector<float> whole(m * n), part(m * n);
+  const int threads = at::get_num_threads();
+  for (const bool turned : {false, true}) {
+    const MatrixView left = view(a, m, k, false), right = view(b, k, n, turned);
+    gemm_one_thread({m, n, k}, left, right, whole.data(), n, false);
+    at::set_num_threads(2);
+    gemm({m, n, k}, left, right, part.data(), n, false);
+    at::set_num_threads(threads);
+    CHECK((whole == part));
+    gemm_one_thread({7, 30, k}, left.from(11, 0), right.from(0, 5), part.data(), n, false);
+    for (int64_t i = 0; i < 7; ++i) {
+      for (int64_t j = 0; j < 30; ++j) {
+        REQUIRE(part[i * n + j] == whole[(i + 11) * n + j + 5]);
+      }
+    }
+  }
+}
+
+TEST_CASE("product takes every type and size", "[kernels]") {
+  at::manual_seed(1);
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    for (const int64_t rows : {0, 1, 5, 40}) {
+      CAPTURE(rows);
+      const at::Tensor left = at::randn({rows, 24}, type), right = at::randn({40, 24}, type).t();
+      at::Tensor out = at::ones({rows, 40}, type);
+      product_out(out, left, right, /*accumulate=*/true);
+      const at::Tensor expected = at::mm(left.to(at::kDouble), right.to(at::kDouble));
+      // 24 terms of about 1, rounded to f32
+      CHECK(at::allclose(out.to(at::kDouble), expected + 1, 1e-5, 1e-5));
+      CHECK(at::allclose(product(left, right).to(at::kDouble), expected, 1e-5, 1e-5));
+    }
+  }
+}
+
+TEST_CASE("the first tile is the one of the widest vectors of the machine", "[kernels]") {
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const int64_t expected = __builtin_cpu_supports("avx512f") ? 16 : has_avx2 ? 8 : 4;
+  CHECK(tile_kernels().front().width == expected);
+  CHECK(tile_kernels().back().width == 4);
+}
