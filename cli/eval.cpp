@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/launch.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/eval/evaluate.h"
@@ -21,6 +22,7 @@ struct EvalFlags {
   std::string requests, bos = "auto", compat = "current", device;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by, sweeps;
+  dist::RankSettings ranks;
   int threads = 0;
   bool quiet = false, json = false, list = false, items = false, running = false;
 };
@@ -157,6 +159,9 @@ void print_routing(const eval::RunReport& report) {
 void run_tasks(const EvalFlags& flags, Display& display) {
   const eval::RunReport report = eval::evaluate(flags.settings, display.events());
   display.finish();
+  if (!flags.settings.is_first_rank()) {
+    return;
+  }
   if (flags.json) {
     fmt::print("{}\n", eval::results_json(report).dump(2));
     return;
@@ -175,6 +180,9 @@ void run_sweep(const EvalFlags& flags, Display& display) {
   }
   const eval::SweepReport report = eval::sweep(flags.settings, axes, display.events());
   display.finish();
+  if (!flags.settings.is_first_rank()) {
+    return;
+  }
   if (flags.json) {
     fmt::print("{}\n", eval::sweep_json(report).dump(2));
     return;
@@ -192,6 +200,9 @@ void run_requests(const EvalFlags& flags, Display& display) {
   const eval::Scores scores =
       eval::evaluate_requests(flags.settings, flags.requests, display.events());
   display.finish();
+  if (!flags.settings.is_first_rank()) {
+    return;
+  }
   for (const auto& score : scores.scores) {
     const OrderedJson line = {
         {"logprob", score.logprob}, {"is_greedy", score.is_greedy}, {"tokens", score.tokens}};
@@ -203,6 +214,9 @@ void run_texts(const EvalFlags& flags, Display& display) {
   const eval::RoutingStats stats =
       eval::evaluate_texts(flags.settings, flags.texts, display.events());
   display.finish();
+  if (!flags.settings.is_first_rank()) {
+    return;
+  }
   if (flags.json) {
     fmt::print("{}\n", eval::stats_json(stats).dump(2));
   } else {
@@ -210,17 +224,12 @@ void run_texts(const EvalFlags& flags, Display& display) {
   }
 }
 
-void run(EvalFlags& flags) {
-  if (flags.list) {
-    fmt::print("{}", eval::task_list());
-    return;
-  }
-  flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
-  check(flags);
-  Display display(flags.quiet, flags.running);  // before LibTorch has threads
+// One rank of a run; the first speaks for all.
+void run_on_rank(EvalFlags& flags, dist::Comm& comm) {
+  flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
+  const bool quiet = flags.quiet || !flags.settings.is_first_rank();
+  Display display(quiet, flags.running && !quiet);  // before LibTorch has threads
   apply_threads(flags.threads);
-  flags.settings.bos = eval::parse_bos(flags.bos);
-  flags.settings.compat = eval::parse_compat(flags.compat);
   if (!flags.sweeps.empty()) {
     run_sweep(flags, display);
   } else if (!flags.settings.tasks.empty()) {
@@ -233,6 +242,26 @@ void run(EvalFlags& flags) {
   if (std::fflush(stdout) != 0) {
     throw UserError("standard output: cannot be written; is the disk full?");
   }
+}
+
+void run(EvalFlags& flags) {
+  if (flags.list) {
+    fmt::print("{}", eval::task_list());
+    return;
+  }
+  flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);
+  check(flags);
+  flags.settings.bos = eval::parse_bos(flags.bos);
+  flags.settings.compat = eval::parse_compat(flags.compat);
+  flags.ranks.threads = flags.threads;
+  flags.ranks.on_cuda = flags.device == "cuda";
+  dist::run_on_ranks(flags.ranks, [&](dist::Comm& comm) {
+    if (comm.size() > 1 && flags.requests == "-") {
+      throw UserError("--requests - on {} ranks: standard input is one rank's; give a file",
+                      comm.size());
+    }
+    run_on_rank(flags, comm);
+  });
 }
 
 void add_input_flags(CLI::App& command, EvalFlags& flags) {
@@ -348,6 +377,7 @@ void add_eval(CLI::App& app) {
   add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);
+  add_rank_flags(*command, flags->ranks);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);
   add_force(*command, flags->settings.force, kForcedGate);

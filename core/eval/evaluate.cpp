@@ -48,7 +48,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
   add_differences(report, other);
-  if (!settings.out.empty()) {
+  if (!settings.out.empty() && settings.is_first_rank()) {
     write_report(report, settings.out);
   }
   runner.forget();

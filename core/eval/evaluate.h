@@ -35,6 +35,11 @@ struct EvalSettings {
   // Where responses are kept for a run that is interrupted: a file, a folder for
   // responses.cache, "off", or empty: in `out` while the run lasts.
   std::string cache_responses = {};
+  // The ranks that share the work; every one calls with the same settings and has the results, the
+  // first writes the files. None: this process alone.
+  dist::Comm* ranks = nullptr;
+
+  bool is_first_rank() const { return ranks == nullptr || ranks->rank() == 0; }
 };
 
 // What the caller shows while it goes on. All may be empty.

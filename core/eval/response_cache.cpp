@@ -92,6 +92,19 @@ CounterValues counters_from(const Json& json) {
   return counters;
 }
 
+}  // namespace
+
+OrderedJson to_json(const ForwardAnswers& answers) {
+  OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
+  for (const auto& score : answers.scores) {
+    scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
+  }
+  for (const auto& layer : answers.counters) {
+    counters.push_back(counters_json(layer));
+  }
+  return {{"scores", std::move(scores)}, {"counters", std::move(counters)}};
+}
+
 ForwardAnswers answers_from(const Json& json) {
   ForwardAnswers answers;
   for (const auto& score : json.at("scores")) {
@@ -103,8 +116,6 @@ ForwardAnswers answers_from(const Json& json) {
   }
   return answers;
 }
-
-}  // namespace
 
 io::Digest model_digest(const io::Checkpoint& checkpoint) {
   io::ContentHash hash;
@@ -185,14 +196,7 @@ std::optional<ForwardAnswers> ResponseCache::recall(const PlannedForward& forwar
 }
 
 void ResponseCache::keep(const PlannedForward& forward, const ForwardAnswers& answers) {
-  OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
-  for (const auto& score : answers.scores) {
-    scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
-  }
-  for (const auto& layer : answers.counters) {
-    counters.push_back(counters_json(layer));
-  }
-  keep_line(key_of(forward), {{"scores", std::move(scores)}, {"counters", std::move(counters)}});
+  keep_line(key_of(forward), to_json(answers));
 }
 
 std::optional<std::string> ResponseCache::recall_answer(const std::vector<int64_t>& prompt,

@@ -14,6 +14,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/base/json.h"
 #include "core/eval/score.h"
 #include "core/eval/task.h"
 #include "core/io/checkpoint.h"
@@ -26,6 +27,11 @@ namespace moe::eval {
 // kilobytes from its beginning, middle and end, and each file's size and time of change. Reading
 // all of it would take as long as loading it.
 io::Digest model_digest(const io::Checkpoint& checkpoint);
+
+// The "scores" and "counters" of a line, and back; numbers keep every bit. answers_from throws
+// Json::exception where the JSON is another.
+OrderedJson to_json(const ForwardAnswers& answers);
+ForwardAnswers answers_from(const Json& json);
 
 class ResponseCache : public ForwardMemory {
  public:

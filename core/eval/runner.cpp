@@ -1,6 +1,7 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
+#include "core/eval/shared_forwards.h"
 #include "core/eval/written_answers.h"
 
 namespace moe::eval {
@@ -113,6 +114,7 @@ Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalE
 void Runner::restart(const std::string& label) {
   label_ = label;
   settings_ = score_settings(all_settings_, subject_);
+  settings_.ranks = all_settings_.ranks;
   stats_.reset();
   tally_.reset();
   if (subject_.config.moe) {
@@ -213,25 +215,40 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
                                        const std::vector<std::vector<int64_t>>& prompts) {
   start(loaded.task.name, static_cast<int64_t>(prompts.size()));
   const Generation& generation = loaded.task.generation;
+  dist::Comm* ranks = all_settings_.ranks;
   std::vector<std::string> answers;
-  for (const auto& prompt : prompts) {
-    std::optional<std::string> answer =
-        cache_ ? cache_->recall_answer(prompt, generation) : std::nullopt;
-    if (!answer) {
-      answer = write_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt})
-                   .front();
-      if (cache_) {
-        cache_->keep_answer(prompt, generation, *answer);
+  for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
+    const size_t index = begin + rank_of(ranks);
+    std::optional<std::string> mine;
+    on_all(ranks, [&] {
+      if (index < prompts.size()) {
+        mine = write_one(prompts[index], generation);
       }
+    });
+    for (auto& answer : gather_written(ranks, mine)) {
+      answers.push_back(std::move(answer));
     }
-    answers.push_back(std::move(*answer));
-    progress(static_cast<int64_t>(answers.size()));
+    on_all(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
   }
   return answers;
 }
 
+std::string Runner::write_one(const std::vector<int64_t>& prompt, const Generation& generation) {
+  if (cache_) {
+    if (auto known = cache_->recall_answer(prompt, generation)) {
+      return *known;
+    }
+  }
+  std::string answer =
+      write_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt}).front();
+  if (cache_) {
+    cache_->keep_answer(prompt, generation, answer);
+  }
+  return answer;
+}
+
 void Runner::forget() {
-  if (cache_ && cache_place_->ends_with_run) {
+  if (cache_ && cache_place_->ends_with_run && all_settings_.is_first_rank()) {
     std::error_code ignored;
     std::filesystem::remove(cache_place_->file, ignored);
   }
@@ -241,7 +258,7 @@ std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {
   if (stats_ && tally_) {
     stats_->tokens = tally_->finish();
   }
-  if (stats_ && !file.empty()) {
+  if (stats_ && !file.empty() && all_settings_.is_first_rank()) {
     write_stats(*stats_, file);
   }
   return stats_;

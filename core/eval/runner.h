@@ -74,6 +74,7 @@ class Runner {
 
  private:
   void open_cache();
+  std::string write_one(const std::vector<int64_t>& prompt, const Generation& generation);
   void start(const std::string& what, int64_t requests);
   void progress(int64_t done);
 

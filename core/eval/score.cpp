@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/eval/families.h"
+#include "core/eval/shared_forwards.h"
 #include "kernels/head_scores.h"
 
 namespace moe::eval {
@@ -192,38 +193,68 @@ void add_counters(const std::vector<route::CounterValues>& values, Scores& total
   }
 }
 
-bool recall(const PlannedForward& forward, const ScoreSettings& settings, Scores& total) {
-  const auto known = settings.memory == nullptr ? std::nullopt : settings.memory->recall(forward);
-  if (!known) {
-    return false;
+Answered run_forward(const model::Llama& llama,
+                     const PackedBatch& batch,
+                     const ScoreSettings& settings,
+                     Scores& total) {
+  model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
+  add_batch(llama, batch, result.hidden, total);
+  Answered mine;
+  mine.token_rows = std::move(result.token_rows);
+  if (!result.counters.empty()) {
+    mine.answers.counters = route::read_counters(result.counters);
   }
-  for (size_t i = 0; i < forward.requests.size(); ++i) {
-    total.scores[forward.requests[i]] = known->scores.at(i);
+  for (const size_t owner : batch.owners) {
+    mine.answers.scores.push_back(total.scores[owner]);
   }
-  add_counters(known->counters, total);
-  return true;
+  return mine;
 }
 
-void run_forward(const model::Llama& llama,
-                 const PackedBatch& batch,
-                 const PlannedForward& forward,
-                 const ScoreSettings& settings,
-                 Scores& total) {
-  const model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
-  add_batch(llama, batch, result.hidden, total);
-  ForwardAnswers answers;
-  answers.counters = result.counters.empty() ? std::vector<route::CounterValues>()
-                                             : route::read_counters(result.counters);
-  add_counters(answers.counters, total);
-  if (settings.observe) {
-    settings.observe({batch.owners, result});
-  }
+Answered answer(const model::Llama& llama,
+                const std::vector<Request>& requests,
+                const PackedBatch& batch,
+                const ScoreSettings& settings,
+                Scores& total) {
+  const PlannedForward forward{requests, batch.owners, batch.inputs};
   if (settings.memory != nullptr) {
-    for (const size_t owner : batch.owners) {
-      answers.scores.push_back(total.scores[owner]);
+    if (auto known = settings.memory->recall(forward)) {
+      return {std::move(*known)};
     }
-    settings.memory->keep(forward, answers);
   }
+  Answered mine = run_forward(llama, batch, settings, total);
+  if (settings.memory != nullptr) {
+    settings.memory->keep(forward, mine.answers);
+  }
+  return mine;
+}
+
+// What any rank found out about a forward.
+void account(const PackedBatch& batch,
+             const Answered& answered,
+             const ScoreSettings& settings,
+             Scores& total) {
+  for (size_t i = 0; i < batch.owners.size(); ++i) {
+    total.scores[batch.owners[i]] = answered.answers.scores.at(i);
+  }
+  add_counters(answered.answers.counters, total);
+  total.input_tokens += batch.inputs.ids.size(0);
+  if (settings.observe) {
+    settings.observe({batch.owners, answered.token_rows});
+  }
+  if (settings.answered) {
+    settings.answered(batch.owners, total);
+  }
+}
+
+FamilyBatches plan_forwards(const model::Llama& llama,
+                            const std::vector<Request>& requests,
+                            const ScoreSettings& settings) {
+  if (routes_in_groups(llama.config(), settings.routing.router)) {
+    return alone(requests,
+                 groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
+  }
+  return settings.observe ? alone(requests, batches_by_length(requests, settings.batch_tokens))
+                          : pack_families(find_families(requests), settings.batch_tokens);
 }
 
 }  // namespace
@@ -248,35 +279,35 @@ Scores score_requests(const model::Llama& llama,
                       const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
-  const bool grouped = routes_in_groups(llama.config(), settings.routing.router);
-  FamilyBatches batches;
-  if (grouped) {
-    batches = alone(requests,
-                    groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
-  } else if (settings.observe) {
-    batches = alone(requests, batches_by_length(requests, settings.batch_tokens));
-  } else {
-    batches = pack_families(find_families(requests), settings.batch_tokens);
-  }
+  agree_on_requests(settings.ranks, requests, settings);
+  const FamilyBatches batches = plan_forwards(llama, requests, settings);
   const at::NoGradGuard no_gradients;
   Scores total;
   total.scores.resize(requests.size());
   total.forwards = static_cast<int64_t>(batches.size());
+  const size_t ranks = count_of(settings.ranks), rank = rank_of(settings.ranks);
   int64_t done = 0;
-  for (const auto& families : batches) {
-    const PackedBatch batch = Packer(requests).pack(families);
-    const PlannedForward forward{requests, batch.owners, batch.inputs};
-    if (!recall(forward, settings, total)) {
-      run_forward(llama, batch, forward, settings, total);
+  for (size_t begin = 0; begin < batches.size(); begin += ranks) {
+    std::vector<PackedBatch> round;  // one a rank
+    for (size_t i = begin; i < std::min(begin + ranks, batches.size()); ++i) {
+      round.push_back(Packer(requests).pack(batches[i]));
     }
-    if (settings.answered) {
-      settings.answered(batch.owners, total);
-    }
-    total.input_tokens += batch.inputs.ids.size(0);
-    done += static_cast<int64_t>(batch.owners.size());
-    if (on_progress) {
-      on_progress(done);
-    }
+    std::optional<Answered> mine;
+    on_all(settings.ranks, [&] {
+      if (rank < round.size()) {
+        mine = answer(llama, requests, round[rank], settings, total);
+      }
+    });
+    const std::vector<Answered> all = gather_answers(settings.ranks, mine);
+    on_all(settings.ranks, [&] {
+      for (size_t i = 0; i < round.size(); ++i) {
+        account(round[i], all.at(i), settings, total);
+        done += static_cast<int64_t>(round[i].owners.size());
+        if (on_progress) {
+          on_progress(done);
+        }
+      }
+    });
   }
   return total;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/dist/comm.h"
 #include "core/eval/requests.h"
 #include "core/model/llama.h"
 #include "core/route/counters.h"
@@ -22,8 +23,8 @@ struct Score {
 
 // One forward, as it is shown to who counts tokens.
 struct Forward {
-  const std::vector<size_t>& requests;  // their indices, in the order of the inputs
-  const model::ForwardResult& result;
+  const std::vector<size_t>& requests;           // their indices, in the order of the inputs
+  const std::vector<torch::Tensor>& token_rows;  // model::ForwardResult::token_rows
 };
 
 // A forward before it is run: all that its numbers depend on beside the model and its routing.
@@ -59,6 +60,9 @@ struct ScoreSettings {
   ForwardMemory* memory = nullptr;  // asked before each forward; nobody may observe then
   // After each forward, run or recalled: its requests, whose scores stand in `so_far`.
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
+  // The ranks that share the forwards out, each with the whole model; all of them call. Scores,
+  // observe and answered are the same on all, and those of one process.
+  dist::Comm* ranks = nullptr;
 };
 
 struct Scores {

@@ -292,12 +292,12 @@ SweepReport sweep(const EvalSettings& settings,
     subject.routing = value.routing;
     runner.restart(value.name);
     const RunReport run = evaluation.run(runner, &value == &values.back());
-    if (!settings.out.empty()) {
+    if (!settings.out.empty() && settings.is_first_rank()) {
       write_report(run, settings.out / value.name);
     }
     add_row(report, value, run, settings.tasks);
   }
-  if (!settings.out.empty()) {
+  if (!settings.out.empty() && settings.is_first_rank()) {
     write_whole(settings.out / "sweep.html", sweep_page(report));
     write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
   }

@@ -1,0 +1,105 @@
+#include "core/eval/shared_forwards.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/dist/session.h"
+#include "core/dist/together.h"
+#include "core/eval/response_cache.h"
+#include "core/io/content_hash.h"
+
+namespace moe::eval {
+
+using torch::Tensor;
+
+namespace {
+
+// [L, T, 3] i64 as bytes; "" where nobody counts.
+std::string bytes_of(const std::vector<Tensor>& token_rows) {
+  if (token_rows.empty()) {
+    return "";
+  }
+  const Tensor rows = torch::stack(token_rows).cpu().contiguous();
+  return {static_cast<const char*>(rows.const_data_ptr()), rows.nbytes()};
+}
+
+std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
+  if (bytes.empty()) {
+    return {};
+  }
+  const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
+  const Tensor rows = torch::empty({layers, numbers / (3 * layers), 3}, at::kLong);
+  MOE_CHECK(rows.nbytes() == bytes.size(), "{} bytes of {} layers", bytes.size(), layers);
+  std::memcpy(rows.data_ptr(), bytes.data(), bytes.size());
+  return rows.unbind(0);
+}
+
+std::string digest_of(const std::vector<Request>& requests) {
+  io::ContentHash hash;
+  for (const auto& request : requests) {
+    const std::vector<int64_t> numbers = {request.scored,
+                                          static_cast<int64_t>(request.tokens.size())};
+    hash.update(std::as_bytes(std::span(numbers)));
+    hash.update(std::as_bytes(std::span(request.tokens)));
+  }
+  return hash.digest().hex();
+}
+
+}  // namespace
+
+void on_all(dist::Comm* ranks, const std::function<void()>& body) {
+  if (ranks == nullptr) {
+    body();
+  } else {
+    dist::together(*ranks, body);
+  }
+}
+
+std::vector<Answered> gather_answers(dist::Comm* ranks, const std::optional<Answered>& mine) {
+  if (ranks == nullptr || ranks->size() == 1) {
+    return {mine.value()};
+  }
+  const auto texts = dist::gather_texts(*ranks, mine ? to_json(mine->answers).dump() : "");
+  const auto rows = dist::gather_texts(*ranks, mine ? bytes_of(mine->token_rows) : "");
+  std::vector<Answered> all;
+  for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
+    ForwardAnswers answers = answers_from(parse_json(texts[rank], "answers of another rank"));
+    const auto layers = static_cast<int64_t>(answers.counters.size());
+    all.push_back({std::move(answers), token_rows_of(rows[rank], layers)});
+  }
+  return all;
+}
+
+std::vector<std::string> gather_written(dist::Comm* ranks, const std::optional<std::string>& mine) {
+  if (ranks == nullptr) {
+    return {mine.value()};
+  }
+  std::vector<std::string> all;
+  for (const auto& text : dist::gather_texts(*ranks, mine ? "+" + *mine : "")) {
+    if (!text.empty()) {
+      all.push_back(text.substr(1));
+    }
+  }
+  return all;
+}
+
+void agree_on_requests(dist::Comm* ranks,
+                       const std::vector<Request>& requests,
+                       const ScoreSettings& settings) {
+  if (ranks != nullptr && ranks->size() > 1) {
+    dist::agree(*ranks,
+                "what is evaluated",
+                fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
+                            "group-tokens {}\n",
+                            requests.size(),
+                            digest_of(requests),
+                            route::to_full_string(settings.routing.router),
+                            settings.routing.ep_ranks,
+                            settings.batch_tokens,
+                            settings.group_tokens));
+  }
+}
+
+}  // namespace moe::eval
