@@ -100,8 +100,7 @@ void Progress::finish() {
   finished_ = true;
 }
 
-void Progress::print(bool last) {
-  printed_ = std::chrono::steady_clock::now();
+std::string Progress::text(bool last, Detail detail) const {
   const double seconds = seconds_since(start_), done = static_cast<double>(done_);
   const double fresh = static_cast<double>(done_ - std::min(done_, skipped_));
   const double rate = seconds > 0 ? fresh / seconds : 0;
@@ -109,26 +108,41 @@ void Progress::print(bool last) {
     return unit_ == "B" ? format_bytes(value) : fmt::format("{:.0f} {}", value, unit_);
   };
   const auto pace = unit_ == "B" ? format_bytes(rate) : fmt::format("{:.1f} {}", rate, unit_);
-  std::string text = fmt::format("{}  {}, {}/s", label_, amount(done), pace);
-  if (total_ > 0) {
-    const double share = done / static_cast<double>(total_);
-    const std::string bar = terminal_ ? bar_text(share) + " " : "";
-    const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
-    text = fmt::format("{}  {}{:.0f} %, {} of {}, {}/s, {} {}",
-                       label_,
-                       bar,
-                       100 * share,
-                       amount(done),
-                       amount(static_cast<double>(total_)),
-                       pace,
-                       last ? "took" : "left",
-                       format_seconds(last ? seconds : left));
+  const std::string remark = remark_.empty() ? "" : ", " + remark_;
+  if (total_ == 0) {
+    return fmt::format("{}  {}, {}/s{}", label_, amount(done), pace, remark);
   }
-  text += remark_.empty() ? "" : ", " + remark_;
-  if (terminal_) {
-    fmt::print(stderr, "\r\033[K{}{}", text, last ? "\n" : "");
-  } else {
-    fmt::print(stderr, "{}\n", text);
+  const double share = done / static_cast<double>(total_);
+  const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
+  const std::string counts =
+      fmt::format(" {} of {},",
+                  unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
+                  amount(static_cast<double>(total_)));
+  return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}",
+                     label_,
+                     detail == Detail::kBar ? bar_text(share) + " " : "",
+                     100 * share,
+                     detail == Detail::kNumbers ? "" : counts,
+                     pace,
+                     last ? "took" : "left",
+                     format_seconds(last ? seconds : left),
+                     remark);
+}
+
+void Progress::print(bool last) {
+  printed_ = std::chrono::steady_clock::now();
+  if (!terminal_) {
+    fmt::print(stderr, "{}\n", text(last, Detail::kCounts));
+  } else {  // what is wider than the terminal wraps, and cannot be written over
+    const size_t width = terminal_width(2);
+    std::string line;
+    for (const Detail detail : {Detail::kBar, Detail::kCounts, Detail::kNumbers}) {
+      line = text(last, detail);
+      if (line.size() < width) {
+        break;
+      }
+    }
+    fmt::print(stderr, "\r\033[K{}{}", line.substr(0, width - 1), last ? "\n" : "");
   }
   std::fflush(stderr);
 }

@@ -36,6 +36,8 @@ class Progress {
 
  private:
   void print(bool last);
+  enum class Detail { kNumbers, kCounts, kBar };  // each shows what the one before it does
+  std::string text(bool last, Detail detail) const;
   std::string label_, unit_, remark_;
   uint64_t total_ = 0, done_ = 0, skipped_ = 0;
   bool quiet_ = false, terminal_ = false, finished_ = false;

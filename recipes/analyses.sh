@@ -114,7 +114,9 @@ along_training() {
   for checkpoint in $(ls -d -- "$model"/checkpoints/step-* | sort -V) "$model"/final; do
     [ -e "$checkpoint/config.json" ] || continue
     step "$moe" eval "$checkpoint" "$@" --json --quiet >"$work/stats.json"
-    python3 -c 'import json, sys; print(f"{sys.argv[2]:14} {json.load(open(sys.argv[1]))["total"]["experts_per_token"]:.3f}")' \
+    python3 -c 'import json, sys
+total = json.load(open(sys.argv[1], encoding="utf-8"))["total"]
+print("{:14} {:.3f}".format(sys.argv[2], total["experts_per_token"]))' \
       "$work/stats.json" "$(basename -- "$checkpoint")"
   done
 }

@@ -1,4 +1,4 @@
-// What moe train shows on a terminal, which here is a pseudo-terminal of 72 columns.
+// What moe train and moe eval show on a terminal, which here is a pseudo-terminal of 72 columns.
 
 #include <pty.h>
 #include <sys/wait.h>
@@ -94,4 +94,29 @@ TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[
         std::string::npos);                                             // the step line made room
   CHECK(text.find("\r\nstep 4  held-out loss ") != std::string::npos);  // the last one stays
   CHECK(text.find("\r\nstep 0  held-out loss ") != std::string::npos);
+}
+
+TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far", "[cli]") {
+  const auto tiny = moe::test::source_folder() / "recipes/tiny";
+  const std::string text = run_on_terminal({"eval",
+                                            (tiny / "model").string(),
+                                            "--tasks",
+                                            (tiny / "quiz.jsonl").string(),
+                                            "--batch-tokens",
+                                            "1",
+                                            "--threads",
+                                            "1",
+                                            "--running-accuracy"});
+  INFO(text);
+  int lines = 0;
+  for (const std::string& line : lines_of(text)) {
+    if (line.find(" requests/s, left ") != std::string::npos) {
+      ++lines;
+      CHECK(line.find(", acc 0.") != std::string::npos);
+      CHECK(line.size() - (line.starts_with("\x1b[K") ? 3 : 0) < kColumns);
+    }
+  }
+  CHECK(lines >= 1);
+  CHECK(text.find("quiz  100 %, ") != std::string::npos);  // too narrow for the bar
+  CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one stays
 }
