@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/eval/batch_size.h"
 #include "core/eval/families.h"
 #include "kernels/head_scores.h"
 
@@ -174,6 +175,7 @@ void add_batch(const model::Llama& llama,
   if (rows.empty()) {
     return;  // requests that are only run
   }
+  total.head_rows += static_cast<int64_t>(rows.size());
   const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
   const auto scores = kernels::head_scores(
       hidden.index_select(0, wanted), llama.head_weight(), llama.product_type(), asked);
@@ -216,14 +218,17 @@ Scores score_requests(const model::Llama& llama,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
   const bool grouped = routes_in_groups(llama.config(), settings.routing.router);
+  const int64_t batch_tokens = settings.batch_tokens > 0
+                                   ? settings.batch_tokens
+                                   : auto_batch_tokens(llama.config(), settings.routing.router);
   FamilyBatches batches;
   if (grouped) {
     batches = alone(requests,
                     groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
   } else if (settings.observe) {
-    batches = alone(requests, batches_by_length(requests, settings.batch_tokens));
+    batches = alone(requests, batches_by_length(requests, batch_tokens));
   } else {
-    batches = pack_families(find_families(requests), settings.batch_tokens);
+    batches = pack_families(find_families(requests), batch_tokens);
   }
   const at::NoGradGuard no_gradients;
   Scores total;
