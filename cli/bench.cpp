@@ -4,6 +4,7 @@
 #include <ATen/Version.h>
 #include <torch/version.h>
 
+#include "cli/bench_parts.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
@@ -148,7 +149,12 @@ void add_bench(CLI::App& app) {
   add_threads(*command, flags->threads);
   add_json(*command, flags->json);
   add_config(*command);
-  command->callback([flags] { run(*flags); });
+  add_bench_eval(*command);
+  command->callback([flags, command] {
+    if (command->get_subcommands().empty()) {
+      run(*flags);
+    }
+  });
 }
 
 }  // namespace moe::cli
