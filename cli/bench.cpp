@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include "cli/bench_comm.h"
+#include "cli/bench_parts.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/launch.h"
@@ -167,7 +168,12 @@ void add_bench(CLI::App& app) {
   add_threads(*command, flags->threads);
   add_json(*command, flags->json);
   add_config(*command);
-  command->callback([flags] { run(*flags); });
+  add_bench_eval(*command);
+  command->callback([flags, command] {
+    if (command->get_subcommands().empty()) {
+      run(*flags);
+    }
+  });
 }
 
 }  // namespace moe::cli

@@ -345,6 +345,19 @@ void add_stats_flags(CLI::App& command, EvalFlags& flags) {
       ->delimiter(',');
 }
 
+// The flag's number: 0 for auto.
+std::string batch_tokens_of(const std::string& text) {
+  if (text == "auto") {
+    return "0";
+  }
+  std::string number = text;
+  const std::string wrong = CLI::Range(int64_t{1}, int64_t{1} << 30)(number);
+  if (!wrong.empty()) {
+    throw CLI::ValidationError("--batch-tokens", wrong + "; give a number or auto");
+  }
+  return number;
+}
+
 void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option(
       "--bos",
@@ -353,8 +366,9 @@ void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
   command
       .add_option("--batch-tokens",
                   flags.settings.batch_tokens,
-                  "tokens of one forward (4096); scores do not depend on it")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+                  "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
+                  "activations would pass 1 GiB; scores do not depend on it")
+      ->transform(batch_tokens_of);
   command
       .add_option("--group-tokens",
                   flags.settings.group_tokens,

@@ -6,6 +6,12 @@
 
 namespace moe::bench {
 
+OrderedJson to_json(const Timing& time) {
+  return {{"best_ms", time.best_s * 1e3},
+          {"median_ms", time.median_s * 1e3},
+          {"worst_ms", time.worst_s * 1e3}};
+}
+
 Timing time_of(int64_t repeats, const std::function<void()>& work) {
   work();
   std::vector<double> seconds;

@@ -23,7 +23,7 @@ struct EvalSettings {
   bool force = false;              // replace files in `out`; also allows a change of gate
   std::optional<int64_t> limit;    // questions of each task
   Bos bos = Bos::kAuto;
-  int64_t batch_tokens = 4096;
+  int64_t batch_tokens = 0;     // 0 = auto (batch_size.h)
   int64_t group_tokens = 4096;  // per logical rank
   route::RouterRequest router;
   std::filesystem::path stats;         // statistics file of a mixture's routing; empty = none

@@ -40,8 +40,8 @@ struct RunReport {
   int64_t ep_ranks = 0;  // W
   int64_t group_tokens =
       0;  // tokens of a routing group (all ranks); 0 = scores do not depend on groups
-  int64_t batch_tokens = 0;
-  double seconds = 0;  // wall time of the scoring
+  int64_t batch_tokens = 0;  // 0 = auto
+  double seconds = 0;        // wall time of the scoring
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // a mixture's; its tasks are those above
   Compat compat = Compat::kCurrent;

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/eval/batch_size.h"
 #include "core/eval/families.h"
 #include "core/eval/shared_forwards.h"
 #include "kernels/head_scores.h"
@@ -175,6 +176,7 @@ void add_batch(const model::Llama& llama,
   if (rows.empty()) {
     return;  // requests that are only run
   }
+  total.head_rows += static_cast<int64_t>(rows.size());
   const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
   const auto scores = kernels::head_scores(
       hidden.index_select(0, wanted), llama.head_weight(), llama.product_type(), asked);
@@ -253,8 +255,11 @@ FamilyBatches plan_forwards(const model::Llama& llama,
     return alone(requests,
                  groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
   }
-  return settings.observe ? alone(requests, batches_by_length(requests, settings.batch_tokens))
-                          : pack_families(find_families(requests), settings.batch_tokens);
+  const int64_t batch_tokens = settings.batch_tokens > 0
+                                   ? settings.batch_tokens
+                                   : auto_batch_tokens(llama.config(), settings.routing.router);
+  return settings.observe ? alone(requests, batches_by_length(requests, batch_tokens))
+                          : pack_families(find_families(requests), batch_tokens);
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ struct Scores;
 
 struct ScoreSettings {
   model::RoutingOptions routing;
-  int64_t batch_tokens = 4096;  // input tokens of one forward, without a capacity
+  int64_t batch_tokens = 0;     // input tokens of one forward, without a capacity; 0: batch_size.h
   int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
   // After each forward. Where somebody looks, or capacity counts, requests share nothing.
   std::function<void(const Forward&)> observe = {};
@@ -70,6 +70,7 @@ struct Scores {
   std::vector<route::CounterValues> counters;  // one a MoE layer, summed over all forwards
   int64_t forwards = 0;                        // with a capacity: the number of routing groups
   int64_t input_tokens = 0;                    // computed; counters count these
+  int64_t head_rows = 0;                       // of them, those whose next token is scored
 };
 
 using Batches = std::vector<std::vector<size_t>>;  // indices of requests

@@ -110,7 +110,7 @@ void check_against_slow(const model::Llama& llama) {
   for (const auto& request : requests) {
     slow.push_back(score_slowly(llama, request, routing));
   }
-  for (const int64_t batch_tokens : {1, 37, 200, 100000}) {
+  for (const int64_t batch_tokens : {0, 1, 37, 200, 100000}) {  // 0: auto
     CAPTURE(batch_tokens);
     check_equal(score(llama, requests, {routing, batch_tokens, 4096}), slow, kTolerance);
   }

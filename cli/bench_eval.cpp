@@ -1,0 +1,116 @@
+// moe bench eval: how fast a folder scores, beside at::mm at its shapes in the same run.
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/version.h>
+
+#include <memory>
+
+#include "cli/bench_parts.h"
+#include "cli/flags.h"
+#include "core/base/error.h"
+#include "core/base/version.h"
+#include "core/bench/eval.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct BenchEvalFlags {
+  bench::EvalSettings settings;
+  int threads = 0;
+  bool json = false;
+};
+
+void print_report(const bench::EvalReport& report) {
+  const double seconds = report.scoring.median_s;
+  const auto rate = [&](int64_t count) { return static_cast<double>(count) / seconds; };
+  fmt::print(
+      "{}: {} questions, {} requests, {} forwards{}\n",
+      report.name,
+      report.questions,
+      report.requests,
+      report.forwards,
+      report.drop_share
+          ? fmt::format(", router {}, {:.2f} % dropped", report.router, 100 * *report.drop_share)
+          : "");
+  fmt::print("  {:.1f} questions/s; median {:.1f} ms, best {:.1f}, worst {:.1f}\n",
+             rate(report.questions),
+             1e3 * seconds,
+             1e3 * report.scoring.best_s,
+             1e3 * report.scoring.worst_s);
+  fmt::print("  {:.0f} tokens/s asked for, {:.0f} computed (shared {:.2f} x), {} of {} scored\n",
+             rate(report.tokens_asked),
+             rate(report.tokens_computed),
+             static_cast<double>(report.tokens_asked) /
+                 static_cast<double>(std::max<int64_t>(1, report.tokens_computed)),
+             report.head_rows,
+             report.tokens_computed);
+  fmt::print("  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes\n",
+             report.flop / seconds / 1e9,
+             100 * report.roof.median_s / seconds,
+             report.flop / report.roof.median_s / 1e9);
+}
+
+void run(const BenchEvalFlags& flags) {
+  apply_threads(flags.threads);
+  const auto& settings = flags.settings;
+  if (!settings.tasks.empty() && settings.data.empty()) {
+    throw UserError("--tasks needs --data DIR, the folder of the benchmarks' files");
+  }
+  const auto reports = bench::bench_eval(settings);
+  if (!flags.json) {
+    fmt::print("{}, f32: {} threads, {}, torch {}, {} repeats\n",
+               settings.model.string(),
+               at::get_num_threads(),
+               at::get_cpu_capability(),
+               TORCH_VERSION,
+               settings.repeats);
+    for (const auto& report : reports) {
+      print_report(report);
+    }
+    return;
+  }
+  OrderedJson json = {{"moe_version", kVersion},
+                      {"torch_version", TORCH_VERSION},
+                      {"threads", at::get_num_threads()},
+                      {"instruction_set", at::get_cpu_capability()},
+                      {"model", settings.model.string()},
+                      {"repeats", settings.repeats},
+                      {"sets", OrderedJson::array()}};
+  for (const auto& report : reports) {
+    json["sets"].push_back(bench::to_json(report));
+  }
+  fmt::print("{}\n", json.dump(2));
+}
+
+}  // namespace
+
+void add_bench_eval(CLI::App& bench) {
+  auto flags = std::make_shared<BenchEvalFlags>();
+  auto& settings = flags->settings;
+  CLI::App* command = bench.add_subcommand("eval", "scoring of a folder: rate, sharing, the roof");
+  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 30);
+  command->add_option("MODEL", settings.model, "model folder, dense or MoE")->required();
+  command
+      ->add_option("--tasks", settings.tasks, "as of moe eval; without: made-up letters and spans")
+      ->delimiter(',');
+  command->add_option("--data", settings.data, "folder of the benchmarks' files");
+  command->add_option("--limit", settings.limit, "questions of each task (made up: 60)")
+      ->check(size);
+  command
+      ->add_option("--batch-tokens", settings.batch_tokens, "of one forward (as moe eval's auto)")
+      ->check(size);
+  command
+      ->add_option(
+          "--group-tokens", settings.group_tokens, "per logical rank, with capacity (4096)")
+      ->check(size);
+  command->add_option("--repeats", settings.repeats, "after one to warm up (3)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  add_router_flags(*command, settings.router);
+  add_threads(*command, flags->threads);
+  add_json(*command, flags->json);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,176 @@
+#include "core/bench/eval.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/bench/eval_requests.h"
+#include "core/eval/runner.h"
+
+namespace moe::bench {
+
+namespace {
+
+// A product of all rows of a forward with one weight, made `count` times in it.
+struct Product {
+  int64_t rows, inner, outer, count;
+  double flop() const {
+    return 2.0 * static_cast<double>(rows) * static_cast<double>(inner) *
+           static_cast<double>(outer) * static_cast<double>(count);
+  }
+};
+
+constexpr int64_t kHeadRows = 512;  // of logits at once, in the roof too
+
+// The products of an average forward with `rows` tokens, `expert_rows` rows in each MoE layer and
+// `head_rows` rows of logits.
+std::vector<Product> products_of(const model::ModelConfig& config,
+                                 int64_t rows,
+                                 int64_t expert_rows,
+                                 int64_t head_rows) {
+  const int64_t width = config.hidden_size, layers = config.layers;
+  const int64_t queries = config.heads * config.head_dim;
+  const int64_t keys = 2 * config.kv_heads * config.head_dim;
+  const int64_t moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 0;
+  std::vector<Product> products = {{rows, width, queries + keys, layers},
+                                   {rows, queries, width, layers}};
+  if (layers > moe_layers) {
+    const int64_t inner = config.intermediate_size, count = layers - moe_layers;
+    products.push_back({rows, width, 2 * inner, count});
+    products.push_back({rows, inner, width, count});
+  }
+  if (moe_layers > 0) {
+    products.push_back({expert_rows, width, 2 * config.moe->expert_width, moe_layers});
+    products.push_back({expert_rows, config.moe->expert_width, width, moe_layers});
+  }
+  for (int64_t row = 0; row < head_rows; row += kHeadRows) {
+    products.push_back({std::min(kHeadRows, head_rows - row), width, config.vocab_size, 1});
+  }
+  return products;
+}
+
+Timing scaled(const Timing& time, double factor) {
+  return {time.best_s * factor, time.median_s * factor, time.worst_s * factor};
+}
+
+// Seconds of an average forward's products: each is timed once and counts as often as it is made.
+Timing time_products(const std::vector<Product>& products, int64_t repeats) {
+  Timing sum;
+  std::vector<std::pair<Product, Timing>> timed;
+  for (const Product& product : products) {
+    auto same = std::find_if(timed.begin(), timed.end(), [&](const auto& one) {
+      return one.first.rows == product.rows && one.first.inner == product.inner &&
+             one.first.outer == product.outer;
+    });
+    if (same == timed.end()) {
+      const torch::Tensor left = at::randn({product.rows, product.inner});
+      const torch::Tensor right = at::randn({product.outer, product.inner});
+      const Timing time = time_of(repeats, [&] { at::mm(left, right.t()); });
+      same = timed.insert(timed.end(), {product, time});
+    }
+    const Timing each = scaled(same->second, static_cast<double>(product.count));
+    sum.best_s += each.best_s;
+    sum.median_s += each.median_s;
+    sum.worst_s += each.worst_s;
+  }
+  return sum;
+}
+
+void add_routing(const eval::Scores& scores, EvalReport& report, int64_t* expert_rows) {
+  int64_t rows = 0, dropped = 0;
+  for (const auto& layer : scores.counters) {
+    rows += layer.rows();
+    dropped += layer.dropped_requests;
+  }
+  const auto layers = static_cast<int64_t>(scores.counters.size());
+  *expert_rows = layers == 0 ? 0 : rows / layers / scores.forwards;
+  if (rows + dropped > 0) {
+    report.drop_share = static_cast<double>(dropped) / static_cast<double>(rows + dropped);
+  }
+}
+
+EvalReport measure(const model::Llama& llama,
+                   const RequestSet& set,
+                   const eval::ScoreSettings& settings,
+                   int64_t repeats) {
+  EvalReport report;
+  report.name = set.name;
+  report.questions = set.questions;
+  report.requests = static_cast<int64_t>(set.requests.size());
+  for (const auto& request : set.requests) {
+    report.tokens_asked += request.inputs();
+  }
+  eval::Scores scores;
+  report.scoring =
+      time_of(repeats, [&] { scores = eval::score_requests(llama, set.requests, settings); });
+  report.tokens_computed = scores.input_tokens;
+  report.head_rows = scores.head_rows;
+  report.forwards = scores.forwards;
+  int64_t expert_rows = 0;
+  add_routing(scores, report, &expert_rows);
+  const auto each = [&](int64_t all) { return std::max<int64_t>(1, all / scores.forwards); };
+  const auto products =
+      products_of(llama.config(), each(scores.input_tokens), expert_rows, each(scores.head_rows));
+  for (const Product& product : products) {
+    report.flop += product.flop() * static_cast<double>(scores.forwards);
+  }
+  report.roof = scaled(time_products(products, repeats), static_cast<double>(scores.forwards));
+  return report;
+}
+
+}  // namespace
+
+std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
+  eval::EvalSettings asked;
+  asked.model = settings.model;
+  asked.router = settings.router;
+  const auto tasks = settings.tasks.empty()
+                         ? std::vector<eval::LoadedTask>()
+                         : eval::load_tasks(settings.tasks, settings.data, settings.limit);
+  const eval::Subject subject = eval::open_subject(asked, {});
+  const auto sets = settings.tasks.empty()
+                        ? made_up_sets(subject.config, settings.limit.value_or(60))
+                        : task_sets(tasks, eval::encoder_of(subject, asked.compat));
+  const model::Llama llama = model::Llama::load(subject.checkpoint);
+  const eval::ScoreSettings scoring = {{subject.routing.router, subject.routing.ep_ranks},
+                                       settings.batch_tokens,
+                                       settings.group_tokens};
+  std::vector<EvalReport> reports;
+  for (const auto& set : sets) {
+    reports.push_back(measure(llama, set, scoring, settings.repeats));
+    if (subject.config.moe) {
+      reports.back().router = route::to_string(subject.routing.router);
+    }
+  }
+  return reports;
+}
+
+OrderedJson to_json(const EvalReport& report) {
+  const auto per_second = [&](int64_t count) {
+    return static_cast<double>(count) / report.scoring.median_s;
+  };
+  OrderedJson json = {{"name", report.name},
+                      {"questions", report.questions},
+                      {"requests", report.requests},
+                      {"tokens_asked", report.tokens_asked},
+                      {"tokens_computed", report.tokens_computed},
+                      {"head_rows", report.head_rows},
+                      {"forwards", report.forwards},
+                      {"flop", report.flop},
+                      {"scoring", to_json(report.scoring)},
+                      {"roof", to_json(report.roof)},
+                      {"questions_per_second", per_second(report.questions)},
+                      {"tokens_asked_per_second", per_second(report.tokens_asked)},
+                      {"tokens_computed_per_second", per_second(report.tokens_computed)},
+                      {"share_of_roof", report.roof.median_s / report.scoring.median_s}};
+  if (!report.router.empty()) {
+    json["router"] = report.router;
+  }
+  if (report.drop_share) {
+    json["drop_share"] = *report.drop_share;
+  }
+  return json;
+}
+
+}  // namespace moe::bench

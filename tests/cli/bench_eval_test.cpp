@@ -1,0 +1,95 @@
+// moe bench eval: its counts are those of the requests, and it refuses what it cannot measure.
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe::test {
+namespace {
+
+Json bench(std::vector<std::string> words) {
+  words.insert(words.begin(), {"bench", "eval"});
+  words.insert(words.end(), {"--repeats", "1", "--json"});
+  const auto run = run_moe(words);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  return parse_json(run.out, "bench eval");
+}
+
+void check_set(const Json& set) {
+  INFO(set.dump());
+  CHECK(set["requests"] == 4 * set["questions"].get<int>());
+  CHECK(set["tokens_computed"] < set["tokens_asked"]);
+  CHECK(set["scoring"]["best_ms"] > 0);
+  CHECK(set["scoring"]["best_ms"] <= set["scoring"]["median_ms"]);
+  CHECK(set["share_of_roof"].get<double>() ==
+        Approx(set["roof"]["median_ms"].get<double>() / set["scoring"]["median_ms"].get<double>()));
+  CHECK(set["questions_per_second"].get<double>() ==
+        Approx(1e3 * set["questions"].get<double>() / set["scoring"]["median_ms"].get<double>()));
+}
+
+TEST_CASE("bench eval scores made-up questions where no data is given", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  const Json json = bench({model, "--limit", "5"});
+  CHECK(json["threads"] >= 1);
+  REQUIRE(json["sets"].size() == 2);
+  CHECK(json["sets"][0]["name"] == "letters");
+  CHECK(json["sets"][0]["head_rows"] == 5);  // one row of logits serves four letters
+  CHECK(json["sets"][1]["name"] == "spans");
+  for (const Json& set : json["sets"]) {
+    CHECK(set["questions"] == 5);
+    CHECK_FALSE(set.contains("drop_share"));
+    check_set(set);
+  }
+  CHECK(bench({model, "--limit", "5"})["sets"][1]["tokens_asked"] ==
+        json["sets"][1]["tokens_asked"]);  // the same questions again
+}
+
+TEST_CASE("bench eval scores tasks, and says what a capacity drops", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const std::string model = (folder / "moe").string();
+  const auto made = run_moe({"upcycle",
+                             (shared_data() / "stories260K-hf").string(),
+                             "-o",
+                             model,
+                             "--router",
+                             "top1:cf=0.5",
+                             "--quiet"});
+  INFO(made.err);
+  REQUIRE(made.exit_code == 0);
+  const std::string data = (shared_data() / "bench").string();
+  const Json json = bench({model, "--tasks", "logiqa", "--data", data, "--limit", "3"});
+  REQUIRE(json["sets"].size() == 1);
+  const Json& set = json["sets"][0];
+  CHECK(set["name"] == "logiqa");
+  CHECK(set["questions"] == 3);
+  CHECK(set["tokens_computed"] == set["tokens_asked"]);  // groups are fixed, nothing is shared
+  CHECK(set["drop_share"].get<double>() > 0);
+  CHECK(set["drop_share"].get<double>() < 1);
+}
+
+TEST_CASE("bench eval refuses what it cannot measure", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  const std::string data = (shared_data() / "bench").string();
+  const auto refusal = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"bench", "eval"});
+    const auto run = run_moe(words);
+    CHECK(run.exit_code == 2);
+    return run.err;
+  };
+  CHECK(refusal({model, "--tasks", "logiqa"}).find("--tasks needs --data DIR") !=
+        std::string::npos);
+  CHECK(refusal({model, "--tasks", "bbh_zeroshot_boolean_expressions", "--data", data})
+            .find("answers are written, not scored") != std::string::npos);
+  CHECK(refusal({}).find("MODEL") != std::string::npos);
+  CHECK(refusal({model, "--repeats", "0"}).find("--repeats") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace moe::test
