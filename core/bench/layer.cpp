@@ -86,12 +86,6 @@ void run_roof(const World& world, const Tensor& rows) {
   const Tensor gate_up_gradient = at::mm(hidden.t(), rows);  // [2F, D]
 }
 
-OrderedJson to_json(const Timing& time) {
-  return {{"best_ms", time.best_s * 1e3},
-          {"median_ms", time.median_s * 1e3},
-          {"worst_ms", time.worst_s * 1e3}};
-}
-
 }  // namespace
 
 LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettings& router) {

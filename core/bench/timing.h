@@ -2,12 +2,18 @@
 // How long work takes: once to warm up, then several times.
 
 #include <functional>
+#include <vector>
+
+#include "core/base/json.h"
 
 namespace moe::bench {
 
 struct Timing {
   double best_s = 0, median_s = 0, worst_s = 0;
 };
+
+Timing timing_of(std::vector<double> seconds);  // at least one
+OrderedJson to_json(const Timing& time);        // best_ms, median_ms, worst_ms
 
 Timing time_of(int64_t repeats, const std::function<void()>& work);
 
