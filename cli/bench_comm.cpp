@@ -1,9 +1,23 @@
-#include "cli/bench_comm.h"
+// moe bench comm: what the links between ranks carry.
 
+#include <memory>
+
+#include "cli/bench.h"
+#include "cli/flags.h"
+#include "cli/launch.h"
 #include "core/base/error.h"
+#include "core/bench/comm.h"
+#include "core/dist/session.h"
 
 namespace moe::cli {
 namespace {
+
+struct CommFlags {
+  bench::CommSettings settings;
+  dist::RankSettings ranks;
+  std::string most_bytes, device;
+  BenchOutput output;
+};
 
 std::string describe(const bench::Link& link) {
   return fmt::format(
@@ -35,34 +49,54 @@ void print_report(const bench::CommReport& report) {
   fmt::print("to plan with: moe train --dry-run --nodes N --gpus M{}\n", flags);
 }
 
-void check(const CommFlags& flags) {
-  if (flags.settings.most_bytes < bench::kLeastBytes) {
+bench::CommSettings settings_of(const CommFlags& flags) {
+  bench::CommSettings settings = flags.settings;
+  if (!flags.most_bytes.empty()) {
+    settings.most_bytes = static_cast<int64_t>(parse_bytes(flags.most_bytes, "--bytes"));
+  }
+  if (settings.most_bytes < bench::kLeastBytes) {
     throw UserError("--bytes: the smallest tensor measured has {} bytes; give more",
                     bench::kLeastBytes);
   }
+  return settings;
 }
 
-}  // namespace
-
-void bench_comm(const CommFlags& flags, bool as_json) {
-  check(flags);
-  dist::run_on_ranks(flags.ranks, [&](dist::Comm& comm) {
+void run(const CommFlags& flags) {
+  const bench::CommSettings settings = settings_of(flags);
+  dist::RankSettings ranks = flags.ranks;
+  ranks.threads = flags.output.threads;
+  ranks.on_cuda = flags.device == "cuda";
+  dist::run_on_ranks(ranks, [&](dist::Comm& comm) {
     if (comm.size() == 1) {
       throw UserError(
           "moe bench comm measures what ranks say to each other, and there is one; give --ranks N, "
           "or start it with torchrun, mpirun or srun");
     }
-    dist::agree(
-        comm,
-        "the sizes",
-        fmt::format("bytes {}\nrepeats {}", flags.settings.most_bytes, flags.settings.repeats));
-    const bench::CommReport report = bench::bench_comm(comm, flags.settings);
-    if (comm.rank() == 0 && as_json) {
+    dist::agree(comm,
+                "the sizes",
+                fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
+    const bench::CommReport report = bench::bench_comm(comm, settings);
+    if (comm.rank() == 0 && flags.output.json) {
       fmt::print("{}\n", bench::to_json(report).dump(2));
     } else if (comm.rank() == 0) {
       print_report(report);
     }
   });
+}
+
+}  // namespace
+
+void add_bench_comm(CLI::App& bench) {
+  auto flags = std::make_shared<CommFlags>();
+  CLI::App* command = bench.add_subcommand("comm", "collectives between ranks, by size");
+  command->add_option("--bytes", flags->most_bytes, "the largest tensor of a rank (64MiB)");
+  command->add_option("--repeats", flags->settings.repeats, "after two to warm up (7)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
+  add_rank_flags(*command, flags->ranks);
+  add_device(*command, flags->device);
+  add_threads(*command, flags->output.threads);
+  add_json(*command, flags->output.json);
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace moe::cli

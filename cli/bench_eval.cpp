@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "cli/bench_parts.h"
+#include "cli/bench.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/version.h"

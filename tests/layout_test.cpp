@@ -31,7 +31,7 @@ const std::map<std::string, std::set<std::string>>& arrows_down() {
       {"core/model", {"core/route", "core/dist", "core/io"}},
       {"core/train", {"core/model", "core/data"}},
       {"core/eval", {"core/model", "core/data"}},
-      {"core/bench", {"core/eval"}},
+      {"core/bench", {"core/train", "core/eval"}},
       {"cli", {"core/train", "core/eval", "core/bench"}},
   };
   return arrows;

@@ -1,10 +1,28 @@
 #include "core/bench/timing.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
-#include <chrono>
+#include <ctime>
+#include <utility>
 #include <vector>
 
+#include "core/bench/clock.h"
+
 namespace moe::bench {
+
+bool times_cpu() { return at::get_num_threads() == 1; }
+
+double clock_now_s() {
+  timespec now{};
+  clock_gettime(times_cpu() ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+Timing timing_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  return {seconds.front(), seconds[seconds.size() / 2], seconds.back()};
+}
 
 OrderedJson to_json(const Timing& time) {
   return {{"best_ms", time.best_s * 1e3},
@@ -16,13 +34,11 @@ Timing time_of(int64_t repeats, const std::function<void()>& work) {
   work();
   std::vector<double> seconds;
   for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = clock_now_s();
     work();
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(clock_now_s() - start);
   }
-  std::sort(seconds.begin(), seconds.end());
-  return {seconds.front(), seconds[seconds.size() / 2], seconds.back()};
+  return timing_of(std::move(seconds));
 }
 
 }  // namespace moe::bench

@@ -2,6 +2,7 @@
 // How long work takes: once to warm up, then several times.
 
 #include <functional>
+#include <vector>
 
 #include "core/base/json.h"
 
@@ -11,8 +12,8 @@ struct Timing {
   double best_s = 0, median_s = 0, worst_s = 0;
 };
 
-// In milliseconds.
-OrderedJson to_json(const Timing& time);
+Timing timing_of(std::vector<double> seconds);  // at least one
+OrderedJson to_json(const Timing& time);        // best_ms, median_ms, worst_ms
 
 Timing time_of(int64_t repeats, const std::function<void()>& work);
 

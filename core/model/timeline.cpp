@@ -3,6 +3,7 @@
 
 #include "core/model/timeline.h"
 
+#include <ATen/Context.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
@@ -69,7 +70,10 @@ std::map<std::string, double> parts_of(const std::vector<profiler::KinetoEvent>&
 
 Timeline::Timeline() {
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-  const std::set<ActivityType> activities{ActivityType::CPU, ActivityType::CUDA};
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (at::hasCUDA()) {
+    activities.insert(ActivityType::CUDA);
+  }
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
 }

@@ -1,8 +1,13 @@
 // moe bench: what it prints adds up, and it refuses what it cannot measure.
 
+#include <filesystem>
+#include <fstream>
+
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {
 namespace {
@@ -55,6 +60,108 @@ TEST_CASE("bench measures a layer with every family of router", "[cli]") {
   REQUIRE(table.exit_code == 0);
   CHECK_THAT(table.out, Catch::Matchers::Contains("% of the products"));
   CHECK_THAT(table.out, !Catch::Matchers::Contains("\n  layer"));
+}
+
+TEST_CASE("bench gemm sets our products beside the library's", "[cli]") {
+  const auto run = run_moe({"bench", "gemm", "--tokens", "16", "--repeats", "1", "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench");
+  CHECK(json["bench"] == "gemm");
+  CHECK(json["roof_gflops"] > 0);
+  REQUIRE(json["products"].size() == 5);  // expert up and down, qkv, attention out, head
+  for (const auto& product : json["products"]) {
+    for (const char* form : {"y", "dx", "dw"}) {
+      CHECK(product[form]["gflops"] > 0);
+      CHECK(product[form]["library_gflops"] > 0);
+    }
+  }
+}
+
+TEST_CASE("bench train times steps and their parts, and shows the change to an earlier run",
+          "[cli]") {
+  const TempDir dir;
+  TinyCheckpoint shape;
+  shape.layers = 2;
+  write_tiny_checkpoint(dir / "dense", shape);
+  REQUIRE(run_moe({"upcycle",
+                   (dir / "dense").string(),
+                   "-o",
+                   (dir / "moe").string(),
+                   "--experts",
+                   "4",
+                   "--layers",
+                   "all"})
+              .exit_code == 0);
+  const std::vector<std::string> command = {"bench",
+                                            "train",
+                                            (dir / "moe").string(),
+                                            "--router",
+                                            "top1+ir+fr",
+                                            "--seq-len",
+                                            "16",
+                                            "--rows",
+                                            "2",
+                                            "--repeats",
+                                            "3",
+                                            "--json"};
+  const auto run = run_moe(command);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench");
+  CHECK(json["tokens"] == 32);
+  CHECK(json["router"] == "top1+ir+fr");
+  CHECK(json["step"]["best_ms"] <= json["step"]["median_ms"]);
+  CHECK(json["roof_share"] > 0);
+  CHECK(json["roof_share"] < 1);
+  CHECK(json["useful_rows"] > 0);
+  CHECK(json["peak_bytes"] > 0);
+  for (const char* part :
+       {"routing", "permute", "experts", "combine", "attention", "head", "optimizer", "norm"}) {
+    INFO(part);
+    CHECK(json["parts_ms"][part] > 0);
+  }
+  std::ofstream(dir / "before.json") << run.out;
+  auto words = command;
+  words.insert(words.end(), {"--against", (dir / "before.json").string()});
+  const auto again = run_moe(words);
+  REQUIRE(again.exit_code == 0);
+  const Json changed = parse_json(again.out, "bench");
+  CHECK(changed["changes"]["step.median_ms"]["before"] == json["step"]["median_ms"]);
+  CHECK(changed["changes"]["step.median_ms"]["after"] == changed["step"]["median_ms"]);
+  CHECK(changed["changes"].contains("parts_ms.attention"));
+
+  const auto other = run_moe({"bench", "gemm", "--against", (dir / "before.json").string()});
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err, Catch::Matchers::Contains("is of moe bench train, not of moe bench gemm"));
+  std::ofstream(dir / "none.json") << "[1]";
+  const auto none = run_moe({"bench", "gemm", "--against", (dir / "none.json").string()});
+  CHECK(none.exit_code == 2);
+  CHECK_THAT(none.err, Catch::Matchers::Contains("is no measurement"));
+  const auto missing = run_moe({"bench", "gemm", "--against", (dir / "missing").string()});
+  CHECK(missing.exit_code == 2);
+  CHECK_THAT(missing.err, Catch::Matchers::Contains("give what moe bench --json printed"));
+}
+
+TEST_CASE("bench upcycle leaves nothing behind", "[cli]") {
+  const TempDir dir;
+  write_tiny_checkpoint(dir / "dense", {});
+  const auto run = run_moe({"bench",
+                            "upcycle",
+                            (dir / "dense").string(),
+                            "-o",
+                            (dir / "out").string(),
+                            "--experts",
+                            "4",
+                            "--repeats",
+                            "1",
+                            "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench");
+  CHECK(json["tensor_bytes"] > 0);
+  CHECK(json["disk_share"] > 0);
+  CHECK_FALSE(std::filesystem::exists(dir / "out"));
 }
 
 TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {

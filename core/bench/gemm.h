@@ -1,0 +1,42 @@
+#pragma once
+// The roof: what this machine's products reach at the shapes that hold a model's arithmetic, by
+// LibTorch's at::mm and by our own (kernels/gemm.h), in f32 and in the same run.
+
+#include <string>
+#include <vector>
+
+#include "core/bench/timing.h"
+#include "core/model/config.h"
+
+namespace moe::bench {
+
+// y [m, n] = x [m, k] w [n, k]^T; backward has two products more of as many operations.
+struct ProductShape {
+  std::string name;
+  int64_t m, k, n;
+  double flop;  // of all such products of a step, forward and backward
+};
+
+// Of one step of `tokens` tokens in rows of `length`, `rows` expert rows in each MoE layer. The
+// attention core is not among them.
+std::vector<ProductShape> product_shapes(const model::ModelConfig& config,
+                                         int64_t tokens,
+                                         int64_t rows);
+
+// Operations of attention itself, forward and backward, counted at the causal half.
+double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t length);
+
+struct ProductReport {
+  ProductShape shape;
+  Timing library[3];  // y, d x, d w by at::mm
+  Timing ours[3];
+};
+ProductReport bench_product(const ProductShape& shape, int64_t repeats);
+
+// Operations a second of products like these, each kind weighted by what it holds, from the best
+// times of at::mm.
+double roof_flops(const std::vector<ProductReport>& reports);
+
+OrderedJson to_json(const ProductReport& report);
+
+}  // namespace moe::bench

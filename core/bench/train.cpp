@@ -1,0 +1,237 @@
+#include "core/bench/train.h"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <numeric>
+#include <utility>
+
+#include "core/base/random.h"
+#include "core/bench/clock.h"
+#include "core/data/batches.h"
+#include "core/model/init.h"
+#include "core/model/timeline.h"
+#include "core/train/gradients.h"
+#include "core/train/optimizer.h"
+#include "core/train/trainable.h"
+
+namespace moe::bench {
+
+namespace {
+
+// A folder that goes when the measurement does.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = (std::filesystem::temp_directory_path() / "moe-bench-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) {
+      throw std::runtime_error("cannot make a folder " + name);
+    }
+    path_ = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+model::Llama synthetic(const std::string& name) {
+  const bool is_small = name == "S";
+  const Scratch scratch;
+  const OrderedJson config = {{"architectures", {"LlamaForCausalLM"}},
+                              {"model_type", "llama"},
+                              {"hidden_size", is_small ? 256 : 512},
+                              {"intermediate_size", is_small ? 704 : 1376},
+                              {"num_hidden_layers", is_small ? 4 : 8},
+                              {"num_attention_heads", 8},
+                              {"num_key_value_heads", 8},
+                              {"vocab_size", 32000},
+                              {"max_position_embeddings", 4096},
+                              {"rms_norm_eps", 1e-5},
+                              {"hidden_act", "silu"},
+                              {"tie_word_embeddings", false},
+                              {"torch_dtype", "float32"}};
+  std::ofstream(scratch.path() / "config.json") << config.dump();
+  model::InitSettings settings;
+  settings.config = scratch.path() / "config.json";
+  settings.out = scratch.path() / "model";
+  settings.experts = 8;
+  settings.router = route::parse_router("top2:cf=inf");
+  model::init(model::plan_init(settings), settings);
+  return model::Llama::load(io::Checkpoint(settings.out));
+}
+
+model::Llama load(const std::string& model) {
+  const auto& names = synthetic_models();
+  return std::find(names.begin(), names.end(), model) != names.end()
+             ? synthetic(model)
+             : model::Llama::load(io::Checkpoint(model));
+}
+
+data::Batch random_batch(const TrainBenchSettings& settings, int64_t vocabulary, Random& random) {
+  data::Batch batch;
+  for (int64_t row = 0; row < settings.rows; ++row) {
+    batch.lengths.push_back(settings.length);
+    for (int64_t t = 0; t < settings.length; ++t) {
+      const auto token = static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary)));
+      if (t > 0) {
+        batch.targets.push_back(token);
+      }
+      batch.ids.push_back(token);
+    }
+    batch.targets.push_back(data::kNoLoss);
+  }
+  batch.target_count = settings.rows * (settings.length - 1);
+  return batch;
+}
+
+// A model that trains: the steps of core/train/trainer.cpp without its files.
+class Steps {
+ public:
+  Steps(const TrainBenchSettings& settings, model::Llama model)
+      : settings_(settings),
+        model_(std::move(model)),
+        routing_(model_.default_routing()),
+        trained_(train::trainable(model_, {})),
+        optimizer_(trained_, train::AdamWSettings{}) {
+    model_.set_compute({settings.precision, model::Recompute::kNone});
+    if (model_.config().moe) {
+      routing_.router = route::requested_router(settings.router, routing_.router);
+      route::check_router(routing_.router, model_.config().moe->experts);
+      routing_.ep_ranks = settings.router.ep_ranks.value_or(routing_.ep_ranks);
+    }
+    model_.require_gradients();
+  }
+
+  train::StepLosses step() {
+    const auto batch = random_batch(settings_, model_.config().vocab_size, random_);
+    optimizer_.clear_gradients();
+    train::StepLosses losses = train::add_gradients(model_, {batch}, routing_, {});
+    RECORD_USER_SCOPE("optimizer");
+    train::clip_gradients(trained_, train::gradient_norm(trained_), 1.0);
+    optimizer_.step(1e-4);
+    return losses;
+  }
+
+  const model::ModelConfig& config() const { return model_.config(); }
+  std::string router() const { return config().moe ? to_string(routing_.router) : ""; }
+  int64_t parameters() const {
+    return std::accumulate(
+        trained_.begin(), trained_.end(), int64_t{0}, [](int64_t sum, const auto& one) {
+          return sum + one.tensor.numel();
+        });
+  }
+
+ private:
+  TrainBenchSettings settings_;
+  model::Llama model_;
+  model::RoutingOptions routing_;
+  std::vector<model::NamedParameter> trained_;
+  train::AdamW optimizer_;
+  Random random_{1, "bench"};
+};
+
+void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& report) {
+  for (int64_t i = 0; i < settings.warmup; ++i) {
+    const double loss = steps.step().loss;
+    report.first_loss = i == 0 ? loss : report.first_loss;
+  }
+  const ProcessUse before = process_use();
+  std::vector<double> seconds;
+  for (int64_t i = 0; i < settings.repeats; ++i) {
+    const double start = clock_now_s();
+    const train::StepLosses losses = steps.step();
+    seconds.push_back(clock_now_s() - start);
+    report.tokens = losses.tokens;
+    report.last_loss = losses.loss;
+    report.counted = route::total_of(losses.layers).sum;
+  }
+  const ProcessUse after = process_use();
+  const auto count = static_cast<double>(settings.repeats);
+  report.step = timing_of(std::move(seconds));
+  report.cpu_s = (after.cpu_s - before.cpu_s) / count;
+  report.faults = static_cast<double>(after.page_faults - before.page_faults) / count;
+  report.peak_bytes = after.peak_bytes;
+}
+
+}  // namespace
+
+TrainReport bench_train(const TrainBenchSettings& settings) {
+  TrainReport report;
+  const double start = clock_now_s();
+  model::Llama model = load(settings.model);
+  report.load_s = clock_now_s() - start;
+  Steps steps(settings, std::move(model));
+  report.router = steps.router();
+  report.parameters = steps.parameters();
+  time_steps(settings, steps, report);
+  if (settings.profiled > 0) {
+    model::Timeline timeline;
+    for (int64_t i = 0; i < settings.profiled; ++i) {
+      steps.step();
+    }
+    report.parts_s = timeline.finish({});
+    for (auto& [name, seconds] : report.parts_s) {
+      seconds /= static_cast<double>(settings.profiled);
+    }
+  }
+  const auto& config = steps.config();
+  const auto layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 1;
+  const auto shapes = product_shapes(config, report.tokens, report.counted.rows() / layers);
+  report.flop = attention_flop(config, report.tokens, settings.length);
+  std::vector<ProductReport> products;
+  for (const auto& shape : shapes) {
+    report.flop += shape.flop;
+    products.push_back(bench_product(shape, 5));
+  }
+  report.roof_flops = roof_flops(products);
+  return report;
+}
+
+OrderedJson to_json(const TrainBenchSettings& settings) {
+  return {{"model", settings.model},
+          {"precision", model::to_string(settings.precision)},
+          {"rows", settings.rows},
+          {"length", settings.length},
+          {"repeats", settings.repeats}};
+}
+
+OrderedJson to_json(const TrainReport& report) {
+  OrderedJson parts = OrderedJson::object();
+  for (const auto& [name, seconds] : report.parts_s) {
+    parts[name] = seconds * 1e3;
+  }
+  const auto& counted = report.counted;
+  return {{"router", report.router},
+          {"parameters", report.parameters},
+          {"tokens", report.tokens},
+          {"step", to_json(report.step)},
+          {"cpu_ms_per_step", report.cpu_s * 1e3},
+          {"tokens_per_second", static_cast<double>(report.tokens) / report.step.median_s},
+          {"flop", report.flop},
+          {"gflops", report.flop / report.step.median_s / 1e9},
+          {"roof_gflops", report.roof_flops / 1e9},
+          {"roof_share", report.flop / report.step.median_s / report.roof_flops},
+          {"parts_ms", parts},
+          {"page_faults", report.faults},
+          {"load_ms", report.load_s * 1e3},
+          {"peak_bytes", report.peak_bytes},
+          {"first_loss", report.first_loss},
+          {"last_loss", report.last_loss},
+          {"useful_rows", counted.rows()},
+          {"padded_rows", counted.padding},
+          {"dropped_rows", counted.dropped_requests},
+          {"filled_rows", counted.fr_filled},
+          {"rectified_rows", counted.ir_tokens},
+          {"load_max_over_mean", counted.load_max_over_mean()}};
+}
+
+}  // namespace moe::bench
