@@ -353,7 +353,7 @@ std::string batch_tokens_of(const std::string& text) {
   std::string number = text;
   const std::string wrong = CLI::Range(int64_t{1}, int64_t{1} << 30)(number);
   if (!wrong.empty()) {
-    throw CLI::ValidationError("--batch-tokens", wrong + "; give a number or auto");
+    throw CLI::ValidationError(wrong + "; give a number or auto");
   }
   return number;
 }
