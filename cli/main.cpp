@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
 #include "cli/commands.h"
@@ -80,6 +81,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   moe::kernels::use_block_cache();
+  setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // LibTorch's profiler, on the lack of a GPU
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {

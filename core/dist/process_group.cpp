@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::chrono::milliseconds kGlance{250};  // how often the others' notes are read
-constexpr int64_t kBlockBytes = 16 << 20;          // summed at a time: bounds the copies
+constexpr int64_t kBlockBytes = 64 << 20;          // summed at a time: bounds the copies
 constexpr int64_t kSmallBytes = 32 << 10;          // up to here one exchange beats two short ones
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }

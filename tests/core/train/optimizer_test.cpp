@@ -61,10 +61,10 @@ TEST_CASE("AdamW equals a plain loop in double over twenty steps", "[train]") {
   const AdamWSettings settings{0.1, 0.9, 0.95, 1e-8};
   const auto parameters = some_parameters();
   std::vector<PlainAdamW> plain;
-  for (const auto& [name, tensor] : parameters) {
-    const std::vector<double> zeros(static_cast<size_t>(tensor.numel()));
-    plain.push_back(
-        {values_of(tensor), zeros, zeros, name == "norm" ? 0.0 : settings.weight_decay, 0});
+  for (const auto& parameter : parameters) {
+    const std::vector<double> zeros(static_cast<size_t>(parameter.tensor.numel()));
+    const double decay = parameter.name == "norm" ? 0.0 : settings.weight_decay;
+    plain.push_back({values_of(parameter.tensor), zeros, zeros, decay, 0});
   }
   AdamW optimizer(parameters, settings);
   for (int step = 0; step < 20; ++step) {
