@@ -23,9 +23,9 @@ TEST_CASE("the run's decay reaches embedding and head only where it is asked to"
     world.settings.adamw.decay_embeddings = decay_embeddings;
     world.train();
     std::map<std::string, torch::Tensor> all;
-    for (const auto& [name, tensor] :
+    for (const auto& parameter :
          model::Llama::load(io::Checkpoint(world.settings.run / "final")).parameters()) {
-      all[name] = tensor;
+      all[parameter.name] = parameter.tensor;
     }
     return all;
   };
