@@ -56,7 +56,8 @@ MOE_VECTOR_CLONES float dot(const float* a, const float* b, int64_t count) {
 }
 
 // y_t = sum of gate_r row_r; `gate` may be undefined: ones. Threads share columns, so that a sum
-// has one order.
+// has one order, in whole blocks: which columns end a vector loop, and so how they are rounded, is
+// the same for any number of threads.
 Tensor sum_rows(const Tensor& rows, const Tensor& gate, const Tensor& token, int64_t tokens) {
   const Tensor in = rows.contiguous(), index = token.contiguous();
   const Tensor by = gate.defined() ? gate.contiguous() : gate;
@@ -66,7 +67,8 @@ Tensor sum_rows(const Tensor& rows, const Tensor& gate, const Tensor& token, int
   const float* weight = by.defined() ? by.const_data_ptr<float>() : nullptr;
   const int64_t* to = index.const_data_ptr<int64_t>();
   float* sum = out.data_ptr<float>();
-  at::parallel_for(0, width, kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, (width + kGrain - 1) / kGrain, 1, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kGrain, end = std::min(width, last * kGrain);
     for (int64_t t = 0; t < tokens; ++t) {
       std::fill(sum + t * width + begin, sum + t * width + end, 0.0F);
     }

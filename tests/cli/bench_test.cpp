@@ -104,6 +104,8 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
                                             "2",
                                             "--repeats",
                                             "3",
+                                            "--threads",
+                                            "1",
                                             "--json"};
   const auto run = run_moe(command);
   INFO(run.err);
