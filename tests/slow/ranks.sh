@@ -52,7 +52,7 @@ is_gone() {  # PID...: none runs (a dead one may wait for its parent)
 # SIGNAL RANK DELAY: sets status, took, launcher, pids
 strike() {
   # shellcheck disable=SC2046
-  "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err" &
+  "$moe" $(body 256KiB 20000) --ranks 3 >"$work/out" 2>"$work/err" & # not done before it is struck
   launcher=$!
   sleep "$3"
   mapfile -t pids < <(ranks_of $launcher)
@@ -88,7 +88,7 @@ check "SIGSEGV of rank 1" fell 1 "is gone (signal 11, Segmentation fault): "
 
 signal_launcher() {  # SIGNAL
   # shellcheck disable=SC2046
-  (set -m; exec "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
+  (set -m; exec "$moe" $(body 256KiB 20000) --ranks 3 >"$work/out" 2>"$work/err") &
   launcher=$!
   sleep 2
   mapfile -t pids < <(ranks_of $launcher)
