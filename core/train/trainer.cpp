@@ -18,6 +18,7 @@
 #include "core/train/saver.h"
 #include "core/train/snapshot.h"
 #include "core/train/trainable.h"
+#include "core/train/training_data.h"
 #include "core/train/updater.h"
 
 namespace moe::train {
@@ -365,10 +366,12 @@ class Run {
 };
 
 // What makes a run the run it is: two ranks that differ in it would not compute one.
-std::string fingerprint(const RunPlan& plan, const io::Checkpoint& checkpoint) {
+std::string fingerprint(const RunPlan& plan,
+                        const data::Examples& examples,
+                        const io::Checkpoint& checkpoint) {
   std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
   text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
-  for (const auto& line : plan.data) {
+  for (const auto& line : describe_data(examples)) {
     text += line + "\n";
   }
   text += checkpoint.config().dump() + "\n";
@@ -392,7 +395,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist:
   });
   auto& [checkpoint, examples, plan, evaluator] = *run;
   if (everybody.size() > 1) {
-    dist::agree(everybody, "the run", fingerprint(plan, checkpoint));
+    dist::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));
   }
   const RunStart start = begin_run(*folder, plan, checkpoint, everybody);
   callbacks.on_start(plan);
