@@ -3,11 +3,6 @@
 namespace moe::dist {
 namespace {
 
-class Done : public Transfer {
- public:
-  void wait() override {}
-};
-
 class Solo : public Comm {
  public:
   explicit Solo(torch::Device device) : device_(device) {}
@@ -21,7 +16,7 @@ class Solo : public Comm {
                                        const torch::Tensor& output,
                                        const std::vector<int64_t>& /*output_rows*/) override {
     output.copy_(input);
-    return std::make_unique<Done>();
+    return finished_transfer();
   }
   void all_reduce(const torch::Tensor& /*tensor*/) override {}
   void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) override {
@@ -42,6 +37,13 @@ class Solo : public Comm {
 };
 
 }  // namespace
+
+std::unique_ptr<Transfer> finished_transfer() {
+  class Finished : public Transfer {
+    void wait() override {}
+  };
+  return std::make_unique<Finished>();
+}
 
 std::unique_ptr<Comm> solo_comm(torch::Device device) { return std::make_unique<Solo>(device); }
 

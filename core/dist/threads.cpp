@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/dist/solo.h"
 
 namespace moe::dist {
 namespace {
@@ -90,11 +91,6 @@ class Meeting {
   std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Meeting>> parts_;
 };
 
-class Done : public Transfer {
- public:
-  void wait() override {}
-};
-
 class ThreadComm : public Comm {
  public:
   ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, torch::Device device)
@@ -124,7 +120,7 @@ class ThreadComm : public Comm {
       to += *before;
     }
     finish();
-    return std::make_unique<Done>();
+    return finished_transfer();
   }
 
   void all_reduce(const Tensor& tensor) override {
