@@ -1,15 +1,10 @@
 // moe bench eval: how fast a folder scores, beside at::mm at its shapes in the same run.
 
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
-#include <torch/version.h>
-
 #include <memory>
 
 #include "cli/bench.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
-#include "core/base/version.h"
 #include "core/bench/eval.h"
 
 namespace moe::cli {
@@ -18,14 +13,13 @@ namespace {
 
 struct BenchEvalFlags {
   bench::EvalSettings settings;
-  int threads = 0;
-  bool json = false;
+  BenchOutput output;
 };
 
-void print_report(const bench::EvalReport& report) {
+std::string table_of(const bench::EvalReport& report) {
   const double seconds = report.scoring.median_s;
   const auto rate = [&](int64_t count) { return static_cast<double>(count) / seconds; };
-  fmt::print(
+  std::string table = fmt::format(
       "{}: {} questions, {} requests, {} forwards{}\n",
       report.name,
       report.questions,
@@ -34,54 +28,42 @@ void print_report(const bench::EvalReport& report) {
       report.drop_share
           ? fmt::format(", router {}, {:.2f} % dropped", report.router, 100 * *report.drop_share)
           : "");
-  fmt::print("  {:.1f} questions/s; median {:.1f} ms, best {:.1f}, worst {:.1f}\n",
-             rate(report.questions),
-             1e3 * seconds,
-             1e3 * report.scoring.best_s,
-             1e3 * report.scoring.worst_s);
-  fmt::print("  {:.0f} tokens/s asked for, {:.0f} computed (shared {:.2f} x), {} of {} scored\n",
-             rate(report.tokens_asked),
-             rate(report.tokens_computed),
-             static_cast<double>(report.tokens_asked) /
-                 static_cast<double>(std::max<int64_t>(1, report.tokens_computed)),
-             report.head_rows,
-             report.tokens_computed);
-  fmt::print("  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes\n",
-             report.flop / seconds / 1e9,
-             100 * report.roof.median_s / seconds,
-             report.flop / report.roof.median_s / 1e9);
+  table += fmt::format("  {:.1f} questions/s; median {:.1f} ms, best {:.1f}, worst {:.1f}\n",
+                       rate(report.questions),
+                       1e3 * seconds,
+                       1e3 * report.scoring.best_s,
+                       1e3 * report.scoring.worst_s);
+  table += fmt::format(
+      "  {:.0f} tokens/s asked for, {:.0f} computed (shared {:.2f} x), {} of {} scored\n",
+      rate(report.tokens_asked),
+      rate(report.tokens_computed),
+      static_cast<double>(report.tokens_asked) /
+          static_cast<double>(std::max<int64_t>(1, report.tokens_computed)),
+      report.head_rows,
+      report.tokens_computed);
+  table += fmt::format("  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes\n",
+                       report.flop / seconds / 1e9,
+                       100 * report.roof.median_s / seconds,
+                       report.flop / report.roof.median_s / 1e9);
+  return table;
 }
 
 void run(const BenchEvalFlags& flags) {
-  apply_threads(flags.threads);
+  const Json earlier = begin_bench(flags.output, "eval");
   const auto& settings = flags.settings;
   if (!settings.tasks.empty() && settings.data.empty()) {
     throw UserError("--tasks needs --data DIR, the folder of the benchmarks' files");
   }
-  const auto reports = bench::bench_eval(settings);
-  if (!flags.json) {
-    fmt::print("{}, f32: {} threads, {}, torch {}, {} repeats\n",
-               settings.model.string(),
-               at::get_num_threads(),
-               at::get_cpu_capability(),
-               TORCH_VERSION,
-               settings.repeats);
-    for (const auto& report : reports) {
-      print_report(report);
-    }
-    return;
-  }
-  OrderedJson json = {{"moe_version", kVersion},
-                      {"torch_version", TORCH_VERSION},
-                      {"threads", at::get_num_threads()},
-                      {"instruction_set", at::get_cpu_capability()},
-                      {"model", settings.model.string()},
-                      {"repeats", settings.repeats},
-                      {"sets", OrderedJson::array()}};
-  for (const auto& report : reports) {
+  OrderedJson json = {
+      {"settings", {{"model", settings.model.string()}, {"repeats", settings.repeats}}},
+      {"sets", OrderedJson::array()}};
+  std::string table =
+      fmt::format("{}, f32: {} repeats\n", settings.model.string(), settings.repeats);
+  for (const auto& report : bench::bench_eval(settings)) {
     json["sets"].push_back(bench::to_json(report));
+    table += table_of(report);
   }
-  fmt::print("{}\n", json.dump(2));
+  print_bench(flags.output, "eval", earlier, json, table);
 }
 
 }  // namespace
@@ -108,8 +90,7 @@ void add_bench_eval(CLI::App& bench) {
   command->add_option("--repeats", settings.repeats, "after one to warm up (3)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   add_router_flags(*command, settings.router);
-  add_threads(*command, flags->threads);
-  add_json(*command, flags->json);
+  add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }
 

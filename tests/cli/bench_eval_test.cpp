@@ -49,6 +49,16 @@ TEST_CASE("bench eval scores made-up questions where no data is given", "[cli]")
         json["sets"][1]["tokens_asked"]);  // the same questions again
 }
 
+TEST_CASE("bench eval shows the change to an earlier run", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  write_file(folder / "before.json", bench({model, "--limit", "5"}).dump());
+  const Json json = bench({model, "--limit", "5", "--against", (folder / "before.json").string()});
+  REQUIRE(json.contains("changes"));
+  CHECK_FALSE(json["changes"].empty());
+}
+
 TEST_CASE("bench eval scores tasks, and says what a capacity drops", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
