@@ -1,5 +1,6 @@
 // Ranks of one machine, by rings of bytes in memory that they share: a ring from each to each
-// other. Gloo's loopback sockets cost 80 us and 1.2 ns a byte where this costs a few us and 0.2.
+// other. Two ranks, all_to_all by moe bench comm, best times: 64 bytes in 3.4 us, by Gloo's
+// loopback sockets 188; 16 MiB in 2.2 ms, there 9.2.
 //
 // Operations come one after the other; each is bytes to push and bytes to pop, and whoever waits
 // for one moves what can be moved. Nothing goes on beside the host's own work.
