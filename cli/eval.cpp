@@ -121,9 +121,15 @@ class Display {
 
  private:
   void note(const std::string& sentence) const {
-    if (!quiet_) {
-      const bool warns = sentence.rfind("warning: ", 0) == 0;
-      fmt::print(stderr, "{}{}\n", warns ? "" : "note: ", sentence);
+    if (quiet_) {
+      return;
+    }
+    const bool warns = sentence.rfind("warning: ", 0) == 0;
+    const std::string text = fmt::format("{}{}", warns ? "" : "note: ", sentence);
+    if (bar_) {
+      bar_->line(text);
+    } else {
+      fmt::print(stderr, "{}\n", text);
     }
   }
 

@@ -4,8 +4,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
-#include "core/eval/task_requests.h"
-#include "core/eval/written_answers.h"
+#include "core/eval/shared_forwards.h"
 
 namespace moe::eval {
 namespace {
@@ -57,25 +56,14 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   return report;
 }
 
-EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
-  EncodedTask encoded;
-  if (loaded.task.output != OutputType::kGenerateUntil) {
-    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
-    return encoded;
-  }
-  for (const auto& question : loaded.questions) {
-    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
-  }
-  return encoded;
-}
-
 // How answers are written where that differs from how requests are scored.
 void tell_writing(const EvalEvents& events,
                   const EvalSettings& settings,
                   const Subject& subject,
-                  const std::vector<EncodedTask>& tasks) {
-  const bool any = std::any_of(
-      tasks.begin(), tasks.end(), [](const auto& task) { return !task.prompts.empty(); });
+                  const std::vector<LoadedTask>& tasks) {
+  const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
+    return loaded.task.output == OutputType::kGenerateUntil;
+  });
   if (any && group_tokens(settings, subject) > 0) {
     events.tell(
         "answers are written without a capacity and without +fr, as moe generate routes: a "
@@ -133,22 +121,28 @@ Evaluation::Evaluation(const EvalSettings& settings,
     : subject(open_subject(settings, events)),
       settings_(settings),
       events_(events),
-      tasks_(std::move(tasks)) {
-  const TextEncoder encoder = encoder_of(subject, settings.compat);
+      tasks_(std::move(tasks)),
+      encoded_(encoder_of(subject, settings.compat), tasks_) {
   for (const auto& loaded : tasks_) {
     tell_subset(events, loaded);
-    encoded_.push_back(encode_task(encoder, loaded));
-    tell_cut(events, loaded.task.name, count_cut(encoded_.back().requests), encoder.window);
   }
 }
 
+const EncodedTask& Evaluation::encoded(size_t index) {
+  const EncodedTask* task = nullptr;
+  on_all(settings_.ranks, [&] { task = &encoded_.at(index); });
+  tell_cut(events_, tasks_[index].task.name, count_cut(task->requests), encoded_.window());
+  return *task;
+}
+
 RunReport Evaluation::run(Runner& runner, bool is_last) {
-  tell_writing(events_, settings_, subject, encoded_);
+  tell_writing(events_, settings_, subject, tasks_);
   RunReport report = report_head(settings_, subject);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks_.size(); ++i) {
+    const EncodedTask& task = encoded(i);
     LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
-    report.tasks.push_back(run_task(runner, std::move(loaded), encoded_[i], settings_.resamples));
+    report.tasks.push_back(run_task(runner, std::move(loaded), task, settings_.resamples));
   }
   report.seconds = now_seconds() - begin;
   add_averages(report, settings_.tasks);

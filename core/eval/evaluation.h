@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/eval/encoded_tasks.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/runner.h"
 
@@ -14,31 +15,28 @@ void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, in
 // The settings' tasks, read (tasks.h).
 std::vector<LoadedTask> load_asked(const EvalSettings& settings);
 
-// What the model is asked: scores of requests, or answers to prompts.
-struct EncodedTask {
-  std::vector<Request> requests;
-  std::vector<std::vector<int64_t>> prompts;
-};
-
 class Evaluation {
  public:
-  // Opens the model's folder without its weights and encodes the tasks. The settings and events
-  // must outlive it. UserError: what open_subject says, a task that cannot be encoded.
+  // Opens the model's folder without its weights and begins to encode the tasks. The settings and
+  // events must outlive it. UserError: what open_subject says.
   Evaluation(const EvalSettings& settings, const EvalEvents& events, std::vector<LoadedTask> tasks);
 
   Subject subject;  // its routing may be changed before a run (and Runner::restart)
 
   // Every task, by the subject's routing, with averages; nothing is written. The last run takes the
-  // questions with it.
+  // questions with it. UserError: a task that cannot be encoded.
   RunReport run(Runner& runner, bool is_last);
 
   const std::vector<LoadedTask>& tasks() const { return tasks_; }
 
  private:
+  // Waits for a task and says what of it was cut. Any rank's error is that of all.
+  const EncodedTask& encoded(size_t index);
+
   const EvalSettings& settings_;
   const EvalEvents& events_;
   std::vector<LoadedTask> tasks_;
-  std::vector<EncodedTask> encoded_;
+  EncodedTasks encoded_;  // last: its thread reads the subject and the tasks
 };
 
 }  // namespace moe::eval

@@ -79,23 +79,34 @@ TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answe
   MOE_CHECK(report.answers.size() == report.loaded.questions.size(), "{}", report.answers.size());
   for (const auto& metric : task.metrics) {
     for (size_t i = 0; i < report.answers.size(); ++i) {
-      report.values[metric.key()].push_back(exact_match(filtered_answer(report, metric.filter, i),
-                                                        report.loaded.questions[i].target,
-                                                        task.generation.ignores_case_and_marks));
+      report.values[metric.key()].push_back(
+          judge_answer(report.loaded, metric, i, report.answers[i]));
     }
   }
   fill_means(report, 0);
   return report;
 }
 
-std::string filtered_answer(const TaskReport& report, const std::string& filter, size_t question) {
-  for (const auto& [name, apply] : report.loaded.task.generation.filters) {
+std::string filtered_answer(const LoadedTask& loaded,
+                            const std::string& filter,
+                            size_t question,
+                            const std::string& answer) {
+  for (const auto& [name, apply] : loaded.task.generation.filters) {
     if (name == filter) {
-      return apply(report.answers[question], report.loaded.questions[question].fields);
+      return apply(answer, loaded.questions[question].fields);
     }
   }
   MOE_CHECK(false, "no filter {}", filter);
   return {};
+}
+
+double judge_answer(const LoadedTask& loaded,
+                    const Metric& metric,
+                    size_t question,
+                    const std::string& answer) {
+  return exact_match(filtered_answer(loaded, metric.filter, question, answer),
+                     loaded.questions[question].target,
+                     loaded.task.generation.ignores_case_and_marks);
 }
 
 void add_averages(RunReport& report, const std::vector<std::string>& names) {

@@ -56,7 +56,15 @@ TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = 1
 // The same of written answers.
 TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answers);
 // What a filter of the task makes of a written answer.
-std::string filtered_answer(const TaskReport& report, const std::string& filter, size_t question);
+std::string filtered_answer(const LoadedTask& loaded,
+                            const std::string& filter,
+                            size_t question,
+                            const std::string& answer);
+// A metric's value of a written answer.
+double judge_answer(const LoadedTask& loaded,
+                    const Metric& metric,
+                    size_t question,
+                    const std::string& answer);
 
 // Fills groups and papers from the tasks; `names` as the user gave them.
 void add_averages(RunReport& report, const std::vector<std::string>& names);

@@ -216,6 +216,10 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
   start(loaded.task.name, static_cast<int64_t>(prompts.size()));
   const Generation& generation = loaded.task.generation;
   dist::Comm* ranks = all_settings_.ranks;
+  std::optional<RunningAccuracy> running;
+  if (events_.running) {
+    running.emplace(loaded, events_.running);
+  }
   std::vector<std::string> answers;
   for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
     const size_t index = begin + rank_of(ranks);
@@ -226,6 +230,9 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
       }
     });
     for (auto& answer : gather_written(ranks, mine)) {
+      if (running) {
+        running->add_written(answers.size(), answer);
+      }
       answers.push_back(std::move(answer));
     }
     on_all(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/eval/report.h"
 
 namespace moe::eval {
 
@@ -43,8 +44,18 @@ void RunningAccuracy::add(const std::vector<size_t>& requests, const Scores& so_
     sum_ += metric.judge(loaded_.questions[question], scores);
     ++questions_;
   }
+  tell();
+}
+
+void RunningAccuracy::add_written(size_t question, const std::string& answer) {
+  sum_ += judge_answer(loaded_, main_metric(loaded_.task), question, answer);
+  ++questions_;
+  tell();
+}
+
+void RunningAccuracy::tell() const {
   if (questions_ > 0) {
-    tell_(metric.name, sum_ / static_cast<double>(questions_), questions_);
+    tell_(main_metric(loaded_.task).name, sum_ / static_cast<double>(questions_), questions_);
   }
 }
 

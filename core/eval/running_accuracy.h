@@ -23,8 +23,12 @@ class RunningAccuracy {
   RunningAccuracy(const LoadedTask& loaded, Tell tell);
 
   void add(const std::vector<size_t>& requests, const Scores& so_far);
+  // The answer that was written to a question.
+  void add_written(size_t question, const std::string& answer);
 
  private:
+  void tell() const;
+
   const LoadedTask& loaded_;
   Tell tell_;
   std::vector<size_t> question_of_;  // [requests]

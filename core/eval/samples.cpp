@@ -37,7 +37,8 @@ Exchange written_exchange(const TaskReport& report, size_t index, const std::str
   Exchange exchange;
   exchange.arguments["gen_args_0"] = {{"arg_0", question.context}, {"arg_1", settings}};
   exchange.responses = OrderedJson::array({OrderedJson::array({report.answers[index]})});
-  exchange.filtered = OrderedJson::array({filtered_answer(report, filter, index)});
+  exchange.filtered =
+      OrderedJson::array({filtered_answer(report.loaded, filter, index, report.answers[index])});
   return exchange;
 }
 

@@ -47,6 +47,26 @@ TEST_CASE("the main metric is acc, else exact_match, else the first", "[eval]") 
   CHECK(main_metric(two_questions({"acc_norm", "acc_bytes"}).task).name == "acc_norm");
 }
 
+TEST_CASE("written answers are judged as they come", "[eval]") {
+  LoadedTask loaded;
+  loaded.task.output = OutputType::kGenerateUntil;
+  loaded.task.generation.filters = {
+      {"first", [](const std::string& answer, const OrderedJson&) { return answer.substr(0, 1); }}};
+  loaded.task.metrics.push_back({.name = "exact_match", .filter = "first"});
+  for (const char* target : {"a", "b", "c"}) {
+    Question question;
+    question.target = target;
+    loaded.questions.push_back(question);
+  }
+  std::vector<std::string> told;
+  RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
+    told.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+  });
+  running.add_written(0, "a, I think");
+  running.add_written(1, "c");
+  CHECK((told == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
+}
+
 TEST_CASE("what is no mean of questions is not told", "[eval]") {
   const LoadedTask loaded = two_questions({"perplexity"});
   bool told = false;

@@ -1,0 +1,52 @@
+#include "core/eval/encoded_tasks.h"
+
+#include "core/eval/task_requests.h"
+#include "core/eval/written_answers.h"
+
+namespace moe::eval {
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
+  EncodedTask encoded;
+  if (loaded.task.output != OutputType::kGenerateUntil) {
+    encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
+    return encoded;
+  }
+  for (const auto& question : loaded.questions) {
+    encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
+  }
+  return encoded;
+}
+
+EncodedTasks::EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks)
+    : encoder_(std::move(encoder)),
+      encoded_(tasks.size()),
+      thread_([this, &tasks](const std::stop_token& stop) { encode_all(tasks, stop); }) {}
+
+EncodedTasks::~EncodedTasks() = default;
+
+void EncodedTasks::encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop) {
+  try {
+    for (size_t i = 0; i < tasks.size() && !stop.stop_requested(); ++i) {
+      EncodedTask encoded = encode_task(encoder_, tasks[i]);
+      const std::lock_guard lock(mutex_);
+      encoded_[i] = std::move(encoded);
+      done_ = i + 1;
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    failed_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+const EncodedTask& EncodedTasks::at(size_t index) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return failed_ || done_ > index; });
+  if (failed_) {
+    std::rethrow_exception(failed_);
+  }
+  return encoded_.at(index);
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,53 @@
+#pragma once
+// Tasks as tokens, made by a thread of its own, task after task: the first is encoded while the
+// weights are read, the others while the model computes. A task is the smallest piece, because the
+// longest of its requests are computed first.
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/eval/requests.h"
+#include "core/eval/tasks.h"
+
+namespace moe::eval {
+
+// What the model is asked: scores of requests, or answers to prompts.
+struct EncodedTask {
+  std::vector<Request> requests;
+  std::vector<std::vector<int64_t>> prompts;
+};
+
+// UserError: a question that leaves nothing to score, or an answer longer than the window.
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded);
+
+class EncodedTasks {
+ public:
+  // `tasks`, and what the encoder reads, must outlive this.
+  EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks);
+  ~EncodedTasks();  // leaves the task in hand to its end
+  EncodedTasks(const EncodedTasks&) = delete;
+  EncodedTasks& operator=(const EncodedTasks&) = delete;
+
+  // Waits for a task, which nobody reads any more from then on. UserError of the first task that
+  // cannot be encoded, as soon as it is known: whatever task is asked for, since hours may lie
+  // between the two.
+  const EncodedTask& at(size_t index);
+
+  int64_t window() const { return encoder_.window; }
+
+ private:
+  void encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop);
+
+  TextEncoder encoder_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<EncodedTask> encoded_;  // [tasks]; the first done_ of them stand
+  size_t done_ = 0;
+  std::exception_ptr failed_;
+  std::jthread thread_;  // last: it uses all the others
+};
+
+}  // namespace moe::eval

@@ -1,0 +1,82 @@
+#include "core/eval/encoded_tasks.h"
+
+#include <atomic>
+#include <future>
+
+#include "core/base/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+LoadedTask task_of(const std::string& context, const std::string& choice) {
+  LoadedTask loaded;
+  Question question;
+  question.context = context;
+  question.choices = {choice};
+  question.where = context + ".jsonl:1";
+  loaded.questions.push_back(question);
+  return loaded;
+}
+
+// A token a byte; `look` sees every text first.
+TextEncoder bytes_encoder(std::function<void(std::string_view)> look) {
+  TextEncoder encoder;
+  encoder.window = 64;
+  encoder.encode = [look = std::move(look)](std::string_view text) {
+    look(text);
+    return std::vector<int64_t>(text.begin(), text.end());
+  };
+  return encoder;
+}
+
+TEST_CASE("a task is there while the next one is still being encoded", "[eval]") {
+  const std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "bc")};
+  std::promise<void> go;
+  const std::shared_future<void> gone = go.get_future().share();
+  std::atomic<bool> second_waits = false;
+  EncodedTasks encoded(bytes_encoder([&](std::string_view text) {
+                         if (text.starts_with("second")) {
+                           second_waits = true;
+                           gone.wait();
+                         }
+                       }),
+                       tasks);
+  CHECK(encoded.at(0).requests.at(0).scored == 2);  // " a"; would wait for ever after the second
+  while (!second_waits) {
+    std::this_thread::yield();  // the thread went on by itself
+  }
+  go.set_value();
+  CHECK(encoded.at(1).requests.at(0).scored == 3);
+}
+
+TEST_CASE("a task that cannot be encoded is told before its turn", "[eval]") {
+  std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "b")};
+  tasks[1].questions[0].delimiter = "";
+  tasks[1].questions[0].choices = {""};
+  EncodedTasks encoded(bytes_encoder([](std::string_view) {}), tasks);
+  const std::string late = test::user_error_of([&] { encoded.at(1); });
+  CHECK(late.find("second.jsonl:1") != std::string::npos);
+  CHECK(test::user_error_of([&] { encoded.at(0); }) == late);  // known by now
+}
+
+TEST_CASE("an end before the last task does not encode what is left", "[eval]") {
+  std::vector<LoadedTask> tasks;
+  for (int i = 0; i < 1000; ++i) {
+    tasks.push_back(task_of("t" + std::to_string(i), "a"));
+  }
+  std::atomic<int> texts = 0;
+  {
+    EncodedTasks encoded(bytes_encoder([&](std::string_view) {
+                           ++texts;
+                           std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                         }),
+                         tasks);
+    encoded.at(0);
+  }
+  CHECK(texts < 1000);
+}
+
+}  // namespace
+}  // namespace moe::eval
