@@ -24,29 +24,30 @@ std::string describe(const bench::Link& link) {
       "{:.3g} GB/s from a rank, latency {:.3g} us", link.bytes_per_s / 1e9, link.latency_s * 1e6);
 }
 
-void print_report(const bench::CommReport& report) {
-  fmt::print("{} ranks on {} host{}\n", report.ranks, report.hosts, report.hosts == 1 ? "" : "s");
-  fmt::print(
+std::string table_of(const bench::CommReport& report) {
+  std::string table = fmt::format(
+      "{} ranks on {} host{}\n", report.ranks, report.hosts, report.hosts == 1 ? "" : "s");
+  table += fmt::format(
       "{:<16}{:>12}{:>12}{:>10}{:>10}  {:>8}\n", "", "bytes", "median us", "best", "worst", "GB/s");
   for (const auto& row : report.rows) {
-    fmt::print("{:<16}{:>12}{:>12.1f}{:>10.1f}{:>10.1f}  {:>8.3f}\n",
-               row.operation,
-               row.bytes,
-               1e6 * row.time.median_s,
-               1e6 * row.time.best_s,
-               1e6 * row.time.worst_s,
-               row.rate / 1e9);
+    table += fmt::format("{:<16}{:>12}{:>12.1f}{:>10.1f}{:>10.1f}  {:>8.3f}\n",
+                         row.operation,
+                         row.bytes,
+                         1e6 * row.time.median_s,
+                         1e6 * row.time.best_s,
+                         1e6 * row.time.worst_s,
+                         row.rate / 1e9);
   }
   std::string flags;  // of the model of communication in moe train
   if (report.within_host) {
-    fmt::print("within a host: {}\n", describe(*report.within_host));
+    table += fmt::format("within a host: {}\n", describe(*report.within_host));
     flags += fmt::format(" --link-gbs {:.3g}", report.within_host->bytes_per_s / 1e9);
   }
   if (report.between_hosts) {
-    fmt::print("between hosts: {}\n", describe(*report.between_hosts));
+    table += fmt::format("between hosts: {}\n", describe(*report.between_hosts));
     flags += fmt::format(" --network-gbs {:.3g}", report.between_hosts->bytes_per_s / 1e9);
   }
-  fmt::print("to plan with: moe train --dry-run --nodes N --gpus M{}\n", flags);
+  return table + fmt::format("to plan with: moe train --dry-run --nodes N --gpus M{}\n", flags);
 }
 
 bench::CommSettings settings_of(const CommFlags& flags) {
@@ -63,6 +64,7 @@ bench::CommSettings settings_of(const CommFlags& flags) {
 
 void run(const CommFlags& flags) {
   const bench::CommSettings settings = settings_of(flags);
+  const Json earlier = begin_bench(flags.output, "comm");
   dist::RankSettings ranks = flags.ranks;
   ranks.threads = flags.output.threads;
   ranks.on_cuda = flags.device == "cuda";
@@ -76,10 +78,13 @@ void run(const CommFlags& flags) {
                 "the sizes",
                 fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
     const bench::CommReport report = bench::bench_comm(comm, settings);
-    if (comm.rank() == 0 && flags.output.json) {
-      fmt::print("{}\n", bench::to_json(report).dump(2));
-    } else if (comm.rank() == 0) {
-      print_report(report);
+    if (comm.rank() == 0) {
+      OrderedJson json = bench::to_json(report);
+      json["settings"] = {{"ranks", report.ranks},
+                          {"hosts", report.hosts},
+                          {"bytes", settings.most_bytes},
+                          {"repeats", settings.repeats}};
+      print_bench(flags.output, "comm", earlier, json, table_of(report));
     }
   });
 }
@@ -94,8 +99,7 @@ void add_bench_comm(CLI::App& bench) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   add_rank_flags(*command, flags->ranks);
   add_device(*command, flags->device);
-  add_threads(*command, flags->output.threads);
-  add_json(*command, flags->output.json);
+  add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }
 

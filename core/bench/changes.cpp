@@ -4,6 +4,7 @@
 #include <array>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "core/base/error.h"
 
@@ -18,6 +19,16 @@ bool is_measured(const std::string& name) {
     return name.size() >= ending.size() &&
            name.compare(name.size() - ending.size(), ending.size(), ending) == 0;
   });
+}
+
+// What an element of an array is called: by its own name, else by its place.
+std::string name_in_array(const Json& element, size_t index) {
+  for (const char* key : {"name", "router"}) {
+    if (element.is_object() && element.contains(key) && element.at(key).is_string()) {
+      return element.at(key).get<std::string>();
+    }
+  }
+  return std::to_string(index);
 }
 
 // `in_parts`: everything below is measured.
@@ -45,8 +56,15 @@ void collect(const Json& before,
       }
     }
   } else if (both_arrays) {
-    for (size_t i = 0; i < std::min(before.size(), after.size()); ++i) {
-      collect(before[i], after[i], name + "." + std::to_string(i), in_parts, found);
+    std::map<std::string, const Json*> known;
+    for (size_t i = 0; i < before.size(); ++i) {
+      known[name_in_array(before[i], i)] = &before[i];
+    }
+    for (size_t i = 0; i < after.size(); ++i) {
+      const std::string element = name_in_array(after[i], i);
+      if (const auto found_before = known.find(element); found_before != known.end()) {
+        collect(*found_before->second, after[i], name + "." + element, in_parts, found);
+      }
     }
   }
 }

@@ -120,12 +120,12 @@ OrderedJson to_json(const CommReport& report) {
   OrderedJson json = {
       {"ranks", report.ranks}, {"hosts", report.hosts}, {"rows", OrderedJson::array()}};
   for (const CommRow& row : report.rows) {
-    json["rows"].push_back({{"operation", row.operation},
-                            {"bytes", row.bytes},
-                            {"best_s", row.time.best_s},
-                            {"median_s", row.time.median_s},
-                            {"worst_s", row.time.worst_s},
-                            {"bytes_per_second", row.rate}});
+    OrderedJson one = {{"name", fmt::format("{} of {}", row.operation, row.bytes)},
+                       {"operation", row.operation},
+                       {"bytes", row.bytes}};
+    one.update(to_json(row.time));
+    one["bytes_per_second"] = row.rate;
+    json["rows"].push_back(one);
   }
   for (const auto& [name, link] : {std::pair("within_host", report.within_host),
                                    std::pair("between_hosts", report.between_hosts)}) {

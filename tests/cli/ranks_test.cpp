@@ -62,6 +62,27 @@ TEST_CASE("links are measured between ranks that moe starts") {
                  Contains("--gpus M --link-gbs "));
 }
 
+TEST_CASE("links beside those of an earlier run are compared size by size") {
+  const test::TempDir folder;
+  const std::vector<std::string> least = {
+      "bench", "comm", "--ranks", "2", "--bytes", "512", "--repeats", "1"};
+  std::vector<std::string> measure = least;
+  measure.push_back("--json");
+  const RunResult first = run_moe(measure);
+  REQUIRE(first.exit_code == 0);
+  test::write_file(folder / "first.json", first.out);
+  std::vector<std::string> again = least;
+  again.insert(again.end(), {"--against", (folder / "first.json").string()});
+  const RunResult second = run_moe(again);
+  CHECK(second.exit_code == 0);
+  CHECK_THAT(second.out, Contains("rows.all_to_all of 512.median_ms"));
+  test::write_file(folder / "other.json", R"({"bench": "gemm"})");
+  again.back() = (folder / "other.json").string();
+  const RunResult other = run_moe(again);
+  CHECK(other.exit_code == 2);
+  CHECK_THAT(other.err, Contains("is of moe bench gemm, not of moe bench comm"));
+}
+
 TEST_CASE("what cannot be is refused in a sentence, said once") {
   const RunResult alone = run_moe({"bench", "comm"});
   CHECK(alone.exit_code == 2);
