@@ -1,11 +1,10 @@
 #include "core/train/memory_plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <string>
 
+#include "core/base/system_fields.h"
 #include "core/model/llama.h"
 #include "core/train/head_loss.h"
 #include "core/train/trainable.h"
@@ -188,22 +187,6 @@ class StepWalk {
   int64_t most_ = 0, activations_ = 0;
 };
 
-// The number behind `key` in a file of the system that counts in kB; 0 where there is none.
-uint64_t kilobytes_in(const char* file, const std::string& key) {
-  std::ifstream status(file);
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key)) {
-      const size_t digit = line.find_first_of("0123456789");
-      uint64_t kibibytes = 0;
-      if (digit != std::string::npos) {
-        std::from_chars(line.data() + digit, line.data() + line.size(), kibibytes);
-      }
-      return kibibytes * 1024;
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
@@ -254,8 +237,8 @@ MemoryPlan plan_memory(const model::ModelConfig& config,
   return plan;
 }
 
-uint64_t resident_bytes() { return kilobytes_in("/proc/self/status", "VmRSS:"); }
-uint64_t peak_resident_bytes() { return kilobytes_in("/proc/self/status", "VmHWM:"); }
-uint64_t available_bytes() { return kilobytes_in("/proc/meminfo", "MemAvailable:"); }
+uint64_t resident_bytes() { return system_bytes("/proc/self/status", "VmRSS"); }
+uint64_t peak_resident_bytes() { return system_bytes("/proc/self/status", "VmHWM"); }
+uint64_t available_bytes() { return system_bytes("/proc/meminfo", "MemAvailable"); }
 
 }  // namespace moe::train
