@@ -188,7 +188,10 @@ TEST_CASE("a rank that hangs is named within the time limit") {
     CHECK(result.exit_code == 1);
     CHECK_THAT(result.err,
                Contains(fmt::format("moe: rank {} (host ", culprit)) &&
-                   Contains(") did not come: step 4, layer 2, all_reduce, after 2 s\n"));
+                   Contains(") did not come: step 4, layer 2, all_reduce"));
+    // The sentence is that of whoever said it first. Where a busy machine let one of the two come
+    // to the sum more than a second after the other, that one has not waited for two.
+    CHECK_THAT(result.err, Contains("all_reduce, after 2 s\n") || Contains("all_reduce\n"));
     CHECK(seconds < 2 + 3);  // and the processes' start
   }
 }
