@@ -22,6 +22,17 @@ using torch::Tensor;
 
 namespace {
 
+void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+// What the others do meanwhile.
+void behave(const std::string& way, dist::Comm& comm) {
+  if (way == "aborts_as_others_compute") {
+    rest(6.5);
+  } else if (way == "aborts_as_others_meet") {
+    comm.part("some", {0, 1, 2});
+  }
+}
+
 // What the rank `rank` of the program does at step 4, layer 2, instead of going on.
 void misbehave(const std::string& way, dist::Comm& comm) {
   if (way == "refuses") {
@@ -30,7 +41,7 @@ void misbehave(const std::string& way, dist::Comm& comm) {
     throw std::runtime_error("the disk is full\nat 0x123");
   } else if (way == "is_interrupted") {
     throw Interrupted("stopped after step 4; --resume goes on");
-  } else if (way == "aborts") {
+  } else if (way.starts_with("aborts")) {
     std::fputs("last words\n", stderr);
     std::abort();
   } else if (way == "exits") {
@@ -52,9 +63,10 @@ void program(dist::Comm& comm, const std::string& way, int64_t culprit) {
   }
   const Tensor sum = at::ones({2});
   for (comm.place = {4, 0}; comm.place.layer < 6; ++comm.place.layer) {
-    if (comm.place.layer == 2 && (culprit < 0 || culprit == comm.rank()) && way != "is_well") {
-      misbehave(way, comm);
-      if (way == "leaves") {
+    const bool is_culprit = culprit < 0 || culprit == comm.rank();
+    if (comm.place.layer == 2 && way != "is_well") {
+      is_culprit ? misbehave(way, comm) : behave(way, comm);
+      if (is_culprit && way == "leaves") {
         return;
       }
     }
@@ -180,6 +192,24 @@ TEST_CASE("a rank that dies is named, with its last words") {
   const auto ended = run_program(3, "exits", 2).result;
   CHECK(ended.exit_code == 1);
   CHECK_THAT(ended.err, Contains("moe: rank 2 (host ") && Contains(") is gone (exit code 3): "));
+}
+
+// Longer than they are given once one of them has said where it waited.
+TEST_CASE("a rank that dies is named with its place where others come there late") {
+  const auto result = run_program(3, "aborts_as_others_compute", 1).result;
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
+}
+
+TEST_CASE("a rank that dies where the others find to each other is named at once") {
+  for (const int64_t culprit : {0, 1}) {  // the one that makes the memory, one that finds it
+    const auto [result, seconds] = run_program(3, "aborts_as_others_meet", culprit);
+    CHECK(result.exit_code == 1);
+    CHECK_THAT(result.err,
+               Contains(fmt::format("moe: rank {} (host ", culprit)) &&
+                   Contains(") is gone (signal 6, Aborted): connecting\n"));
+    CHECK(seconds < 5);
+  }
 }
 
 TEST_CASE("a rank that hangs is named within the time limit") {
