@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/dist/together.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 
@@ -30,6 +32,8 @@ void behave(const std::string& way, dist::Comm& comm) {
     rest(6.5);
   } else if (way == "aborts_as_others_meet") {
     comm.part("some", {0, 1, 2});
+  } else if (way == "writes_slowly" || way == "stops_as_it_writes") {
+    dist::together(comm, [] {});
   }
 }
 
@@ -44,6 +48,10 @@ void misbehave(const std::string& way, dist::Comm& comm) {
   } else if (way.starts_with("aborts")) {
     std::fputs("last words\n", stderr);
     std::abort();
+  } else if (way == "writes_slowly") {
+    dist::together(comm, [] { rest(5); });
+  } else if (way == "stops_as_it_writes") {
+    dist::together(comm, [] { kill(getpid(), SIGSTOP); });
   } else if (way == "exits") {
     std::_Exit(3);
   } else if (way == "hangs") {
@@ -210,6 +218,19 @@ TEST_CASE("a rank that dies where the others find to each other is named at once
                    Contains(") is gone (signal 6, Aborted): connecting\n"));
     CHECK(seconds < 5);
   }
+}
+
+TEST_CASE("a rank that writes for longer than the time limit is waited for") {
+  const auto result = run_program(3, "writes_slowly", 1, 2).result;
+  CHECK(result.exit_code == 0);
+  CHECK(result.err == "rank 0 writes\n");
+}
+
+TEST_CASE("a rank that is stopped as it writes is named") {
+  const auto [result, seconds] = run_program(3, "stops_as_it_writes", 2, 2);
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains("moe: rank 2 (host ") && Contains(") is stopped: step 4, layer"));
+  CHECK(seconds < 2 + 3);
 }
 
 TEST_CASE("a rank that hangs is named within the time limit") {
