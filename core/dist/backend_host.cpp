@@ -59,14 +59,15 @@ class HostBackend : public c10d::Backend {
  public:
   HostBackend(const Membership& membership, const BackendPlace& place)
       : c10d::Backend(static_cast<int>(place.rank), static_cast<int>(place.size)),
+        members_(membership.roll.members()),
         memory_(*membership.store,
                 place.name + "memory",
                 place.rank,
                 place.size,
                 static_cast<size_t>(place.size * place.size) * sizeof(ByteRing),
-                membership.timeout),
-        rings_(static_cast<ByteRing*>(memory_.data())),
-        members_(membership.roll.members()) {}
+                membership.timeout,
+                [this] { expect_all(); }),
+        rings_(static_cast<ByteRing*>(memory_.data())) {}
 
   const std::string getBackendName() const override { return "host"; }
   void setTimeout(std::chrono::milliseconds /*timeout*/) override {}  // who waits knows how long
@@ -148,11 +149,13 @@ class HostBackend : public c10d::Backend {
     return moved;
   }
 
-  // Whether all other processes of the run on this machine are there.
-  bool all_live() const {
-    return std::none_of(members_.begin(), members_.end(), [](const Member& member) {
-      return life_of(member) == Life::kGone;
-    });
+  // Throws when a process of the run on this machine is gone.
+  void expect_all() const {
+    for (const Member& member : members_) {
+      if (life_of(member) == Life::kGone) {
+        throw std::runtime_error("a process of this machine is gone");
+      }
+    }
   }
 
  private:
@@ -185,9 +188,9 @@ class HostBackend : public c10d::Backend {
     return moved;
   }
 
+  std::vector<Member> members_;
   SharedMemory memory_;
   ByteRing* rings_;  // [from][to]
-  std::vector<Member> members_;
   std::deque<c10::intrusive_ptr<HostWork>> queue_;
 };
 
@@ -214,9 +217,11 @@ bool HostWork::wait(std::chrono::milliseconds timeout) {
     const auto now = Clock::now();
     if (now - last_sign > kLifeSign) {
       last_sign = now;
-      if (!backend_.all_live()) {
-        finish(std::make_exception_ptr(std::runtime_error("a process of this machine is gone")));
-        throw std::runtime_error("a process of this machine is gone");
+      try {
+        backend_.expect_all();
+      } catch (const std::exception&) {
+        finish(std::current_exception());
+        throw;
       }
     }
     if (timeout.count() > 0 && now - begin > timeout) {

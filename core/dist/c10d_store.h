@@ -1,6 +1,7 @@
 #pragma once
 // The c10d store behind a Store. For the few files that speak c10d.
 
+#include <atomic>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "core/dist/store.h"
@@ -24,7 +25,7 @@ class C10dStore : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
   uint16_t port_;
   Seconds patience_;
-  bool is_silent_ = false;
+  std::atomic<bool> is_silent_ = false;  // also asked by the thread of own_work.h
 
   template <typename Work>
   auto ask(Work work);

@@ -17,7 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kInterrupted = 130;  // exit code of main()
-constexpr Seconds kLastWords{5};   // for the others, after one has ended badly
+constexpr Seconds kOnTheWay{15};   // for the others to come where they miss one that ended badly
+constexpr Seconds kLastWords{5};   // for them all, once one has said where that is
 constexpr Seconds kAfterTerm{2};   // from SIGTERM to SIGKILL
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
@@ -135,9 +136,7 @@ class Launcher {
     }
     if (!first_bad_) {
       first_bad_ = Clock::now();
-      // An interruption is agreed on: the others are about to follow, once their files are written.
-      patience_ =
-          child.exit_code() == kInterrupted ? timeout() : std::min(kLastWords, timeout() / 3);
+      is_interrupted_ = child.exit_code() == kInterrupted;
     }
   }
 
@@ -147,9 +146,20 @@ class Launcher {
            (ended_ && (child.exit_code() == 128 + SIGTERM || child.exit_code() == 128 + SIGKILL));
   }
 
+  // From the first bad end on. An interruption is agreed on: the others are about to follow, once
+  // their files are written.
+  Seconds patience() {
+    if (is_interrupted_) {
+      return timeout();
+    }
+    return first_of(roll_.notices(), Ending::kAffected) == nullptr
+               ? std::min(kOnTheWay, timeout() / 2)
+               : std::min(kLastWords, timeout() / 3);
+  }
+
   void end_others() {
     const bool is_stuck = only_culprits_left();
-    if (!ended_ && (is_stuck || since(*first_bad_) > patience_)) {
+    if (!ended_ && (is_stuck || since(*first_bad_) > patience())) {
       ended_ = Clock::now();
       kill(-group(), is_stuck ? SIGKILL : SIGTERM);
     } else if (ended_ && since(*ended_) > kAfterTerm) {
@@ -233,7 +243,7 @@ class Launcher {
   std::vector<Child> children_;
   int passed_on_ = 0;  // the user's last signal
   std::optional<Clock::time_point> first_bad_, ended_;
-  Seconds patience_{0};  // for the others, from first_bad_ on
+  bool is_interrupted_ = false;  // so was the first that ended badly
 };
 
 }  // namespace

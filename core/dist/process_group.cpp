@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/dist/backends.h"
+#include "core/dist/own_work.h"
 #include "core/dist/solo.h"
 
 namespace moe::dist {
@@ -19,8 +20,11 @@ using Clock = std::chrono::steady_clock;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::chrono::milliseconds kGlance{250};  // how often the others' notes are read
-constexpr int64_t kBlockBytes = 64 << 20;          // summed at a time: bounds the copies
-constexpr int64_t kSmallBytes = 32 << 10;          // up to here one exchange beats two short ones
+constexpr Seconds kTelling{2};                     // between words of a rank at work of its own
+// Ours is the shorter patience: it knows whom to blame, and who is excused.
+constexpr std::chrono::hours kNeverMind{24 * 365};
+constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time: bounds the copies
+constexpr int64_t kSmallBytes = 32 << 10;  // up to here one exchange beats two short ones
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
@@ -65,7 +69,13 @@ std::string describe(const Place& place, const char* operation) {
   return text + operation;
 }
 
-class ProcessComm : public Comm {
+// A wait that takes long.
+struct Waiting {
+  Clock::time_point begin;
+  Seconds patience;  // from begin on
+};
+
+class ProcessComm : public Comm, public Impatient {
  public:
   // `everybody`: of all ranks of the run, by their numbers there.
   ProcessComm(std::shared_ptr<Membership> membership,
@@ -91,6 +101,11 @@ class ProcessComm : public Comm {
   void barrier() override;
   std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members) override;
 
+  std::unique_ptr<OwnWork> own_work() override {
+    return tell_of_own_work(membership_->roll,
+                            std::min(kTelling, membership_->timeout / 5).count());
+  }
+
   // Until `work`, begun at `place`, is done; throws RankFailed.
   void finish(const WorkPointer& work, const Place& its_place, const char* operation);
 
@@ -103,7 +118,7 @@ class ProcessComm : public Comm {
   void reduce_small(const Tensor& flat);
   void scatter_sums(const Tensor& input, const Tensor& output, const char* operation);
   [[noreturn]] void fail(const Verdict& verdict, const std::string& where);
-  void look_around(const WorkPointer& work, const std::string& where, Clock::time_point begin);
+  void look_around(const WorkPointer& work, const std::string& where, Waiting& waiting);
   BackendPointer connect();
   bool is_one_host() const;
 
@@ -159,9 +174,7 @@ BackendPointer ProcessComm::connect() {
     const BackendPointer backend = !device_.is_cpu() ? make_nccl(*membership_, place, device_)
                                    : is_one_host()   ? make_host(*membership_, place)
                                                      : make_gloo(*membership_, place);
-    // Ours is the shorter patience from here on: it knows whom to blame.
-    backend->setTimeout(
-        std::chrono::duration_cast<std::chrono::milliseconds>(membership_->timeout + Seconds{5}));
+    backend->setTimeout(kNeverMind);
     return backend;
   } catch (const std::exception& error) {
     fail(membership_->who_broke_off(error.what(), everybody_), "connecting");
@@ -188,9 +201,7 @@ void ProcessComm::fail(const Verdict& verdict, const std::string& where) {
 }
 
 // While it takes long: says where we wait, hears what became of the others, and loses patience.
-void ProcessComm::look_around(const WorkPointer& work,
-                              const std::string& where,
-                              Clock::time_point begin) {
+void ProcessComm::look_around(const WorkPointer& work, const std::string& where, Waiting& waiting) {
   RollCall& roll = membership_->roll;
   Verdict verdict;
   roll.wait_at(fmt::format("{} of {}", where, name_));
@@ -198,19 +209,22 @@ void ProcessComm::look_around(const WorkPointer& work,
   if (work->isCompleted()) {
     return;
   }
-  const double waited_s = since(begin).count();
+  const double waited_s = since(waiting.begin).count();
   const std::string so_far =
       waited_s < 1 ? where : fmt::format("{}, after {:.0f} s", where, waited_s);
   if (has_heard) {
     fail(verdict, so_far);
   }
-  if (Seconds{waited_s} > patience(membership_->timeout)) {
-    fail(roll.who_is_late(everybody_), so_far);
+  if (Seconds{waited_s} > waiting.patience) {
+    if (const auto late = roll.who_is_late(everybody_, membership_->timeout)) {
+      fail(*late, so_far);
+    }
+    waiting.patience = Seconds{waited_s} + membership_->timeout / 10;  // asked again then
   }
 }
 
 void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const char* operation) {
-  const auto begin = Clock::now();
+  Waiting waiting{Clock::now(), patience(membership_->timeout)};
   const std::string where = describe(its_place, operation);
   std::string broken;
   try {
@@ -230,7 +244,7 @@ void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const 
         }
       }
       if (!work->isCompleted()) {
-        look_around(work, where, begin);
+        look_around(work, where, waiting);
       }
     }
     if (broken.empty()) {

@@ -37,6 +37,7 @@ std::string line_of(const Json& json) {
 }
 
 std::string waits_key(int64_t rank) { return fmt::format("waits/{}", rank); }
+std::string own_work_key(int64_t rank) { return fmt::format("own_work/{}", rank); }
 
 // What the notice of another means for this rank.
 Verdict verdict_of(const Notice& notice, const std::string& name) {
@@ -175,6 +176,18 @@ void RollCall::go_on() {
   }
 }
 
+void RollCall::tell_own_work() { store_->set(own_work_key(rank_), fmt::format("{}", ++told_)); }
+
+// Clocks of machines differ: what counts is that the others' number goes on.
+bool RollCall::is_at_own_work(int64_t rank, Seconds recent) {
+  const std::string count = store_->read(own_work_key(rank)).value_or("");
+  Told& told = others_told_[rank];
+  if (count != told.count) {
+    told = {count, Clock::now()};
+  }
+  return !told.count.empty() && since(told.heard) < recent;
+}
+
 bool RollCall::is_waiting(int64_t rank) {
   return !store_->read(waits_key(rank)).value_or("").empty();
 }
@@ -270,7 +283,7 @@ Verdict RollCall::who_broke_off(const std::string& error, const std::vector<int6
                           : Verdict{suspects.front(), name(suspects.front()) + " is gone"};
 }
 
-Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
+std::optional<Verdict> RollCall::who_is_late(const std::vector<int64_t>& among, Seconds recent) {
   Verdict verdict;
   if (find_ended(true, verdict)) {
     return verdict;
@@ -279,20 +292,28 @@ Verdict RollCall::who_is_late(const std::vector<int64_t>& among) {
   for (int64_t rank = 0; rank < size_; ++rank) {
     suspects.push_back(rank);  // who is waited for by those who are waited for
   }
+  bool is_excused = false;
   for (const int64_t rank : suspects) {
-    if (rank != rank_ && !is_waiting(rank)) {
-      return {rank, name(rank) + " did not come"};
+    if (rank == rank_ || is_waiting(rank)) {
+      continue;
     }
+    if (!is_at_own_work(rank, recent)) {
+      return Verdict{rank, name(rank) + " did not come"};
+    }
+    is_excused = true;
+  }
+  if (is_excused) {
+    return std::nullopt;
   }
   for (const int64_t rank : among) {
     if (rank != rank_) {
-      return {
+      return Verdict{
           rank,
           fmt::format(
               "{} waits elsewhere ({})", name(rank), store_->read(waits_key(rank)).value_or(""))};
     }
   }
-  return {-1, "nobody came"};
+  return Verdict{-1, "nobody came"};
 }
 
 void RollCall::wait_for_notices(Seconds timeout, int64_t culprit) {

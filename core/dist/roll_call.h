@@ -4,7 +4,10 @@
 // notes every rank finds the same culprit: one that gave notice of its own failure, one whose
 // process is gone, or the one that waits nowhere while all others do.
 
+#include <chrono>
+#include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "core/dist/members.h"
@@ -53,6 +56,8 @@ class RollCall {
 
   void wait_at(const std::string& operation);  // where this rank waits, once it takes long
   void go_on();                                // it waits no more
+  // Works on its own and may be late (own_work.h); said again and again meanwhile, from one thread.
+  void tell_own_work();
 
   void give_notice(const Notice& notice);
   std::vector<Notice> notices();
@@ -64,7 +69,9 @@ class RollCall {
   // A connection broke (its words may hold the peer's address), or nobody came in time. `among`:
   // the ranks of the operation.
   Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
-  Verdict who_is_late(const std::vector<int64_t>& among);
+  // Nobody is to blame for it where all that are missing have told of work of their own within
+  // `recent`.
+  std::optional<Verdict> who_is_late(const std::vector<int64_t>& among, Seconds recent);
 
   // Until each rank but `culprit` has given notice, at most `timeout`.
   void wait_for_notices(Seconds timeout, int64_t culprit = -1);
@@ -74,12 +81,19 @@ class RollCall {
   std::vector<int64_t> who_might_have_gone(const std::string& error,
                                            const std::vector<int64_t>& among);
   bool is_waiting(int64_t rank);
+  bool is_at_own_work(int64_t rank, Seconds recent);
   std::string name(int64_t rank) const;
 
   std::shared_ptr<Store> store_;
   int64_t rank_, size_;
   std::vector<Member> members_;  // empty before check_in
   bool is_noted_ = false;
+  int64_t told_ = 0;  // of tell_own_work
+  struct Told {
+    std::string count;
+    std::chrono::steady_clock::time_point heard;  // by our clock, when it last changed
+  };
+  std::map<int64_t, Told> others_told_;
 };
 
 }  // namespace moe::dist

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -30,13 +29,22 @@ class File {
   int descriptor_;
 };
 
-std::string await(Store& store, const std::string& key, Seconds timeout) {
+constexpr std::chrono::milliseconds kPause{2};
+constexpr int kLooks = 50;  // pauses between them
+
+std::string await(Store& store,
+                  const std::string& key,
+                  Seconds timeout,
+                  const std::function<void()>& look) {
   const auto begin = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() - begin < timeout) {
+  for (int pauses = 1; std::chrono::steady_clock::now() - begin < timeout; ++pauses) {
     if (const auto text = store.read(key)) {
       return *text;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(kPause);
+    if (pauses % kLooks == 0) {
+      look();
+    }
   }
   throw std::runtime_error("shared memory: the others did not come");
 }
@@ -51,11 +59,16 @@ void* map(const File& file, size_t bytes) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(
-    Store& store, const std::string& key, int64_t rank, int64_t size, size_t bytes, Seconds timeout)
+SharedMemory::SharedMemory(Store& store,
+                           const std::string& key,
+                           int64_t rank,
+                           int64_t size,
+                           size_t bytes,
+                           Seconds timeout,
+                           const std::function<void()>& look)
     : bytes_(bytes) {
   if (rank != 0) {
-    const std::string path = await(store, key, timeout);
+    const std::string path = await(store, key, timeout, look);
     data_ = map(File(open(path.c_str(), O_RDWR | O_CLOEXEC), path), bytes);
     store.set(fmt::format("{}.{}", key, rank), "here");
     return;
@@ -67,7 +80,7 @@ SharedMemory::SharedMemory(
   data_ = map(file, bytes);
   store.set(key, fmt::format("/proc/{}/fd/{}", getpid(), file.get()));
   for (int64_t other = 1; other < size; ++other) {
-    await(store, fmt::format("{}.{}", key, other), timeout);
+    await(store, fmt::format("{}.{}", key, other), timeout, look);
   }
 }
 

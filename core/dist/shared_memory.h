@@ -3,6 +3,7 @@
 // a killed run leaves behind is nothing.
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "core/dist/store.h"
@@ -12,14 +13,16 @@ namespace moe::dist {
 class SharedMemory {
  public:
   // Zeroed. The first of `size` ranks makes it and says in the store, under `key`, where it is; the
-  // others find it there. std::runtime_error: they do not come within `timeout`, or have no way to
-  // each other's memory.
+  // others find it there. `look` is called now and then while one waits for them; what it throws
+  // ends the wait. std::runtime_error: they do not come within `timeout`, or have no way to each
+  // other's memory.
   SharedMemory(Store& store,
                const std::string& key,
                int64_t rank,
                int64_t size,
                size_t bytes,
-               Seconds timeout);
+               Seconds timeout,
+               const std::function<void()>& look);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

@@ -1,6 +1,7 @@
 #include "core/dist/together.h"
 
 #include "core/base/error.h"
+#include "core/dist/own_work.h"
 
 namespace moe::dist {
 namespace {
@@ -8,7 +9,8 @@ namespace {
 // The first letter of what a rank tells the others.
 constexpr char kUser = 'u', kInterrupt = 'i', kOther = 'o';
 
-std::string outcome(const std::function<void()>& body) {
+std::string outcome(Comm& comm, const std::function<void()>& body) {
+  const auto working = own_work(comm);
   try {
     body();
     return "";
@@ -27,7 +29,7 @@ void together(Comm& comm, const std::function<void()>& body) {
   if (comm.size() == 1) {
     return body();
   }
-  const auto outcomes = gather_texts(comm, outcome(body));
+  const auto outcomes = gather_texts(comm, outcome(comm, body));
   for (const char kind : {kUser, kInterrupt, kOther}) {
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {
       if (outcomes[rank].empty() || outcomes[rank].front() != kind) {

@@ -11,7 +11,7 @@ namespace moe::dist {
 
 // Runs `body`, which talks to nobody, on every rank. What it throws on one it throws on all: a
 // UserError or Interrupted as such, the lowest rank's first, others as std::runtime_error that
-// names the rank.
+// names the rank. It may take its time: own_work.h.
 void together(Comm& comm, const std::function<void()>& body);
 
 }  // namespace moe::dist

@@ -9,6 +9,7 @@
 #include "core/data/step_loader.h"
 #include "core/dist/session.h"
 #include "core/dist/solo.h"
+#include "core/dist/own_work.h"
 #include "core/dist/together.h"
 #include "core/model/timeline.h"
 #include "core/train/gather_experts.h"
@@ -148,6 +149,7 @@ class Run {
     if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
+    const auto working = evaluator_.is_due(position_.step) ? dist::own_work(world_.all) : nullptr;
     const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
@@ -401,7 +403,10 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist:
   callbacks.on_start(plan);
   if (!start.is_done) {
     dist::World world(everybody, plan.layout);
-    Run(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world).steps();
+    auto reading = dist::own_work(everybody);  // disks differ
+    Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
+    reading.reset();
+    training.steps();
   }
 }
 

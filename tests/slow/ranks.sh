@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Ranks that die, hang or are stopped, under moe's own launcher, torchrun and mpirun, on one host and on several. Hosts are
 # network namespaces joined by veth, each with its own name and process numbers. Every time the others must end within the
-# limit with exit code 1, name the rank, and leave no process behind. srun is tested by its environment only
-# (tests/core/dist/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
+# limit with exit code 1, name the rank and what they waited for, and leave neither a process nor shared memory behind. srun
+# is tested by its environment only (tests/core/dist/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
 #
 #   tests/slow/ranks.sh [KILLS] [SEED]        environment: MOE (the binary), PYTHON (one with torch, for torchrun)
 set -uo pipefail
@@ -24,6 +24,8 @@ cleanup() {
 }
 trap cleanup EXIT
 export OMP_NUM_THREADS=1
+shared_memory() { find /dev/shm -mindepth 1 \( -iname '*moe*' -o -iname '*torch*' -o -iname '*gloo*' \) 2>/dev/null | sort; }
+shared_before=$(shared_memory)
 
 check() {  # WORDS COMMAND...
   local words=$1
@@ -77,7 +79,7 @@ for ((i = 0; i < kills; ++i)); do
   rank=$((RANDOM % 3))
   delay=$(awk -v r=$RANDOM 'BEGIN { print r / 32768 * 2 }')
   strike KILL $rank "$delay"
-  check "SIGKILL of rank $rank after $delay s: ended in $took s" fell $rank "is gone (signal 9, Killed)"
+  check "SIGKILL of rank $rank after $delay s: ended in $took s" fell $rank "is gone (signal 9, Killed): "
 done
 for rank in 0 2; do
   strike STOP $rank 2
@@ -100,6 +102,9 @@ left() { [ "$status" -eq "$1" ] && [ ${#pids[@]} -eq 3 ] && is_gone "${pids[@]}"
 signal_launcher TERM; check "SIGTERM to the launcher ends all" left 130
 signal_launcher HUP;  check "SIGHUP to the launcher ends all" left 130
 signal_launcher KILL; check "SIGKILL to the launcher ends all" left 137
+
+nothing_shared_left() { [ "$(shared_memory)" = "$shared_before" ]; }
+check "no shared memory outlives its ranks" nothing_shared_left
 
 # --- several hosts --------------------------------------------------------------------------------------------------------
 make_hosts() {

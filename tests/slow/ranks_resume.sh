@@ -43,7 +43,7 @@ begin() {  # RUN DELAY: sets launcher, pids
   mapfile -t pids < <(pgrep -P $launcher | sort -n)
 }
 named() {  # RANK
-  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?is gone \(signal 9, Killed\)" "$work/err" &&
+  [ "$status" -eq 1 ] && grep -qE "^moe: rank $1 (\(host .*, pid ${pids[$1]}\) )?is gone \(signal 9, Killed\): " "$work/err" &&
     awk -v t="$took" -v l=$limit 'BEGIN { exit !(t < l + 1) }' && is_gone "${pids[@]}"
 }
 

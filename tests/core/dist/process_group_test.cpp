@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/dist/own_work.h"
 #include "core/dist/session.h"
 #include "core/dist/threads.h"
 #include "tests/support/catch.h"
@@ -184,6 +185,23 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
     CHECK_THAT(failures[rank], Contains("rank 2 (host "));
     CHECK_THAT(failures[rank], Contains(") did not come: step 7, layer 3, all_to_all"));
   }
+}
+
+// Longer than the limit, and than what Gloo would wait for if it were told the limit and 5 s more.
+TEST_CASE("who is at work of its own is waited for, and what comes then arrives") {
+  const auto failures = run_ranks(3, 3, "lo", [](dist::Comm& comm, dist::RollCall&) {
+    if (comm.rank() == 2) {
+      const auto working = dist::own_work(comm);
+      CHECK(working != nullptr);
+      std::this_thread::sleep_for(std::chrono::seconds(9));
+    }
+    const Tensor sum = at::ones({2});
+    comm.all_reduce(sum);
+    if (sum[0].item<float>() != 3) {
+      throw std::runtime_error("a wrong sum");
+    }
+  });
+  CHECK(failures == std::vector<std::string>(3));
 }
 
 TEST_CASE("who fails by itself is heard within a second") {

@@ -18,6 +18,8 @@ using Catch::Matchers::Contains;
 
 namespace {
 
+constexpr Seconds kRecent{20};
+
 Member elsewhere(int64_t rank) {
   return {fmt::format("h{}", rank), fmt::format("10.0.0.{}", rank), "another machine", 100 + rank};
 }
@@ -105,19 +107,36 @@ TEST_CASE("a notice names its rank, and passes on whom it blames") {
 
   auto others = three_hosts();
   others[1].give_notice({1, Ending::kAffected, 2, "rank 2 (host h2, pid 102) is gone", "..."});
-  CHECK(others[0].who_is_late({0, 1}).text == "rank 2 (host h2, pid 102) is gone");
+  CHECK(others[0].who_is_late({0, 1}, kRecent)->text == "rank 2 (host h2, pid 102) is gone");
 }
 
 TEST_CASE("of a late operation the rank that waits nowhere is to blame") {
   auto rolls = three_hosts();
   rolls[1].wait_at("barrier");
-  CHECK(rolls[0].who_is_late({0, 1, 2}).text == "rank 2 (host h2, pid 102) did not come");
+  CHECK(rolls[0].who_is_late({0, 1, 2}, kRecent)->text == "rank 2 (host h2, pid 102) did not come");
   // Rank 1 is waited for, and waits for rank 2 in another part.
-  CHECK(rolls[0].who_is_late({0, 1}).culprit == 2);
+  CHECK(rolls[0].who_is_late({0, 1}, kRecent)->culprit == 2);
   rolls[2].wait_at("all_reduce");
-  CHECK(rolls[0].who_is_late({0, 1}).text == "rank 1 (host h1, pid 101) waits elsewhere (barrier)");
+  CHECK(rolls[0].who_is_late({0, 1}, kRecent)->text ==
+        "rank 1 (host h1, pid 101) waits elsewhere (barrier)");
   rolls[1].go_on();
-  CHECK(rolls[0].who_is_late({0, 1, 2}).culprit == 1);
+  CHECK(rolls[0].who_is_late({0, 1, 2}, kRecent)->culprit == 1);
+}
+
+TEST_CASE("work of its own excuses a rank for as long as it tells of it") {
+  auto rolls = three_hosts();
+  rolls[1].wait_at("barrier");
+  rolls[2].tell_own_work();
+  CHECK_FALSE(rolls[0].who_is_late({0, 1, 2}, kRecent).has_value());
+  CHECK_FALSE(rolls[0].who_is_late({0, 1}, kRecent).has_value());  // rank 1 waits for rank 2
+  // It says no more: nobody knows for how long.
+  std::this_thread::sleep_for(Seconds{0.3});
+  CHECK(rolls[0].who_is_late({0, 1, 2}, Seconds{0.2})->culprit == 2);
+  rolls[2].tell_own_work();
+  CHECK_FALSE(rolls[0].who_is_late({0, 1, 2}, Seconds{0.2}).has_value());
+  // A rank at work hides none that is missing.
+  rolls[1].go_on();
+  CHECK(rolls[0].who_is_late({0, 1, 2}, kRecent)->text == "rank 1 (host h1, pid 101) did not come");
 }
 
 TEST_CASE("of a broken connection the rank at its address is to blame") {
@@ -141,7 +160,7 @@ TEST_CASE("a process of this machine is seen to stop and to die") {
   waitpid(child, nullptr, WUNTRACED);
   CHECK(life_of(member) == Life::kStopped);
   auto rolls = checked_in({this_member("127.0.0.1"), member});
-  CHECK(rolls[0].who_is_late({0, 1}).text == describe(1, member) + " is stopped");
+  CHECK(rolls[0].who_is_late({0, 1}, kRecent)->text == describe(1, member) + " is stopped");
   kill(child, SIGKILL);
   siginfo_t ended;
   waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);

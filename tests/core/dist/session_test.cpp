@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/dist/together.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 
@@ -22,6 +24,19 @@ using torch::Tensor;
 
 namespace {
 
+void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+// What the others do meanwhile.
+void behave(const std::string& way, dist::Comm& comm) {
+  if (way == "aborts_as_others_compute") {
+    rest(6.5);
+  } else if (way == "aborts_as_others_meet") {
+    comm.part("some", {0, 1, 2});
+  } else if (way == "writes_slowly" || way == "stops_as_it_writes") {
+    dist::together(comm, [] {});
+  }
+}
+
 // What the rank `rank` of the program does at step 4, layer 2, instead of going on.
 void misbehave(const std::string& way, dist::Comm& comm) {
   if (way == "refuses") {
@@ -30,9 +45,13 @@ void misbehave(const std::string& way, dist::Comm& comm) {
     throw std::runtime_error("the disk is full\nat 0x123");
   } else if (way == "is_interrupted") {
     throw Interrupted("stopped after step 4; --resume goes on");
-  } else if (way == "aborts") {
+  } else if (way.starts_with("aborts")) {
     std::fputs("last words\n", stderr);
     std::abort();
+  } else if (way == "writes_slowly") {
+    dist::together(comm, [] { rest(5); });
+  } else if (way == "stops_as_it_writes") {
+    dist::together(comm, [] { kill(getpid(), SIGSTOP); });
   } else if (way == "exits") {
     std::_Exit(3);
   } else if (way == "hangs") {
@@ -52,9 +71,10 @@ void program(dist::Comm& comm, const std::string& way, int64_t culprit) {
   }
   const Tensor sum = at::ones({2});
   for (comm.place = {4, 0}; comm.place.layer < 6; ++comm.place.layer) {
-    if (comm.place.layer == 2 && (culprit < 0 || culprit == comm.rank()) && way != "is_well") {
-      misbehave(way, comm);
-      if (way == "leaves") {
+    const bool is_culprit = culprit < 0 || culprit == comm.rank();
+    if (comm.place.layer == 2 && way != "is_well") {
+      is_culprit ? misbehave(way, comm) : behave(way, comm);
+      if (is_culprit && way == "leaves") {
         return;
       }
     }
@@ -180,6 +200,37 @@ TEST_CASE("a rank that dies is named, with its last words") {
   const auto ended = run_program(3, "exits", 2).result;
   CHECK(ended.exit_code == 1);
   CHECK_THAT(ended.err, Contains("moe: rank 2 (host ") && Contains(") is gone (exit code 3): "));
+}
+
+// Longer than they are given once one of them has said where it waited.
+TEST_CASE("a rank that dies is named with its place where others come there late") {
+  const auto result = run_program(3, "aborts_as_others_compute", 1).result;
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
+}
+
+TEST_CASE("a rank that dies where the others find to each other is named at once") {
+  for (const int64_t culprit : {0, 1}) {  // the one that makes the memory, one that finds it
+    const auto [result, seconds] = run_program(3, "aborts_as_others_meet", culprit);
+    CHECK(result.exit_code == 1);
+    CHECK_THAT(result.err,
+               Contains(fmt::format("moe: rank {} (host ", culprit)) &&
+                   Contains(") is gone (signal 6, Aborted): connecting\n"));
+    CHECK(seconds < 5);
+  }
+}
+
+TEST_CASE("a rank that writes for longer than the time limit is waited for") {
+  const auto result = run_program(3, "writes_slowly", 1, 2).result;
+  CHECK(result.exit_code == 0);
+  CHECK(result.err == "rank 0 writes\n");
+}
+
+TEST_CASE("a rank that is stopped as it writes is named") {
+  const auto [result, seconds] = run_program(3, "stops_as_it_writes", 2, 2);
+  CHECK(result.exit_code == 1);
+  CHECK_THAT(result.err, Contains("moe: rank 2 (host ") && Contains(") is stopped: step 4, layer"));
+  CHECK(seconds < 2 + 3);
 }
 
 TEST_CASE("a rank that hangs is named within the time limit") {
