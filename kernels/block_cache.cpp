@@ -24,7 +24,7 @@ size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
 constexpr size_t kHugePage = size_t{2} << 20;
 
 // A block in more pieces than this is not taken apart again: a process may have 65530 of them.
-constexpr size_t kMostSeams = 64;
+constexpr size_t kMostSeams = 256;
 
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
@@ -69,31 +69,42 @@ BlockCache::~BlockCache() {
   }
 }
 
-// Gives whole huge pages from the end of this block to `to`, which has taken `filled` bytes so; all
-// that `to` has room for. What is left here ends at a huge page.
-size_t BlockCache::Block::give(Block& to, size_t filled) {
-  const size_t kept = whole_huge_pages(bytes);
-  if (kept < bytes) {
-    munmap(data + kept, bytes - kept);
-    bytes = kept;
-  }
-  const size_t given = std::min(kept, whole_huge_pages(to.bytes) - filled);
-  const size_t begin = kept - given;
-  while (!seams.empty() && seams.back() >= kept) {
+// Gives [begin, begin + count) of this block, its end, to `to` at `place`.
+void BlockCache::Block::give_end(size_t begin, Block& to, size_t place) {
+  while (!seams.empty() && seams.back() >= bytes) {
     seams.pop_back();
   }
-  for (size_t at = kept; at > begin;) {  // a piece at a time, from the end
+  for (size_t at = bytes; at > begin;) {  // a piece at a time, from the end
     const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
-    move_pages(data + piece, at - piece, to.data + filled + (piece - begin));
-    to.seams.push_back(filled + (at - begin));
+    move_pages(data + piece, at - piece, to.data + place + (piece - begin));
+    to.seams.push_back(place + (piece - begin));
+    to.seams.push_back(place + (at - begin));
     while (!seams.empty() && seams.back() >= piece) {
       seams.pop_back();
     }
     at = piece;
   }
-  std::sort(to.seams.begin(), to.seams.end());
   bytes = begin;
-  return given;
+}
+
+// Gives from the end of this block what `to` has room for: whole huge pages to the front, where
+// they stay whole, the rest to the back.
+void BlockCache::Block::give(Block& to, Room& room) {
+  const auto to_back = [&](size_t count) {
+    if (count > 0) {
+      room.back -= count;
+      give_end(bytes - count, to, room.back);
+    }
+  };
+  to_back(std::min(bytes - whole_huge_pages(bytes), room.size()));
+  const size_t whole = std::min(whole_huge_pages(bytes), whole_huge_pages(room.size()));
+  if (whole > 0) {
+    give_end(bytes - whole, to, room.front);
+    room.front += whole;
+  }
+  to_back(std::min(bytes, room.size()));
+  std::sort(to.seams.begin(), to.seams.end());
+  to.seams.erase(std::unique(to.seams.begin(), to.seams.end()), to.seams.end());
 }
 
 c10::DataPtr BlockCache::allocate(size_t bytes) {
@@ -165,12 +176,11 @@ BlockCache::Block BlockCache::take_oldest() {
 // until all together do not pass what was needed before.
 void BlockCache::make_room(Block& block) {
   const uint64_t limit = with_slack(std::max(use_.most, use_.live + block.bytes));
-  size_t filled = 0;
+  Room room{0, block.bytes};
   while (!waiting_.empty() && use_.live + use_.held + block.bytes > limit) {
     Block oldest = take_oldest();
-    if (oldest.bytes >= kHugePage && filled < whole_huge_pages(block.bytes) &&
-        oldest.seams.size() + block.seams.size() < kMostSeams) {
-      filled += oldest.give(block, filled);
+    if (oldest.seams.size() + block.seams.size() < kMostSeams) {
+      oldest.give(block, room);
     }
     if (oldest.bytes == 0) {
       continue;

@@ -34,13 +34,18 @@ class BlockCache final : public c10::Allocator {
   Use use() const;  // of large blocks; tensors below 64 KiB are malloc's
 
  private:
+  struct Room {
+    size_t front, back;  // [front, back) of a block has no pages yet
+    size_t size() const { return back - front; }
+  };
   struct Block {
     BlockCache* cache;
     char* data;
     size_t bytes;
     std::vector<size_t> seams;  // where one mapping of the system may end and another begin
 
-    size_t give(Block& to, size_t filled);
+    void give_end(size_t begin, Block& to, size_t place);
+    void give(Block& to, Room& room);
   };
   using Waiting = std::list<Block>;  // longest wait first
 

@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using at::Tensor;
 
-constexpr int kYields = 2000;  // before sleeping: another rank's layer is a matter of milliseconds
+constexpr int kYields = 20000;  // before sleeping: another rank's layer is a matter of milliseconds
 constexpr std::chrono::microseconds kNap{50};
 constexpr std::chrono::milliseconds kLifeSign{200};  // between looks whether the others live
 

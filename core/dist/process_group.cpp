@@ -23,8 +23,9 @@ constexpr std::chrono::milliseconds kGlance{250};  // how often the others' note
 constexpr Seconds kTelling{2};                     // between words of a rank at work of its own
 // Ours is the shorter patience: it knows whom to blame, and who is excused.
 constexpr std::chrono::hours kNeverMind{24 * 365};
-constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time: bounds the copies
-constexpr int64_t kSmallBytes = 32 << 10;  // up to here one exchange beats two short ones
+constexpr int64_t kBlockBytes = 64 << 20;     // summed at a time: bounds the copies
+constexpr int64_t kHostBlockBytes = 2 << 20;  // the same in shared memory: stays in a cache
+constexpr int64_t kSmallBytes = 32 << 10;     // up to here one exchange beats two short ones
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
@@ -49,10 +50,10 @@ std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
   return counts;
 }
 
-// The rows of `terms` [size, n], size at least 2, added up in their order into `sum` [n].
-void add_up(const Tensor& terms, Tensor sum) {
+// `terms` [n], at least 2, added up in their order into `sum` [n].
+void add_up(const std::vector<Tensor>& terms, Tensor sum) {
   at::add_out(sum, terms[0], terms[1]);
-  for (int64_t rank = 2; rank < terms.size(0); ++rank) {
+  for (size_t rank = 2; rank < terms.size(); ++rank) {
     sum += terms[rank];
   }
 }
@@ -116,7 +117,8 @@ class ProcessComm : public Comm, public Impatient {
                        std::vector<int64_t> output_counts);
   void gather(const Tensor& input, const Tensor& output, const char* operation);
   void reduce_small(const Tensor& flat);
-  void scatter_sums(const Tensor& input, const Tensor& output, const char* operation);
+  int64_t block_length(const Tensor& of) const;
+  void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
   [[noreturn]] void fail(const Verdict& verdict, const std::string& where);
   void look_around(const WorkPointer& work, const std::string& where, Waiting& waiting);
   BackendPointer connect();
@@ -298,7 +300,7 @@ void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* 
 void ProcessComm::reduce_small(const Tensor& flat) {
   const Tensor all = at::empty({size(), flat.numel()}, flat.options());
   gather(flat, all, "all_reduce");
-  add_up(all, flat);
+  add_up(all.unbind(), flat);
 }
 
 void ProcessComm::all_reduce(const Tensor& tensor) {
@@ -314,11 +316,11 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
     return reduce_small(flat);
   }
   const int64_t even = flat.numel() / size() * size();
-  const int64_t block = kBlockBytes / flat.element_size() / size() * size();
+  const int64_t block = block_length(flat) * size();
   for (int64_t first = 0; first < even; first += block) {
     const Tensor part = flat.narrow(0, first, std::min(block, even - first));
     const Tensor mine = at::empty({part.numel() / size()}, flat.options());
-    scatter_sums(part, mine, "all_reduce");
+    scatter_sums(part.view({size(), -1}), mine, "all_reduce");
     gather(mine, part, "all_reduce");
   }
   if (even < flat.numel()) {
@@ -327,11 +329,25 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
 }
 
 // One block of a reduce_scatter: what the others have of our piece comes here and is added up.
-void ProcessComm::scatter_sums(const Tensor& input, const Tensor& output, const char* operation) {
-  const Tensor terms = at::empty({size(), output.numel()}, input.options());
-  const std::vector<int64_t> counts(size(), output.numel() * input.element_size());
-  finish(exchange(bytes_of(input), counts, bytes_of(terms), counts), place, operation);
+// `pieces` [size, n], `output` [n], which may be our piece.
+void ProcessComm::scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation) {
+  std::vector<int64_t> counts(size(), output.numel() * pieces.element_size());
+  counts[rank_] = 0;
+  std::vector<Tensor> leaving = pieces.unbind();
+  const Tensor own = leaving[rank_];
+  leaving.erase(leaving.begin() + rank_);
+  const Tensor input = leaving.size() == 1 ? leaving.front() : at::cat(leaving);
+  const Tensor others = at::empty({size() - 1, output.numel()}, pieces.options());
+  finish(exchange(bytes_of(input), counts, bytes_of(others), counts), place, operation);
+  std::vector<Tensor> terms = others.unbind();
+  terms.insert(terms.begin() + rank_, own);
   add_up(terms, output);
+}
+
+// Elements of a piece that are summed at a time.
+int64_t ProcessComm::block_length(const Tensor& of) const {
+  const int64_t bytes = is_one_host() ? kHostBlockBytes : kBlockBytes;
+  return std::max<int64_t>(1, bytes / of.element_size() / size());
 }
 
 void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
@@ -344,12 +360,10 @@ void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
     return finish(backend_->_reduce_scatter_base(to, from), place, "reduce_scatter");
   }
   const Tensor pieces = from.view({size(), -1});
-  const int64_t block = std::max<int64_t>(1, kBlockBytes / from.element_size() / size());
+  const int64_t block = block_length(from);
   for (int64_t first = 0; first < to.numel(); first += block) {
     const int64_t length = std::min(block, to.numel() - first);
-    scatter_sums(pieces.narrow(1, first, length).contiguous(),
-                 to.narrow(0, first, length),
-                 "reduce_scatter");
+    scatter_sums(pieces.narrow(1, first, length), to.narrow(0, first, length), "reduce_scatter");
   }
 }
 

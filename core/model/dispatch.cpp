@@ -65,16 +65,23 @@ Tensor dispatch_among(const Tensor& x,
                       const route::Routing& routing,
                       const Sharing& sharing,
                       const std::vector<int64_t>& loads,
-                      const RunRows& run) {
+                      const RunRows& run,
+                      const Lend& lend) {
   const ExpertParallel& parallel = sharing.spread.parallel;
-  const TravelPlan plan = plan_travel(routing, sharing, loads);
-  const auto leaving = placed(gathered(x, routing, loads), plan.place, plan.away + plan.home)
-                           .split_with_sizes({plan.away, plan.home});
+  const TravelPlan plan = plan_travel(routing, sharing, loads, static_cast<bool>(lend));
+  const RunLent runs = plan.lent.empty() ? RunLent{run, {}} : lend(plan.lent);
+  const auto leaving =
+      placed(gathered(x, routing, loads), plan.place, plan.away + plan.home + plan.borrowed)
+          .split_with_sizes({plan.away, plan.home, plan.borrowed});
   const RowExchange there(*parallel.group, plan.sent, plan.received);
-  const Made made =
-      (parallel.overlaps ? run_apart : run_together)(plan, there, leaving, parallel.place(), run);
+  const Made made = (parallel.overlaps ? run_apart : run_together)(
+      plan, there, leaving, parallel.place(), runs.own);
   const RowExchange back(*parallel.group, plan.received, plan.sent);
-  return picked(at::cat({back(made.received), made.home}), plan.place);
+  std::vector<Tensor> all = {back(made.received), made.home};
+  if (runs.borrowed) {
+    all.push_back(runs.borrowed(leaving[2], plan.borrowed_loads));
+  }
+  return picked(at::cat(all), plan.place);
 }
 
 }  // namespace moe::model

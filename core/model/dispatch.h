@@ -19,6 +19,13 @@ namespace moe::model {
 using RunRows =
     std::function<torch::Tensor(const torch::Tensor& rows, const std::vector<int64_t>& loads)>;
 
+// The same of rows at the experts here, and of rows at experts that were borrowed.
+struct RunLent {
+  RunRows own, borrowed;
+};
+// Lends `experts` (lent_experts.h; a collective of the group).
+using Lend = std::function<RunLent(const std::vector<int64_t>& experts)>;
+
 // [R, D] in the plan's order: x's rows at the plan's tokens as its experts made them. `loads` [E]:
 // rows of each expert, R their sum; unused rows of the plan are left out. x [T, D].
 torch::Tensor dispatch_here(const torch::Tensor& x,
@@ -29,11 +36,13 @@ torch::Tensor dispatch_here(const torch::Tensor& x,
 // The same where experts are shared: a collective of the group, forward and backward, that every
 // process joins whatever it has. An expert sees the rows of one process in the same order (by
 // logical rank, then slot, IR rows last), in one product unless
-// `sharing.spread.parallel.overlaps`.
+// `sharing.spread.parallel.overlaps`; where `lend` is given and experts are lent, on every process
+// its own.
 torch::Tensor dispatch_among(const torch::Tensor& x,
                              const route::Routing& routing,
                              const Sharing& sharing,
                              const std::vector<int64_t>& loads,
-                             const RunRows& run);
+                             const RunRows& run,
+                             const Lend& lend = {});
 
 }  // namespace moe::model

@@ -19,6 +19,8 @@ struct ExpertParallel {
   // Experts run on the rows that stay home while others travel: two products in place of one. By
   // default where a device works beside the host.
   bool overlaps = false;
+  // Experts with far more rows than others may be lent (lent_experts.h). By default on the CPU.
+  bool lends = false;
 
   int64_t size() const { return layout.group(); }
   int64_t place() const { return layout.place(); }

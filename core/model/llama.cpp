@@ -204,6 +204,7 @@ void Llama::set_group(dist::Comm* group) {
             layout().group());
   weights_->parallel.group = group;
   weights_->parallel.overlaps = group != nullptr && !group->device().is_cpu();
+  weights_->parallel.lends = group != nullptr && group->device().is_cpu();
 }
 
 RoutingOptions Llama::default_routing() const {

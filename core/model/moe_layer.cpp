@@ -7,7 +7,9 @@
 #include "core/base/error.h"
 #include "core/model/device_experts.h"
 #include "core/model/dispatch.h"
+#include "core/model/lent_experts.h"
 #include "core/route/rows.h"
+#include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"
 #include "kernels/token_rows.h"
 
@@ -16,6 +18,25 @@ namespace moe::model {
 torch::Tensor router_logits(const torch::Tensor& x, const torch::Tensor& router) {
   return kernels::linear_in_f32(x, router);
 }
+
+namespace {
+
+RunRows run_with(const torch::Tensor& gate_up, const torch::Tensor& down) {
+  return [=](const torch::Tensor& rows, const std::vector<int64_t>& loads) {
+    return kernels::grouped_swiglu(rows, gate_up, down, loads);
+  };
+}
+
+Lend lend_by(const MoeWeights& weights, const ExpertParallel& parallel) {
+  return [&weights, &parallel](const std::vector<int64_t>& experts) -> RunLent {
+    const Lending lending(*parallel.group, experts, weights.gate_up.size(0));
+    const LentWeights gate_up = lend(weights.gate_up, lending);
+    const LentWeights down = lend(weights.down, lending);
+    return {run_with(gate_up.held, down.held), run_with(gate_up.borrowed, down.borrowed)};
+  };
+}
+
+}  // namespace
 
 torch::Tensor run_experts(const torch::Tensor& x,
                           const MoeWeights& weights,
@@ -40,7 +61,8 @@ torch::Tensor run_experts(const torch::Tensor& x,
                           weights.down_adapter,
                           expert_rows);
   };
-  const torch::Tensor out = is_shared ? dispatch_among(x, routing, *sharing, loads, run)
+  const Lend lend = adapts || !is_shared ? Lend() : lend_by(weights, sharing->spread.parallel);
+  const torch::Tensor out = is_shared ? dispatch_among(x, routing, *sharing, loads, run, lend)
                                       : dispatch_here(x, routing, loads, run);
   const torch::Tensor token = routing.plan.token.narrow(0, 0, rows);
   const torch::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;

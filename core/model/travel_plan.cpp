@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/model/lent_experts.h"
 #include "core/route/rows.h"
 
 namespace moe::model {
@@ -27,6 +28,10 @@ struct Here {
         begin(sum_of(loads, 0, first_expert)),
         end(sum_of(loads, 0, first_expert + experts)),
         rows(sum_of(loads, 0, static_cast<int64_t>(loads.size()))) {}
+
+  bool has(int64_t expert) const {
+    return expert >= first_expert && expert < first_expert + experts;
+  }
 
   int64_t experts, first_expert;
   int64_t begin, end, rows;
@@ -88,36 +93,54 @@ void plan_slots(const route::Routing& routing,
   plan.has_padding = true;
 }
 
-// Everybody's loads of the experts here: [G][E/G].
-std::vector<Numbers> exchange_loads(dist::Comm& group, const Here& here, const Numbers& loads) {
-  const Tensor mine = torch::tensor(loads, at::kLong).to(group.device());
-  const Tensor theirs = at::empty_like(mine);
-  const Numbers each(static_cast<size_t>(group.size()), here.experts);
-  group.all_to_all(mine, each, theirs, each)->wait();
-  const Numbers all = route::to_host(theirs);
-  std::vector<Numbers> by_place;
-  for (int64_t place = 0; place < group.size(); ++place) {
-    const auto begin = all.begin() + place * here.experts;
-    by_place.emplace_back(begin, begin + here.experts);
+// The places of a plan's rows: those of experts here and of borrowed ones behind `plan.away`.
+Tensor places_of_rows(const Here& here, const Numbers& loads, const TravelPlan& plan) {
+  int64_t next_away = 0, next_home = plan.away, next_borrowed = plan.away + plan.home;
+  Numbers places;
+  places.reserve(static_cast<size_t>(here.rows));
+  for (size_t expert = 0; expert < loads.size(); ++expert) {
+    const bool is_lent = std::binary_search(plan.lent.begin(), plan.lent.end(), expert);
+    int64_t& next = here.has(static_cast<int64_t>(expert)) ? next_home
+                    : is_lent                              ? next_borrowed
+                                                           : next_away;
+    for (int64_t row = 0; row < loads[expert]; ++row) {
+      places.push_back(next++);
+    }
   }
-  return by_place;
+  return torch::tensor(places, at::kLong);
 }
 
-void plan_rows(const Sharing& sharing, const Here& here, const Numbers& loads, TravelPlan& plan) {
+void plan_rows(const Sharing& sharing,
+               const Here& here,
+               const Numbers& loads,
+               bool may_lend,
+               TravelPlan& plan) {
   const ExpertParallel& parallel = sharing.spread.parallel;
-  plan.received_loads = exchange_loads(*parallel.group, here, loads);
-  plan.received_loads[parallel.place()].assign(here.experts, 0);
-  for (int64_t place = 0; place < parallel.size(); ++place) {
-    const Numbers& theirs = plan.received_loads[place];
-    plan.received.push_back(sum_of(theirs, 0, here.experts));
-    plan.sent.push_back(place == parallel.place()
-                            ? 0
-                            : sum_of(loads, place * here.experts, (place + 1) * here.experts));
+  std::vector<Numbers> wanted = dist::gather_numbers(*parallel.group, loads);
+  if (may_lend && parallel.lends) {
+    plan.lent = choose_lent(wanted);
   }
-  plan.away = here.rows - (here.end - here.begin);
-  const Tensor row = at::arange(here.rows, at::TensorOptions(at::kLong));
-  plan.place = with_home_rows(row - (row >= here.end) * (here.end - here.begin), here, plan.away)
-                   .to(parallel.group->device());
+  for (const int64_t expert : plan.lent) {
+    if (!here.has(expert)) {
+      plan.borrowed_loads.push_back(loads[expert]);
+      plan.borrowed += loads[expert];
+    }
+    for (Numbers& of_place : wanted) {
+      of_place[expert] = 0;  // from here on: rows that travel
+    }
+  }
+  const Numbers& mine = wanted[parallel.place()];
+  for (int64_t place = 0; place < parallel.size(); ++place) {
+    const bool is_other = place != parallel.place();
+    const auto first = wanted[place].begin() + here.first_expert;
+    plan.received_loads.push_back(is_other ? Numbers(first, first + here.experts)
+                                           : Numbers(here.experts, 0));
+    plan.received.push_back(sum_of(plan.received_loads.back(), 0, here.experts));
+    plan.sent.push_back(is_other ? sum_of(mine, place * here.experts, (place + 1) * here.experts)
+                                 : 0);
+  }
+  plan.away = here.rows - plan.home - plan.borrowed;
+  plan.place = places_of_rows(here, loads, plan).to(parallel.group->device());
 }
 
 // Rows that are not all zero bits. A zero row needs no expert: its products are 0, silu(0) * 0 = 0
@@ -139,7 +162,8 @@ std::vector<bool> used_rows(const Tensor& rows) {
 
 TravelPlan plan_travel(const route::Routing& routing,
                        const Sharing& sharing,
-                       const std::vector<int64_t>& loads) {
+                       const std::vector<int64_t>& loads,
+                       bool may_lend) {
   const Here here(sharing.spread.parallel, loads);
   TravelPlan plan;
   plan.home = here.end - here.begin;
@@ -149,7 +173,7 @@ TravelPlan plan_travel(const route::Routing& routing,
       !capacity.empty()) {
     plan_slots(routing, sharing, here, capacity, plan);
   } else {
-    plan_rows(sharing, here, loads, plan);
+    plan_rows(sharing, here, loads, may_lend, plan);
   }
   return plan;
 }

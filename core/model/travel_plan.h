@@ -16,22 +16,28 @@ namespace moe::model {
 //
 // A router with a capacity fills buffers [E - E/G, sum of C_r here]: each (expert, logical rank)
 // has its C_r slots, unused ones are zeros, and every size follows from the tokens per rank.
-// Dropless routers send the rows they have and say how many first.
+// Dropless routers send the rows they have and say how many first; rows at experts that are lent
+// (lent_experts.h) stay too.
 struct TravelPlan {
   std::vector<int64_t> sent, received;  // [G] rows to and from each process; 0 for this one
   int64_t away = 0;                     // sum of sent
   int64_t home = 0;                     // rows that stay
-  // [R] i64: where each row of the plan stands in [sent rows | rows that stay]
+  int64_t borrowed = 0;                 // rows that stay for experts of others
+  // [R] i64: where each row of the plan stands in [sent rows | rows that stay | rows at borrowed]
   torch::Tensor place;
   std::vector<int64_t> home_loads;                   // [E/G] rows that stay, by expert
   std::vector<std::vector<int64_t>> received_loads;  // [G][E/G] rows received, by expert
+  std::vector<int64_t> lent;                         // experts, ascending
+  std::vector<int64_t> borrowed_loads;               // rows by expert: those lent by others
   bool has_padding = false;                          // received rows may be empty slots
 };
 
-// A collective of the group for dropless routers, none for the others. `loads` [E].
+// A collective of the group for dropless routers, none for the others. `loads` [E]. `may_lend`:
+// what the experts are allows it.
 TravelPlan plan_travel(const route::Routing& routing,
                        const Sharing& sharing,
-                       const std::vector<int64_t>& loads);
+                       const std::vector<int64_t>& loads,
+                       bool may_lend = false);
 
 // The rows that the experts here run, sorted by expert, in the order of one process: `index` [n]
 // i64 into [received rows | rows that stay], loads [E/G].
