@@ -8,7 +8,8 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
 file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/*.cu)
-target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp)
+target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp
+                                   ${CMAKE_SOURCE_DIR}/kernels/graph_cuda.cpp)
 target_sources(moe_dist PRIVATE ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp)
 # CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
 set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON

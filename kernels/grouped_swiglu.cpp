@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "kernels/grouped_linear.h"
+#include "kernels/linear.h"
 #include "kernels/swiglu.h"
 
 namespace moe::kernels {
@@ -66,26 +67,30 @@ struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> 
                         const Tensor& gate_up,
                         const Tensor& down,
                         const Tensor& ends) {
-    const Tensor hidden = grouped_product(rows, gate_up, true, ends);
-    context->save_for_backward({rows, gate_up, down, hidden, ends});
-    return grouped_product(swiglu_forward(hidden, ends), down, true, ends);
+    // Rounding moves 6 bytes a weight: beside 2048 rows, at the rates of an H200, 7 % of the
+    // products (computed, not measured). Once is enough.
+    const Tensor up = operand(gate_up, rows.scalar_type());
+    const Tensor back = operand(down, rows.scalar_type());
+    const Tensor hidden = grouped_product(rows, up, true, ends);
+    context->save_for_backward({rows, gate_up, down, hidden, ends, up, back});
+    return grouped_product(swiglu_forward(hidden, ends), back, true, ends);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
-    const Tensor& ends = saved[4];
+    const Tensor &ends = saved[4], &up = saved[5], &back = saved[6];
     const Tensor grad_out = gradients[0].contiguous();
     const Tensor grad_down =
         context->needs_input_grad(2)
             ? grouped_weight_gradient(grad_out, swiglu_forward(hidden, ends), down, ends)
             : Tensor();
     const Tensor grad_hidden =
-        swiglu_backward(grouped_product(grad_out, down, false, ends), hidden, ends);
+        swiglu_backward(grouped_product(grad_out, back, false, ends), hidden, ends);
     const Tensor grad_gate_up = context->needs_input_grad(1)
                                     ? grouped_weight_gradient(grad_hidden, rows, gate_up, ends)
                                     : Tensor();
-    return {grouped_product(grad_hidden, gate_up, false, ends), grad_gate_up, grad_down, Tensor()};
+    return {grouped_product(grad_hidden, up, false, ends), grad_gate_up, grad_down, Tensor()};
   }
 };
 

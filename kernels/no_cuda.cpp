@@ -7,6 +7,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/expert_rows.h"
+#include "kernels/graph.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
 #include "kernels/router.h"
@@ -29,6 +30,16 @@ namespace {
 }  // namespace
 
 bool built_with_cuda() { return false; }
+
+int64_t card_count() { return 0; }
+
+std::string card_name(int64_t) { refuse("card_name"); }
+
+uint64_t card_peak_bytes(int64_t) { refuse("card_peak_bytes"); }
+
+std::unique_ptr<RecordedWork> record_work(const std::function<void()>&, c10::Device) {
+  refuse("record_work");
+}
 
 void* current_stream(const at::Tensor&) { refuse("current_stream"); }
 

@@ -2,6 +2,8 @@
 // The whole of `moe eval`: files and a folder in, a report out. Everything a user can have wrong is
 // looked at before the weights are loaded.
 
+#include <c10/core/Device.h>
+
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -38,6 +40,7 @@ struct EvalSettings {
   // The ranks that share the work; every one calls with the same settings and has the results, the
   // first writes the files. None: this process alone.
   dist::Comm* ranks = nullptr;
+  c10::Device device = c10::kCPU;  // that computes
 
   bool is_first_rank() const { return ranks == nullptr || ranks->rank() == 0; }
 };

@@ -106,7 +106,7 @@ Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalE
     : all_settings_(settings),
       subject_(subject),
       events_(events),
-      llama_(model::Llama::load(subject.checkpoint)) {
+      llama_(model::Llama::load(subject.checkpoint, {}, settings.device)) {
   open_cache();
   restart();
 }

@@ -1,7 +1,7 @@
-// A pack of plain sequences on the CPU is one call of our own kernel. Elsewhere, and with a past,
-// sequences of equal length that follow each other are one batch of scaled_dot_product_attention; a
-// ragged pack is a few such batches. Nothing is padded, so no pair of tokens is computed that a
-// mask would throw away.
+// A pack of plain sequences on the CPU is one call of our own kernel, on a card card_attention.h.
+// With a past, sequences of equal length that follow each other are one batch of
+// scaled_dot_product_attention; a ragged pack is a few such batches. Nothing is padded, so no pair
+// of tokens is computed that a mask would throw away.
 
 #include "core/model/attention.h"
 
@@ -18,10 +18,6 @@ namespace moe::model {
 
 using torch::Tensor;
 
-namespace {
-
-// Every query head's own key/value head: [B, G, S, A] -> [B, H, S, A]. LibTorch's fused CPU kernel
-// wants equal heads.
 Tensor spread_heads(const Tensor& x, int64_t heads) {
   const int64_t copies = heads / x.size(1);
   if (copies == 1) {
@@ -31,6 +27,8 @@ Tensor spread_heads(const Tensor& x, int64_t heads) {
       .expand({x.size(0), x.size(1), copies, x.size(2), x.size(3)})
       .reshape({x.size(0), heads, x.size(2), x.size(3)});
 }
+
+namespace {
 
 // New query i of `count` may see the `past` keys and its own first i + 1.
 Tensor mask_after(int64_t past, int64_t count, at::Device device) {
@@ -191,6 +189,12 @@ Tensor attention_forward(const Tensor& x,
   if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
     return adapted_linear(
         attend_packed(qkv, lengths, config), weights.output, {}, weights.output_adapter);
+  }
+  if (cache == nullptr && sequences.tables != nullptr) {
+    return adapted_linear(packed_attention(qkv, sequences.lengths, *sequences.tables, config),
+                          weights.output,
+                          {},
+                          weights.output_adapter);
   }
   std::vector<Tensor> parts;
   std::vector<LayerCache> seen;  // one a sequence so far, where some go on from others

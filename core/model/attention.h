@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/model/adapter.h"
+#include "core/model/card_attention.h"
 #include "core/model/config.h"
 
 namespace moe::model {
@@ -28,8 +29,13 @@ struct LayerCache {
 struct Sequences {
   const std::vector<int64_t>& lengths;
   const std::vector<int64_t>& continues;
+  const PackTables* tables = nullptr;  // on a card, of a pack where none goes on from another
   int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
 };
+
+// Every query head's own key/value head: [B, G, S, A] -> [B, H, S, A]. LibTorch's fused kernels
+// want equal heads.
+torch::Tensor spread_heads(const torch::Tensor& x, int64_t heads);
 
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
 // are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual

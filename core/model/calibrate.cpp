@@ -77,13 +77,13 @@ GateMeasure measure_gates(const io::Checkpoint& parent,
   const at::NoGradGuard no_gradients;
   const ModelConfig config = parse_config(child.config(), child.config_name());
   MOE_CHECK(config.moe, "{} is dense", child.folder().string());
-  const Llama dense = Llama::load(parent);
+  const Llama dense = Llama::load(parent, {}, text.device);
   GateMeasure measure{text.name, static_cast<int64_t>(text.ids.size()), {}};
   std::map<int64_t, size_t> place;  // layer -> index
   std::vector<Tensor> routers;
   for (const int64_t layer : config.moe->layers) {
     place[layer] = routers.size();
-    routers.push_back(read_router(child, layer));
+    routers.push_back(read_router(child, layer).to(text.device));
     measure.layers.push_back({layer, 0, {}});
   }
   const auto on_input = [&](int64_t layer, const Tensor& input) {

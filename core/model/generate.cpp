@@ -23,6 +23,7 @@ int64_t pick_token(const Tensor& logits, double temperature, double top_p, doubl
   }
   const auto [scores, order] = (logits.to(at::kDouble) / temperature)
                                    .softmax(0)
+                                   .cpu()
                                    .sort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
   const auto probability = scores.accessor<double, 1>();
   int64_t kept = 0;

@@ -33,6 +33,15 @@ struct Pass {
         spread(tokens.ids.size(0), options.ep_ranks, parallel),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
 
+  // For attention on a card that goes on from nothing.
+  void make_tables(torch::Device device) {
+    if (device.is_cuda() && continues.empty()) {
+      tables = pack_tables(lengths, config, device);
+    }
+  }
+
+  const PackTables* tables_or_null() const { return tables ? &*tables : nullptr; }
+
   Tensor norm(const Tensor& x, const Tensor& weight) const {
     return kernels::rms_norm(x, weight, config.rms_norm_eps).to(type);
   }
@@ -43,6 +52,7 @@ struct Pass {
   RoutingOptions routing;
   TokenSpread spread;
   double gate_scale;
+  std::optional<PackTables> tables;
 };
 
 // A rank without tokens has nothing to attend to, but its exchanges need a gradient's way as the
@@ -65,7 +75,7 @@ Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, Lay
   return x + attention_forward(pass.norm(x, layer.input_norm),
                                layer.attention,
                                pass.config,
-                               {pass.lengths, pass.continues},
+                               {pass.lengths, pass.continues, pass.tables_or_null()},
                                cache);
 }
 
@@ -149,10 +159,12 @@ Llama Llama::without_weights(const ModelConfig& config, const dist::Layout& layo
   return model;
 }
 
-Llama Llama::clone() const {
+Llama Llama::clone() const { return clone_to(device()); }
+
+Llama Llama::clone_to(torch::Device device) const {
   const at::NoGradGuard no_gradients;
   Llama copy;
-  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel);
+  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
   const auto from = parameters();
@@ -198,6 +210,8 @@ const ModelConfig& Llama::config() const { return weights_->config; }
 
 const dist::Layout& Llama::layout() const { return weights_->parallel.layout; }
 
+torch::Device Llama::device() const { return weights_->embedding.device(); }
+
 void Llama::set_group(dist::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
             "a model of {} places in a group of another size",
@@ -226,10 +240,14 @@ ForwardResult Llama::forward(const Packed& tokens,
   }
   const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
   const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
-  const auto pass =
-      std::make_shared<const Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
+  const auto own =
+      std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
+  if (cache == nullptr) {
+    own->make_tables(device());
+  }
+  const std::shared_ptr<const Pass> pass = own;
   ForwardResult result;
-  Tensor x = at::embedding(weights_->embedding, tokens.ids);  // [T, D]
+  Tensor x = at::embedding(weights_->embedding, tokens.ids.to(device()));  // [T, D]
   for (int64_t index = 0; index < config.layers; ++index) {
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];

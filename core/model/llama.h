@@ -75,19 +75,24 @@ struct NamedParameter {
 
 class Llama {
  public:
-  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened). Of the experts
-  // only those of `layout`'s place, and no others are read.
-  static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {});
+  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened) on `device`, where
+  // all is computed and kept then. Of the experts only those of `layout`'s place, and no others are
+  // read.
+  static Llama load(const io::Checkpoint& checkpoint,
+                    const dist::Layout& layout = {},
+                    torch::Device device = at::kCPU);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
-  Llama clone() const;   // weights of its own, without gradients
-  Llama merged() const;  // a clone whose adapters are added to its weights
+  Llama clone() const;                         // weights of its own, without gradients
+  Llama clone_to(torch::Device device) const;  // the same on another device
+  Llama merged() const;                        // a clone whose adapters are added to its weights
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
   const dist::Layout& layout() const;  // which experts are here
+  torch::Device device() const;        // of all weights
   // The processes that hold the other experts; forward and backward are then collectives of it. It
   // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
   void set_group(dist::Comm* group);

@@ -50,11 +50,13 @@ std::string config_text(const ModelConfig& model,
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout) {
+Llama Llama::load(const io::Checkpoint& checkpoint,
+                  const dist::Layout& layout,
+                  torch::Device device) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout});
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device);
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
   }

@@ -2,6 +2,8 @@
 // The equality certificate: an upcycled folder and its dense parent run on the same text, and how
 // far apart they are.
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -35,6 +37,7 @@ OrderedJson to_json(const Certificate& certificate);
 struct VerifyText {
   std::vector<int64_t> ids;
   std::string name;
+  c10::Device device = c10::kCPU;  // where models run on it
 };
 VerifyText verify_text(const io::Checkpoint& parent,
                        const std::filesystem::path& text_file,

@@ -14,13 +14,19 @@ namespace {
 
 using kernels::SelectShape;
 
-// [W] i32 on the device of the logits.
+// [W] i32 on the device of the logits, filled there: a copy from the host would wait.
 torch::Tensor slots_of_ranks(const RouteInput& input) {
-  std::vector<int64_t> slots = input.capacity;
-  if (input.dropless) {
-    slots.assign(slots.size(), std::numeric_limits<int32_t>::max());
+  const auto ranks = static_cast<int64_t>(input.capacity.size());
+  const torch::Tensor slots = torch::full(
+      {ranks}, std::numeric_limits<int32_t>::max(), input.logits.options().dtype(torch::kInt));
+  for (int64_t first = 0, end = 0; !input.dropless && first < ranks; first = end) {
+    const int64_t capacity = input.capacity[first];
+    while (end < ranks && input.capacity[end] == capacity) {
+      ++end;
+    }
+    slots.narrow(0, first, end - first).fill_(capacity);
   }
-  return torch::tensor(slots, torch::kLong).to(torch::kInt).to(input.logits.device());
+  return slots;
 }
 
 // Rows that there can be at most, and that the rules make room for.

@@ -2,6 +2,7 @@
 
 #include "core/route/rule.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/base/error.h"
@@ -30,6 +31,36 @@ int64_t capacity_slots(std::optional<double> capacity_factor,
   return std::max<int64_t>(1, static_cast<int64_t>(slots));
 }
 
+namespace {
+
+// [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a card they are filled
+// in there: a copy from the host would wait, and no graph could be recorded (kernels/graph.h).
+torch::Tensor homes_on(torch::Device device, const RoutingGroup& group) {
+  constexpr size_t kMostFills = 64;
+  std::vector<int64_t> homes = group.home;
+  std::replace(homes.begin(), homes.end(), int64_t{-1}, group.ranks);
+  std::vector<size_t> begins;  // of runs of one rank
+  for (size_t token = 0; token < homes.size() && begins.size() <= kMostFills; ++token) {
+    if (token == 0 || homes[token] != homes[token - 1]) {
+      begins.push_back(token);
+    }
+  }
+  if (device.is_cpu() || begins.size() > kMostFills) {
+    return torch::tensor(homes, torch::kLong).to(device);
+  }
+  const auto count = static_cast<int64_t>(homes.size());
+  const torch::Tensor there =
+      torch::empty({count}, torch::TensorOptions(torch::kLong).device(device));
+  for (size_t i = 0; i < begins.size(); ++i) {
+    const auto first = static_cast<int64_t>(begins[i]);
+    const int64_t end = i + 1 < begins.size() ? static_cast<int64_t>(begins[i + 1]) : count;
+    there.narrow(0, first, end - first).fill_(homes[begins[i]]);
+  }
+  return there;
+}
+
+}  // namespace
+
 RouteInput make_input(const torch::Tensor& logits,
                       const torch::Tensor& scores,
                       const RouterSettings& settings,
@@ -55,7 +86,7 @@ RouteInput make_input(const torch::Tensor& logits,
   MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
   input.dropless = !has_capacity || !settings.capacity_factor;
 
-  std::vector<int64_t> homes(tokens), rank_tokens(group.ranks, 0);
+  std::vector<int64_t> rank_tokens(group.ranks, 0);
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t home = group.home[token];
     MOE_CHECK(home >= -1 && home < group.ranks,
@@ -63,13 +94,12 @@ RouteInput make_input(const torch::Tensor& logits,
               token,
               home,
               group.ranks);
-    homes[token] = home < 0 ? group.ranks : home;
     if (home >= 0) {
       ++rank_tokens[home];
       ++input.valid_tokens;
     }
   }
-  input.home = torch::tensor(homes, torch::kLong).to(logits.device());
+  input.home = homes_on(logits.device(), group);
   input.rank_tokens = rank_tokens;
   for (const int64_t count : rank_tokens) {
     input.capacity.push_back(has_capacity ? capacity_slots(settings.capacity_factor, count, experts)

@@ -9,7 +9,7 @@ model::Llama gather_experts(const model::Llama& share,
                             const model::ComputeOptions& compute,
                             dist::Comm& group) {
   const at::NoGradGuard no_gradients;
-  model::Llama whole = model::Llama::load(parent);
+  model::Llama whole = model::Llama::load(parent, {}, share.device());
   whole.set_compute(compute);
   whole.add_lora(share.lora(), /*seed=*/0);
   const auto from = share.parameters(), to = whole.parameters();

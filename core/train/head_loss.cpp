@@ -46,11 +46,11 @@ HeadLoss head_loss(const Tensor& weight,
     }
   }
   HeadLoss loss;
-  loss.hidden = hidden.index_select(0, at::tensor(rows, at::kLong));  // [N, D]
+  loss.hidden = hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));  // [N, D]
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
-  const Tensor target = at::tensor(wanted, at::kLong);  // [N]
+  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
   const Tensor in = kernels::operand(loss.hidden, type), head = kernels::operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));

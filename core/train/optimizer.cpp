@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base/random.h"
+#include "kernels/adamw.h"
 #include "kernels/stochastic_round.h"
 #include "kernels/stochastic_round_bits.h"
 
@@ -52,7 +53,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
                            weight,
                            at::zeros_like(weight, type),
                            at::zeros_like(weight, type),
-                           at::zeros({}, weight.options()),
+                           at::zeros({}, weight.options().device(at::kCPU)),
                            Random(seed, "exp_avg." + slice.name).bits(),
                            Random(seed, "exp_avg_sq." + slice.name).bits()});
   }
@@ -107,7 +108,7 @@ void AdamW::step_group(const Group& group, double lr) const {
     update(weights, gradients, means, squares, updates, lr, group.weight_decay);
     return;
   }
-  const Tensor counts = at::stack(updates).to(at::kLong).cpu();  // one wait for a device
+  const Tensor counts = at::stack(updates).to(at::kLong);
   for (size_t i = 0; i < slots.size(); ++i) {
     const auto t = static_cast<uint64_t>(counts.const_data_ptr<int64_t>()[i]);
     step_rounded(*slots[i], lr, group.weight_decay, t);
@@ -148,6 +149,24 @@ void AdamW::update(const std::vector<Tensor>& weights,
                    const std::vector<Tensor>& updates,
                    double lr,
                    double weight_decay) const {
+  if (weights.front().is_cuda()) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      kernels::adamw_(gradients[i],
+                      weights[i],
+                      means[i],
+                      squares[i],
+                      /*weight=*/{},
+                      {lr,
+                       settings_.beta1,
+                       settings_.beta2,
+                       settings_.eps,
+                       weight_decay,
+                       updates[i].to(at::kLong).item<int64_t>()},
+                      /*gradient_scale=*/{});
+      weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
+    }
+    return;
+  }
   at::_fused_adamw_(weights,
                     gradients,
                     means,
@@ -165,7 +184,8 @@ void AdamW::update(const std::vector<Tensor>& weights,
 
 double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
   const at::NoGradGuard no_grad;
-  Tensor sum = at::zeros({}, at::kDouble);
+  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();
+  Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
   for (const auto& parameter : parameters) {
     if (!parameter.tensor.grad().defined()) {
       continue;

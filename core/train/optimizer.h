@@ -1,6 +1,6 @@
 #pragma once
-// AdamW (Loshchilov and Hutter 2019) with the numbers of torch.optim.AdamW, on LibTorch's fused
-// kernel:
+// AdamW (Loshchilov and Hutter 2019) with the numbers of torch.optim.AdamW, on the CPU by
+// LibTorch's fused kernel, on a card by kernels/adamw.h:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Norms and biases (every parameter of one dimension) are never decayed. Embedding and head are, as
@@ -56,9 +56,9 @@ class AdamW {
  private:
   struct Slot {
     Slice slice;
-    torch::Tensor weight;                 // its values
-    torch::Tensor mean, square;           // m and v, their shape, f32 or bf16
-    torch::Tensor updates;                // t, scalar f32 (what the fused kernel takes)
+    torch::Tensor weight;        // its values
+    torch::Tensor mean, square;  // m and v, their shape, f32 or bf16
+    torch::Tensor updates;       // t, scalar f32 on the host (what LibTorch's kernel takes)
     uint64_t mean_stream, square_stream;  // of the random numbers that round them
   };
   struct Group {
@@ -68,7 +68,7 @@ class AdamW {
   void step_group(const Group& group, double lr) const;
   // One parameter whose moments are bf16, for the t-th time.
   void step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const;
-  // The fused kernel.
+  // One pass over each.
   void update(const std::vector<torch::Tensor>& weights,
               const std::vector<torch::Tensor>& gradients,
               const std::vector<torch::Tensor>& means,

@@ -154,10 +154,13 @@ Snapshot::Snapshot(const model::Llama& model,
                    const model::RoutingOptions& routing,
                    const model::LossCoefficients& coefficients,
                    const Position& position)
-    : model_(model.clone()), routing_(routing), coefficients_(coefficients), position_(position) {
+    : model_(model.clone_to(at::kCPU)),
+      routing_(routing),
+      coefficients_(coefficients),
+      position_(position) {
   for (Slice& slice : live_state(model_, optimizer)) {
     if (!slice.name.starts_with(kWeight)) {
-      slice.values = slice.values.clone();
+      slice.values = slice.values.to(at::kCPU, slice.values.scalar_type(), false, /*copy=*/true);
     }
     state_.push_back(std::move(slice));
   }

@@ -12,6 +12,9 @@ namespace moe::test {
 inline bool is_emulated() { return !kernels::built_with_cuda(); }
 inline bool has_card() { return is_emulated() || at::hasCUDA(); }
 
+// The device of tensors that live on it.
+inline const at::Device kCard(at::kCUDA, 0);
+
 // A copy where the kernels can read and write it.
 inline at::Tensor to_card(const at::Tensor& tensor) {
   return is_emulated() ? tensor.clone().contiguous() : tensor.contiguous().to(at::kCUDA);

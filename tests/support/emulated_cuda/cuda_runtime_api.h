@@ -17,6 +17,8 @@
 #include <functional>
 #include <type_traits>
 
+#include "memory.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -77,6 +79,7 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t) {
   if (bytes > 0) {
+    const ::emulated::Awake awake;
     std::memset(memory, byte, bytes);
   }
   return cudaSuccess;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -230,6 +231,9 @@ uint64_t exchange(unsigned mask, uint64_t value, unsigned source) {
 }
 
 void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
+  static std::mutex one_at_a_time;  // ranks may be threads; shared variables are one block's
+  const std::lock_guard lock(one_at_a_time);
+  const Awake awake;
   Emulator& all = emulator();
   all.body = &body;
   here.threads = config.blockDim;
@@ -251,6 +255,9 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
 namespace moe::kernels {
 
 bool built_with_cuda() { return false; }
+int64_t card_count() { return 1; }
+std::string card_name(int64_t) { return "an emulated card"; }
+uint64_t card_peak_bytes(int64_t) { return 0; }
 void* current_stream(const at::Tensor&) { return nullptr; }
 
 }  // namespace moe::kernels

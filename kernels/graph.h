@@ -1,0 +1,32 @@
+#pragma once
+// Launches recorded once and replayed in one call (a CUDA graph): where a device is faster than the
+// host can launch, the host is out of the way.
+//
+// What can be recorded: work whose sizes and launches are the same every time and which neither
+// waits for the device nor copies between it and the host. A MoE layer routed with a capacity is
+// such, in bf16 (core/model/device_experts.h, LibTorch's grouped products). A whole step of
+// training is not: the packs of its micro-batches differ in their sequences, the loss of the head
+// is read back block by block so that its gradient need not be kept, and a gradient that is no
+// number must stop the update before the weights move. Nor are dropless routers, whose rooms would
+// be as large as all tokens at every expert.
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+
+namespace moe::kernels {
+
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  // What was recorded, on the current stream, reading and writing the same memory as then.
+  virtual void replay() = 0;
+};
+
+// Runs `work` a few times on `device`, a card, then records it. The tensors that it reads and those
+// that it leaves to its caller must be held as long as it is replayed. Throws what LibTorch says
+// where `work` cannot be recorded.
+std::unique_ptr<RecordedWork> record_work(const std::function<void()>& work, c10::Device device);
+
+}  // namespace moe::kernels

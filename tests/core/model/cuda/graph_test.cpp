@@ -1,0 +1,63 @@
+// A routed layer recorded as a CUDA graph. In a build without CUDA the card is an emulated one
+// (tests/support/emulated_cuda), which refuses while it records what a graph cannot hold.
+
+#include "kernels/graph.h"
+
+#include <torch/types.h>
+
+#include "core/model/moe_layer.h"
+#include "core/route/rule.h"
+#include "tests/support/card.h"
+
+using namespace moe;
+using test::kCard;
+using torch::Tensor;
+
+namespace {
+
+// bf16, 16 bytes a row: what LibTorch's grouped products take without asking the host.
+struct Layer {
+  Layer() {
+    at::manual_seed(6);
+    const auto there = [](const Tensor& made) { return made.to(kCard); };
+    x = there(at::randn({33, 16})).to(at::kBFloat16);
+    weights = {there(at::randn({4, 16}) * 0.3),
+               there(at::randn({4, 16, 16}) * 0.3),
+               there(at::randn({4, 16, 8}) * 0.3)};
+    group = route::spread_over_ranks(33, 2);
+  }
+
+  Tensor forward(const route::RouterSettings& router) const {
+    const auto routing = route::route(model::router_logits(x, weights.router), router, group);
+    return model::run_experts(x, weights, routing, 1.0);
+  }
+
+  Tensor x;
+  model::MoeWeights weights;
+  route::RoutingGroup group;
+};
+
+}  // namespace
+
+TEST_CASE("a layer routed with a capacity can be recorded and replayed", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const at::NoGradGuard no_gradients;
+  for (const auto* text : {"top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6"}) {
+    INFO(text);
+    const Layer layer;
+    const auto router = route::parse_router(text);
+    Tensor y;
+    const auto recorded = kernels::record_work([&] { y = layer.forward(router); }, kCard);
+    at::manual_seed(7);
+    layer.x.copy_(at::randn({33, 16}).to(at::kBFloat16));
+    recorded->replay();
+    CHECK(at::equal(y.cpu(), layer.forward(router).cpu()));
+  }
+}
+
+TEST_CASE("work that reads the card back cannot be recorded", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const Tensor x = at::ones({3}).to(kCard);
+  double sum = 0;
+  CHECK_THROWS(kernels::record_work([&] { sum += x.sum().item<double>(); }, kCard));
+}

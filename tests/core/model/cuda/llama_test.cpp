@@ -1,0 +1,199 @@
+// A model on a card against itself on the CPU: logits, gradients, generation. In a build without
+// CUDA the card is an emulated one (tests/support/emulated_cuda), where what the host reads of its
+// memory is a fault.
+
+#include "core/model/llama.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "core/model/generate.h"
+#include "core/model/upcycle.h"
+#include "tests/support/card.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using namespace moe;
+using model::Llama;
+using test::kCard;
+using torch::Tensor;
+
+namespace {
+
+// The tiny dense folder, or its mixture of 4 experts that differ.
+class Folder {
+ public:
+  explicit Folder(const std::string& router, const test::TinyCheckpoint& options = {.std = 0.3}) {
+    test::write_tiny_checkpoint(dir_ / "dense", options);
+    if (!router.empty()) {
+      const io::Checkpoint parent(dir_ / "dense");
+      model::UpcycleSettings settings;
+      settings.out = dir_ / "moe";
+      settings.experts = 4;
+      settings.router = route::parse_router(router);
+      settings.router_std = 1.0;
+      settings.ep_ranks = 2;
+      model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+      name_ = "moe";
+    }
+  }
+
+  Llama load(at::Device device, const model::ComputeOptions& compute = {}) const {
+    Llama model = Llama::load(io::Checkpoint(dir_ / name_), {}, device);
+    model.set_compute(compute);
+    model.require_gradients();
+    return model;
+  }
+
+ private:
+  test::TempDir dir_;
+  std::string name_ = "dense";
+};
+
+const std::vector<int64_t>& lengths() {
+  static const std::vector<int64_t> some = {1, 7, 7, 31, 2, 33};
+  return some;
+}
+
+model::Packed pack() {
+  const int64_t tokens = c10::sum_integers(lengths());
+  at::manual_seed(4);
+  return {at::randint(0, 64, {tokens}, at::kLong), lengths()};
+}
+
+// Logits, and the gradients of all weights, on the host.
+std::vector<Tensor> results(const Llama& model) {
+  const auto routing = model.default_routing();
+  const auto forward = model.forward(pack(), routing);
+  const Tensor logits = model.head(forward.hidden);
+  at::manual_seed(5);
+  Tensor loss = (logits * at::randn(logits.sizes()).to(logits.device())).sum();
+  if (forward.losses.load_balance.defined()) {
+    loss = loss + forward.losses.load_balance;
+  }
+  loss.backward();
+  std::vector<Tensor> all{logits.detach().cpu()};
+  for (const auto& parameter : model.parameters()) {
+    const Tensor& gradient = parameter.tensor.grad();
+    all.push_back(gradient.defined() ? gradient.cpu() : Tensor());
+  }
+  return all;
+}
+
+double distance(const Tensor& a, const Tensor& b) {
+  return ((a - b).norm() / (b.norm() + 1e-6)).item<double>();
+}
+
+void check_close(const std::vector<Tensor>& card, const std::vector<Tensor>& host, double most) {
+  REQUIRE(card.size() == host.size());
+  for (size_t i = 0; i < host.size(); ++i) {
+    INFO("tensor " << i);
+    REQUIRE(card[i].defined() == host[i].defined());
+    if (host[i].defined()) {
+      CHECK(distance(card[i], host[i]) < most);
+    }
+  }
+}
+
+// f32: sums of at most 81 terms in another order, 3 layers and their backward deep: 2^-24 * 81 *
+// 6 = 3e-5 at worst. Weights are of order one, so nothing is amplified but by softmaxes.
+constexpr double kF32 = 1e-4;
+// bf16: both sides round operands to 8 bits, and what lies between them at other places: 2^-9 a
+// rounding, some 30 of them behind each other in a root of squares, 0.01.
+constexpr double kBf16 = 0.04;
+
+const std::vector<std::string>& routers() {
+  static const std::vector<std::string> all = {
+      "", "top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6", "top2:cf=inf", "topp:0.6", "relu:k=1"};
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("logits and gradients on a card equal those on the CPU", "[model][gpu]") {
+  MOE_NEED_CARD();
+  for (const auto& router : routers()) {
+    INFO("router '" << router << "'");
+    const Folder folder(router);
+    check_close(results(folder.load(kCard)), results(folder.load(at::kCPU)), kF32);
+  }
+}
+
+TEST_CASE("bf16 on a card is bf16 on the CPU", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const model::ComputeOptions bf16{model::Precision::kBf16};
+  for (const std::string router : {"", "top2:cf=inf"}) {
+    // Heads of 8 are what the flash kernel takes; nobody is refused, so no decision can flip but a
+    // choice of experts, whose logits are of f32 activations rounded alike.
+    const Folder folder(router, {.hidden = 32, .std = 0.2});
+    check_close(results(folder.load(kCard, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+  }
+}
+
+TEST_CASE("what is computed again on a card changes nothing", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const Folder folder("top1+ir+fr");
+  const auto plain = results(folder.load(kCard));
+  for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
+    check_close(results(folder.load(kCard, {model::Precision::kF32, recompute})), plain, kF32);
+  }
+}
+
+TEST_CASE("adapters on a card are those on the CPU", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const Folder folder("top1");
+  const auto adapted = [&](at::Device device) {
+    Llama model = folder.load(device);
+    model.add_lora({4, 8, {"attention", "ffn"}}, 3);
+    model.require_gradients();
+    return results(model);
+  };
+  check_close(adapted(kCard), adapted(at::kCPU), kF32);
+}
+
+TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const Folder folder("top1:cf=inf");
+  const at::NoGradGuard no_gradients;
+  model::Packed tokens = pack();
+  tokens.continues = {-1, -1, 1, -1, 1, 3};
+  const auto hidden = [&](const Llama& model) {
+    return model.forward(tokens, model.default_routing()).hidden.cpu();
+  };
+  const Tensor card = hidden(folder.load(kCard)), host = hidden(folder.load(at::kCPU));
+  int64_t first = 0;
+  for (size_t i = 0; i < lengths().size(); ++i) {
+    INFO("sequence " << i);
+    const int64_t length = lengths()[i];
+    CHECK(distance(card.narrow(0, first, length), host.narrow(0, first, length)) < kF32);
+    first += length;
+  }
+}
+
+TEST_CASE("a model on a card writes what it writes on the CPU", "[model][gpu]") {
+  MOE_NEED_CARD();
+  for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {
+    const Folder folder(router);
+    const auto text = [&](at::Device device, double temperature) {
+      const Llama model = folder.load(device);
+      model::GenerateSettings settings;
+      settings.max_tokens = 12;
+      settings.temperature = temperature;
+      settings.top_p = 0.9;
+      return model::generate(model, model.default_routing(), {1, 5, 9}, settings);
+    };
+    CHECK((text(kCard, 0) == text(at::kCPU, 0)));
+    CHECK((text(kCard, 0.7) == text(at::kCPU, 0.7)));
+  }
+}
+
+TEST_CASE("a clone of a model on a card is there too, and has its weights", "[model][gpu]") {
+  MOE_NEED_CARD();
+  const Folder folder("top1");
+  const Llama model = folder.load(kCard);
+  CHECK(model.clone().device() == kCard);
+  const Llama host = model.clone_to(at::kCPU);
+  const auto here = host.parameters(), there = model.parameters();
+  for (size_t i = 0; i < here.size(); ++i) {
+    CHECK(at::equal(here[i].tensor, there[i].tensor.cpu()));
+  }
+}

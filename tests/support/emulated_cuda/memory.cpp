@@ -1,0 +1,93 @@
+// One range of addresses, handed out from its beginning and never again: tests are short, and an
+// address that was given back stays invalid.
+
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t kReserved = size_t{1} << 36, kPage = 4096;
+
+class Memory {
+ public:
+  Memory() {
+    void* range =
+        mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) {
+      throw std::bad_alloc();
+    }
+    begin_ = static_cast<char*>(range);
+  }
+
+  void* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const size_t whole = (bytes + kPage) / kPage * kPage;  // a null tensor has an address too
+    if (used_ + whole > kReserved) {
+      throw std::bad_alloc();
+    }
+    char* memory = begin_ + used_;
+    used_ += whole;
+    sizes_[memory] = whole;
+    protect(memory, whole, PROT_READ | PROT_WRITE);
+    std::memset(memory, 0xFF, whole);
+    if (awake_ == 0) {
+      protect(memory, whole, PROT_NONE);
+    }
+    return memory;
+  }
+
+  void give_back(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto size = sizes_.find(memory);
+    if (size != sizes_.end()) {
+      madvise(memory, size->second, MADV_DONTNEED);
+      sizes_.erase(size);
+    }
+  }
+
+  void wake(int change) {
+    const std::lock_guard lock(mutex_);
+    const int before = awake_;
+    awake_ += change;
+    if ((before == 0) != (awake_ == 0) && used_ > 0) {
+      protect(begin_, used_, awake_ > 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
+  }
+
+ private:
+  static void protect(char* memory, size_t bytes, int how) {
+    if (mprotect(memory, bytes, how) != 0) {
+      throw std::runtime_error("mprotect of the emulated card's memory failed");
+    }
+  }
+
+  std::mutex mutex_;
+  char* begin_ = nullptr;
+  size_t used_ = 0;
+  int awake_ = 0;
+  std::map<void*, size_t> sizes_;
+};
+
+Memory& memory() {
+  static Memory one;
+  return one;
+}
+
+}  // namespace
+
+Awake::Awake() { memory().wake(1); }
+Awake::~Awake() { memory().wake(-1); }
+
+void* take_memory(size_t bytes) { return memory().take(bytes); }
+void give_back_memory(void* given) { memory().give_back(given); }
+
+}  // namespace emulated
