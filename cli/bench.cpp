@@ -140,6 +140,7 @@ void add_bench(CLI::App& app) {
   add_config(*command);
   add_bench_gemm(*command);
   add_bench_train(*command);
+  add_bench_load(*command);
   add_bench_eval(*command);
   add_bench_upcycle(*command);
   add_bench_comm(*command);

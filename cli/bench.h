@@ -34,6 +34,7 @@ std::string in_words(const bench::Timing& time);
 
 void add_bench_gemm(CLI::App& bench);
 void add_bench_train(CLI::App& bench);
+void add_bench_load(CLI::App& bench);
 void add_bench_eval(CLI::App& bench);
 void add_bench_upcycle(CLI::App& bench);
 void add_bench_comm(CLI::App& bench);

@@ -1,6 +1,6 @@
 """`moe train` beside transformers on the same folders, rows and steps: tokens a second, peak memory, losses.
 
-usage: train_speed.py [--folders S,M] [--threads 1] [--rounds 3] [--precision fp32] [--experts grouped_mm]
+usage: train_speed.py [--folders S,M] [--threads 1] [--rounds 3] [--precision fp32] [--experts grouped_mm] [--json FILE]
 
 Folders: S (35 M parameters: hidden 256, 4 layers) and M (176 M: hidden 512, 8 layers), Mixtrals of 8 experts, top-2, random
 weights, 2 rows of 512 tokens a step, AdamW, clip 1. The peer is PEERS/hf_mixtral_train.py (PEERS=../shared/peers), as shipped: its
@@ -83,11 +83,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--experts", default="grouped_mm")
+    parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if not PEERS.is_dir():
         print(f"{PEERS} is not there: set PEERS to the folder of hf_mixtral_train.py")
         return 77
-    failed = 0
+    failed, numbers = 0, {}
     table = ["| folder | threads | precision | transformers tok/s | moe tok/s | ratio (spread) | memory | losses apart |", "|---|---|---|---|---|---|---|---|"]
     for name in options.folders.split(","):
         with tempfile.TemporaryDirectory() as folder:
@@ -103,9 +104,13 @@ def main():
             rate = lambda column: BATCH * LENGTH / statistics.median(one[column] for one in rounds)
             gap = max(one[3] for one in rounds)
             failed += gap > 1e-4 and options.precision == "fp32"
+            numbers[name] = {"peer_s": [one[0] for one in rounds], "moe_s": [one[1] for one in rounds], "ratio": ratios,
+                             "memory": [one[2] for one in rounds], "apart": gap}
             table.append(f"| {name} | {options.threads} | {options.precision} | {rate(0):.0f} | {rate(1):.0f} | {statistics.median(ratios):.2f} "
                          f"({min(ratios):.2f} to {max(ratios):.2f}) | {statistics.median(one[2] for one in rounds):.2f} | {gap:.1e} |")
     print("\n".join(table))
+    if options.json:
+        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
     return 1 if failed else 0
 
 

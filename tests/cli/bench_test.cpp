@@ -145,6 +145,22 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   CHECK_THAT(missing.err, Catch::Matchers::Contains("give what moe bench --json printed"));
 }
 
+TEST_CASE("bench load holds one copy of the weights", "[cli]") {
+  const TempDir dir;
+  TinyCheckpoint shape;
+  shape.hidden_size = 512;  // 4.2 MB of embedding and head, which a second copy would show beside
+  shape.vocab_size = 1024;
+  write_tiny_checkpoint(dir / "dense", shape);
+  const auto run = run_moe({"bench", "load", (dir / "dense").string(), "--repeats", "2", "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench");
+  CHECK(json["weight_bytes"] >= 2 * 4 * 512 * 1024);
+  CHECK(json["load"]["median_ms"] > 0);
+  CHECK(json["anonymous_bytes"].get<double>() <
+        1.5 * json["weight_bytes"].get<double>() + (2 << 20));
+}
+
 TEST_CASE("bench upcycle leaves nothing behind", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});

@@ -1,0 +1,273 @@
+"""The rows of all.py: what is measured, beside what, and what must be. A row is a function of a Bench that returns Results."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+MOE = os.environ.get("MOE", "./moe")
+PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
+ON_A_CARD = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
+
+
+class Lacks(Exception):
+    """What a row needs and where it is to be had."""
+
+
+@dataclasses.dataclass
+class Result:
+    what: str
+    peer: str
+    must: float
+    command: str
+    values: list = dataclasses.field(default_factory=list)
+    most: bool = False  # `must` is an upper bound
+    unit: str = ""
+    digits: int = 2
+    note: str = ""
+    lacks: str = ""
+
+    def met(self):
+        middle = statistics.median(self.values)
+        return middle <= self.must if self.most else middle >= self.must
+
+    def measured(self):
+        show = lambda value: f"{value:.{self.digits}f}"
+        return f"{show(statistics.median(self.values))}{self.unit} ({show(min(self.values))} to {show(max(self.values))})"
+
+    def must_text(self):
+        return f"{'at most' if self.most else 'at least'} {self.must:g}{self.unit}"
+
+
+@dataclasses.dataclass
+class Bench:
+    scratch: pathlib.Path
+    rounds: int
+    upcycle_gb: float
+
+
+def output_of(command, threads=1, codes=(0,)):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    if done.returncode not in codes:
+        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}: {(done.stderr + done.stdout).strip()[-300:]}")
+    return done.stdout
+
+
+def json_of(command, threads=1):
+    text = output_of(command, threads)
+    return json.loads(text) if text.lstrip().startswith("{\n") else json.loads(text.strip().splitlines()[-1])
+
+
+def need_peer(script):
+    if not (PEERS / script).is_file():
+        raise Lacks(f"needs {script}: set PEERS to the folder of the peers' scripts")
+
+
+def guarded(name, measure, bench):
+    """The row's results; where it cannot run, one that says why."""
+    try:
+        return measure(bench)
+    except (Lacks, RuntimeError, OSError, KeyError, ValueError) as error:
+        words = " ".join(str(error).split())
+        return [Result(name, "", 0, f"all.py --rows {name}", lacks=words.replace("|", "/") or type(error).__name__)]
+
+
+def training(folder, threads):
+    """Beside transformers: tokens a second, memory, losses."""
+
+    def measure(bench):
+        need_peer("hf_mixtral_train.py")
+        command = ["train_speed.py", "--folders", folder, "--threads", threads]
+        out = bench.scratch / "train.json"
+        output_of([sys.executable, HERE / command[0], *command[1:], "--rounds", bench.rounds, "--json", out], threads, (0, 1))
+        found = json.loads(out.read_text())[folder]
+        words, label = " ".join(map(str, command)), f"{folder}, {threads} thread{'s' if threads > 1 else ''}"
+        peer = f"transformers, {1024 / statistics.median(found['peer_s']):.0f} tokens/s"
+        return [
+            Result(f"training, fp32: {label}", peer, 1.25, words, found["ratio"], note=f"{1024 / statistics.median(found['moe_s']):.0f} tokens/s"),
+            Result(f"its peak memory: {label}", "transformers", 0.75, words, found["memory"], most=True),
+            Result(f"losses apart, relative: {label}", "transformers", 1e-4, words, [found["apart"]], most=True, digits=6),
+        ]
+
+    return measure
+
+
+def train_bench(model, threads, *more):
+    return json_of([MOE, "bench", "train", model, "--threads", threads, "--repeats", 5, "--json", *more], threads)
+
+
+def roof(folder, threads):
+    """The products of a step in the time of a step, as a share of LibTorch's rate at the same shapes."""
+
+    def measure(bench):
+        shares = [train_bench(folder, threads)["roof_share"] for _ in range(bench.rounds)]
+        label = f"{folder}, {threads} thread{'s' if threads > 1 else ''}"
+        return [Result(f"share of the matrix roof: {label}", "at::mm", 0.75, f"moe bench train {folder} --threads {threads}", shares)]
+
+    return measure
+
+
+def bf16(folder):
+    def measure(bench):
+        ratios = []
+        for _ in range(bench.rounds):
+            wide, narrow = (train_bench(folder, 1, "--precision", precision)["step"]["median_ms"] for precision in ("fp32", "bf16"))
+            ratios.append(wide / narrow)
+        return [Result(f"speed with --precision bf16: {folder}", "our fp32", 0.95, f"moe bench train {folder} --precision bf16 --threads 1", ratios)]
+
+    return measure
+
+
+def routing(bench):
+    routers = ("top1", "top1+ir+fr", "top2+ir+fr")
+    shares = {router: [] for router in routers}
+    for _ in range(bench.rounds):
+        found = json_of([MOE, "bench", "route", "--threads", 1, "--json", *[word for router in routers for word in ("--router", router)]])
+        for router, layer in zip(routers, found["layers"], strict=True):
+            shares[router].append(100 * layer["routing"]["median_ms"] / layer["products"]["median_ms"])
+    return [Result(f"routing forward and backward, `{router}`: T 4096, D 1024, E 8", "the experts' products", 1.5, "moe bench route --threads 1", found, most=True, unit=" %")
+            for router, found in shares.items()]
+
+
+def rectifying(folder):
+    """What +ir+fr add to a step: the parts that routing touches, moving of rows counted at equal useful rows."""
+
+    def measure(bench):
+        shares = []
+        for _ in range(bench.rounds):
+            plain, both = (train_bench(folder, 1, "--router", router) for router in ("top1", "top1+ir+fr"))
+            scale = both["useful_rows"] / plain["useful_rows"]
+            moved = lambda found: found["parts_ms"].get("permute", 0) + found["parts_ms"].get("combine", 0)
+            extra = both["parts_ms"]["routing"] - plain["parts_ms"]["routing"] + moved(both) - moved(plain) * scale
+            shares.append(100 * extra / sum(both["parts_ms"].values()))
+        return [Result(f"`+ir+fr` over `top1` at equal useful rows: {folder}", "a step", 1, f"moe bench train {folder} --router top1+ir+fr --threads 1", shares, most=True, unit=" %")]
+
+    return measure
+
+
+def evaluation(task, limit, must):
+    def measure(bench):
+        out = bench.scratch / "eval.json"
+        command = ["eval_speed.py", "--tasks", f"{task}:{limit}"]
+        words = [sys.executable, HERE / command[0], *command[1:], "--rounds", bench.rounds, "--json", out]
+        text = output_of(words, 1, (0, 1, 77))
+        if not out.is_file():
+            raise Lacks(text.strip().splitlines()[-1] if text.strip() else "lm_eval is missing: tests/interop/run.sh installs it")
+        found = json.loads(out.read_text())["tasks"][0]
+        ratios = [one["scoring_s"] / one["moe_s"] for one in found["rounds"]]
+        note = f"{found['same_choice']} of {found['questions']} choices equal"
+        return [Result(f"evaluation, {task}: {limit} questions a task", f"lm-evaluation-harness, batch {found['harness_batch']}, scoring alone", must, " ".join(command), ratios, note=note)]
+
+    return measure
+
+
+def dense_folder(folder, gigabytes):
+    """A dense LLaMA whose mixture of 8 experts in every second layer takes about that much in bf16."""
+    layers = max(2, int(gigabytes * 4) // 2 * 2)  # 0.06 GB a dense layer, 4.5 times that for two of them as mixture
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632,
+              "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 32000,
+              "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
+              "torch_dtype": "bfloat16"}
+    source = folder.with_suffix(".json.d")
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(config))
+    output_of([MOE, "init", source / "config.json", "-o", folder, "--dtype", "bf16"])
+
+
+def upcycling(bench):
+    need_peer("py_upcycle.py")
+    free = shutil.disk_usage(bench.scratch).free / 1e9
+    if free < 3 * bench.upcycle_gb + 2:
+        raise Lacks(f"needs {3 * bench.upcycle_gb + 2:.0f} GB free in --scratch, there are {free:.0f}")
+    dense = bench.scratch / "dense"
+    dense_folder(dense, bench.upcycle_gb)
+    python, disk, memory = [], [], []
+    for _ in range(bench.rounds):
+        lazy = json_of([sys.executable, PEERS / "py_upcycle.py", dense, bench.scratch / "lazy", "--how", "lazy", "--sync"])["seconds"]
+        shutil.rmtree(bench.scratch / "lazy")
+        found = json_of([MOE, "bench", "upcycle", dense, "-o", bench.scratch / "out", "--layers", "odd", "--repeats", 1, "--json"])
+        python.append(1e3 * lazy / found["upcycle"]["median_ms"])
+        disk.append(found["disk_share"])
+        memory.append(found["anonymous_bytes"] / 2**20)
+    shutil.rmtree(dense)
+    what, command = f"upcycling to {found['tensor_bytes'] / 1e9:.1f} GB, synced", "moe bench upcycle DENSE -o OUT --layers odd"
+    return [Result(what, "lazy Python (as mergekit-moe)", 1.8, command, python), Result(what, "plain large writes", 0.75, command, disk),
+            Result(what, "anonymous memory above the start", 64, command, memory, most=True, unit=" MiB", digits=1)]
+
+
+LOAD = """
+import json, sys, time, torch, transformers
+torch.set_num_threads(1)
+seconds = []
+for _ in range(6):
+    start = time.process_time()
+    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    seconds.append(time.process_time() - start)
+    del model
+print(json.dumps({"first_s": seconds[0], "median_s": sorted(seconds[1:])[2]}))
+"""
+
+
+def loading(bench):
+    """Both again and again in one process, after a first time, of files in the system's cache."""
+    need_peer("make_toy_checkpoint.py")
+    folder = bench.scratch / "M"
+    json_of([sys.executable, PEERS / "make_toy_checkpoint.py", folder, "--hidden", 512, "--ffn", 1376, "--layers", 8])
+    ratios, firsts, copies = [], [], []
+    for _ in range(bench.rounds):
+        theirs = json_of([sys.executable, "-c", LOAD, folder])
+        ours = json_of([MOE, "bench", "load", folder, "--threads", 1, "--json"])
+        ratios.append(1e3 * theirs["median_s"] / ours["load"]["median_ms"])
+        firsts.append(1e3 * theirs["first_s"] / ours["first_ms"])
+        copies.append(ours["anonymous_bytes"] / ours["weight_bytes"])
+    shutil.rmtree(folder)
+    command = "moe bench load M --threads 1"
+    return [Result("loading a folder of 706 MB, again in one process", "from_pretrained", 4, command, ratios,
+                   note=f"{ours['load']['median_ms']:.0f} ms; the first time in a process {statistics.median(firsts):.1f}"),
+            Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
+
+
+def starting(bench):
+    seconds = []
+    for _ in range(max(5, bench.rounds)):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        output_of([MOE, "--version"])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return [Result("start of the binary (CPU seconds)", "", 0.5, "moe --version", seconds, most=True, unit=" s")]
+
+
+def building(bench):
+    """A clean build of the binary without ccache, on two processors."""
+    source, build = HERE.parent.parent, bench.scratch / "build"
+    environment = os.environ | {"CCACHE_DISABLE": "1"}
+    configured = subprocess.run(["cmake", "--preset", "cpu", "-B", build], cwd=source, env=environment, capture_output=True, text=True)
+    if configured.returncode != 0:
+        raise Lacks(f"cmake --preset cpu: {configured.stderr.strip()[-200:]}")
+    start = time.perf_counter()
+    built = subprocess.run(["ninja", "-C", build, "-j2", "moe"], env=environment, capture_output=True, text=True)
+    if built.returncode != 0:
+        raise RuntimeError(built.stdout[-300:])
+    return [Result("clean build of the binary, 2 processes (wall)", "", 10, "ninja -j2 moe", [(time.perf_counter() - start) / 60], most=True, unit=" min", digits=1)]
+
+
+ROWS = {
+    "start": starting,
+    "load": loading,
+    "route": routing,
+    **{f"rectify-{folder}": rectifying(folder) for folder in ("S", "M")},
+    **{f"train-{folder}-{threads}": training(folder, threads) for folder in ("S", "M") for threads in (1, 2)},
+    **{f"roof-{folder}-{threads}": roof(folder, threads) for folder in ("S", "M") for threads in (1, 2)},
+    **{f"bf16-{folder}": bf16(folder) for folder in ("S", "M")},
+    "eval-mmlu": evaluation("mmlu", 5, 2.5),
+    "eval-hellaswag": evaluation("hellaswag", 100, 3.5),
+    "upcycle": upcycling,
+    "build": building,
+}
