@@ -17,7 +17,8 @@ set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQU
 # Relaxed constexpr: what CPU and GPU must compute alike is one constexpr function, called on both.
 target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall>)
 # Only these C++ files see the toolkit: all others compile as in the cpu preset, and the compiler's cache serves both.
-set_source_files_properties(${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp
+set_source_files_properties(${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp ${CMAKE_SOURCE_DIR}/kernels/graph_cuda.cpp
+                            ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp
                             PROPERTIES COMPILE_OPTIONS "-isystem;${CUDAToolkit_INCLUDE_DIRS}")
 target_link_libraries(moe_kernels PUBLIC $<LINK_ONLY:CUDA::cudart>)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.
