@@ -20,6 +20,7 @@ Classes classes_of(const train::MemoryPlan& memory) {
           {"activations", memory.activations},
           {"workspace", memory.workspace},
           {"checkpoint", memory.checkpoint},
+          {"evaluation", memory.evaluation},
           {"peak", memory.peak}};
 }
 

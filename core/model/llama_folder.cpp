@@ -59,6 +59,7 @@ Llama Llama::load(const io::Checkpoint& checkpoint,
   model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device);
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
+    checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once
   }
   for (const auto& info : shared_expert_tensors(config)) {
     if (info.elements() > 0 && checkpoint.has(info.name)) {

@@ -100,6 +100,15 @@ Trained what_trains(const model::ModelConfig& config,
   return counts;
 }
 
+// What gather_experts.h takes for the time of an evaluation.
+uint64_t gathered_bytes(const model::ModelConfig& config,
+                        const TrainSettings& settings,
+                        const dist::Layout& layout) {
+  return settings.evaluation.any() && layout.group() > 1
+             ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all)
+             : 0;
+}
+
 // Bytes above weights, moments and program while a step runs, at each moment that may be the most.
 class StepWalk {
  public:
@@ -229,11 +238,18 @@ MemoryPlan plan_memory(const model::ModelConfig& config,
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }
+  plan.evaluation = gathered_bytes(config, settings, layout);
   // While gradients are summed up, one parameter's lies there in parts too.
   const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
   const auto most = std::max(static_cast<uint64_t>(step.most()), summing);
   plan.workspace = most - std::min(most, plan.gradients + plan.activations);
-  plan.peak = plan.program + plan.weights + plan.optimizer + most + plan.checkpoint;
+  const int64_t forward = std::min(kLogitsPerBlock, tokens * config.vocab_size) +
+                          4 * tokens * config.hidden_size;  // of held-out rows, in numbers
+  const uint64_t evaluating = plan.evaluation == 0 ? 0
+                                                   : plan.gradients + plan.evaluation +
+                                                         static_cast<uint64_t>(kF32 * forward);
+  const uint64_t above = std::max(most + plan.checkpoint, evaluating);
+  plan.peak = plan.program + plan.weights + plan.optimizer + above;
   return plan;
 }
 

@@ -20,6 +20,8 @@ struct MemoryPlan {
   uint64_t activations = 0;  // kept for backward, of one micro-batch
   uint64_t workspace = 0;    // what comes and goes, at the peak
   uint64_t checkpoint = 0;   // the copy that is written beside training; 0 without checkpoints
+  uint64_t evaluation = 0;   // the whole model, gathered between steps to evaluate it; 0 where a
+                             // process has all of it anyway, or nothing is evaluated
   uint64_t peak = 0;
 };
 

@@ -81,6 +81,12 @@ int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& 
 }
 
 void warn_of_memory(RunPlan& plan) {
+  if (plan.memory.evaluation > 0) {
+    plan.notes.push_back(
+        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
+                    "its share (--dry-run counts it)",
+                    static_cast<double>(plan.memory.evaluation) / 1e9));
+  }
   const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
   if (there > 0 && more > there) {
     plan.notes.push_back(fmt::format(

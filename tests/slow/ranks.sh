@@ -33,7 +33,7 @@ check() {  # WORDS COMMAND...
   if "$@"; then echo "ok     $words"; count 1 0 0; else echo "FAILED $words"; count 0 1 0; sed 's/^/       /' "$work/err"; fi
 }
 skip() { echo "skipped: $*"; count 0 0 1; }
-body() { echo "bench comm --bytes ${1:-256KiB} --repeats ${2:-1000} --comm-timeout $limit"; }
+body() { echo "bench comm --bytes ${1:-256KiB} --repeats ${2:-20000} --comm-timeout $limit"; } # not done before it is struck
 ranks_of() { pgrep -P "$1" | sort -n; }
 seconds_since() { awk -v a="$1" -v b="$(date +%s.%N)" 'BEGIN { print b - a }'; }
 is_gone() {  # PID...: none runs (a dead one may wait for its parent)
@@ -54,7 +54,7 @@ is_gone() {  # PID...: none runs (a dead one may wait for its parent)
 # SIGNAL RANK DELAY: sets status, took, launcher, pids
 strike() {
   # shellcheck disable=SC2046
-  "$moe" $(body 256KiB 20000) --ranks 3 >"$work/out" 2>"$work/err" & # not done before it is struck
+  "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err" &
   launcher=$!
   sleep "$3"
   mapfile -t pids < <(ranks_of $launcher)
@@ -90,7 +90,7 @@ check "SIGSEGV of rank 1" fell 1 "is gone (signal 11, Segmentation fault): "
 
 signal_launcher() {  # SIGNAL
   # shellcheck disable=SC2046
-  (set -m; exec "$moe" $(body 256KiB 20000) --ranks 3 >"$work/out" 2>"$work/err") &
+  (set -m; exec "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
   launcher=$!
   sleep 2
   mapfile -t pids < <(ranks_of $launcher)
