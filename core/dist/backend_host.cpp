@@ -19,7 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using at::Tensor;
 
-constexpr int kYields = 20000;  // before sleeping: another rank's layer is a matter of milliseconds
+// Before sleeping: another rank's layer is a matter of milliseconds. By the clock, as a yield on a
+// busy machine takes a turn of all others.
+constexpr std::chrono::milliseconds kYielding{8};
 constexpr std::chrono::microseconds kNap{50};
 constexpr std::chrono::milliseconds kLifeSign{200};  // between looks whether the others live
 
@@ -203,18 +205,18 @@ bool HostWork::isCompleted() {
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
   const auto begin = Clock::now();
-  auto last_sign = begin;
-  for (int idle = 0; !is_done(); ++idle) {
-    if (backend_.progress()) {
-      idle = 0;
-      continue;
-    }
-    if (idle < kYields) {
-      std::this_thread::yield();
-      continue;
-    }
-    std::this_thread::sleep_for(kNap);
+  auto last_sign = begin, last_move = begin;
+  while (!is_done()) {
     const auto now = Clock::now();
+    if (backend_.progress()) {
+      last_move = now;
+      continue;
+    }
+    if (now - last_move < kYielding) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
     if (now - last_sign > kLifeSign) {
       last_sign = now;
       try {

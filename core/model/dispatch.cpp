@@ -18,6 +18,18 @@ Tensor gathered(const Tensor& x, const route::Routing& routing, const std::vecto
   return kernels::gather_rows(x, routing.plan.token.narrow(0, 0, rows));
 }
 
+// [rows that leave | rows that stay | rows at borrowed experts].
+Tensor departing(const Tensor& x,
+                 const route::Routing& routing,
+                 const std::vector<int64_t>& loads,
+                 const TravelPlan& plan) {
+  if (plan.has_padding) {
+    return placed(gathered(x, routing, loads), plan.place, plan.away + plan.home + plan.borrowed);
+  }
+  const Tensor token = routing.plan.token.narrow(0, 0, plan.place.size(0));
+  return kernels::gather_rows(x, at::empty_like(token).index_copy_(0, plan.place, token));
+}
+
 // What the experts here made: of rows received, to be sent back, and of rows that stayed.
 struct Made {
   Tensor received, home;
@@ -71,16 +83,16 @@ Tensor dispatch_among(const Tensor& x,
   const TravelPlan plan = plan_travel(routing, sharing, loads, static_cast<bool>(lend));
   const RunLent runs = plan.lent.empty() ? RunLent{run, {}} : lend(plan.lent);
   const auto leaving =
-      placed(gathered(x, routing, loads), plan.place, plan.away + plan.home + plan.borrowed)
-          .split_with_sizes({plan.away, plan.home, plan.borrowed});
+      departing(x, routing, loads, plan).split_with_sizes({plan.away, plan.home, plan.borrowed});
   const RowExchange there(*parallel.group, plan.sent, plan.received);
   const Made made = (parallel.overlaps ? run_apart : run_together)(
       plan, there, leaving, parallel.place(), runs.own);
   const RowExchange back(*parallel.group, plan.received, plan.sent);
-  std::vector<Tensor> all = {back(made.received), made.home};
-  if (runs.borrowed) {
-    all.push_back(runs.borrowed(leaving[2], plan.borrowed_loads));
-  }
+  const Tensor returning = back.start(made.received);
+  // Here, as who borrows is who has few rows of its own and would wait.
+  const Tensor borrowed =
+      runs.borrowed ? runs.borrowed(leaving[2], plan.borrowed_loads) : leaving[2];
+  const std::vector<Tensor> all = {back.finish(returning), made.home, borrowed};
   return picked(at::cat(all), plan.place);
 }
 
