@@ -14,111 +14,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <vector>
 
+#include "kernels/gemm_pack.h"
 #include "kernels/gemm_tile.h"
+#include "kernels/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kBlockColumns = 512, kBlockRows = 16 * kTileRows;
+constexpr int64_t kBlockColumns = 512;
 
 int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
-
-// Vectors of the tile that starts where `columns` are left: 1 for a last one that is not whole.
-int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
-  int64_t vectors = kernel.vectors;
-  while (vectors > 1 && vectors * kernel.width > columns) {
-    vectors /= 2;
-  }
-  return vectors;
-}
-
-// to[p * width + j] = b(p, j), zeros in columns past `columns`.
-void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
-  using Four [[gnu::vector_size(16)]] = float;
-  int64_t j = 0;
-  for (; b.row == 1 && j + 4 <= columns; j += 4) {
-    const float* from = b.data + j * b.column;
-    int64_t p = 0;
-    for (; p + 4 <= k; p += 4) {
-      std::array<Four, 4> in;
-      for (int64_t r = 0; r < 4; ++r) {
-        std::memcpy(&in[r], from + r * b.column + p, sizeof(Four));
-      }
-      const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
-      const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-      const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
-      const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
-      const std::array<Four, 4> out = {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
-                                       __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-                                       __builtin_shufflevector(high, high2, 0, 1, 4, 5),
-                                       __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-      for (int64_t r = 0; r < 4; ++r) {
-        std::memcpy(to + (p + r) * width + j, &out[r], sizeof(Four));
-      }
-    }
-    for (; p < k; ++p) {
-      for (int64_t r = 0; r < 4; ++r) {
-        to[p * width + j + r] = from[r * b.column + p];
-      }
-    }
-  }
-  for (; j < width; ++j) {
-    for (int64_t p = 0; p < k; ++p) {
-      to[p * width + j] = j < columns ? b.data[p * b.row + j * b.column] : 0.0F;
-    }
-  }
-}
-
-// Whether a block of A is copied before its products.
-bool gathers(const MatrixView& a, int64_t k) { return a.row == 1 && a.column != 1 && k > 1; }
-
-// to[strip][p * 6 + i] = a(strip * 6 + i, p), of rows that follow each other in memory.
-void gather_rows(const MatrixView& a, int64_t rows, int64_t k, float* to) {
-  for (int64_t p = 0; p < k; ++p) {
-    const float* from = a.data + p * a.column;
-    int64_t i = 0;
-    for (; i + kTileRows <= rows; i += kTileRows) {
-      std::memcpy(to + i * k + p * kTileRows, from + i, kTileRows * sizeof(float));
-    }
-    for (; i < rows; ++i) {
-      to[i / kTileRows * kTileRows * k + p * kTileRows + i % kTileRows] = from[i];
-    }
-  }
-}
-
-// One strip of B as tiles read it.
-struct Strip {
-  const float* data;
-  int64_t stride;   // between its rows
-  int64_t first;    // column in the block
-  int64_t columns;  // that are wanted of it
-  int64_t vectors;
-};
-
-// The strips of b [k, n]; those that cannot be read where they lie are written to `buffer`, which
-// has room for k times n rounded up to a vector.
-std::vector<Strip> strips_of(
-    const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k, float* buffer) {
-  std::vector<Strip> strips;
-  for (int64_t j = 0; j < n;) {
-    const int64_t vectors = vectors_for(kernel, n - j), width = vectors * kernel.width;
-    const int64_t columns = std::min(width, n - j);
-    const MatrixView part = b.from(0, j);
-    if (b.column == 1 && columns == width) {
-      strips.push_back({part.data, b.row, j, columns, vectors});
-    } else {
-      turn_strip(part, k, columns, width, buffer);
-      strips.push_back({buffer, width, j, columns, vectors});
-      buffer += k * width;
-    }
-    j += columns;
-  }
-  return strips;
-}
 
 // A tile whose last vector is not whole, by way of one that is.
 void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
@@ -138,27 +46,17 @@ void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
   }
 }
 
-// Rows of A, up to kBlockRows of them, with every strip.
+// Rows of A with every strip.
 void run_rows(const TileKernel& kernel,
-              const MatrixView& a,
+              const RowsOfA& a,
               int64_t rows,
               int64_t k,
               const std::vector<Strip>& strips,
-              float* gathered,
               float* c,
               int64_t c_row,
               bool accumulate) {
-  const bool is_gathered = gathers(a, k);
-  if (is_gathered) {
-    gather_rows(a, rows, k, gathered);
-  }
   for (int64_t i = 0; i < rows; i += kTileRows) {
-    Tile tile{std::min(kTileRows, rows - i), 1, k, a.data + i * a.row, a.row, a.column};
-    if (is_gathered) {
-      tile.a = gathered + i * k;
-      tile.a_row = 1;
-      tile.a_k = kTileRows;
-    }
+    Tile tile{std::min(kTileRows, rows - i), 1, k, a.data + i / kTileRows * a.six, a.row, a.k};
     tile.c_row = c_row;
     tile.accumulate = accumulate;
     for (const Strip& strip : strips) {
@@ -173,6 +71,29 @@ void run_rows(const TileKernel& kernel,
       }
     }
   }
+}
+
+c10::DataPtr floats_of(int64_t count) {
+  return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
+}
+
+// Calls part(shape, a, b, first row, first column of c) for each thread's share of a product.
+template <typename Part>
+void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Part part) {
+  // A B that is turned or rounded is so once: its columns are shared out then, else the rows of A.
+  const bool is_made = b.column != 1 || b.numbers == Numbers::kRounded;
+  const bool by_columns = is_made || shape.m < shape.n / 4;
+  const TileKernel& kernel = tile_kernels().front();
+  const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
+  const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
+  at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
+    GemmShape mine = shape;
+    int64_t& size = by_columns ? mine.n : mine.m;
+    const int64_t first = begin * grain;
+    size = std::min(size, end * grain) - first;
+    by_columns ? part(mine, a, b.from(0, first), 0, first)
+               : part(mine, a.from(first, 0), b, first, 0);
+  });
 }
 
 }  // namespace
@@ -200,27 +121,19 @@ void gemm_with(const TileKernel& kernel,
     }
   }
   const int64_t most_k = std::min(k, kGemmDepth);
-  const int64_t turned = b.column == 1 ? 0 : std::min(n, kBlockColumns);
-  const int64_t strip_floats = most_k * (turned + kernel.width);
-  const int64_t gathered = gathers(a, k) ? most_k * kBlockRows : 0;
-  const auto memory = c10::GetCPUAllocator()->allocate(
-      static_cast<size_t>(strip_floats + gathered) * sizeof(float));
+  const int64_t of_strips = strip_floats(kernel, b, std::min(n, kBlockColumns), most_k);
+  const auto memory = floats_of(of_strips + (is_gathered(a, k) ? most_k * kRowsOfBlock : 0));
   auto* buffer = static_cast<float*>(memory.get());
   for (int64_t j = 0; j < n; j += kBlockColumns) {
     const int64_t columns = std::min(kBlockColumns, n - j);
     for (int64_t p = 0; p < k; p += kGemmDepth) {
       const int64_t depth = std::min(kGemmDepth, k - p);
       const auto strips = strips_of(kernel, b.from(p, j), columns, depth, buffer);
-      for (int64_t i = 0; i < m; i += kBlockRows) {
-        run_rows(kernel,
-                 a.from(i, p),
-                 std::min(kBlockRows, m - i),
-                 depth,
-                 strips,
-                 buffer + strip_floats,
-                 c + i * c_row + j,
-                 c_row,
-                 accumulate || p > 0);
+      for (int64_t i = 0; i < m; i += kRowsOfBlock) {
+        const int64_t rows = std::min(kRowsOfBlock, m - i);
+        const RowsOfA taken = rows_of(a.from(i, p), rows, depth, buffer + of_strips);
+        float* to = c + i * c_row + j;
+        run_rows(kernel, taken, rows, depth, strips, to, c_row, accumulate || p > 0);
       }
     }
   }
@@ -232,19 +145,73 @@ void gemm(const GemmShape& shape,
           float* c,
           int64_t c_row,
           bool accumulate) {
-  // A B that is turned is turned once: its columns are shared out then, else the rows of A.
-  const bool by_columns = b.column != 1 || shape.m < shape.n / 4;
-  const TileKernel& kernel = tile_kernels().front();
-  const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
-  const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
-  at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
-    GemmShape part = shape;
-    int64_t& size = by_columns ? part.n : part.m;
-    const int64_t first = begin * grain;
-    size = std::min(size, end * grain) - first;
-    by_columns ? gemm_one_thread(part, a, b.from(0, first), c + first, c_row, accumulate)
-               : gemm_one_thread(part, a.from(first, 0), b, c + first * c_row, c_row, accumulate);
-  });
+  share_out(shape,
+            a,
+            b,
+            [&](const GemmShape& part,
+                const MatrixView& left,
+                const MatrixView& right,
+                int64_t row,
+                int64_t column) {
+              gemm_one_thread(part, left, right, c + row * c_row + column, c_row, accumulate);
+            });
+}
+
+void gemm_to_bf16(
+    const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c, int64_t c_row) {
+  constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
+  share_out(shape,
+            a,
+            b,
+            [&](const GemmShape& part,
+                const MatrixView& left,
+                const MatrixView& right,
+                int64_t row,
+                int64_t column) {
+              // Of few sizes, so that one that was dropped fits.
+              const int64_t most = blocks(std::min(part.m, kRows), 64) * 64;
+              const auto memory = floats_of(most * kBlockColumns);
+              auto* sums = static_cast<float*>(memory.get());
+              for (int64_t j = 0; j < part.n; j += kBlockColumns) {
+                const int64_t columns = std::min(kBlockColumns, part.n - j);
+                for (int64_t i = 0; i < part.m; i += kRows) {
+                  const int64_t rows = std::min(kRows, part.m - i);
+                  gemm_one_thread({rows, columns, part.k},
+                                  left.from(i, 0),
+                                  right.from(0, j),
+                                  sums,
+                                  kBlockColumns,
+                                  false);
+                  for (int64_t r = 0; r < rows; ++r) {
+                    uint16_t* to = c + (row + i + r) * c_row + column + j;
+                    narrow(sums + r * kBlockColumns, columns, to);
+                  }
+                }
+              }
+            });
+}
+
+float MatrixView::at(int64_t i, int64_t j) const {
+  const MatrixView element = from(i, j);
+  if (numbers == Numbers::kBF16) {
+    return widen(*static_cast<const uint16_t*>(element.data));
+  }
+  if (numbers == Numbers::kF32) {
+    return *element.floats();
+  }
+  return rounded_to_bf16(*element.floats());
+}
+
+MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
+  const bool is_bf16 = matrix.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(matrix.is_cpu() && (is_bf16 || matrix.scalar_type() == at::kFloat));
+  const Numbers wide = type == at::kBFloat16 ? Numbers::kRounded : Numbers::kF32;
+  return {
+      matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), is_bf16 ? Numbers::kBF16 : wide};
+}
+
+bool serves_gemm(const GemmShape& shape) {
+  return shape.m >= kTileRows && shape.n >= 16 && shape.k >= 8;
 }
 
 at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
@@ -266,12 +233,11 @@ void product_out(at::Tensor& out,
       ", out ",
       out.sizes());
   const GemmShape shape{left.size(0), right.size(1), left.size(1)};
-  const bool is_large = shape.m >= kTileRows && shape.n >= 16 && shape.k >= 8;
   if (left.is_cpu() && out.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat &&
-      right.scalar_type() == at::kFloat && out.stride(1) == 1 && is_large) {
+      right.scalar_type() == at::kFloat && out.stride(1) == 1 && serves_gemm(shape)) {
     gemm(shape,
-         {left.const_data_ptr<float>(), left.stride(0), left.stride(1)},
-         {right.const_data_ptr<float>(), right.stride(0), right.stride(1)},
+         view_of(left, at::kFloat),
+         view_of(right, at::kFloat),
          out.data_ptr<float>(),
          out.stride(0),
          accumulate);

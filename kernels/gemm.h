@@ -11,19 +11,34 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace moe::kernels {
 
 inline constexpr int64_t kGemmDepth = 256;
 
-// Element (i, j) is data[i * row + j * column].
-struct MatrixView {
-  const float* data;
-  int64_t row, column;
+// What stands in memory, and what a product takes it for.
+enum class Numbers {
+  kF32,
+  kRounded,  // f32, taken rounded to bf16
+  kBF16,     // its bits
+};
 
-  MatrixView transposed() const { return {data, column, row}; }
-  MatrixView from(int64_t i, int64_t j) const { return {data + i * row + j * column, row, column}; }
+// Element (i, j) is number i * row + j * column from `data` on.
+struct MatrixView {
+  const void* data;
+  int64_t row, column;
+  Numbers numbers = Numbers::kF32;
+
+  MatrixView transposed() const { return {data, column, row, numbers}; }
+  MatrixView from(int64_t i, int64_t j) const {
+    const int64_t bytes = numbers == Numbers::kBF16 ? 2 : 4;
+    return {
+        static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column, numbers};
+  }
+  const float* floats() const { return static_cast<const float*>(data); }
+  float at(int64_t i, int64_t j) const;
 };
 
 struct GemmShape {
@@ -47,6 +62,10 @@ void gemm(const GemmShape& shape,
           int64_t c_row,
           bool accumulate);
 
+// The same to c of bf16, rounded once from the whole sum; what was there goes.
+void gemm_to_bf16(
+    const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c, int64_t c_row);
+
 // The reference: plain loops, sums in double.
 void gemm_reference(const GemmShape& shape,
                     const MatrixView& a,
@@ -54,6 +73,12 @@ void gemm_reference(const GemmShape& shape,
                     float* c,
                     int64_t c_row,
                     bool accumulate);
+
+// How gemm() reads a tensor on the CPU of f32 or bf16 whose numbers are taken in `type` (f32 or
+// bf16; f32 of bf16 is bf16).
+MatrixView view_of(const at::Tensor& matrix, at::ScalarType type);
+// Whether a product of this size is gemm()'s, and no longer LibTorch's.
+bool serves_gemm(const GemmShape& shape);
 
 // left [M, K] right [K, N] -> [M, N] in their type: by gemm() where it serves, else by LibTorch.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right);

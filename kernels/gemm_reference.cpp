@@ -12,7 +12,7 @@ void gemm_reference(const GemmShape& shape,
     for (int64_t j = 0; j < shape.n; ++j) {
       double sum = accumulate ? c[i * c_row + j] : 0.0;
       for (int64_t p = 0; p < shape.k; ++p) {
-        sum += double{*a.from(i, p).data} * double{*b.from(p, j).data};
+        sum += double{a.at(i, p)} * double{b.at(p, j)};
       }
       c[i * c_row + j] = static_cast<float>(sum);
     }

@@ -17,6 +17,13 @@ using Vector16 [[gnu::vector_size(64)]] = float;
 template <typename Vector, int kRows, int kVectors>
 [[gnu::always_inline]] inline void run_tile(const Tile& tile) {
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {  // C is on its way while the sums are made: 4 % of a product
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      __builtin_prefetch(tile.c + i * tile.c_row + j * kWidth, 1);
+    }
+  }
   Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {

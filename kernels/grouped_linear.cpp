@@ -8,7 +8,6 @@
 
 #include <numeric>
 
-#include "kernels/gemm.h"
 #include "kernels/linear.h"
 
 namespace moe::kernels {
@@ -87,12 +86,7 @@ Tensor grouped_product(const Tensor& in,
     used = first + count;
     Tensor target = out.narrow(0, first, count);
     const Tensor weight = transposed ? weights[expert].t() : weights[expert];
-    const Tensor left = operand(in.narrow(0, first, count), type), right = operand(weight, type);
-    if (left.scalar_type() == type) {
-      product_out(target, left, right);
-    } else {
-      target.copy_(product(left, right));
-    }
+    operand_product_out(target, {in.narrow(0, first, count), type}, {weight, type});
   });
   out.narrow(0, used, total - used).zero_();
   return out;
@@ -111,13 +105,8 @@ Tensor grouped_weight_gradient(const Tensor& left,
   }
   for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
     Tensor target = gradient[expert];
-    const Tensor a = operand(left.narrow(0, first, count), type).t();
-    const Tensor b = operand(right.narrow(0, first, count), type);
-    if (a.scalar_type() == target.scalar_type()) {
-      product_out(target, a, b);
-    } else {
-      at::mm_out(target, a, b, target.scalar_type());
-    }
+    const Tensor rows = left.narrow(0, first, count).t();
+    operand_product_out(target, {rows, type}, {right.narrow(0, first, count), type});
   });
   return gradient;
 }

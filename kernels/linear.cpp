@@ -41,6 +41,25 @@ Tensor router_logits(const Tensor& x, const Tensor& weight) {
   return logits;
 }
 
+Tensor product_of(const Operand& left, const Operand& right, at::ScalarType out) {
+  Tensor result =
+      at::empty({left.tensor.size(0), right.tensor.size(1)}, left.tensor.options().dtype(out));
+  operand_product_out(result, left, right);
+  return result;
+}
+
+bool is_f32_or_bf16(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
+}
+
+// Whether kernels/gemm.h makes it, which on the CPU is whatever is large enough.
+bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
+  return out.is_cpu() && is_f32_or_bf16(out) && is_f32_or_bf16(left.tensor) &&
+         is_f32_or_bf16(right.tensor) && out.stride(1) == 1 &&
+         !(accumulate && out.scalar_type() == at::kBFloat16) &&
+         serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   // Operands are taken in type `operands`, y in type `out`.
   static Tensor forward(AutogradContext* context,
@@ -56,34 +75,34 @@ struct Linear : torch::autograd::Function<Linear> {
       context->save_for_backward({x, weight});
       return router_logits(x.contiguous(), weight.contiguous());
     }
-    const Tensor left = operand(x, operands), rounded = operand(weight, operands);
     // Rounding moves 6 bytes a weight: beside 2048 rows, at the rates of an H200, 7 % of the
     // products (computed, not measured). Once is enough.
     const bool keeps = x.is_cuda() && operands == at::kBFloat16;
-    context->save_for_backward({x, weight, keeps ? rounded : Tensor()});
-    const Tensor right = rounded.t();
+    const Tensor rounded = keeps ? operand(weight, operands) : Tensor();
+    context->save_for_backward({x, weight, rounded});
+    const Tensor& by = keeps ? rounded : weight;
     if (bias) {
+      const Tensor left = operand(x, operands), right = operand(by, operands).t();
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
     }
-    return (out == at::kFloat ? product_to_f32(left, right) : product(left, right)).to(out);
+    return product_of({x, operands}, {by.t(), operands}, out);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
-    const Tensor grad = operand(gradients[0], type);
+    const Tensor& grad = gradients[0];
     variable_list result(5);
     if (context->needs_input_grad(0)) {
       const bool is_kept = saved.size() > 2 && saved[2].defined();
-      const Tensor by = is_kept ? saved[2] : operand(weight, type);
-      result[0] = product(grad, by).to(x.scalar_type());
+      result[0] = product_of({grad, type}, {is_kept ? saved[2] : weight, type}, x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
-      result[1] = product_to_f32(grad.t(), operand(x, type));
+      result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
     }
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
-      result[2] = grad.sum(0, false, weight.scalar_type());
+      result[2] = operand(grad, type).sum(0, false, weight.scalar_type());
     }
     return result;
   }
@@ -118,6 +137,31 @@ Tensor operand(const Tensor& tensor, at::ScalarType type) {
 Tensor product_to_f32(const Tensor& left, const Tensor& right) {
   return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
                                              : product(left, right);
+}
+
+void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
+  TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
+              out.size(1) == right.tensor.size(1));
+  if (is_for_gemm(out, left, right, accumulate)) {
+    const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+    const MatrixView a = view_of(left.tensor, left.type), b = view_of(right.tensor, right.type);
+    if (out.scalar_type() == at::kFloat) {
+      gemm(shape, a, b, out.data_ptr<float>(), out.stride(0), accumulate);
+    } else {
+      gemm_to_bf16(shape, a, b, static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
+    }
+    return;
+  }
+  const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
+  if (a.scalar_type() == out.scalar_type()) {
+    product_out(out, a, b, accumulate);
+  } else if (accumulate) {
+    out.add_(product_to_f32(a, b));
+  } else if (out.scalar_type() == at::kFloat) {
+    at::mm_out(out, a, b, at::kFloat);
+  } else {
+    out.copy_(product(a, b));
+  }
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {

@@ -32,4 +32,18 @@ at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
 // left [M, K] right [K, N] of such operands -> [M, N] f32 (f64 of f64).
 at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
 
+// A matrix as an operand of products in `type`.
+struct Operand {
+  const at::Tensor& tensor;
+  at::ScalarType type;
+};
+
+// out [M, N] = left [M, K] right [K, N], summed in f32 (f64 of f64) and rounded to out's type;
+// added to what is there where `accumulate`. On the CPU operands are rounded and widened while they
+// are multiplied, without copies.
+void operand_product_out(at::Tensor& out,
+                         const Operand& left,
+                         const Operand& right,
+                         bool accumulate = false);
+
 }  // namespace moe::kernels

@@ -43,4 +43,11 @@ inline void narrow_to(float value, uint16_t& bf16) {
   bf16 = static_cast<uint16_t>(value == value ? rounded : 0x7FC0);
 }
 
+// The same as a float, in lanes of 32 bits throughout.
+inline float rounded_to_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000U;
+  return std::bit_cast<float>(value == value ? rounded : 0x7FC00000U);
+}
+
 }  // namespace moe::kernels

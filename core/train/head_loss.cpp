@@ -6,7 +6,6 @@
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
-#include "kernels/gemm.h"
 #include "kernels/linear.h"
 #include "kernels/softmax_nll.h"
 
@@ -17,15 +16,15 @@ using torch::Tensor;
 namespace {
 
 // weight's gradient += left^T right, in f32.
-void add_to_gradient(const Tensor& weight, const Tensor& left, const Tensor& right) {
+void add_to_gradient(const Tensor& weight,
+                     const kernels::Operand& left,
+                     const kernels::Operand& right) {
   Tensor& gradient = weight.mutable_grad();
-  if (!gradient.defined()) {
-    gradient = kernels::product_to_f32(left.t(), right);
-  } else if (left.scalar_type() == at::kFloat) {
-    kernels::product_out(gradient, left.t(), right, /*accumulate=*/true);
-  } else {
-    gradient.add_(kernels::product_to_f32(left.t(), right));
+  const bool is_new = !gradient.defined();
+  if (is_new) {
+    gradient = at::empty_like(weight, at::MemoryFormat::Contiguous);
   }
+  kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
 }
 
 }  // namespace
@@ -51,23 +50,22 @@ HeadLoss head_loss(const Tensor& weight,
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
-  const Tensor in = kernels::operand(loss.hidden, type), head = kernels::operand(weight, type);
+  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  // A card has no products that round as they go: once for all blocks.
+  const Tensor head = weight.is_cuda() ? kernels::operand(weight, type) : weight;
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
   for (int64_t start = 0; start < count; start += block_rows) {
     const int64_t length = std::min(block_rows, count - start);
-    const Tensor block = in.narrow(0, start, length);
-    Tensor logits = kernels::product_to_f32(block, head.t());  // [length, V]
+    const Tensor block = loss.hidden.narrow(0, start, length);
+    Tensor logits = at::empty({length, weight.size(0)}, block.options().dtype(of_sums));
+    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
     loss.nll_sum += kernels::softmax_nll_(logits, target.narrow(0, start, length), scale);
-    const Tensor gradient = logits.is_cuda() ? logits.to(type) : logits;  // CPUs multiply in f32
+    const auto unrounded = logits.is_cuda() ? type : of_sums;  // CPUs multiply in f32
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
-    if (gradient.scalar_type() == hidden_gradient.scalar_type()) {
-      kernels::product_out(hidden_gradient, gradient, head);
-    } else {
-      hidden_gradient.copy_(kernels::product(gradient, head));
-    }
+    kernels::operand_product_out(hidden_gradient, {logits, unrounded}, {head, type});
     if (weight.requires_grad()) {
-      add_to_gradient(weight, gradient, block);
+      add_to_gradient(weight, {logits, unrounded}, {block, type});
     }
   }
   return loss;

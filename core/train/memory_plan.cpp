@@ -56,9 +56,6 @@ FeedForwardBytes feed_forward_bytes(
     bytes.kept += (s.activation + kF32) * rows * s.width + kRouting * s.tokens * experts;
     bytes.backward += 2 * kF32 * rows * s.width;
   }
-  if (s.activation != kF32) {  // operands in f32, an expert at a time
-    bytes.backward += kF32 * (rows / experts * 3 * inner + 3 * inner * s.width);
-  }
   return bytes;
 }
 
@@ -168,7 +165,6 @@ class StepWalk {
   void walk(int64_t gradients) {
     const int64_t row = kF32 * sizes_.tokens * sizes_.width;
     const int64_t logits = kF32 * std::min(kLogitsPerBlock, sizes_.tokens * config_.vocab_size);
-    const int64_t head = kF32 * config_.vocab_size * config_.hidden_size;
     int64_t there = 2 * row + gradients;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       there += kept(layer);
@@ -178,7 +174,7 @@ class StepWalk {
     const bool tied = config_.tie_word_embeddings;
     const int64_t head_gradient = tied ? trained_.embedding : trained_.head;
     there += is_new ? kF32 * head_gradient : 0;
-    see(there + 2 * row + logits + (sizes_.activation == kF32 ? 0 : head + head / 2));
+    see(there + 2 * row + logits);
     there += 2 * row;
     for (size_t layer = layers_.size(); layer-- > 0;) {
       const int64_t own = kF32 * trained_.layers[layer];  // beside the sum, where there is one

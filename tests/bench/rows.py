@@ -137,17 +137,18 @@ def routing(bench):
 
 
 def rectifying(folder):
-    """What +ir+fr add to a step: the parts that routing touches, moving of rows counted at equal useful rows."""
+    """What +ir+fr add to a step: to routing, that is; a useful row is moved and multiplied at one cost, whatever rule gave it its place."""
+    layers, width, inner = {"S": (4, 256, 704), "M": (8, 512, 1376)}[folder]
+    shape = ("--tokens", 1024, "--width", width, "--inner", inner, "--repeats", 25)
 
     def measure(bench):
         shares = []
         for _ in range(bench.rounds):
-            plain, both = (train_bench(folder, 1, "--router", router) for router in ("top1", "top1+ir+fr"))
-            scale = both["useful_rows"] / plain["useful_rows"]
-            moved = lambda found: found["parts_ms"].get("permute", 0) + found["parts_ms"].get("combine", 0)
-            extra = both["parts_ms"]["routing"] - plain["parts_ms"]["routing"] + moved(both) - moved(plain) * scale
-            shares.append(100 * extra / sum(both["parts_ms"].values()))
-        return [Result(f"`+ir+fr` over `top1` at equal useful rows: {folder}", "a step", 1, f"moe bench train {folder} --router top1+ir+fr --threads 1", shares, most=True, unit=" %")]
+            found = json_of([MOE, "bench", "route", "--threads", 1, "--json", *shape, "--router", "top1", "--router", "top1+ir+fr"])
+            plain, both = (layer["routing"]["median_ms"] for layer in found["layers"])
+            shares.append(100 * layers * (both - plain) / train_bench(folder, 1, "--router", "top1+ir+fr")["step"]["median_ms"])
+        command = f"moe bench route --tokens 1024 --width {width} --inner {inner} --threads 1"
+        return [Result(f"`+ir+fr` over `top1` at equal useful rows: {folder}", "a step", 1, command, shares, most=True, unit=" %")]
 
     return measure
 

@@ -148,8 +148,8 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
 TEST_CASE("bench load holds one copy of the weights", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
-  shape.hidden_size = 512;  // 4.2 MB of embedding and head, which a second copy would show beside
-  shape.vocab_size = 1024;
+  shape.hidden = 512;  // 4.2 MB of embedding and head, which a second copy would show beside
+  shape.vocab = 1024;
   write_tiny_checkpoint(dir / "dense", shape);
   const auto run = run_moe({"bench", "load", (dir / "dense").string(), "--repeats", "2", "--json"});
   INFO(run.err);

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/gemm_pack.h"
 #include "kernels/gemm_tile.h"
+#include "kernels/vector_math.h"
 #include "tests/support/catch.h"
 
 using namespace moe::kernels;
@@ -73,6 +75,45 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
         }
         CHECK(apart <= most);
       }
+    }
+  }
+}
+
+TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit", "[kernels]") {
+  for (const auto& [m, n, k] : kCases) {
+    const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+    const auto narrowed = [](const std::vector<float>& wide) {
+      std::vector<uint16_t> bits(wide.size());
+      narrow(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
+      return bits;
+    };
+    const auto a16 = narrowed(a), b16 = narrowed(b);
+    const auto widened = [](const std::vector<uint16_t>& bits) {
+      std::vector<float> wide;
+      for (const uint16_t one : bits) {
+        wide.push_back(moe::kernels::widen(one));
+      }
+      return wide;
+    };
+    const auto plain_a = widened(a16), plain_b = widened(b16);
+    for (int form = 0; form < 4; ++form) {
+      CAPTURE(m, n, k, form);
+      MatrixView left = view(plain_a, m, k, form & 1), right = view(plain_b, k, n, form & 2);
+      std::vector<float> expected(static_cast<size_t>(m * n)), found = expected;
+      gemm({m, n, k}, left, right, expected.data(), n, false);
+      left.data = a16.data();
+      right.data = b.data();
+      left.numbers = Numbers::kBF16;
+      right.numbers = Numbers::kRounded;
+      gemm({m, n, k}, left, right, found.data(), n, false);
+      CHECK((found == expected));
+      left.data = a.data();
+      right.data = b16.data();
+      left.numbers = Numbers::kRounded;
+      right.numbers = Numbers::kBF16;
+      std::vector<uint16_t> rounded(expected.size());
+      gemm_to_bf16({m, n, k}, left, right, rounded.data(), n);
+      CHECK((rounded == narrowed(expected)));
     }
   }
 }
