@@ -19,7 +19,7 @@ struct BenchFlags {
   std::string what = "layer";
   bench::LayerSettings layer;
   std::vector<std::string> routers = {"top1", "top1+ir+fr"};
-  std::string cf;
+  std::string cf, precision = "fp32";
   BenchOutput output;
 };
 
@@ -77,6 +77,14 @@ std::string table_of(const bench::LayerReport& report) {
                     rate(report.layer),
                     fmt::format("{:.0f} % of the roof", percent(report.roof, report.layer)));
   }
+  if (report.graph.median_s > 0) {
+    table += row_of("forward", report.forward, "", "without gradients, launched by the host");
+    table += row_of("graph",
+                    report.graph,
+                    "",
+                    fmt::format("the same recorded, {:.0f} % of the time",
+                                percent(report.graph, report.forward)));
+  }
   return table;
 }
 
@@ -87,19 +95,36 @@ void check(const BenchFlags& flags) {
     throw UserError(
         "--ep-ranks {} does not divide the {} experts; use a divisor", ranks, layer.experts);
   }
+  if (layer.graph && (!layer.device.is_cuda() || !layer.bf16)) {
+    throw UserError(
+        "--graph records the launches of a card's products in bf16; give --device cuda and "
+        "--precision bf16");
+  }
+}
+
+// A router without a capacity has rows of a number that the host must be told.
+void check_graph(const BenchFlags& flags, const route::RouterSettings& router) {
+  if (flags.layer.graph && (router.family != route::Family::kTopK || !router.capacity_factor)) {
+    throw UserError("--graph records launches whose sizes stay, and {} has no capacity; give --cf",
+                    route::to_string(router));
+  }
 }
 
 void run(BenchFlags flags) {
   const Json earlier = begin_bench(flags.output, flags.what);
+  flags.layer.device = device_of(flags.output.device);
+  flags.layer.bf16 = flags.precision == "bf16";
   check(flags);
   flags.layer.whole = flags.what == "layer";
   std::vector<route::RouterSettings> routers;
   for (const auto& text : flags.routers) {  // refused before anything is timed
     routers.push_back(route::requested_router({text, flags.cf, {}}, {}));
     route::check_router(routers.back(), flags.layer.experts);
+    check_graph(flags, routers.back());
   }
   OrderedJson json = {{"settings", bench::to_json(flags.layer)}, {"layers", OrderedJson::array()}};
-  std::string table = fmt::format("f32, forward and backward: T {}, D {}, F {}, E {}; {} repeats\n",
+  std::string table = fmt::format("{}, forward and backward: T {}, D {}, F {}, E {}; {} repeats\n",
+                                  flags.layer.bf16 ? "bf16" : "f32",
                                   flags.layer.tokens,
                                   flags.layer.width,
                                   flags.layer.inner,
@@ -136,6 +161,12 @@ void add_bench(CLI::App& app) {
   command->add_option("--skew", layer.skew, "how unevenly tokens like the experts (0)");
   command->add_option("--repeats", layer.repeats, "after one to warm up (7)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_option("--precision", flags->precision, "of products: fp32 (default) or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--graph",
+                    layer.graph,
+                    "also the forward alone, launched by the host and recorded as a CUDA graph");
+  add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);
   add_config(*command);
   add_bench_gemm(*command);

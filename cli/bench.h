@@ -14,6 +14,7 @@ struct BenchOutput {
   bool json = false;
   std::string against;  // an earlier --json
   int threads = 0;
+  std::string device;  // of the commands that have --device; empty = cpu
 };
 
 // --json, --against, --threads.

@@ -48,7 +48,8 @@ std::string table_of(const bench::EvalReport& report) {
   return table;
 }
 
-void run(const BenchEvalFlags& flags) {
+void run(BenchEvalFlags flags) {
+  flags.settings.device = device_of(flags.output.device);
   const Json earlier = begin_bench(flags.output, "eval");
   const auto& settings = flags.settings;
   if (!settings.tasks.empty() && settings.data.empty()) {
@@ -90,6 +91,7 @@ void add_bench_eval(CLI::App& bench) {
   command->add_option("--repeats", settings.repeats, "after one to warm up (3)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   add_router_flags(*command, settings.router);
+  add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }

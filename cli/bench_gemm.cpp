@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/flags.h"
 #include "core/bench/gemm.h"
 #include "core/io/checkpoint.h"
 
@@ -16,6 +17,7 @@ struct GemmFlags {
   BenchOutput output;
   std::string folder;
   int64_t tokens = 1024, repeats = 7;
+  std::string precision = "fp32";
 };
 
 // The shapes of S (core/bench/train.h) where no folder is given.
@@ -41,22 +43,28 @@ void run(const GemmFlags& flags) {
   const Json earlier = begin_bench(flags.output, "gemm");
   const model::ModelConfig config = config_of(flags);
   const int64_t rows = 2 * flags.tokens;  // of top-2
+  const bool is_bf16 = flags.precision == "bf16";
+  const auto options =
+      at::TensorOptions(device_of(flags.output.device)).dtype(is_bf16 ? at::kBFloat16 : at::kFloat);
   OrderedJson json = {{"settings",
                        {{"model", flags.folder.empty() ? "S" : flags.folder},
                         {"tokens", flags.tokens},
                         {"repeats", flags.repeats}}},
                       {"products", OrderedJson::array()}};
-  std::string table =
-      fmt::format("GFLOP/s, f32, best of {}: at::mm | ours\n  {:<16}{:>7}{:>7}{:>7}",
-                  flags.repeats,
-                  "",
-                  "m",
-                  "k",
-                  "n");
+  if (is_bf16) {
+    json["settings"]["precision"] = "bf16";
+  }
+  std::string table = fmt::format("GFLOP/s, {}, best of {}: at::mm | ours\n  {:<16}{:>7}{:>7}{:>7}",
+                                  is_bf16 ? "bf16" : "f32",
+                                  flags.repeats,
+                                  "",
+                                  "m",
+                                  "k",
+                                  "n");
   table += fmt::format("{:>17}{:>17}{:>17}\n", "y", "dx", "dw");
   std::vector<bench::ProductReport> reports;
   for (const auto& shape : bench::product_shapes(config, flags.tokens, rows)) {
-    reports.push_back(bench::bench_product(shape, flags.repeats));
+    reports.push_back(bench::bench_product(shape, flags.repeats, options));
     const OrderedJson one = bench::to_json(reports.back());
     json["products"].push_back(one);
     table += fmt::format("  {:<16}{:>7}{:>7}{:>7}", shape.name, shape.m, shape.k, shape.n);
@@ -84,6 +92,9 @@ void add_bench_gemm(CLI::App& bench) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   command->add_option("--repeats", flags->repeats, "after one to warm up (7)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_option("--precision", flags->precision, "fp32 (default) or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }

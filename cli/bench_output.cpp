@@ -4,6 +4,7 @@
 #include "cli/flags.h"
 #include "core/bench/changes.h"
 #include "core/bench/environment.h"
+#include "kernels/stream.h"
 
 namespace moe::cli {
 
@@ -24,6 +25,11 @@ void print_bench(const BenchOutput& output,
                  const OrderedJson& json,
                  const std::string& table) {
   OrderedJson whole = bench::environment(what);
+  const bool has_card = device_of(output.device).is_cuda();
+  if (has_card) {
+    whole["device"] = kernels::card_name(0);
+    whole["clock"] = "wall";
+  }
   whole.update(json);
   const Json now(whole);
   const auto found =
@@ -39,7 +45,8 @@ void print_bench(const BenchOutput& output,
     fmt::print("{}\n", whole.dump(2));
     return;
   }
-  fmt::print("{}, {}, {} threads, LibTorch {}\n{}",
+  fmt::print("{}{}, {}, {} threads, LibTorch {}\n{}",
+             has_card ? kernels::card_name(0) + ", " : std::string(),
              now["processor"].get<std::string>(),
              now["instruction_set"].get<std::string>(),
              now["threads"].get<int>(),

@@ -59,6 +59,7 @@ std::string table_of(const bench::TrainReport& report) {
 
 void run(TrainBenchFlags flags) {
   const Json earlier = begin_bench(flags.output, "train");
+  flags.settings.device = device_of(flags.output.device);
   flags.settings.precision = model::parse_precision(flags.precision);
   const bench::TrainReport report = bench::bench_train(flags.settings);
   OrderedJson json = {{"settings", bench::to_json(flags.settings)}};
@@ -82,6 +83,7 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--seq-len", settings.length, "tokens a row (512)")->check(size);
   command->add_option("--warmup", settings.warmup, "steps before (2)")->check(size);
   command->add_option("--repeats", settings.repeats, "steps that are timed (7)")->check(size);
+  add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }

@@ -233,6 +233,7 @@ void run_texts(const EvalFlags& flags, Display& display) {
 // One rank of a run; the first speaks for all.
 void run_on_rank(EvalFlags& flags, dist::Comm& comm) {
   flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
+  flags.settings.device = comm.device();
   const bool quiet = flags.quiet || !flags.settings.is_first_rank();
   Display display(quiet, flags.running && !quiet);  // before LibTorch has threads
   apply_threads(flags.threads);

@@ -138,18 +138,22 @@ void add_device(CLI::App& command, std::string& device) {
   command.add_option_function<std::string>(
       "--device",
       [&device](const std::string& value) {
-        if (value == "cuda") {
-          throw UserError("--device cuda: {}; use --device cpu",
+        if (value == "cuda" && kernels::card_count() == 0) {
+          throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
                           kernels::built_with_cuda()
-                              ? "commands run on the CPU in this version"
-                              : "this moe was built without CUDA (preset cpu)");
+                              ? "the driver shows no card, see what nvidia-smi says"
+                              : "this moe was built without CUDA, build it with preset gpu");
         }
-        if (value != "cpu") {
+        if (value != "cpu" && value != "cuda") {
           throw UserError("--device '{}' is unknown; known: cpu, cuda", value);
         }
         device = value;
       },
-      "cpu (default) or cuda");
+      "cpu (default) or cuda, a card for each process");
+}
+
+c10::Device device_of(const std::string& name) {
+  return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
 std::vector<std::string> long_flags(const CLI::App& command) {

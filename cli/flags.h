@@ -2,6 +2,8 @@
 // Flags that several commands share, so that they are named and explained alike, and the recipe
 // reader behind --config.
 
+#include <c10/core/Device.h>
+
 #include <CLI/CLI.hpp>
 #include <string>
 
@@ -27,6 +29,9 @@ void apply_threads(int threads);
 
 // --device cpu|cuda; cuda is refused by name where this binary or machine has none.
 void add_device(CLI::App& command, std::string& device);
+// What it names, of a command that is one process: the first card. dist::Comm::device() has it
+// where there may be several.
+c10::Device device_of(const std::string& name);
 
 // A recipe is a TOML file with one table a command, read by toml++: CLI11's own reader misreads `#`
 // inside strings. read_recipes gives the app its --config; add_config lets it stand after a

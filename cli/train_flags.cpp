@@ -178,6 +178,7 @@ train::TrainSettings settings_of(const TrainFlags& flags) {
   settings.schedule = train::parse_schedule(flags.schedule);
   settings.compute = {model::parse_precision(flags.precision),
                       model::parse_recompute(flags.recompute)};
+  settings.on_cuda = flags.device == "cuda";
   settings.shuffle = flags.shuffle == "on";
   settings.pack_mask = flags.pack_mask == "doc" ? data::PackMask::kDoc : data::PackMask::kCausal;
   settings.objective = flags.objective == "lm" ? data::Objective::kLm : data::Objective::kInstruct;

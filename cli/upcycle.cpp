@@ -23,7 +23,7 @@ constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
   std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text, gate_scale = "1",
-                          calibration;
+                          calibration, device;
   double router_std = -1;
   route::RouterRequest router;
   model::UpcycleSettings settings;
@@ -110,8 +110,9 @@ model::Certify certifier(const UpcycleFlags& flags,
   if (!is_verified(flags)) {
     return {};
   }
-  const auto text = model::verify_text(
+  auto text = model::verify_text(
       dense, flags.verify_text, kVerifyTokens);  // refused before a byte is written
+  text.device = device_of(flags.device);
   return [&dense, text, before](const std::filesystem::path& staged) {
     before();
     return model::certify_equality(dense, io::Checkpoint(staged), text);
@@ -129,10 +130,11 @@ model::Calibrate calibrator(const UpcycleFlags& flags,
     return {};
   }
   const bool own_text = !flags.calibration.empty();
-  const auto text = model::verify_text(dense,
-                                       own_text ? flags.calibration : flags.verify_text,
-                                       kVerifyTokens,
-                                       own_text ? "--calibration" : "--verify-text");
+  auto text = model::verify_text(dense,
+                                 own_text ? flags.calibration : flags.verify_text,
+                                 kVerifyTokens,
+                                 own_text ? "--calibration" : "--verify-text");
+  text.device = device_of(flags.device);
   return [&dense, &settings, text, before](const std::filesystem::path& staged) {
     before();
     return model::calibrate(dense, staged, settings, text);
@@ -239,6 +241,7 @@ void add_upcycle(CLI::App& app) {
                     "run parent and child on a text and write the equality certificate");
   command->add_option(
       "--verify-text", flags->verify_text, "the text to verify on (an embedded one)");
+  add_device(*command, flags->device);
   command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);

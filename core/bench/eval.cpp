@@ -55,7 +55,7 @@ Timing scaled(const Timing& time, double factor) {
 }
 
 // Seconds of an average forward's products: each is timed once and counts as often as it is made.
-Timing time_products(const std::vector<Product>& products, int64_t repeats) {
+Timing time_products(const std::vector<Product>& products, int64_t repeats, c10::Device device) {
   Timing sum;
   std::vector<std::pair<Product, Timing>> timed;
   for (const Product& product : products) {
@@ -64,9 +64,10 @@ Timing time_products(const std::vector<Product>& products, int64_t repeats) {
              one.first.outer == product.outer;
     });
     if (same == timed.end()) {
-      const torch::Tensor left = at::randn({product.rows, product.inner});
-      const torch::Tensor right = at::randn({product.outer, product.inner});
-      const Timing time = time_of(repeats, [&] { at::mm(left, right.t()); });
+      const torch::Tensor left = at::randn({product.rows, product.inner}).to(device);
+      const torch::Tensor right = at::randn({product.outer, product.inner}).to(device);
+      const Timing time = time_of(
+          repeats, [&] { at::mm(left, right.t()); }, device);
       same = timed.insert(timed.end(), {product, time});
     }
     const Timing each = scaled(same->second, static_cast<double>(product.count));
@@ -102,8 +103,10 @@ EvalReport measure(const model::Llama& llama,
     report.tokens_asked += request.inputs();
   }
   eval::Scores scores;
-  report.scoring =
-      time_of(repeats, [&] { scores = eval::score_requests(llama, set.requests, settings); });
+  report.scoring = time_of(
+      repeats,
+      [&] { scores = eval::score_requests(llama, set.requests, settings); },
+      llama.device());
   report.tokens_computed = scores.input_tokens;
   report.head_rows = scores.head_rows;
   report.forwards = scores.forwards;
@@ -115,7 +118,8 @@ EvalReport measure(const model::Llama& llama,
   for (const Product& product : products) {
     report.flop += product.flop() * static_cast<double>(scores.forwards);
   }
-  report.roof = scaled(time_products(products, repeats), static_cast<double>(scores.forwards));
+  report.roof = scaled(time_products(products, repeats, llama.device()),
+                       static_cast<double>(scores.forwards));
   return report;
 }
 
@@ -132,7 +136,7 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   const auto sets = settings.tasks.empty()
                         ? made_up_sets(subject.config, settings.limit.value_or(60))
                         : task_sets(tasks, eval::encoder_of(subject, asked.compat));
-  const model::Llama llama = model::Llama::load(subject.checkpoint);
+  const model::Llama llama = model::Llama::load(subject.checkpoint, {}, settings.device);
   const eval::ScoreSettings scoring = {{subject.routing.router, subject.routing.ep_ranks},
                                        settings.batch_tokens,
                                        settings.group_tokens};

@@ -23,6 +23,7 @@ struct EvalSettings {
   int64_t group_tokens = 4096;
   int64_t repeats = 3;  // after one to warm up
   route::RouterRequest router;
+  c10::Device device = c10::kCPU;
 };
 
 struct EvalReport {

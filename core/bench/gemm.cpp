@@ -55,18 +55,24 @@ double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t 
          static_cast<double>(tokens) * static_cast<double>(length);
 }
 
-ProductReport bench_product(const ProductShape& shape, int64_t repeats) {
+ProductReport bench_product(const ProductShape& shape,
+                            int64_t repeats,
+                            const at::TensorOptions& options) {
   at::manual_seed(1);
-  const at::Tensor x = at::randn({shape.m, shape.k}), w = at::randn({shape.n, shape.k});
-  const at::Tensor dy = at::randn({shape.m, shape.n});
+  const auto random = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(options); };
+  const at::Tensor x = random({shape.m, shape.k}), w = random({shape.n, shape.k});
+  const at::Tensor dy = random({shape.m, shape.n});
+  const auto time = [&](const std::function<void()>& work) {
+    return time_of(repeats, work, options.device());
+  };
   at::Tensor y = at::empty_like(dy), dx = at::empty_like(x), dw = at::empty_like(w);
   ProductReport report{shape, {}, {}};
-  report.library[0] = time_of(repeats, [&] { at::mm_out(y, x, w.t()); });
-  report.library[1] = time_of(repeats, [&] { at::mm_out(dx, dy, w); });
-  report.library[2] = time_of(repeats, [&] { at::mm_out(dw, dy.t(), x); });
-  report.ours[0] = time_of(repeats, [&] { kernels::product_out(y, x, w.t()); });
-  report.ours[1] = time_of(repeats, [&] { kernels::product_out(dx, dy, w); });
-  report.ours[2] = time_of(repeats, [&] { kernels::product_out(dw, dy.t(), x); });
+  report.library[0] = time([&] { at::mm_out(y, x, w.t()); });
+  report.library[1] = time([&] { at::mm_out(dx, dy, w); });
+  report.library[2] = time([&] { at::mm_out(dw, dy.t(), x); });
+  report.ours[0] = time([&] { kernels::product_out(y, x, w.t()); });
+  report.ours[1] = time([&] { kernels::product_out(dx, dy, w); });
+  report.ours[2] = time([&] { kernels::product_out(dw, dy.t(), x); });
   return report;
 }
 

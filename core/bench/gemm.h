@@ -1,6 +1,9 @@
 #pragma once
 // The roof: what this machine's products reach at the shapes that hold a model's arithmetic, by
-// LibTorch's at::mm and by our own (kernels/gemm.h), in f32 and in the same run.
+// LibTorch's at::mm and by our own (kernels/gemm.h), in f32 and in the same run. On a card ours are
+// LibTorch's.
+
+#include <ATen/core/Tensor.h>
 
 #include <string>
 #include <vector>
@@ -31,7 +34,10 @@ struct ProductReport {
   Timing library[3];  // y, d x, d w by at::mm
   Timing ours[3];
 };
-ProductReport bench_product(const ProductShape& shape, int64_t repeats);
+// Of f32 on the host, or of the type and on the device that `options` say.
+ProductReport bench_product(const ProductShape& shape,
+                            int64_t repeats,
+                            const at::TensorOptions& options = {});
 
 // Operations a second of products like these, each kind weighted by what it holds, from the best
 // times of at::mm.

@@ -4,7 +4,10 @@
 
 #include "core/base/error.h"
 #include "core/model/moe_layer.h"
+#include "kernels/graph.h"
 #include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
+#include "kernels/row_ops.h"
 
 namespace moe::bench {
 
@@ -22,13 +25,15 @@ struct World {
 World make_world(const LayerSettings& settings) {
   torch::manual_seed(1);
   const int64_t experts = settings.experts;
-  return {at::randn({settings.tokens, settings.width}),
-          {at::randn({experts, settings.width}) * 0.02,
-           at::randn({experts, 2 * settings.inner, settings.width}) * 0.02,
-           at::randn({experts, settings.width, settings.inner}) * 0.02},
+  const auto there = [&](const Tensor& made) { return made.to(settings.device); };
+  return {there(at::randn({settings.tokens, settings.width}))
+              .to(settings.bf16 ? at::kBFloat16 : at::kFloat),
+          {there(at::randn({experts, settings.width}) * 0.02),
+           there(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
+           there(at::randn({experts, settings.width, settings.inner}) * 0.02)},
           route::spread_over_ranks(settings.tokens,
                                    settings.ep_ranks == 0 ? experts : settings.ep_ranks),
-          at::arange(experts, at::kFloat) * -settings.skew};
+          there(at::arange(experts, at::kFloat) * -settings.skew)};
 }
 
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
@@ -74,9 +79,54 @@ void run_products(const World& world, const Tensor& rows, const std::vector<int6
   kernels::grouped_swiglu(x, gate_up, down, loads).sum().backward();
 }
 
+// The same where the loads stay on the card, as the layer runs them there.
+void run_products_there(const World& world, const Tensor& rows, const Tensor& ends) {
+  const Tensor x = leaf(rows);
+  const Tensor gate_up = leaf(world.weights.gate_up), down = leaf(world.weights.down);
+  kernels::grouped_swiglu(x, gate_up, down, ends).sum().backward();
+}
+
+Timing time_products(const LayerSettings& settings,
+                     const World& world,
+                     const route::Routing& routing,
+                     const std::vector<int64_t>& loads,
+                     const Tensor& gathered) {
+  if (settings.device.is_cpu() || routing.input.dropless) {
+    return time_of(
+        settings.repeats, [&] { run_products(world, gathered, loads); }, settings.device);
+  }
+  const route::Plan& plan = routing.plan;
+  const kernels::RowLayout layout = kernels::lay_out_rows(plan.token,
+                                                          plan.expert,
+                                                          plan.choice,
+                                                          plan.count,
+                                                          plan.rows,
+                                                          settings.tokens,
+                                                          routing.input.k + 2);
+  const Tensor rows = kernels::gather_rows(world.x, layout);
+  return time_of(
+      settings.repeats, [&] { run_products_there(world, rows, layout.ends); }, settings.device);
+}
+
+// The forward as evaluation runs it, launch by launch and recorded.
+void time_forward(const LayerSettings& settings,
+                  const World& world,
+                  const route::RouterSettings& router,
+                  LayerReport& report) {
+  const at::NoGradGuard no_gradients;
+  Tensor y;
+  const auto forward = [&] {
+    const auto routing = route_once(world, world.x, world.weights.router, router);
+    y = model::run_experts(world.x, world.weights, routing, 1.0);
+  };
+  report.forward = time_of(settings.repeats, forward, settings.device);
+  const auto recorded = kernels::record_work(forward, settings.device);
+  report.graph = time_of(
+      settings.repeats, [&] { recorded->replay(); }, settings.device);
+}
+
 // [R, D] x [D, 2F] and [R, F] x [F, D], and the two products of each one's gradient.
-void run_roof(const World& world, const Tensor& rows) {
-  const Tensor gate_up = world.weights.gate_up[0], down = world.weights.down[0];
+void run_roof(const Tensor& gate_up, const Tensor& down, const Tensor& rows) {
   const Tensor hidden = at::mm(rows, gate_up.t());           // [R, 2F]
   const Tensor inner = hidden.narrow(1, 0, down.size(1));    // [R, F]
   const Tensor out = at::mm(inner, down.t());                // [R, D]
@@ -98,27 +148,39 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
   report.flop = 18.0 * static_cast<double>(rows) * static_cast<double>(settings.width) *
                 static_cast<double>(settings.inner);
   const Tensor gathered = world.x.index_select(0, routing.plan.token.narrow(0, 0, rows));
-  report.roof = time_of(settings.repeats, [&] { run_roof(world, gathered); });
-  report.products =
-      time_of(settings.repeats, [&] { run_products(world, gathered, report.counted.load); });
-  report.routing = time_of(settings.repeats, [&] { run_routing(world, router); });
-  report.counting = time_of(settings.repeats, [&] {
-    route::read_counters({route::count_plan(routing.input, routing.plan, router)});
-  });
+  const auto time = [&](const std::function<void()>& work) {
+    return time_of(settings.repeats, work, settings.device);
+  };
+  const auto type = gathered.scalar_type();
+  const Tensor operands = kernels::operand(gathered, type);
+  const Tensor gate_up = kernels::operand(world.weights.gate_up[0], type);
+  const Tensor down = kernels::operand(world.weights.down[0], type);
+  report.roof = time([&] { run_roof(gate_up, down, operands); });
+  report.products = time_products(settings, world, routing, report.counted.load, gathered);
+  report.routing = time([&] { run_routing(world, router); });
+  report.counting =
+      time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });
   if (settings.whole) {
-    report.layer = time_of(settings.repeats, [&] { run_layer(world, router); });
+    report.layer = time([&] { run_layer(world, router); });
+  }
+  if (settings.graph) {
+    time_forward(settings, world, router, report);
   }
   return report;
 }
 
 OrderedJson to_json(const LayerSettings& settings) {
-  return {{"tokens", settings.tokens},
-          {"width", settings.width},
-          {"inner", settings.inner},
-          {"experts", settings.experts},
-          {"ep_ranks", settings.ep_ranks == 0 ? settings.experts : settings.ep_ranks},
-          {"skew", settings.skew},
-          {"repeats", settings.repeats}};
+  OrderedJson json = {{"tokens", settings.tokens},
+                      {"width", settings.width},
+                      {"inner", settings.inner},
+                      {"experts", settings.experts},
+                      {"ep_ranks", settings.ep_ranks == 0 ? settings.experts : settings.ep_ranks},
+                      {"skew", settings.skew},
+                      {"repeats", settings.repeats}};
+  if (settings.bf16) {
+    json["precision"] = "bf16";
+  }
+  return json;
 }
 
 OrderedJson to_json(const LayerReport& report) {
@@ -130,6 +192,10 @@ OrderedJson to_json(const LayerReport& report) {
                       {"counting", to_json(report.counting)}};
   if (report.layer.median_s > 0) {
     json["layer"] = to_json(report.layer);
+  }
+  if (report.graph.median_s > 0) {
+    json["forward"] = to_json(report.forward);
+    json["graph"] = to_json(report.graph);
   }
   json["rows"] = report.counted.rows();
   json["dropped_requests"] = report.counted.dropped_requests;

@@ -20,6 +20,9 @@ struct LayerSettings {
   double skew = 0;      // added to the logits: expert j gets -skew * j, so that loads differ
   int64_t repeats = 7;  // after one to warm up; medians are reported
   bool whole = true;    // false: routing and products only
+  c10::Device device = c10::kCPU;
+  bool bf16 = false;   // products of rows rounded to bf16, as --precision bf16
+  bool graph = false;  // also the forward alone, launched and recorded (kernels/graph.h)
 };
 
 struct LayerReport {
@@ -29,6 +32,8 @@ struct LayerReport {
   Timing routing;   // logits, plan, weights, losses, counters, and their gradients
   Timing counting;  // the counters alone, read back to the host
   Timing layer;     // all of it, with gathering and combining
+  // With settings.graph, without gradients: launched by the host, and replayed.
+  Timing forward, graph;
   double flop = 0;  // of the products, forward and backward: 18 D F a row
   route::CounterValues counted;
 };

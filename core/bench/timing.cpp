@@ -1,6 +1,7 @@
 #include "core/bench/timing.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <ctime>
@@ -13,10 +14,26 @@ namespace moe::bench {
 
 bool times_cpu() { return at::get_num_threads() == 1; }
 
-double clock_now_s() {
+namespace {
+
+double read_clock(clockid_t clock) {
   timespec now{};
-  clock_gettime(times_cpu() ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+double clock_now_s() {
+  return read_clock(times_cpu() ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC);
+}
+
+double clock_now_s(c10::Device device) {
+  if (device.is_cpu()) {
+    return clock_now_s();
+  }
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  return read_clock(CLOCK_MONOTONIC);
 }
 
 Timing timing_of(std::vector<double> seconds) {
@@ -30,13 +47,13 @@ OrderedJson to_json(const Timing& time) {
           {"worst_ms", time.worst_s * 1e3}};
 }
 
-Timing time_of(int64_t repeats, const std::function<void()>& work) {
+Timing time_of(int64_t repeats, const std::function<void()>& work, c10::Device device) {
   work();
   std::vector<double> seconds;
   for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-    const double start = clock_now_s();
+    const double start = clock_now_s(device);
     work();
-    seconds.push_back(clock_now_s() - start);
+    seconds.push_back(clock_now_s(device) - start);
   }
   return timing_of(std::move(seconds));
 }

@@ -43,7 +43,7 @@ class Scratch {
   std::filesystem::path path_;
 };
 
-model::Llama synthetic(const std::string& name) {
+model::Llama synthetic(const std::string& name, c10::Device device) {
   const bool is_small = name == "S";
   const Scratch scratch;
   const OrderedJson config = {{"architectures", {"LlamaForCausalLM"}},
@@ -66,14 +66,14 @@ model::Llama synthetic(const std::string& name) {
   settings.experts = 8;
   settings.router = route::parse_router("top2:cf=inf");
   model::init(model::plan_init(settings), settings);
-  return model::Llama::load(io::Checkpoint(settings.out));
+  return model::Llama::load(io::Checkpoint(settings.out), {}, device);
 }
 
-model::Llama load(const std::string& model) {
+model::Llama load(const std::string& model, c10::Device device) {
   const auto& names = synthetic_models();
   return std::find(names.begin(), names.end(), model) != names.end()
-             ? synthetic(model)
-             : model::Llama::load(io::Checkpoint(model));
+             ? synthetic(model, device)
+             : model::Llama::load(io::Checkpoint(model), {}, device);
 }
 
 data::Batch random_batch(const TrainBenchSettings& settings, int64_t vocabulary, Random& random) {
@@ -147,9 +147,9 @@ void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& r
   const ProcessUse before = process_use();
   std::vector<double> seconds;
   for (int64_t i = 0; i < settings.repeats; ++i) {
-    const double start = clock_now_s();
+    const double start = clock_now_s(settings.device);
     const train::StepLosses losses = steps.step();
-    seconds.push_back(clock_now_s() - start);
+    seconds.push_back(clock_now_s(settings.device) - start);
     report.tokens = losses.tokens;
     report.last_loss = losses.loss;
     report.counted = route::total_of(losses.layers).sum;
@@ -167,7 +167,7 @@ void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& r
 TrainReport bench_train(const TrainBenchSettings& settings) {
   TrainReport report;
   const double start = clock_now_s();
-  model::Llama model = load(settings.model);
+  model::Llama model = load(settings.model, settings.device);
   report.load_s = clock_now_s() - start;
   Steps steps(settings, std::move(model));
   report.router = steps.router();
@@ -188,9 +188,13 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
   const auto shapes = product_shapes(config, report.tokens, report.counted.rows() / layers);
   report.flop = attention_flop(config, report.tokens, settings.length);
   std::vector<ProductReport> products;
+  // The CPU multiplies bf16 in f32 (kernels/linear.h).
+  const bool is_bf16 = settings.device.is_cuda() && settings.precision == model::Precision::kBf16;
+  const auto options =
+      at::TensorOptions(settings.device).dtype(is_bf16 ? at::kBFloat16 : at::kFloat);
   for (const auto& shape : shapes) {
     report.flop += shape.flop;
-    products.push_back(bench_product(shape, 5));
+    products.push_back(bench_product(shape, 5, options));
   }
   report.roof_flops = roof_flops(products);
   return report;

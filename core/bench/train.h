@@ -28,6 +28,7 @@ struct TrainBenchSettings {
   model::Precision precision = model::Precision::kF32;
   int64_t rows = 2, length = 512;  // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
+  c10::Device device = c10::kCPU;
 };
 
 struct TrainReport {

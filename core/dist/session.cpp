@@ -39,11 +39,7 @@ torch::Device pick_device(const RankSettings& settings, int64_t local_rank) {
     return at::kCPU;
   }
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  if (local_rank >= guard.deviceCount()) {
-    throw UserError("rank {} of this host finds {} GPUs; start at most one rank a GPU",
-                    local_rank,
-                    guard.deviceCount());
-  }
+  check_card(local_rank, guard.deviceCount());
   const torch::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
   return device;
@@ -172,10 +168,25 @@ void take_part(const Environment& environment,
 
 }  // namespace
 
+void check_card(int64_t local_rank, int64_t cards) {
+  if (local_rank >= cards) {
+    throw UserError(
+        "--device cuda: rank {} of this host wants card {}, and there {} {}; give --ranks at most "
+        "the number of cards, or use --device cpu",
+        local_rank,
+        local_rank,
+        cards == 1 ? "is" : "are",
+        cards);
+  }
+}
+
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
   const Environment environment = read_environment(process_variables());
   check(settings, environment);
   if (environment.is_alone() && settings.ranks > 1) {
+    if (settings.on_cuda) {  // said once, before any rank is started
+      check_card(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
+    }
     return launch(settings);
   }
   const torch::Device device = pick_device(settings, environment.local_rank);

@@ -47,6 +47,7 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
   report.adds_bos = subject.adds_bos;
   report.limit = settings.limit;
   report.batch_tokens = settings.batch_tokens;
+  report.device = settings.device.str();
   report.compat = settings.compat;
   if (subject.config.moe) {
     report.router = route::to_string(subject.routing.router);

@@ -42,6 +42,7 @@ struct RunReport {
       0;  // tokens of a routing group (all ranks); 0 = scores do not depend on groups
   int64_t batch_tokens = 0;  // 0 = auto
   double seconds = 0;        // wall time of the scoring
+  std::string device = "cpu";
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // a mixture's; its tasks are those above
   Compat compat = Compat::kCurrent;

@@ -174,7 +174,7 @@ OrderedJson results_json(const RunReport& report) {
       {"batch_size",
        report.batch_tokens > 0 ? OrderedJson(report.batch_tokens) : OrderedJson("auto")},
       {"batch_size_unit", "tokens"},
-      {"device", "cpu"},
+      {"device", report.device},
       {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
       {"bootstrap_iters", 100000}};
   json["max_length"] = report.window;

@@ -239,10 +239,10 @@ void check_numbers(const TrainSettings& settings) {
                     *settings.min_lr,
                     settings.lr);
   }
-  if (settings.compute.precision == model::Precision::kTf32) {
+  if (settings.compute.precision == model::Precision::kTf32 && !settings.on_cuda) {
     throw UserError(
-        "--precision tf32: CUDA cards alone multiply in TF32, and this version trains on the CPU; "
-        "use fp32 or bf16");
+        "--precision tf32: CUDA cards alone multiply in TF32, and this run is on the CPU; use fp32 "
+        "or bf16, or --device cuda");
   }
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
@@ -286,6 +286,9 @@ std::string to_toml(const TrainSettings& settings) {
   toml.number("seed", settings.seed);
   if (settings.threads > 0) {
     toml.number("threads", settings.threads);
+  }
+  if (settings.on_cuda) {
+    toml.text("device", "cuda");
   }
   return fmt::format(
       "# moe {}: again with `moe train --config FILE --force`, or another -o{}\n[train]\n{}",

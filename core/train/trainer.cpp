@@ -1,5 +1,7 @@
 #include "core/train/trainer.h"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,6 +23,7 @@
 #include "core/train/trainable.h"
 #include "core/train/training_data.h"
 #include "core/train/updater.h"
+#include "kernels/stream.h"
 
 namespace moe::train {
 
@@ -30,9 +33,12 @@ namespace {
 model::Llama load_model(const io::Checkpoint& checkpoint,
                         const TrainSettings& settings,
                         dist::World& world) {
-  model::Llama model = model::Llama::load(checkpoint, world.layout);
+  model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
   model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
   model.set_compute(settings.compute);
+  if (settings.compute.precision == model::Precision::kTf32) {
+    at::globalContext().setAllowTF32CuBLAS(true);  // of this process: LibTorch has no finer switch
+  }
   model.add_lora(settings.lora, settings.seed);
   return model;
 }
@@ -190,6 +196,9 @@ class Run {
     record.step = ++position_.step;
     move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
+    if (const auto device = model_.device(); device.is_cuda()) {
+      record.card_memory = kernels::card_peak_bytes(device.index());
+    }
     record.data_wait_seconds = data_wait.count();
     record.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -40,10 +40,32 @@ TEST_CASE("a missing or impossible value is exit code 2 with the flag's name", "
   CHECK(word.err.find("--max-tokens") != std::string::npos);
 }
 
+// Of a machine without a card; where there is one, the folder x is what is missing.
 TEST_CASE("cuda is refused by name where it cannot run", "[cli]") {
-  const auto result = run_moe({"generate", "x", "--prompt", "a", "--device", "cuda"});
-  CHECK(result.exit_code == 2);
-  CHECK(result.err.find("--device cuda") != std::string::npos);
+  const std::vector<std::vector<std::string>> commands = {
+      {"generate", "x", "--prompt", "a"},
+      {"train", "x", "--data", "y", "-o", "z"},
+      {"eval", "x", "--requests", "y"},
+      {"upcycle", "x", "-o", "y", "--verify"},
+      {"bench", "layer"},
+      {"bench", "train", "x"},
+      {"bench", "eval", "x"},
+      {"bench", "gemm", "x"},
+  };
+  for (auto command : commands) {
+    command.insert(command.end(), {"--device", "cuda"});
+    const auto result = run_moe(command);
+    CAPTURE(result.err);
+    if (result.err.find("no CUDA device") == std::string::npos) {
+      MOE_SKIP("there is a GPU");
+    }
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.find("moe: --device cuda: no CUDA device: ") == 0);
+    CHECK(result.err.find("; or use --device cpu\n") != std::string::npos);
+  }
+  const auto unknown = run_moe({"generate", "x", "--prompt", "a", "--device", "tpu"});
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.err.find("--device 'tpu' is unknown; known: cpu, cuda") != std::string::npos);
 }
 
 TEST_CASE("a recipe gives flags, the command line wins, other tables are left", "[cli]") {

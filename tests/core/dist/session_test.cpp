@@ -17,6 +17,7 @@
 #include "core/dist/together.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
+#include "tests/support/user_error.h"
 
 using namespace moe;
 using Catch::Matchers::Contains;
@@ -142,6 +143,13 @@ TEST_CASE("the program of a rank", "[.]") {
   }
   std::fflush(nullptr);
   std::_Exit(0);
+}
+
+TEST_CASE("a rank without a card of its own is refused") {
+  CHECK(moe::test::user_error_of([] { moe::dist::check_card(1, 2); }) == "");
+  CHECK(moe::test::user_error_of([] { moe::dist::check_card(1, 1); }) ==
+        "--device cuda: rank 1 of this host wants card 1, and there is 1; give --ranks at most the "
+        "number of cards, or use --device cpu");
 }
 
 TEST_CASE("rank 0 speaks, and cores are shared out") {

@@ -1,0 +1,80 @@
+// Scores on a card against those of the CPU. In a build without CUDA the card is an emulated one
+// (tests/support/emulated_cuda).
+
+#include "core/eval/score.h"
+
+#include <torch/types.h>
+
+#include <random>
+
+#include "core/model/upcycle.h"
+#include "tests/support/card.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe::eval {
+namespace {
+
+// Sums of at most 64 terms in another order, 3 layers deep, of logits of order 1, over up to 12
+// tokens: 64 * 2^-24 * a few * 12.
+constexpr double kTolerance = 1e-4;
+
+// Questions of four choices behind one context each, of mixed lengths.
+std::vector<Request> questions() {
+  std::mt19937_64 random(7);
+  const auto token = [&] { return static_cast<int64_t>(random() % 64); };
+  std::vector<Request> requests;
+  for (int question = 0; question < 6; ++question) {
+    std::vector<int64_t> context(5 + random() % 30);
+    std::generate(context.begin(), context.end(), token);
+    for (int choice = 0; choice < 4; ++choice) {
+      Request request;
+      request.tokens = context;
+      request.scored = 1 + static_cast<int64_t>(random() % 9);
+      for (int64_t i = 0; i < request.scored; ++i) {
+        request.tokens.push_back(token());
+      }
+      requests.push_back(std::move(request));
+    }
+  }
+  return requests;
+}
+
+}  // namespace
+
+TEST_CASE("scores and counters on a card are those of the CPU", "[eval][gpu]") {
+  MOE_NEED_CARD();
+  for (const std::string router : {"", "top1+ir+fr", "top2:cf=inf", "topp:0.5"}) {
+    INFO("router '" << router << "'");
+    const test::TempDir folder;
+    test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
+    std::filesystem::path name = folder / "dense";
+    if (!router.empty()) {
+      const io::Checkpoint parent(folder / "dense");
+      model::UpcycleSettings settings;
+      settings.out = name = folder / "moe";
+      settings.router = route::parse_router(router);
+      settings.router_std = 1.0;
+      settings.ep_ranks = 2;
+      model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+    }
+    const auto scored = [&](at::Device device) {
+      const auto llama = model::Llama::load(io::Checkpoint(name), {}, device);
+      ScoreSettings settings;
+      settings.routing = llama.default_routing();
+      return score_requests(llama, questions(), settings);
+    };
+    const Scores card = scored(test::kCard), host = scored(at::kCPU);
+    REQUIRE(card.scores.size() == host.scores.size());
+    for (size_t i = 0; i < host.scores.size(); ++i) {
+      CHECK(std::abs(card.scores[i].logprob - host.scores[i].logprob) < kTolerance);
+      CHECK(card.scores[i].is_greedy == host.scores[i].is_greedy);
+    }
+    REQUIRE(card.counters.size() == host.counters.size());
+    for (size_t layer = 0; layer < host.counters.size(); ++layer) {
+      CHECK(card.counters[layer].load == host.counters[layer].load);
+    }
+  }
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,139 @@
+// Runs of training on a card against the run of the CPU, and ranks that share one card against one
+// rank. In a build without CUDA the card is an emulated one (tests/support/emulated_cuda).
+
+#include "core/dist/process_group.h"
+#include "core/dist/solo.h"
+#include "core/dist/threads.h"
+#include "tests/support/card.h"
+#include "tests/support/time_limit.h"
+#include "tests/support/train_world.h"
+
+using namespace moe;
+using namespace moe::train;
+using namespace moe::test;
+
+namespace {
+
+constexpr int kSeconds = 240;
+
+double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
+
+// Sums in another order: 1e-6 of a loss in the first step. AdamW steps by lr whatever the size of
+// the gradient, so that a weight whose gradient is all rounding goes its own way by lr a step:
+// 1e-3 of weights of order 0.1.
+constexpr double kSameRun = 1e-3;
+
+std::vector<StepRecord> train_on(TrainWorld& world, dist::Comm& comm, const std::string& run) {
+  world.settings.run = world.dir / run;
+  world.settings.on_cuda = comm.device().is_cuda();
+  std::vector<StepRecord> records;
+  TrainCallbacks callbacks;
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  train::train(world.settings, callbacks, &comm);
+  return records;
+}
+
+std::vector<StepRecord> train_alone(TrainWorld& world, at::Device device, const std::string& run) {
+  const auto comm = dist::solo_comm(device);
+  return train_on(world, *comm, run);
+}
+
+void check_same(const std::vector<StepRecord>& records, const std::vector<StepRecord>& truth) {
+  REQUIRE(records.size() == truth.size());
+  for (size_t i = 0; i < truth.size(); ++i) {
+    INFO("step " << i + 1);
+    CHECK(relative(records[i].loss, truth[i].loss) < kSameRun);
+    CHECK(relative(records[i].grad_norm, truth[i].grad_norm) < 10 * kSameRun);
+  }
+}
+
+struct FiveSteps : TrainWorld {
+  explicit FiveSteps(const std::string& router) : TrainWorld(router) {
+    settings.steps = 5;
+    settings.lr = 1e-3;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("five steps on a card have the losses of the CPU", "[train][gpu]") {
+  MOE_NEED_CARD();
+  const TimeLimit limit(kSeconds);
+  for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+    INFO("router '" << router << "'");
+    FiveSteps world(router);
+    check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
+  }
+}
+
+TEST_CASE("bf16 moments and products train on a card", "[train][gpu]") {
+  MOE_NEED_CARD();
+  const TimeLimit limit(kSeconds);
+  FiveSteps world("top2:cf=inf");
+  world.settings.adamw.moments = MomentType::kBF16;
+  check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
+  world.settings.compute.precision = model::Precision::kBf16;
+  const auto card = train_alone(world, kCard, "card16");
+  const auto host = train_alone(world, at::kCPU, "host16");
+  for (size_t i = 0; i < host.size(); ++i) {
+    CHECK(relative(card[i].loss, host[i].loss) < 0.02);  // products of 8 bits, rounded elsewhere
+  }
+}
+
+TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[train][gpu]") {
+  MOE_NEED_CARD();
+  const TimeLimit limit(kSeconds);
+  FiveSteps world("top1");
+  const auto whole = train_alone(world, kCard, "whole");
+  const auto comm = dist::solo_comm(kCard);
+  TrainCallbacks callbacks;
+  int64_t done = 0;
+  callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
+  callbacks.stop_requested = [&] { return done == 3; };
+  world.settings.run = world.dir / "stopped";
+  CHECK_THROWS_AS(train::train(world.settings, callbacks, comm.get()), Interrupted);
+  const auto rest = train_on(world, *comm, "stopped");
+  REQUIRE(rest.size() == 2);
+  CHECK(relative(rest[1].loss, whole[4].loss) < 1e-6);  // sums by atomics may differ on a card
+}
+
+TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
+  MOE_NEED_CARD();
+  const TimeLimit limit(kSeconds);
+  for (const std::string router : {"top1+ir+fr", "topp:0.4"}) {
+    FiveSteps world(router);
+    world.settings.steps = 3;
+    world.settings.micro_batch = 8;
+    const auto truth = train_alone(world, kCard, "one");
+    for (const int64_t ranks : {2, 4, 8}) {
+      INFO("router " << router << ", " << ranks << " ranks");
+      std::vector<StepRecord> records;
+      world.settings.run = world.dir / fmt::format("of{}", ranks);
+      dist::run_as_threads(
+          ranks,
+          [&](dist::Comm& comm) {
+            TrainCallbacks callbacks;
+            callbacks.on_step = [&](const StepRecord& record) {
+              if (comm.rank() == 0) {
+                records.push_back(record);
+              }
+            };
+            train::train(world.settings, callbacks, &comm);
+          },
+          kCard);
+      check_same(records, truth);
+    }
+  }
+}
+
+TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
+  if (is_emulated() || !has_card()) {
+    MOE_SKIP("no GPU");
+  }
+  FiveSteps world("top1");
+  const auto membership =
+      std::make_shared<dist::Membership>(dist::local_store(), 0, 1, dist::Seconds{30});
+  membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{30});
+  const auto comm = dist::process_comm(membership, kCard);
+  check_same(train_on(world, *comm, "nccl"), train_alone(world, kCard, "alone"));
+}
