@@ -76,6 +76,11 @@ std::string table_of(const bench::LayerReport& report) {
                     report.layer,
                     rate(report.layer),
                     fmt::format("{:.0f} % of the roof", percent(report.roof, report.layer)));
+    table += "  in parts, once:";
+    for (const auto& [name, seconds] : report.parts_s) {
+      table += fmt::format(" {} {:.2f} ms", name, 1e3 * seconds);
+    }
+    table += fmt::format("; peak memory {} MiB\n", report.peak_bytes >> 20);
   }
   if (report.graph.median_s > 0) {
     table += row_of("forward", report.forward, "", "without gradients, launched by the host");

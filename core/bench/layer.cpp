@@ -1,9 +1,12 @@
 #include "core/bench/layer.h"
 
+#include <ATen/record_function.h>
 #include <torch/types.h>
 
 #include "core/base/error.h"
+#include "core/bench/environment.h"
 #include "core/model/moe_layer.h"
+#include "core/model/timeline.h"
 #include "kernels/graph.h"
 #include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"
@@ -42,6 +45,7 @@ route::Routing route_once(const World& world,
                           const Tensor& x,
                           const Tensor& router_weight,
                           const route::RouterSettings& router) {
+  RECORD_USER_SCOPE("routing");
   return route::route(model::router_logits(x, router_weight) + world.skew, router, world.group);
 }
 
@@ -144,6 +148,9 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
   report.router = route::to_string(router);
   const auto routing = route_once(world, world.x, world.weights.router, router);
   report.counted = route::read_counters({routing.counters})[0];
+  if (!router.capacity_factor) {
+    report.counted.padding = 0;  // no slot beyond the rows that there are
+  }
   const int64_t rows = report.counted.rows();
   report.flop = 18.0 * static_cast<double>(rows) * static_cast<double>(settings.width) *
                 static_cast<double>(settings.inner);
@@ -162,10 +169,14 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
       time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });
   if (settings.whole) {
     report.layer = time([&] { run_layer(world, router); });
+    model::Timeline timeline;
+    run_layer(world, router);
+    report.parts_s = timeline.finish({});
   }
   if (settings.graph) {
     time_forward(settings, world, router, report);
   }
+  report.peak_bytes = process_use().peak_bytes;
   return report;
 }
 
@@ -192,6 +203,9 @@ OrderedJson to_json(const LayerReport& report) {
                       {"counting", to_json(report.counting)}};
   if (report.layer.median_s > 0) {
     json["layer"] = to_json(report.layer);
+    for (const auto& [name, seconds] : report.parts_s) {
+      json["parts_ms"][name] = seconds * 1e3;
+    }
   }
   if (report.graph.median_s > 0) {
     json["forward"] = to_json(report.forward);
@@ -203,6 +217,7 @@ OrderedJson to_json(const LayerReport& report) {
   json["ir_tokens"] = report.counted.ir_tokens;
   json["padding"] = report.counted.padding;
   json["load_max_over_mean"] = report.counted.load_max_over_mean();
+  json["peak_bytes"] = report.peak_bytes;
   return json;
 }
 

@@ -4,6 +4,7 @@
 // model width, F expert width, E experts.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct LayerReport {
   Timing routing;   // logits, plan, weights, losses, counters, and their gradients
   Timing counting;  // the counters alone, read back to the host
   Timing layer;     // all of it, with gathering and combining
+  std::map<std::string, double> parts_s;  // of the layer, each once (core/model/timeline.h)
+  uint64_t peak_bytes = 0;                // of the process, by the end of this router
   // With settings.graph, without gradients: launched by the host, and replayed.
   Timing forward, graph;
   double flop = 0;  // of the products, forward and backward: 18 D F a row

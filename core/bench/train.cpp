@@ -123,6 +123,7 @@ class Steps {
 
   const model::ModelConfig& config() const { return model_.config(); }
   std::string router() const { return config().moe ? to_string(routing_.router) : ""; }
+  bool has_buffers() const { return routing_.router.capacity_factor.has_value(); }
   int64_t parameters() const {
     return std::accumulate(
         trained_.begin(), trained_.end(), int64_t{0}, [](int64_t sum, const auto& one) {
@@ -173,6 +174,9 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
   report.router = steps.router();
   report.parameters = steps.parameters();
   time_steps(settings, steps, report);
+  if (!steps.has_buffers()) {
+    report.counted.padding = 0;  // no slot beyond the rows that there are
+  }
   if (settings.profiled > 0) {
     model::Timeline timeline;
     for (int64_t i = 0; i < settings.profiled; ++i) {

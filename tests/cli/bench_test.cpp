@@ -50,10 +50,15 @@ TEST_CASE("bench measures a layer with every family of router", "[cli]") {
       CHECK(layer[part]["best_ms"] <= layer[part]["median_ms"]);
       CHECK(layer[part]["median_ms"] <= layer[part]["worst_ms"]);
     }
+    for (const char* part : {"routing", "permute", "experts", "combine"}) {
+      CHECK(layer["parts_ms"][part] > 0);
+    }
+    CHECK(layer["peak_bytes"] > 0);
     CHECK(layer["flop"] == 18.0 * layer["rows"].get<double>() * 16 * 12);
   }
   CHECK(json["layers"][0]["rows"].get<int>() + json["layers"][0]["dropped_requests"].get<int>() ==
         96);
+  CHECK(json["layers"][1]["padding"] == 0);  // top-p has no slots
   CHECK(json["layers"][3]["router"] == "top2+ir+fr");
 
   const auto table = run_moe(with({"bench", "route"}, kSmall));
