@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "kernels/vector_math.h"
 
@@ -89,31 +90,56 @@ void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, 
   }
 }
 
-// The same of a b whose rows lie in order.
-void copy_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
-  for (int64_t p = 0; p < k; ++p, to += width) {
-    read(b.from(p, 0), columns, to);
-    std::fill(to + columns, to + width, 0.0F);
+// The same for every strip of a b whose rows lie in order: whole rows, as memory likes to be read.
+void copy_strips(const MatrixView& b, int64_t k, std::span<const Strip> strips, float* buffer) {
+  for (int64_t p = 0; p < k; ++p) {
+    float* to = buffer;
+    for (const Strip& strip : strips) {
+      float* row = to + p * strip.stride;
+      read(b.from(p, strip.first), strip.columns, row);
+      std::fill(row + strip.columns, row + strip.stride, 0.0F);
+      to += k * strip.stride;
+    }
   }
 }
 
-// to[strip][p * 6 + i] = a(strip * 6 + i, p), of rows that follow each other in memory.
+// Asks for numbers that follow each other in memory; what lies past its end is not read.
+void fetch(const MatrixView& from, int64_t count) {
+  const int64_t bytes = count * (from.numbers == Numbers::kBF16 ? 2 : 4);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
+  }
+}
+
+// to[strip][p * 6 + i] = a(strip * 6 + i, p), of rows that follow each other in memory. Some
+// columns at a time, so that what is written next to each other is written one after the other.
 void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
-  std::array<float, kRowsOfBlock> widened;
-  for (int64_t p = 0; p < k; ++p) {
-    const MatrixView column = a.from(0, p);
-    const float* from = widened.data();
-    if (a.numbers == Numbers::kF32) {
-      from = column.floats();
-    } else {
-      read(column, rows, widened.data());
+  constexpr int64_t kColumns = 16;
+  std::array<float, kRowsOfBlock * kColumns> widened;
+  for (int64_t p = 0; p < k; p += kColumns) {
+    const int64_t columns = std::min(kColumns, k - p);
+    const float* from = a.from(0, p).floats();
+    int64_t stride = a.column;
+    for (int64_t next = p + columns; next < std::min(p + 2 * kColumns, k); ++next) {
+      fetch(a.from(0, next), rows);  // they lie pages apart, which no core foresees
     }
-    int64_t i = 0;
-    for (; i + kTileRows <= rows; i += kTileRows) {
-      std::memcpy(to + i * k + p * kTileRows, from + i, kTileRows * sizeof(float));
+    if (a.numbers != Numbers::kF32) {
+      for (int64_t q = 0; q < columns; ++q) {
+        read(a.from(0, p + q), rows, widened.data() + q * kRowsOfBlock);
+      }
+      from = widened.data();
+      stride = kRowsOfBlock;
     }
-    for (; i < rows; ++i) {
-      to[i / kTileRows * kTileRows * k + p * kTileRows + i % kTileRows] = from[i];
+    for (int64_t i = 0; i < rows; i += kTileRows) {
+      float* six = to + i * k + p * kTileRows;
+      const int64_t height = std::min(kTileRows, rows - i);
+      for (int64_t q = 0; q < columns; ++q) {
+        if (height == kTileRows) {
+          std::memcpy(six + q * kTileRows, from + q * stride + i, kTileRows * sizeof(float));
+        } else {
+          std::copy_n(from + q * stride + i, height, six + q * kTileRows);
+        }
+      }
     }
   }
 }
@@ -129,19 +155,25 @@ int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, i
 std::vector<Strip> strips_of(
     const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k, float* buffer) {
   std::vector<Strip> strips;
+  float* next = buffer;
+  size_t in_place = 0;
   for (int64_t j = 0; j < n;) {
     const int64_t vectors = vectors_for(kernel, n - j), width = vectors * kernel.width;
     const int64_t columns = std::min(width, n - j);
-    const MatrixView part = b.from(0, j);
     if (is_read_in_place(b) && columns == width) {
-      strips.push_back({part.floats(), b.row, j, columns, vectors});
+      strips.push_back({b.from(0, j).floats(), b.row, j, columns, vectors});
+      in_place = strips.size();
     } else {
-      b.column == 1 ? copy_strip(part, k, columns, width, buffer)
-                    : turn_strip(part, k, columns, width, buffer);
-      strips.push_back({buffer, width, j, columns, vectors});
-      buffer += k * width;
+      strips.push_back({next, width, j, columns, vectors});
+      if (b.column != 1) {
+        turn_strip(b.from(0, j), k, columns, width, next);
+      }
+      next += k * width;
     }
     j += columns;
+  }
+  if (b.column == 1) {  // those in place come first
+    copy_strips(b, k, std::span(strips).subspan(in_place), buffer);
   }
   return strips;
 }
