@@ -4,8 +4,8 @@ usage: train_speed.py [--folders S,M] [--threads 1] [--rounds 3] [--precision fp
 
 Folders: S (35 M parameters: hidden 256, 4 layers) and M (176 M: hidden 512, 8 layers), Mixtrals of 8 experts, top-2, random
 weights, 2 rows of 512 tokens a step, AdamW, clip 1. The peer is PEERS/hf_mixtral_train.py (PEERS=../shared/peers), as shipped: its
-fused AdamW, its grouped_mm experts. With one thread both are measured in CPU seconds, which a busy machine does not stretch; with more in
-wall seconds. Each round runs the one, then the other; a ratio is taken inside its round. The last lines are a table for a README.
+fused AdamW, its grouped_mm experts. With one thread both are measured in CPU seconds of a step (median), which a busy machine does not
+stretch; with more in wall seconds. Each round runs the one, then the other; a ratio is taken inside its round. The last lines are a table for a README.
 Exit 1 where losses are more than 1e-4 apart (fp32), 77 where the peer's script is missing.
 """
 
@@ -13,11 +13,12 @@ import argparse
 import json
 import os
 import pathlib
-import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy
 
@@ -51,28 +52,45 @@ def peer(folder, options):
     return found["step_s_median"], found["peak_rss_mib"] * 2**20, found["losses"]
 
 
-def run_ours(folder, run, steps, options):
-    """CPU seconds of the whole process, and its records."""
-    flags = {"--steps": steps, "--micro-batch": BATCH, "--seq-len": LENGTH, "--pack": "none", "--shuffle": "off", "--lr": 1e-4,
-             "--schedule": "constant", "--beta1": 0.9, "--beta2": 0.95, "--weight-decay": 0.1, "--clip": 1, "--lb-coef": 0,
-             "--router": "top2:cf=inf,st=off", "--threads": options.threads, "--precision": options.precision}
-    words = [str(word) for pair in flags.items() for word in pair]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([MOE, "train", folder, "-o", run, "--data", folder / "rows.jsonl", "-q", "--force", *words], check=True,
-                   stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, [json.loads(line) for line in open(run / "metrics.jsonl")]
+def cpu_seconds(process):
+    """Of all threads of a running process."""
+    total = 0
+    for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        try:
+            total += int(task.read_text().split()[0])
+        except OSError:  # a thread that has ended
+            pass
+    return total / 1e9
+
+
+def steps_of(process, metrics):
+    """CPU seconds of each step after the first: read whenever a step's record is there."""
+    marks, seen = [], 0
+    while process.poll() is None:
+        count = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        if count > seen:
+            marks.append((count, cpu_seconds(process)))
+            seen = count
+        time.sleep(0.005)
+    return [(later[1] - before[1]) / (later[0] - before[0]) for before, later in zip(marks, marks[1:])]
 
 
 def ours(folder, run, options):
-    measured = 3 * STEPS  # so that a start that took longer once weighs little
-    total, records = run_ours(folder, run, WARMUP + measured, options)
-    if options.threads == 1:  # CPU seconds: what the same run takes without the measured steps comes off
-        warmup, _ = run_ours(folder, run, WARMUP, options)
-        seconds = (total - warmup) / measured
-    else:
-        seconds = statistics.median(record["seconds"] for record in records[WARMUP:])
+    """Seconds a step (median), peak memory, losses."""
+    shutil.rmtree(run, ignore_errors=True)
+    measured = 2 * STEPS
+    flags = {"--steps": WARMUP + measured, "--micro-batch": BATCH, "--seq-len": LENGTH, "--pack": "none", "--shuffle": "off", "--lr": 1e-4,
+             "--schedule": "constant", "--beta1": 0.9, "--beta2": 0.95, "--weight-decay": 0.1, "--clip": 1, "--lb-coef": 0,
+             "--router": "top2:cf=inf,st=off", "--threads": options.threads, "--precision": options.precision}
+    words = [str(word) for pair in flags.items() for word in pair]
+    process = subprocess.Popen([MOE, "train", folder, "-o", run, "--data", folder / "rows.jsonl", "-q", *words],
+                               stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
+    used = steps_of(process, run / "metrics.jsonl")
+    if process.returncode != 0:
+        raise RuntimeError(f"moe train: exit {process.returncode}")
+    records = [json.loads(line) for line in open(run / "metrics.jsonl")]
+    wall = [record["seconds"] for record in records[WARMUP:]]
+    seconds = statistics.median(used[WARMUP - 1:] if options.threads == 1 else wall)
     return seconds, records[-1]["peak_memory_bytes"], [record["loss"] for record in records[: WARMUP + STEPS]]
 
 
