@@ -1,6 +1,6 @@
 """`moe train` of 2 processes with one thread each beside one process with two threads: seconds a step, and the ratio.
 
-usage: ranks_speed.py [FOLDER] [--micro-batches 1,4] [--rounds 3] [--steps 10] [--router top2:cf=inf] [--most 1.10]
+usage: ranks_speed.py [FOLDER] [--micro-batches 1,4] [--rounds 3] [--steps 10] [--router top2:cf=inf] [--lr 1e-4] [--most 1.10]
 
 FOLDER: an MoE checkpoint with rows.jsonl (input_ids, labels) beside it; without one a Mixtral of 8 experts, 35 M parameters
 (hidden 256, 4 layers, 32000 pieces, random weights) is made with PEERS/make_toy_checkpoint.py (PEERS=../shared/peers). A micro-batch is 2 rows of
@@ -39,7 +39,7 @@ def run(folder, out, processes, micro_batches, options):
     """Median seconds of a step, and the losses of all steps."""
     threads = 2 // processes
     flags = {"--steps": WARMUP + options.steps, "--micro-batch": ROWS, "--global-batch": ROWS * micro_batches, "--seq-len": LENGTH,
-             "--pack": "none", "--shuffle": "off", "--lr": 1e-3, "--schedule": "constant", "--clip": 1, "--threads": threads,
+             "--pack": "none", "--shuffle": "off", "--lr": options.lr, "--schedule": "constant", "--clip": 1, "--threads": threads,
              "--router": options.router, "--ep-ranks": LOGICAL_RANKS}
     words = [str(word) for pair in flags.items() for word in pair]
     words += ["--ranks", str(processes)] if processes > 1 else []
@@ -71,6 +71,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--router", default="top2:cf=inf")
+    parser.add_argument("--lr", type=float, default=1e-4, help="as train_speed.py trains (1e-4); faster learning makes loads less even")
     parser.add_argument("--most", type=float)
     options = parser.parse_args()
     if options.folder is None and not PEERS.is_dir():
