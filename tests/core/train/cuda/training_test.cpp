@@ -14,7 +14,7 @@ using namespace moe::test;
 
 namespace {
 
-constexpr int kSeconds = 240;
+constexpr int kSeconds = 500;  // for what takes the emulated card 10 of an idle core
 
 double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
 
@@ -59,7 +59,7 @@ struct FiveSteps : TrainWorld {
 TEST_CASE("five steps on a card have the losses of the CPU", "[train][gpu]") {
   MOE_NEED_CARD();
   const TimeLimit limit(kSeconds);
-  for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+  for (const std::string router : {"", "top1+ir+fr", "relu:k=1"}) {
     INFO("router '" << router << "'");
     FiveSteps world(router);
     check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
@@ -102,8 +102,8 @@ TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"top1+ir+fr", "topp:0.4"}) {
     FiveSteps world(router);
-    world.settings.steps = 3;
-    world.settings.micro_batch = 8;
+    world.settings.steps = 2;
+    world.settings.global_batch = 16;  // 4 micro-batches: of 8 ranks 4 are replicas
     const auto truth = train_alone(world, kCard, "one");
     for (const int64_t ranks : {2, 4, 8}) {
       INFO("router " << router << ", " << ranks << " ranks");
