@@ -29,8 +29,9 @@ constexpr int kSeconds = 60;
 // f32: hidden rows of order 1 behind 3 layers, sums of at most 24 products: 3 x 24 x 6e-8 = 4e-6
 // in the worst order, a tenth of that in a likely one.
 constexpr double kOutput = 1e-6;
-// Sums over 40 tokens besides, of order 10: distance() is relative to 1 + |b|.
-constexpr double kGradient = 1e-5;
+// Sums of 40 tokens' terms besides, which cancel: their rounding is that of the largest entries of
+// a gradient (some 60), 40 x 6e-8 = 2.4e-6 of them in the worst order.
+constexpr double kGradient = 2.4e-6;
 
 // A mixture in layers 0 and 2 whose experts differ.
 io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {}) {
@@ -147,7 +148,9 @@ void check_same(const io::Checkpoint& checkpoint, const Run& run) {
   for (const auto& [name, gradient] : one.gradients) {
     INFO(name);
     REQUIRE(many.gradients.at(name).sizes() == gradient.sizes());
-    CHECK(distance(many.gradients.at(name), gradient) < kGradient);
+    const double largest = gradient.abs().max().item<double>();
+    CHECK((many.gradients.at(name) - gradient).abs().max().item<double>() <
+          kGradient * (1 + largest));
   }
 }
 
@@ -227,7 +230,7 @@ TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]"
   }
 }
 
-TEST_CASE("each rank holds and reads its own experts alone", "[model]") {
+TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[model]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.layers = 1;
@@ -241,14 +244,14 @@ TEST_CASE("each rank holds and reads its own experts alone", "[model]") {
     const auto layout = dist::make_layout(places, places - 1, 1, kExperts, kExperts);
     const int64_t before = mapped_bytes(dir / "moe");
     const Llama model = Llama::load(checkpoint, layout);
-    const int64_t read = mapped_bytes(dir / "moe") - before;
+    const int64_t still_mapped = mapped_bytes(dir / "moe") - before;
     CHECK(model.parameters()[7].tensor.size(0) == kExperts / places);
     CHECK(model.clone().parameters()[7].tensor.size(0) == kExperts / places);
     CHECK(Llama::without_weights(model.config(), layout).parameters()[7].tensor.size(0) ==
           kExperts / places);
-    // The kernel maps up to 64 KiB around a page that is touched.
-    CHECK(read >= file_bytes / places / 2);
-    CHECK(read < file_bytes / places + (int64_t{1} << 20));
+    // Memory holds a weight once: what was read of the file is given back, tensor by tensor, but
+    // for the pages that the kernel maps around those that are touched, up to 64 KiB a tensor.
+    CHECK(still_mapped < file_bytes / 4);
   }
 }
 
@@ -277,8 +280,8 @@ TEST_CASE("tokens per rank are gathered once a forward, and FR and IR send nothi
   CHECK((counts_of("top1+ir:cf=1") == plain));
   CHECK((counts_of("top1+ir+fr:cf=1") == plain));
   const auto dropless = counts_of("top1:cf=inf");
-  CHECK(dropless.at("all_gather").calls == 1);
-  CHECK(dropless.at("all_to_all").calls == 8 + 2);  // counts before the rows of a layer
+  CHECK(dropless.at("all_gather").calls == 1 + 2);  // everybody's loads before a layer's rows
+  CHECK(dropless.at("all_to_all").calls == 8);
 }
 
 TEST_CASE("activations in bf16 travel in bf16", "[model]") {
