@@ -16,6 +16,7 @@
 #include <array>
 #include <vector>
 
+#include "kernels/bf16_numbers.h"
 #include "kernels/gemm_pack.h"
 #include "kernels/gemm_tile.h"
 #include "kernels/vector_math.h"
@@ -77,9 +78,16 @@ c10::DataPtr floats_of(int64_t count) {
   return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
 }
 
-// Calls part(shape, a, b, first row, first column of c) for each thread's share of a product.
-template <typename Part>
-void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Part part) {
+// What one thread makes of a product: c from (row, column) on.
+struct Share {
+  GemmShape shape;
+  MatrixView a, b;
+  int64_t row, column;
+};
+
+// Calls run(Share) for each thread's share of a product.
+template <typename Run>
+void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
   // A B that is turned or rounded is so once: its columns are shared out then, else the rows of A.
   const bool is_made = b.column != 1 || b.numbers == Numbers::kRounded;
   const bool by_columns = is_made || shape.m < shape.n / 4;
@@ -91,8 +99,8 @@ void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b,
     int64_t& size = by_columns ? mine.n : mine.m;
     const int64_t first = begin * grain;
     size = std::min(size, end * grain) - first;
-    by_columns ? part(mine, a, b.from(0, first), 0, first)
-               : part(mine, a.from(first, 0), b, first, 0);
+    run(by_columns ? Share{mine, a, b.from(0, first), 0, first}
+                   : Share{mine, a.from(first, 0), b, first, 0});
   });
 }
 
@@ -145,50 +153,37 @@ void gemm(const GemmShape& shape,
           float* c,
           int64_t c_row,
           bool accumulate) {
-  share_out(shape,
-            a,
-            b,
-            [&](const GemmShape& part,
-                const MatrixView& left,
-                const MatrixView& right,
-                int64_t row,
-                int64_t column) {
-              gemm_one_thread(part, left, right, c + row * c_row + column, c_row, accumulate);
-            });
+  share_out(shape, a, b, [&](const Share& mine) {
+    gemm_one_thread(
+        mine.shape, mine.a, mine.b, c + mine.row * c_row + mine.column, c_row, accumulate);
+  });
 }
 
 void gemm_to_bf16(
     const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c, int64_t c_row) {
   constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
-  share_out(shape,
-            a,
-            b,
-            [&](const GemmShape& part,
-                const MatrixView& left,
-                const MatrixView& right,
-                int64_t row,
-                int64_t column) {
-              // Of few sizes, so that one that was dropped fits.
-              const int64_t most = blocks(std::min(part.m, kRows), 64) * 64;
-              const auto memory = floats_of(most * kBlockColumns);
-              auto* sums = static_cast<float*>(memory.get());
-              for (int64_t j = 0; j < part.n; j += kBlockColumns) {
-                const int64_t columns = std::min(kBlockColumns, part.n - j);
-                for (int64_t i = 0; i < part.m; i += kRows) {
-                  const int64_t rows = std::min(kRows, part.m - i);
-                  gemm_one_thread({rows, columns, part.k},
-                                  left.from(i, 0),
-                                  right.from(0, j),
-                                  sums,
-                                  kBlockColumns,
-                                  false);
-                  for (int64_t r = 0; r < rows; ++r) {
-                    uint16_t* to = c + (row + i + r) * c_row + column + j;
-                    narrow(sums + r * kBlockColumns, columns, to);
-                  }
-                }
-              }
-            });
+  share_out(shape, a, b, [&](const Share& mine) {
+    // Of few sizes, so that one that was dropped fits.
+    const int64_t most = blocks(std::min(mine.shape.m, kRows), 64) * 64;
+    const auto memory = floats_of(most * kBlockColumns);
+    auto* sums = static_cast<float*>(memory.get());
+    for (int64_t j = 0; j < mine.shape.n; j += kBlockColumns) {
+      const int64_t columns = std::min(kBlockColumns, mine.shape.n - j);
+      for (int64_t i = 0; i < mine.shape.m; i += kRows) {
+        const int64_t rows = std::min(kRows, mine.shape.m - i);
+        gemm_one_thread({rows, columns, mine.shape.k},
+                        mine.a.from(i, 0),
+                        mine.b.from(0, j),
+                        sums,
+                        kBlockColumns,
+                        false);
+        for (int64_t r = 0; r < rows; ++r) {
+          uint16_t* to = c + (mine.row + i + r) * c_row + mine.column + j;
+          narrow_all(sums + r * kBlockColumns, columns, to);
+        }
+      }
+    }
+  });
 }
 
 float MatrixView::at(int64_t i, int64_t j) const {

@@ -5,23 +5,11 @@
 #include <cstring>
 #include <span>
 
-#include "kernels/vector_math.h"
+#include "kernels/bf16_numbers.h"
 
 namespace moe::kernels {
 
 namespace {
-
-MOE_VECTOR_CLONES void widen_all(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    to[i] = widen(from[i]);
-  }
-}
-
-MOE_VECTOR_CLONES void round_all(const float* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    to[i] = rounded_to_bf16(from[i]);
-  }
-}
 
 // Numbers that follow each other in memory, as f32.
 void read(const MatrixView& from, int64_t count, float* to) {
@@ -199,12 +187,6 @@ RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer) {
     }
   }
   return {buffer, k, 1, kTileRows * k};
-}
-
-MOE_VECTOR_CLONES void narrow(const float* from, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    narrow_to(from[i], to[i]);
-  }
 }
 
 }  // namespace moe::kernels

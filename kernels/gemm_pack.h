@@ -42,7 +42,4 @@ bool is_gathered(const MatrixView& a, int64_t k);
 // times the rows rounded up to six.
 RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer);
 
-// to[i] = from[i] rounded to bf16, to nearest, ties to even.
-void narrow(const float* from, int64_t count, uint16_t* to);
-
 }  // namespace moe::kernels

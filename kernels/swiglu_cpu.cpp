@@ -5,24 +5,13 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/bf16_numbers.h"
 #include "kernels/swiglu.h"
 #include "kernels/vector_math.h"
 
 namespace moe::kernels {
 
 namespace {
-
-MOE_VECTOR_CLONES void widen_all(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    to[i] = widen(from[i]);
-  }
-}
-
-MOE_VECTOR_CLONES void narrow_all(const float* from, int64_t count, uint16_t* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    narrow_to(from[i], to[i]);
-  }
-}
 
 MOE_VECTOR_CLONES void forward_piece(const float* gates,
                                      const float* ups,

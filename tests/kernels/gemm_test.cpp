@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/bf16_numbers.h"
 #include "kernels/gemm_pack.h"
 #include "kernels/gemm_tile.h"
 #include "kernels/vector_math.h"
@@ -84,7 +85,7 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
     const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
     const auto narrowed = [](const std::vector<float>& wide) {
       std::vector<uint16_t> bits(wide.size());
-      narrow(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
+      narrow_all(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
       return bits;
     };
     const auto a16 = narrowed(a), b16 = narrowed(b);
