@@ -15,7 +15,7 @@ namespace {
 struct CommFlags {
   bench::CommSettings settings;
   dist::RankSettings ranks;
-  std::string most_bytes, device;
+  std::string most_bytes;
   BenchOutput output;
 };
 
@@ -67,7 +67,7 @@ void run(const CommFlags& flags) {
   const Json earlier = begin_bench(flags.output, "comm");
   dist::RankSettings ranks = flags.ranks;
   ranks.threads = flags.output.threads;
-  ranks.on_cuda = flags.device == "cuda";
+  ranks.on_cuda = flags.output.device == "cuda";
   dist::run_on_ranks(ranks, [&](dist::Comm& comm) {
     if (comm.size() == 1) {
       throw UserError(
@@ -98,7 +98,7 @@ void add_bench_comm(CLI::App& bench) {
   command->add_option("--repeats", flags->settings.repeats, "after two to warm up (7)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
   add_rank_flags(*command, flags->ranks);
-  add_device(*command, flags->device);
+  add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);
   command->callback([flags] { run(*flags); });
 }
