@@ -16,8 +16,7 @@ namespace {
 constexpr size_t kSmall = size_t{64} << 10;  // below: malloc, whose small bins do well
 constexpr size_t kAlignment = 64;
 
-// A block may be this much larger than what is asked of it, and all blocks together than what
-// tensors once needed.
+// All blocks together may be this much larger than what tensors once needed.
 size_t with_slack(size_t bytes) { return bytes + bytes / 16; }
 
 // Pages move between blocks in pieces of this, which is what the system moves in one go.
@@ -64,7 +63,7 @@ void move_pages(char* from, size_t bytes, char* to) {
 }  // namespace
 
 BlockCache::~BlockCache() {
-  for (const Block& block : waiting_) {
+  for (const auto& [bytes, block] : waiting_) {
     munmap(block.data, block.bytes);
   }
 }
@@ -133,18 +132,15 @@ BlockCache::Use BlockCache::use() const {
 
 void BlockCache::drop(void* block) {
   const std::unique_ptr<Block> owned(static_cast<Block*>(block));
-  owned->cache->put_back(*owned);
+  owned->cache->put_back(std::move(*owned));
 }
 
 BlockCache::Block BlockCache::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
   Block block{this, nullptr, bytes, {}};
-  const auto fit = by_size_.lower_bound(bytes);
-  if (fit != by_size_.end() && fit->first <= with_slack(bytes)) {
-    block = std::move(*fit->second);
-    waiting_.erase(fit->second);
-    by_size_.erase(fit);
-    use_.held -= block.bytes;
+  const auto fit = waiting_.lower_bound(bytes);
+  if (fit != waiting_.end() && fit->first <= bytes + bytes / 4) {
+    block = take_out(fit);
   } else {
     block.data = map_pages(bytes);
     make_room(block);
@@ -154,22 +150,31 @@ BlockCache::Block BlockCache::take(size_t bytes) {
   return block;
 }
 
-void BlockCache::put_back(const Block& block) {
+void BlockCache::put_back(Block block) {
   const std::lock_guard lock(mutex_);
   use_.live -= block.bytes;
-  use_.held += block.bytes;
-  by_size_.emplace(block.bytes, waiting_.insert(waiting_.end(), block));
+  keep(std::move(block));
 }
 
-BlockCache::Block BlockCache::take_oldest() {
-  Block block = std::move(waiting_.front());
-  auto same_size = by_size_.equal_range(block.bytes);
-  by_size_.erase(std::find_if(same_size.first, same_size.second, [&](const auto& entry) {
-    return entry.second == waiting_.begin();
-  }));
-  waiting_.pop_front();
+// Before those of its size: what was dropped last may still be in the processor's cache.
+void BlockCache::keep(Block block) {
+  use_.held += block.bytes;
+  waiting_.emplace_hint(waiting_.lower_bound(block.bytes), block.bytes, std::move(block));
+}
+
+BlockCache::Block BlockCache::take_out(Waiting::iterator which) {
+  Block block = std::move(which->second);
+  waiting_.erase(which);
   use_.held -= block.bytes;
   return block;
+}
+
+// A block to take apart for `bytes`: one that holds them without much left, else the largest that
+// does not hold them, so that few pieces make a block and the large ones stay whole.
+BlockCache::Waiting::iterator BlockCache::donor(size_t bytes) {
+  const auto larger = waiting_.lower_bound(bytes);
+  const bool is_close = larger != waiting_.end() && larger->first <= 2 * bytes;
+  return is_close || larger == waiting_.begin() ? larger : std::prev(larger);
 }
 
 // Blocks that wait give their pages to the new `block`, and what it has no room for to the system,
@@ -178,18 +183,17 @@ void BlockCache::make_room(Block& block) {
   const uint64_t limit = with_slack(std::max(use_.most, use_.live + block.bytes));
   Room room{0, block.bytes};
   while (!waiting_.empty() && use_.live + use_.held + block.bytes > limit) {
-    Block oldest = take_oldest();
-    if (oldest.seams.size() + block.seams.size() < kMostSeams) {
-      oldest.give(block, room);
+    Block given = take_out(donor(room.size()));
+    if (given.seams.size() + block.seams.size() < kMostSeams) {
+      given.give(block, room);
     }
-    if (oldest.bytes == 0) {
+    if (given.bytes == 0) {
       continue;
     }
-    if (use_.live + use_.held + block.bytes + oldest.bytes <= limit) {
-      use_.held += oldest.bytes;
-      by_size_.emplace(oldest.bytes, waiting_.insert(waiting_.begin(), oldest));
+    if (use_.live + use_.held + block.bytes + given.bytes <= limit) {
+      keep(std::move(given));
     } else {
-      munmap(oldest.data, oldest.bytes);
+      munmap(given.data, given.bytes);
     }
   }
 }

@@ -2,15 +2,14 @@
 // Where tensors on the CPU live. A step of training makes and drops the same large tensors again
 // and again; a plain malloc hands their pages back to the system each time and faults them in
 // again, or keeps them in pieces that fit nothing. Here a dropped block is kept and given to the
-// next tensor of about its size; where none fits, the pages of those that wait longest are moved
-// into a new block, so that none has to be cleared and faulted in again. What is held never exceeds
-// what tensors once needed together by more than a few percent: so a run takes the memory that it
-// was foretold.
+// next tensor of at most its size and no less than four fifths of it; where none fits, the pages of
+// those that wait are moved into a new block, so that none has to be cleared and faulted in again.
+// What is held never exceeds what tensors once needed together by more than a few percent: so a run
+// takes the memory that it was foretold.
 
 #include <c10/core/Allocator.h>
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -47,18 +46,19 @@ class BlockCache final : public c10::Allocator {
     void give_end(size_t begin, Block& to, size_t place);
     void give(Block& to, Room& room);
   };
-  using Waiting = std::list<Block>;  // longest wait first
+  using Waiting = std::multimap<size_t, Block>;  // by their bytes
 
   static void drop(void* block);
   Block take(size_t bytes);
-  void put_back(const Block& block);
-  Block take_oldest();
+  void put_back(Block block);
+  void keep(Block block);
+  Block take_out(Waiting::iterator which);
+  Waiting::iterator donor(size_t bytes);
   void make_room(Block& block);
 
   mutable std::mutex mutex_;
   Use use_;
   Waiting waiting_;
-  std::multimap<size_t, Waiting::iterator> by_size_;
 };
 
 // Makes one the allocator of LibTorch's CPU tensors, for good; the same one when called again.

@@ -111,11 +111,11 @@ class HostBackend : public c10d::Backend {
     auto* to = static_cast<std::byte*>(output.data_ptr());
     const auto count = static_cast<uint64_t>(input.nbytes());
     for (int peer = 0; peer < size_; ++peer, to += count) {
-      if (peer == rank_) {
-        std::memmove(to, from, count);
-      } else {
+      if (peer != rank_) {
         work->outgoing.push_back({peer, from, count});
         work->incoming.push_back({peer, to, count});
+      } else if (to != from) {
+        std::copy_n(from, count, to);
       }
     }
     return begin(work);

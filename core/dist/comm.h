@@ -48,7 +48,7 @@ class Comm {
   virtual void all_reduce(const torch::Tensor& tensor) = 0;
   // input [size * n], output [n]: rank r gets the sum over ranks of their r-th n elements.
   virtual void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) = 0;
-  // input [n], output [size * n]: in rank order.
+  // input [n], output [size * n]: in rank order. `input` may be this rank's part of `output`.
   virtual void all_gather(const torch::Tensor& input, const torch::Tensor& output) = 0;
   virtual void broadcast(const torch::Tensor& tensor, int64_t root) = 0;
   virtual void barrier() = 0;

@@ -148,7 +148,11 @@ class ThreadComm : public Comm {
     show({"all_gather", input, {}});
     const int64_t length = input.size(0);
     for (int64_t rank = 0; rank < size_; ++rank) {
-      output.narrow(0, rank * length, length).copy_(meeting_->of(rank).tensor);
+      const Tensor part = output.narrow(0, rank * length, length);
+      const Tensor& theirs = meeting_->of(rank).tensor;
+      if (part.data_ptr() != theirs.data_ptr()) {
+        part.copy_(theirs);
+      }
     }
     finish();
   }

@@ -102,14 +102,10 @@ void RankShards::gather_weights() {
       continue;
     }
     const Tensor flat = held.parameter.detach().view({-1});
-    Tensor part = flat.narrow(0, held.part.begin, held.part.end - held.part.begin).clone();
-    if (part.numel() < held.part.length) {
-      part = at::constant_pad_nd(part, {0, held.part.length - part.numel()});
-    }
-    const int64_t whole = held.part.length * held.holders->size();
-    const Tensor all = whole == flat.numel() ? flat : at::empty({whole}, flat.options());
-    held.holders->all_gather(part, all);
-    if (whole != flat.numel()) {
+    const Tensor all = padded(flat, held);  // the parameter itself where parts are equally long
+    held.holders->all_gather(
+        all.narrow(0, held.holders->rank() * held.part.length, held.part.length), all);
+    if (!all.is_alias_of(flat)) {
       flat.copy_(all.narrow(0, 0, flat.numel()));
     }
   }

@@ -94,6 +94,27 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
   }
 }
 
+TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", "[kernels]") {
+  BlockCache cache;
+  std::vector<c10::DataPtr> blocks;
+  blocks.push_back(cache.allocate(64 * kMiB));
+  const void* large = blocks.front().get();
+  for (int i = 0; i < 12; ++i) {
+    blocks.push_back(cache.allocate(2 * kMiB + 200000));
+  }
+  for (auto& block : blocks) {  // the large one has waited longest
+    block = {};
+  }
+  for (auto& block : blocks) {
+    if (cache.use().live < 18 * kMiB) {
+      block = cache.allocate(3 * kMiB);
+    }
+  }
+  CHECK(cache.use().live == 18 * kMiB);
+  CHECK(cache.use().held >= 64 * kMiB);
+  CHECK(cache.allocate(64 * kMiB).get() == large);
+}
+
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {
   BlockCache cache;
   std::vector<std::thread> threads;
