@@ -1,6 +1,7 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
+#include "core/dist/own_work.h"
 #include "core/eval/shared_forwards.h"
 #include "core/eval/written_answers.h"
 
@@ -32,6 +33,12 @@ RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
   stats.by = settings.stats_by;
   stats.moe_layers = subject.config.moe->layers;
   return stats;
+}
+
+model::Llama load_model(const EvalSettings& settings, const Subject& subject) {
+  // disks differ
+  const auto reading = settings.ranks == nullptr ? nullptr : dist::own_work(*settings.ranks);
+  return model::Llama::load(subject.checkpoint, {}, settings.device);
 }
 
 }  // namespace
@@ -106,7 +113,7 @@ Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalE
     : all_settings_(settings),
       subject_(subject),
       events_(events),
-      llama_(model::Llama::load(subject.checkpoint, {}, settings.device)) {
+      llama_(load_model(settings, subject)) {
   open_cache();
   restart();
 }
