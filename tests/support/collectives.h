@@ -52,13 +52,18 @@ inline bool sums_and_pieces_are_right(dist::Comm& comm) {
   comm.all_reduce(sum);
   const torch::Tensor gathered = at::empty({6});
   comm.all_gather(numbers({r, 10 * r}), gathered);
+  const torch::Tensor in_place = at::full({6}, -1.0F);
+  const torch::Tensor own = in_place.narrow(0, 2 * comm.rank(), 2);
+  own.copy_(numbers({r, 10 * r}));
+  comm.all_gather(own, in_place);
   const torch::Tensor piece = at::empty({1});
   comm.reduce_scatter(numbers({r, r + 1, r + 2}), piece);
   const torch::Tensor told = numbers({r});
   comm.broadcast(told, 2);
   comm.barrier();
   return at::equal(sum, numbers({3, 3})) && at::equal(gathered, numbers({0, 0, 1, 10, 2, 20})) &&
-         at::equal(piece, numbers({3 + 3 * r})) && at::equal(told, numbers({2}));
+         at::equal(in_place, gathered) && at::equal(piece, numbers({3 + 3 * r})) &&
+         at::equal(told, numbers({2}));
 }
 
 // Of three ranks.
