@@ -2,8 +2,11 @@
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/utf8.h"
 #include "core/io/mapped_file.h"
 
 namespace moe::io {
@@ -65,13 +68,28 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
 }
 
 std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
-  std::vector<int> known;
-  known.reserve(ids.size());
+  const auto& processor = model_->processor;
+  std::vector<std::string> pieces;
+  std::string bytes;  // of the byte pieces that end `pieces`
+  const auto end_bytes = [&] {
+    if (find_invalid_utf8(bytes) != kValidUtf8) {
+      std::fill_n(pieces.rbegin(), bytes.size(), "\uFFFD");
+    }
+    bytes.clear();
+  };
   for (const int64_t id : ids) {
-    known.push_back(model_->knows(id) ? static_cast<int>(id) : model_->processor.unk_id());
+    const int known = model_->knows(id) ? static_cast<int>(id) : processor.unk_id();
+    const std::string& piece = processor.IdToPiece(known);
+    if (processor.IsByte(known)) {
+      bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
+    } else {
+      end_bytes();
+    }
+    pieces.push_back(piece);
   }
+  end_bytes();
   std::string text;
-  const auto status = model_->processor.Decode(known, &text);
+  const auto status = processor.Decode(pieces, &text);
   MOE_CHECK(status.ok(), "sentencepiece: {}", status.ToString());
   return text;
 }

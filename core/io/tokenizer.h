@@ -27,7 +27,8 @@ class Tokenizer {
   // reads them: never an error (who must refuse them asks find_invalid_utf8).
   std::vector<int64_t> encode(std::string_view text) const;
   // Control tokens (BOS, EOS) print as nothing, ids beyond the vocabulary (a padded model may
-  // sample one) as unknown.
+  // sample one) as unknown. Byte pieces in a row are text if all of them are UTF-8 together, else a
+  // U+FFFD each, as the fast tokenizers of transformers print them.
   std::string decode(const std::vector<int64_t>& ids) const;
   std::string piece(int64_t id)
       const;  // as stored, with U+2581 for a leading space; "<ID>" beyond the vocabulary

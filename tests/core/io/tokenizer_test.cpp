@@ -77,6 +77,10 @@ TEST_CASE("ids beyond the vocabulary print as unknown", "[io]") {
   CHECK(tokenizer.decode({15043, 32000, -7, int64_t{1} << 40}) ==
         tokenizer.decode({15043, 0, 0, 0}));
   CHECK(tokenizer.decode({1, 15043, 2}) == "Hello");
+  const auto byte = [](int64_t value) { return value + 3; };  // <0x00> is piece 3
+  CHECK(tokenizer.decode({byte(0xC3), byte(0xA9), 15043}) == "\u00E9 Hello");
+  CHECK(tokenizer.decode({byte(0xC3), byte(')'), 15043, byte(')')}) == "\uFFFD\uFFFD Hello)");
+  CHECK(tokenizer.decode({15043, byte(0xE2), byte(0x82)}) == "Hello\uFFFD\uFFFD");
 }
 
 TEST_CASE("tokenizer_config.json says whether a BOS comes first", "[io]") {
