@@ -79,6 +79,9 @@ std::string Tokenizer::decode(const std::vector<int64_t>& ids) const {
   };
   for (const int64_t id : ids) {
     const int known = model_->knows(id) ? static_cast<int>(id) : processor.unk_id();
+    if (processor.IsControl(known) || processor.IsUnknown(known)) {
+      continue;
+    }
     const std::string& piece = processor.IdToPiece(known);
     if (processor.IsByte(known)) {
       bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>

@@ -26,9 +26,9 @@ class Tokenizer {
   // Safe to call from several threads. Bytes that are not UTF-8 become U+FFFD, as sentencepiece
   // reads them: never an error (who must refuse them asks find_invalid_utf8).
   std::vector<int64_t> encode(std::string_view text) const;
-  // Control tokens (BOS, EOS) print as nothing, ids beyond the vocabulary (a padded model may
-  // sample one) as unknown. Byte pieces in a row are text if all of them are UTF-8 together, else a
-  // U+FFFD each, as the fast tokenizers of transformers print them.
+  // As the fast tokenizers of transformers print it without special tokens: control tokens (BOS,
+  // EOS), the unknown one and ids beyond the vocabulary (a padded model may sample one) are left
+  // out; then byte pieces in a row are text if all of them are UTF-8 together, else a U+FFFD each.
   std::string decode(const std::vector<int64_t>& ids) const;
   std::string piece(int64_t id)
       const;  // as stored, with U+2581 for a leading space; "<ID>" beyond the vocabulary

@@ -69,17 +69,17 @@ TEST_CASE("bytes that are not text do no harm", "[io]") {
   CHECK(tokenizer.encode(std::string(100'000, 'a')).size() > 1000);
 }
 
-TEST_CASE("ids beyond the vocabulary print as unknown", "[io]") {
+TEST_CASE("what is no text prints as nothing, what is no UTF-8 as such", "[io]") {
   MOE_NEED_SHARED_DATA();
   const Tokenizer tokenizer = llama();
   CHECK(tokenizer.piece(32000) == "<32000>");
   CHECK(tokenizer.piece(-1) == "<-1>");
-  CHECK(tokenizer.decode({15043, 32000, -7, int64_t{1} << 40}) ==
-        tokenizer.decode({15043, 0, 0, 0}));
+  CHECK(tokenizer.decode({15043, 32000, -7, int64_t{1} << 40, 0, 3186}) == "Hello world");
   CHECK(tokenizer.decode({1, 15043, 2}) == "Hello");
   const auto byte = [](int64_t value) { return value + 3; };  // <0x00> is piece 3
   CHECK(tokenizer.decode({byte(0xC3), byte(0xA9), 15043}) == "\u00E9 Hello");
   CHECK(tokenizer.decode({byte(0xC3), byte(')'), 15043, byte(')')}) == "\uFFFD\uFFFD Hello)");
+  CHECK(tokenizer.decode({byte(0xC3), 2, 0, byte(0xA9)}) == "\u00E9");
   CHECK(tokenizer.decode({15043, byte(0xE2), byte(0x82)}) == "Hello\uFFFD\uFFFD");
 }
 
