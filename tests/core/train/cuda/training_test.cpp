@@ -59,7 +59,7 @@ struct FiveSteps : TrainWorld {
 TEST_CASE("five steps on a card have the losses of the CPU", "[train][gpu]") {
   MOE_NEED_CARD();
   const TimeLimit limit(kSeconds);
-  for (const std::string router : {"", "top1+ir+fr", "relu:k=1"}) {
+  for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO("router '" << router << "'");
     FiveSteps world(router);
     check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
