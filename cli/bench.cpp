@@ -5,6 +5,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"

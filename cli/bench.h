@@ -2,11 +2,14 @@
 // What the commands under `moe bench` share. Each adds itself (cli/bench_*.cpp): flags -> settings
 // -> one call into core/bench -> a table, or JSON with --json.
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "core/base/json.h"
 #include "core/bench/timing.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moe::cli {
 

@@ -1,5 +1,6 @@
 // moe bench comm: what the links between ranks carry.
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/bench.h"

@@ -1,5 +1,6 @@
 // moe bench eval: how fast a folder scores, beside at::mm at its shapes in the same run.
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/bench.h"

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/bench.h"
 #include "cli/flags.h"
 #include "core/bench/changes.h"

@@ -2,7 +2,9 @@
 // Each command adds itself to the app: flags -> settings struct -> one call into core, made when
 // the command is parsed.
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace moe::cli {
 

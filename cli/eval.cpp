@@ -1,5 +1,6 @@
 // moe eval: benchmark accuracy, or the log-likelihoods of any (context, continuation) pairs.
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <toml++/toml.h>
 
+#include <CLI/CLI.hpp>
 #include <fstream>
 
 #include "core/base/error.h"

@@ -4,10 +4,13 @@
 
 #include <c10/core/Device.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "core/route/router_override.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moe::cli {
 

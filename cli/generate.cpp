@@ -2,6 +2,7 @@
 
 #include "core/model/generate.h"
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "cli/commands.h"

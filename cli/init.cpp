@@ -2,6 +2,7 @@
 
 #include "core/model/init.h"
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 
 #include "cli/commands.h"

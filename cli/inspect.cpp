@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"

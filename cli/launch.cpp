@@ -1,5 +1,7 @@
 #include "cli/launch.h"
 
+#include <CLI/CLI.hpp>
+
 namespace moe::cli {
 
 void add_rank_flags(CLI::App& command, dist::RankSettings& ranks) {

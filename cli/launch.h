@@ -1,9 +1,11 @@
 #pragma once
 // The flags of commands that run on several ranks.
 
-#include <CLI/CLI.hpp>
-
 #include "core/dist/session.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moe::cli {
 

@@ -2,6 +2,7 @@
 
 #include "core/eval/report.h"
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/commands.h"

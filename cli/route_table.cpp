@@ -3,6 +3,7 @@
 
 #include "cli/route_table.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct Drawing {
   route::Routing routing;
   Decisions decisions;
   route::CounterValues counted;
-  torch::Tensor weights;                                  // [T, E] f32
+  at::Tensor weights;                                     // [T, E] f32
   std::map<std::pair<int64_t, int64_t>, unsigned> marks;  // by (token, expert)
   TableStyle style;
   std::string text;
@@ -44,7 +45,7 @@ struct Drawing {
 };
 
 Drawing prepare(const route::RoutingCase& one, const TableStyle& style) {
-  const torch::NoGradGuard no_gradients;
+  const at::NoGradGuard no_gradients;
   Drawing drawing{one, route::route(one.logits, one.router, one.group), {}, {}, {}, {}, style, ""};
   drawing.decisions = route::decisions_of(drawing.routing.input, drawing.routing.plan);
   drawing.counted = route::read_counters({drawing.routing.counters})[0];
@@ -187,7 +188,7 @@ double percent(int64_t part, int64_t whole) {
 
 std::string loss_words(const route::AuxLosses& losses) {
   std::string text;
-  const auto add = [&](const char* name, const torch::Tensor& loss) {
+  const auto add = [&](const char* name, const at::Tensor& loss) {
     if (loss.defined()) {
       text += fmt::format("{}{} {:.4f}", text.empty() ? "" : ", ", name, loss.item<double>());
     }

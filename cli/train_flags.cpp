@@ -1,5 +1,7 @@
 #include "cli/train_flags.h"
 
+#include <CLI/CLI.hpp>
+
 #include "cli/flags.h"
 #include "cli/launch.h"
 

@@ -1,12 +1,15 @@
 #pragma once
 // The flags of moe train and the settings they make.
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "core/dist/session.h"
 #include "core/train/cluster_plan.h"
 #include "core/train/settings.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moe::cli {
 

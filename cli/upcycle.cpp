@@ -2,6 +2,7 @@
 
 #include "core/model/upcycle.h"
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <functional>
 #include <optional>

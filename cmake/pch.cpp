@@ -1,1 +1,2 @@
-// Owns the precompiled header that every LibTorch-facing library reuses.
+// Owns nothing: a library must have a file, and those of cmake/precompiled.cmake are there for
+// their header.

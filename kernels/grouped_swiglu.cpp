@@ -16,7 +16,7 @@ namespace moe::kernels {
 
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 

@@ -3,7 +3,7 @@
 // sizes the host knows without asking the device. On the CPU they are the references, f32 or f64.
 // T tokens, C columns, E experts, D width, P rows with gaps.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include "kernels/row_gates.h"
 

@@ -13,7 +13,7 @@
 namespace moe::bench {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using Operation = std::function<void()>;
 
 constexpr int64_t kSizeFactor = 8;

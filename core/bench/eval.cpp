@@ -1,6 +1,6 @@
 #include "core/bench/eval.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 
@@ -64,8 +64,8 @@ Timing time_products(const std::vector<Product>& products, int64_t repeats, c10:
              one.first.outer == product.outer;
     });
     if (same == timed.end()) {
-      const torch::Tensor left = at::randn({product.rows, product.inner}).to(device);
-      const torch::Tensor right = at::randn({product.outer, product.inner}).to(device);
+      const at::Tensor left = at::randn({product.rows, product.inner}).to(device);
+      const at::Tensor right = at::randn({product.outer, product.inner}).to(device);
       const Timing time = time_of(
           repeats, [&] { at::mm(left, right.t()); }, device);
       same = timed.insert(timed.end(), {product, time});

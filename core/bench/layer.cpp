@@ -1,7 +1,8 @@
 #include "core/bench/layer.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <torch/types.h>
 
 #include "core/base/error.h"
 #include "core/bench/environment.h"
@@ -14,7 +15,7 @@
 
 namespace moe::bench {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -26,7 +27,7 @@ struct World {
 };
 
 World make_world(const LayerSettings& settings) {
-  torch::manual_seed(1);
+  at::manual_seed(1);
   const int64_t experts = settings.experts;
   const auto there = [&](const Tensor& made) { return made.to(settings.device); };
   return {there(at::randn({settings.tokens, settings.width}))

@@ -15,7 +15,7 @@ using c10d::ProcessGroupNCCL;
 
 BackendPointer make_nccl(const Membership& membership,
                          const BackendPlace& place,
-                         torch::Device device) {
+                         at::Device device) {
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read by the constructor below
   const auto options = ProcessGroupNCCL::Options::create();

@@ -4,7 +4,7 @@
 
 namespace moe::dist {
 
-BackendPointer make_nccl(const Membership&, const BackendPlace&, torch::Device) {
+BackendPointer make_nccl(const Membership&, const BackendPlace&, at::Device) {
   throw std::logic_error("make_nccl: this build has no CUDA");
 }
 

@@ -20,6 +20,6 @@ BackendPointer make_host(const Membership& membership, const BackendPlace& place
 BackendPointer make_gloo(const Membership& membership, const BackendPlace& place);
 BackendPointer make_nccl(const Membership& membership,
                          const BackendPlace& place,
-                         torch::Device device);
+                         at::Device device);
 
 }  // namespace moe::dist

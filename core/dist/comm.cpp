@@ -7,11 +7,11 @@
 
 namespace moe::dist {
 
-using torch::Tensor;
+using at::Tensor;
 
 std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& mine) {
   const auto length = static_cast<int64_t>(mine.size());
-  const Tensor input = torch::tensor(mine, at::kLong).to(comm.device());
+  const Tensor input = at::tensor(mine, at::kLong).to(comm.device());
   const Tensor output = at::empty({comm.size() * length}, input.options());
   comm.all_gather(input, output);
   const Tensor host = output.cpu();
@@ -40,7 +40,7 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& mine) {
 }
 
 std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& mine) {
-  const Tensor sums = torch::tensor(mine, at::kDouble).to(comm.device());
+  const Tensor sums = at::tensor(mine, at::kDouble).to(comm.device());
   comm.all_reduce(sums);
   const Tensor host = sums.cpu();
   const double* begin = host.const_data_ptr<double>();

@@ -4,7 +4,7 @@
 // processes through c10d (process_group.h). Every rank of a Comm makes the same calls in the same
 // order; tensors are contiguous and on device().
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <functional>
@@ -36,21 +36,21 @@ class Comm {
 
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  virtual torch::Device device() const = 0;  // of the tensors that it takes
+  virtual at::Device device() const = 0;  // of the tensors that it takes
 
   // Rows (of dimension 0) of `input` in rank order, input_rows[r] of them to rank r; `output` gets
   // output_rows[r] rows from rank r in rank order. Both may be 0 for any rank.
-  virtual std::unique_ptr<Transfer> all_to_all(const torch::Tensor& input,
+  virtual std::unique_ptr<Transfer> all_to_all(const at::Tensor& input,
                                                const std::vector<int64_t>& input_rows,
-                                               const torch::Tensor& output,
+                                               const at::Tensor& output,
                                                const std::vector<int64_t>& output_rows) = 0;
   // Sums over ranks, in place. The order of terms follows from size() alone.
-  virtual void all_reduce(const torch::Tensor& tensor) = 0;
+  virtual void all_reduce(const at::Tensor& tensor) = 0;
   // input [size * n], output [n]: rank r gets the sum over ranks of their r-th n elements.
-  virtual void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) = 0;
+  virtual void reduce_scatter(const at::Tensor& input, const at::Tensor& output) = 0;
   // input [n], output [size * n]: in rank order. `input` may be this rank's part of `output`.
-  virtual void all_gather(const torch::Tensor& input, const torch::Tensor& output) = 0;
-  virtual void broadcast(const torch::Tensor& tensor, int64_t root) = 0;
+  virtual void all_gather(const at::Tensor& input, const at::Tensor& output) = 0;
+  virtual void broadcast(const at::Tensor& tensor, int64_t root) = 0;
   virtual void barrier() = 0;
 
   // The ranks `members` (ascending, of this Comm) among themselves. Every rank of this Comm calls

@@ -15,7 +15,7 @@
 namespace moe::dist {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using Clock = std::chrono::steady_clock;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
@@ -80,14 +80,14 @@ class ProcessComm : public Comm, public Impatient {
  public:
   // `everybody`: of all ranks of the run, by their numbers there.
   ProcessComm(std::shared_ptr<Membership> membership,
-              torch::Device device,
+              at::Device device,
               const std::string& name,
               std::vector<int64_t> everybody);
   ~ProcessComm() override;
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(everybody_.size()); }
-  torch::Device device() const override { return device_; }
+  at::Device device() const override { return device_; }
 
   std::unique_ptr<Transfer> all_to_all(const Tensor& input,
                                        const std::vector<int64_t>& input_rows,
@@ -125,7 +125,7 @@ class ProcessComm : public Comm, public Impatient {
   bool is_one_host() const;
 
   std::shared_ptr<Membership> membership_;
-  torch::Device device_;
+  at::Device device_;
   std::string name_;
   std::vector<int64_t> everybody_;
   int64_t rank_ = 0;
@@ -148,7 +148,7 @@ class Pending : public Transfer {
 };
 
 ProcessComm::ProcessComm(std::shared_ptr<Membership> membership,
-                         torch::Device device,
+                         at::Device device,
                          const std::string& name,
                          std::vector<int64_t> everybody)
     : membership_(std::move(membership)),
@@ -415,7 +415,7 @@ Verdict Membership::who_lost_the_store(const char* how) const {
   return {store_rank, fmt::format("{} {}", server, how)};
 }
 
-std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, torch::Device device) {
+std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device) {
   std::vector<int64_t> everybody(static_cast<size_t>(membership->size));
   std::iota(everybody.begin(), everybody.end(), 0);
   return std::make_unique<ProcessComm>(std::move(membership), device, "all", std::move(everybody));

@@ -37,6 +37,6 @@ struct Membership {
 };
 
 // A Comm of all members. All make it at the same time.
-std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, torch::Device device);
+std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device);
 
 }  // namespace moe::dist

@@ -34,13 +34,13 @@ void check(const RankSettings& settings, const Environment& environment) {
   }
 }
 
-torch::Device pick_device(const RankSettings& settings, int64_t local_rank) {
+at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
   if (!settings.on_cuda) {
     return at::kCPU;
   }
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
   check_card(local_rank, guard.deviceCount());
-  const torch::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
   return device;
 }
@@ -134,7 +134,7 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
 
 void take_part(const Environment& environment,
                const RankSettings& settings,
-               torch::Device device,
+               at::Device device,
                const std::function<void(Comm&)>& body) {
   const Seconds timeout{settings.timeout_s};
   if (process_variables().count("TORCH_CPP_LOG_LEVEL") == 0) {
@@ -189,7 +189,7 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
     }
     return launch(settings);
   }
-  const torch::Device device = pick_device(settings, environment.local_rank);
+  const at::Device device = pick_device(settings, environment.local_rank);
   if (environment.is_alone()) {
     return body(*solo_comm(device));
   }

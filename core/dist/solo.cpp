@@ -5,27 +5,27 @@ namespace {
 
 class Solo : public Comm {
  public:
-  explicit Solo(torch::Device device) : device_(device) {}
+  explicit Solo(at::Device device) : device_(device) {}
 
   int64_t rank() const override { return 0; }
   int64_t size() const override { return 1; }
-  torch::Device device() const override { return device_; }
+  at::Device device() const override { return device_; }
 
-  std::unique_ptr<Transfer> all_to_all(const torch::Tensor& input,
+  std::unique_ptr<Transfer> all_to_all(const at::Tensor& input,
                                        const std::vector<int64_t>& /*input_rows*/,
-                                       const torch::Tensor& output,
+                                       const at::Tensor& output,
                                        const std::vector<int64_t>& /*output_rows*/) override {
     output.copy_(input);
     return finished_transfer();
   }
-  void all_reduce(const torch::Tensor& /*tensor*/) override {}
-  void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) override {
+  void all_reduce(const at::Tensor& /*tensor*/) override {}
+  void reduce_scatter(const at::Tensor& input, const at::Tensor& output) override {
     output.copy_(input);
   }
-  void all_gather(const torch::Tensor& input, const torch::Tensor& output) override {
+  void all_gather(const at::Tensor& input, const at::Tensor& output) override {
     output.copy_(input);
   }
-  void broadcast(const torch::Tensor& /*tensor*/, int64_t /*root*/) override {}
+  void broadcast(const at::Tensor& /*tensor*/, int64_t /*root*/) override {}
   void barrier() override {}
   std::unique_ptr<Comm> part(const std::string& /*name*/,
                              const std::vector<int64_t>& /*members*/) override {
@@ -33,7 +33,7 @@ class Solo : public Comm {
   }
 
  private:
-  torch::Device device_;
+  at::Device device_;
 };
 
 }  // namespace
@@ -45,6 +45,6 @@ std::unique_ptr<Transfer> finished_transfer() {
   return std::make_unique<Finished>();
 }
 
-std::unique_ptr<Comm> solo_comm(torch::Device device) { return std::make_unique<Solo>(device); }
+std::unique_ptr<Comm> solo_comm(at::Device device) { return std::make_unique<Solo>(device); }
 
 }  // namespace moe::dist

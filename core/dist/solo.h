@@ -10,6 +10,6 @@ namespace moe::dist {
 // A transfer that was over before anybody waited.
 std::unique_ptr<Transfer> finished_transfer();
 
-std::unique_ptr<Comm> solo_comm(torch::Device device = at::kCPU);
+std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU);
 
 }  // namespace moe::dist

@@ -18,7 +18,7 @@
 namespace moe::dist {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 
 // What one rank shows the others during a collective.
 struct Shown {
@@ -93,12 +93,12 @@ class Meeting {
 
 class ThreadComm : public Comm {
  public:
-  ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, torch::Device device)
+  ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, at::Device device)
       : meeting_(std::move(meeting)), rank_(rank), size_(size), device_(device) {}
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
-  torch::Device device() const override { return device_; }
+  at::Device device() const override { return device_; }
 
   std::unique_ptr<Transfer> all_to_all(const Tensor& input,
                                        const std::vector<int64_t>& input_rows,
@@ -191,12 +191,12 @@ class ThreadComm : public Comm {
 
   std::shared_ptr<Meeting> meeting_;
   int64_t rank_, size_;
-  torch::Device device_;
+  at::Device device_;
 };
 
 }  // namespace
 
-void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body, torch::Device device) {
+void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body, at::Device device) {
   const auto meeting = std::make_shared<Meeting>(static_cast<size_t>(ranks));
   std::mutex mutex;
   std::exception_ptr first;

@@ -14,6 +14,6 @@ namespace moe::dist {
 // throws too, and the first exception is thrown here.
 void run_as_threads(int64_t ranks,
                     const std::function<void(Comm&)>& body,
-                    torch::Device device = at::kCPU);
+                    at::Device device = at::kCPU);
 
 }  // namespace moe::dist

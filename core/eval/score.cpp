@@ -3,7 +3,8 @@
 // a time, all logits.
 #include "core/eval/score.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +18,7 @@
 
 namespace moe::eval {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -109,7 +110,7 @@ class Packer {
     std::stable_sort(batch_.asked.begin(), batch_.asked.end(), [](const Asked& a, const Asked& b) {
       return a.row < b.row;
     });
-    batch_.inputs.ids = torch::tensor(ids_, at::kLong);
+    batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == families.size()) {
       batch_.inputs.continues.clear();  // nobody goes on
     }
@@ -177,7 +178,7 @@ void add_batch(const model::Llama& llama,
     return;  // requests that are only run
   }
   total.head_rows += static_cast<int64_t>(rows.size());
-  const Tensor wanted = torch::tensor(rows, at::kLong).to(hidden.device());
+  const Tensor wanted = at::tensor(rows, at::kLong).to(hidden.device());
   const auto scores = kernels::head_scores(
       hidden.index_select(0, wanted), llama.head_weight(), llama.product_type(), asked);
   for (size_t i = 0; i < scores.size(); ++i) {

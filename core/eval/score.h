@@ -23,8 +23,8 @@ struct Score {
 
 // One forward, as it is shown to who counts tokens.
 struct Forward {
-  const std::vector<size_t>& requests;           // their indices, in the order of the inputs
-  const std::vector<torch::Tensor>& token_rows;  // model::ForwardResult::token_rows
+  const std::vector<size_t>& requests;        // their indices, in the order of the inputs
+  const std::vector<at::Tensor>& token_rows;  // model::ForwardResult::token_rows
 };
 
 // A forward before it is run: all that its numbers depend on beside the model and its routing.

@@ -12,7 +12,7 @@
 
 namespace moe::eval {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -21,7 +21,7 @@ std::string bytes_of(const std::vector<Tensor>& token_rows) {
   if (token_rows.empty()) {
     return "";
   }
-  const Tensor rows = torch::stack(token_rows).cpu().contiguous();
+  const Tensor rows = at::stack(token_rows).cpu().contiguous();
   return {static_cast<const char*>(rows.const_data_ptr()), rows.nbytes()};
 }
 
@@ -30,7 +30,7 @@ std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
     return {};
   }
   const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
-  const Tensor rows = torch::empty({layers, numbers / (3 * layers), 3}, at::kLong);
+  const Tensor rows = at::empty({layers, numbers / (3 * layers), 3}, at::kLong);
   MOE_CHECK(rows.nbytes() == bytes.size(), "{} bytes of {} layers", bytes.size(), layers);
   std::memcpy(rows.data_ptr(), bytes.data(), bytes.size());
   return rows.unbind(0);

@@ -4,7 +4,7 @@
 // there are; they run them in rounds, one each, and all hear all answers. So every rank ends with
 // the numbers of one process.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <functional>
 #include <optional>
@@ -19,7 +19,7 @@ namespace moe::eval {
 // One forward's answers, and who got which experts where somebody counts tokens.
 struct Answered {
   ForwardAnswers answers;
-  std::vector<torch::Tensor> token_rows = {};  // as in model::ForwardResult
+  std::vector<at::Tensor> token_rows = {};  // as in model::ForwardResult
 };
 
 // Of ranks 0, 1, .. of this round; `mine` is empty on ranks that had nothing to run, which are the

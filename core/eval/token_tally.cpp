@@ -1,6 +1,6 @@
 #include "core/eval/token_tally.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <map>
 #include <string_view>
@@ -128,7 +128,7 @@ void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_toke
 void TokenTally::add(const Forward& forward) {
   MOE_CHECK(
       forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(), layers_);
-  const torch::Tensor rows = torch::stack(forward.token_rows).cpu();  // [L, T, 3]
+  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3]
   const int64_t* first = rows.const_data_ptr<int64_t>();
   for (const size_t index : forward.requests) {
     add_request(index, first, rows.size(1));

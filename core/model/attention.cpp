@@ -16,7 +16,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 Tensor spread_heads(const Tensor& x, int64_t heads) {
   const int64_t copies = heads / x.size(1);

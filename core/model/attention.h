@@ -2,7 +2,7 @@
 // Grouped-query causal self-attention over packed sequences, through scaled_dot_product_attention.
 // T tokens, D model width, H heads, G key/value heads, A head width.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <vector>
 
@@ -13,15 +13,15 @@
 namespace moe::model {
 
 struct AttentionWeights {
-  torch::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
-  torch::Tensor output;  // [D, H A]
-  torch::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
+  at::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
+  at::Tensor output;  // [D, H A]
+  at::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
   Adapter qkv_adapter = {}, output_adapter = {};
 };
 
 // Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.
 struct LayerCache {
-  torch::Tensor keys, values;
+  at::Tensor keys, values;
 };
 
 // Sequence i is the next lengths[i] tokens; it goes on from the earlier sequence continues[i], or
@@ -35,15 +35,15 @@ struct Sequences {
 
 // Every query head's own key/value head: [B, G, S, A] -> [B, H, S, A]. LibTorch's fused kernels
 // want equal heads.
-torch::Tensor spread_heads(const torch::Tensor& x, int64_t heads);
+at::Tensor spread_heads(const at::Tensor& x, int64_t heads);
 
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
 // are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
 // not included.
-torch::Tensor attention_forward(const torch::Tensor& x,
-                                const AttentionWeights& weights,
-                                const ModelConfig& config,
-                                const Sequences& sequences,
-                                LayerCache* cache);
+at::Tensor attention_forward(const at::Tensor& x,
+                             const AttentionWeights& weights,
+                             const ModelConfig& config,
+                             const Sequences& sequences,
+                             LayerCache* cache);
 
 }  // namespace moe::model

@@ -1,5 +1,6 @@
 #include "core/model/calibrate.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

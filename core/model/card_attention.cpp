@@ -11,7 +11,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -76,7 +76,7 @@ Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
 
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                                       const ModelConfig& config,
-                                      torch::Device device) {
+                                      at::Device device) {
   const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   if (longest == 0 ||
       (config.rope.type == RopeType::kDynamic && longest > config.max_position_embeddings)) {

@@ -4,7 +4,7 @@
 // in f32, which it does not take, documents of equal length are a batch each. T tokens, B
 // sequences, H query heads, G key/value heads, A head width, P positions.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <optional>
 #include <vector>
@@ -15,9 +15,9 @@ namespace moe::model {
 
 // What every layer reads of a pack: made once a forward, so that layers copy nothing to the card.
 struct PackTables {
-  torch::Tensor ends;          // [B + 1] i32: sequence i is tokens ends[i] to ends[i + 1] - 1
-  torch::Tensor position;      // [T] i32, of each token within its sequence
-  torch::Tensor cosine, sine;  // [P, A / 2] f32, P = longest
+  at::Tensor ends;          // [B + 1] i32: sequence i is tokens ends[i] to ends[i + 1] - 1
+  at::Tensor position;      // [T] i32, of each token within its sequence
+  at::Tensor cosine, sine;  // [P, A / 2] f32, P = longest
   int64_t longest = 0;
 };
 
@@ -25,13 +25,13 @@ struct PackTables {
 // longer than the model was made for by angles of their own.
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                                       const ModelConfig& config,
-                                      torch::Device device);
+                                      at::Device device);
 
 // qkv [T, (H + 2 G) A] f32 or bf16 -> [T, H A] in its type: causal within each of `lengths`.
 // Differentiable in qkv.
-torch::Tensor packed_attention(const torch::Tensor& qkv,
-                               const std::vector<int64_t>& lengths,
-                               const PackTables& tables,
-                               const ModelConfig& config);
+at::Tensor packed_attention(const at::Tensor& qkv,
+                            const std::vector<int64_t>& lengths,
+                            const PackTables& tables,
+                            const ModelConfig& config);
 
 }  // namespace moe::model

@@ -9,7 +9,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

@@ -2,7 +2,7 @@
 // Tensors of a folder form on their way to files, written by one process or by all ranks of a run;
 // the bytes are the same.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <vector>
@@ -16,7 +16,7 @@ namespace moe::model {
 // another process holds them.
 struct FolderTensor {
   io::TensorInfo info;
-  torch::Tensor values;
+  at::Tensor values;
 };
 
 at::ScalarType scalar_type(io::DType dtype);  // of weights: F32, F16 or BF16

@@ -1,12 +1,14 @@
 #include "core/model/generate.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <random>
 
 #include "core/base/error.h"
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 RoutingOptions generation_routing(const RoutingOptions& stored) {
   RoutingOptions routing = stored;

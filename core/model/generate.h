@@ -33,6 +33,6 @@ std::vector<int64_t> generate(const Llama& model,
 
 // The sampling rule alone: logits [V] f32 and a uniform number in [0, 1) -> token id. Ties go to
 // the lower id.
-int64_t pick_token(const torch::Tensor& logits, double temperature, double top_p, double uniform);
+int64_t pick_token(const at::Tensor& logits, double temperature, double top_p, double uniform);
 
 }  // namespace moe::model

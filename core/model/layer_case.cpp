@@ -6,7 +6,7 @@
 namespace moe::model {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 
 struct LayerCase {
   Tensor x, dy;  // [T, D]

@@ -10,7 +10,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Numbers = std::vector<int64_t>;

@@ -5,7 +5,7 @@
 // that holds them. (He et al. 2022, FasterMoE, section 4.1, "dynamic shadowing".) What is computed
 // does not change; sums over rows are taken in parts. G processes, E experts.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <vector>
@@ -37,12 +37,12 @@ struct Lending {
 
 // What `held` [E/G, N, M] and the others' weights become.
 struct LentWeights {
-  torch::Tensor held;      // the same values; use it in place of the weight
-  torch::Tensor borrowed;  // [experts of the list that others hold, N, M]
+  at::Tensor held;      // the same values; use it in place of the weight
+  at::Tensor borrowed;  // [experts of the list that others hold, N, M]
 };
 
 // A collective of the group, forward and backward, when the list is not empty. In backward the
 // gradient of a lent expert is the sum over processes, in the order of their places.
-LentWeights lend(const torch::Tensor& held, const Lending& lending);
+LentWeights lend(const at::Tensor& held, const Lending& lending);
 
 }  // namespace moe::model

@@ -2,6 +2,8 @@
 
 #include "core/model/llama.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "core/base/error.h"
 #include "core/model/llama_weights.h"
 #include "core/model/recompute.h"
@@ -10,7 +12,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -34,7 +36,7 @@ struct Pass {
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
 
   // For attention on a card that goes on from nothing.
-  void make_tables(torch::Device device) {
+  void make_tables(at::Device device) {
     if (device.is_cuda() && continues.empty()) {
       tables = pack_tables(lengths, config, device);
     }
@@ -161,7 +163,7 @@ Llama Llama::without_weights(const ModelConfig& config, const dist::Layout& layo
 
 Llama Llama::clone() const { return clone_to(device()); }
 
-Llama Llama::clone_to(torch::Device device) const {
+Llama Llama::clone_to(at::Device device) const {
   const at::NoGradGuard no_gradients;
   Llama copy;
   copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
@@ -210,7 +212,7 @@ const ModelConfig& Llama::config() const { return weights_->config; }
 
 const dist::Layout& Llama::layout() const { return weights_->parallel.layout; }
 
-torch::Device Llama::device() const { return weights_->embedding.device(); }
+at::Device Llama::device() const { return weights_->embedding.device(); }
 
 void Llama::set_group(dist::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
@@ -286,7 +288,7 @@ Tensor Llama::head_weight() const {
   return weights_->head.defined() ? weights_->head : weights_->embedding;
 }
 
-torch::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
+at::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
   std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};

@@ -3,7 +3,7 @@
 // head, as transformers computes it. Sequences come packed, [T] tokens with their lengths, so there
 // is no padding anywhere inside.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <functional>
 #include <memory>
@@ -26,7 +26,7 @@ namespace moe::model {
 // T = sum(lengths) tokens; sequence i is the next lengths[i] of them; attention is causal within a
 // sequence and positions start at 0 (plus what a cache holds).
 struct Packed {
-  torch::Tensor ids;             // [T] i64
+  at::Tensor ids;                // [T] i64
   std::vector<int64_t> lengths;  // all positive
   // Empty, or one a sequence: the earlier sequence that it goes on from, -1 for none. It then sees
   // all of that one before itself, and its positions follow: answers to one question share it.
@@ -51,23 +51,23 @@ struct KvCache {
 // collective too: every process of the group calls it from `hidden`, also with no tokens (its
 // gradient is then [0, D]), and from the same losses.
 struct ForwardResult {
-  torch::Tensor hidden;  // [T, D] f32 after the final norm
+  at::Tensor hidden;  // [T, D] f32 after the final norm
   // Summed over MoE layers (SPEC D11). With shared experts: this process's share, so that the sum
   // over the group is the mean over all logical ranks that hold tokens.
   route::AuxLosses losses;
   std::vector<route::Counters>
       counters;  // one a MoE layer, in layer order; to be summed over ranks
-  std::vector<torch::Tensor>
+  std::vector<at::Tensor>
       token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
 };
 
 // Called in every layer with its number and the normed input of its feed-forward [T, D].
-using OnFeedForward = std::function<void(int64_t layer, const torch::Tensor& input)>;
+using OnFeedForward = std::function<void(int64_t layer, const at::Tensor& input)>;
 
 struct NamedParameter {
-  std::string name;      // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
-                         // adapters end with ".lora_a" or ".lora_b"
-  torch::Tensor tensor;  // f32 leaf
+  std::string name;   // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
+                      // adapters end with ".lora_a" or ".lora_b"
+  at::Tensor tensor;  // f32 leaf
   // Of the experts of a MoE layer: dimension 0 counts those of this process, from
   // layout().first_expert(). All others are whole on every process.
   bool is_expert = false;
@@ -80,19 +80,19 @@ class Llama {
   // read.
   static Llama load(const io::Checkpoint& checkpoint,
                     const dist::Layout& layout = {},
-                    torch::Device device = at::kCPU);
+                    at::Device device = at::kCPU);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
-  Llama clone() const;                         // weights of its own, without gradients
-  Llama clone_to(torch::Device device) const;  // the same on another device
-  Llama merged() const;                        // a clone whose adapters are added to its weights
+  Llama clone() const;                      // weights of its own, without gradients
+  Llama clone_to(at::Device device) const;  // the same on another device
+  Llama merged() const;                     // a clone whose adapters are added to its weights
   ~Llama();
   Llama(Llama&&) noexcept;
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
   const dist::Layout& layout() const;  // which experts are here
-  torch::Device device() const;        // of all weights
+  at::Device device() const;           // of all weights
   // The processes that hold the other experts; forward and backward are then collectives of it. It
   // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
   void set_group(dist::Comm* group);
@@ -107,9 +107,9 @@ class Llama {
                         const RoutingOptions& routing,
                         KvCache* cache = nullptr,
                         const OnFeedForward& on_feed_forward = {}) const;
-  torch::Tensor head(const torch::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
-  torch::Tensor head_weight() const;                      // [V, D]; the embedding where tied
-  torch::ScalarType product_type() const;                 // of operands: f32 or bf16
+  at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
+  at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
+  at::ScalarType product_type() const;              // of operands: f32 or bf16
 
   std::vector<NamedParameter> parameters()
       const;  // every trainable tensor once; tied heads appear once

@@ -5,7 +5,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -50,9 +50,7 @@ std::string config_text(const ModelConfig& model,
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint,
-                  const dist::Layout& layout,
-                  torch::Device device) {
+Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout, at::Device device) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;

@@ -3,7 +3,7 @@
 // gate_up, one down a layer), so that a layer is few matrix products, and the table that ties them
 // to the names and shapes of the Hugging Face files.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <map>
 #include <string>
@@ -16,11 +16,11 @@
 namespace moe::model {
 
 struct Layer {
-  torch::Tensor input_norm, post_norm;  // [D]
+  at::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
-  torch::Tensor router;   // [E, D], undefined in a dense layer
-  torch::Tensor gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
-  torch::Tensor down;     // [E/G, D, F]
+  at::Tensor router;   // [E, D], undefined in a dense layer
+  at::Tensor gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
+  at::Tensor down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;
 };
 
@@ -28,7 +28,7 @@ struct Layer {
 struct AdaptedWeight {
   std::string name;  // within the layer
   std::string part;  // of LoraSettings::on
-  torch::Tensor* weight;
+  at::Tensor* weight;
   Adapter* adapter;
 };
 
@@ -39,11 +39,11 @@ struct Llama::Weights {
   ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
-  torch::Tensor embedding;  // [V, D]
-  torch::Tensor norm;       // [D]
-  torch::Tensor head;       // [V, D], undefined when tied
+  at::Tensor embedding;  // [V, D]
+  at::Tensor norm;       // [D]
+  at::Tensor head;       // [V, D], undefined when tied
   std::vector<Layer> layers;
-  std::map<std::string, torch::Tensor>
+  std::map<std::string, at::Tensor>
       idle;  // gates of shared experts that are not there: kept, not used
 
   Weights(const ModelConfig& model_config,
@@ -52,13 +52,13 @@ struct Llama::Weights {
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
   // their number among all; those of other processes are left out.
-  std::map<std::string, torch::Tensor> stored_views(FolderForm form) const;
+  std::map<std::string, at::Tensor> stored_views(FolderForm form) const;
 
  private:
-  void add_attention_views(int64_t index, std::map<std::string, torch::Tensor>& views) const;
+  void add_attention_views(int64_t index, std::map<std::string, at::Tensor>& views) const;
   void add_feed_forward_views(int64_t index,
                               const MoeNames& names,
-                              std::map<std::string, torch::Tensor>& views) const;
+                              std::map<std::string, at::Tensor>& views) const;
 };
 
 }  // namespace moe::model

@@ -1,5 +1,6 @@
 #include "core/model/recompute.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
@@ -8,7 +9,7 @@ namespace moe::model {
 
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -43,7 +44,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const torch::AutoGradMode on(true);
+    const at::AutoGradMode on(true);
     const auto kept =
         c10::static_intrusive_pointer_cast<KeptSegment>(context->saved_data["segment"].toCapsule());
     const Tensor x =

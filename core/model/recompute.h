@@ -3,7 +3,7 @@
 // segment of the model keeps its input alone; what its backward needs is computed again when it is
 // reached. Time for memory, the same numbers.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <functional>
 #include <vector>
@@ -13,9 +13,9 @@ namespace moe::model {
 // Tensors from one tensor and weights that it holds itself; some may be undefined. Called once
 // forward, and once more in backward, where it must give the same again. It outlives the call:
 // nothing of a caller's frame may be captured by reference.
-using Segment = std::function<std::vector<torch::Tensor>(const torch::Tensor& x)>;
+using Segment = std::function<std::vector<at::Tensor>(const at::Tensor& x)>;
 
 // segment(x), differentiable in x and in every leaf that the segment uses.
-std::vector<torch::Tensor> recomputed(const Segment& segment, const torch::Tensor& x);
+std::vector<at::Tensor> recomputed(const Segment& segment, const at::Tensor& x);
 
 }  // namespace moe::model

@@ -3,7 +3,7 @@
 // so that a process can work while rows travel; in backward too, where what was done between the
 // halves is done between them again.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <memory>
 #include <vector>
@@ -23,9 +23,9 @@ class RowExchange {
   RowExchange(dist::Comm& group, std::vector<int64_t> sent, std::vector<int64_t> received);
 
   // rows [sum sent, D] leave. The result [sum received, D] may be handed to finish() alone.
-  torch::Tensor start(const torch::Tensor& rows) const;
-  torch::Tensor finish(const torch::Tensor& arriving) const;
-  torch::Tensor operator()(const torch::Tensor& rows) const { return finish(start(rows)); }
+  at::Tensor start(const at::Tensor& rows) const;
+  at::Tensor finish(const at::Tensor& arriving) const;
+  at::Tensor operator()(const at::Tensor& rows) const { return finish(start(rows)); }
 
  private:
   std::shared_ptr<RowsOnTheWay> state_;

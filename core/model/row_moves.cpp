@@ -6,7 +6,7 @@ namespace moe::model {
 
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 

@@ -10,7 +10,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -63,7 +63,7 @@ Tensor buffer_slots(const route::Routing& routing,
     before.push_back(filled);
     filled += input.rank_tokens[rank] > 0 ? capacity[rank] : 0;
   }
-  const Tensor first_slot = torch::tensor(before, at::kLong).to(rows.token.device());
+  const Tensor first_slot = at::tensor(before, at::kLong).to(rows.token.device());
   const Tensor home = input.home.index_select(0, rows.token);
   const Tensor slot = route::slots_of(input, route::groups_of(input, rows));
   const Tensor buffer =
@@ -107,7 +107,7 @@ Tensor places_of_rows(const Here& here, const Numbers& loads, const TravelPlan& 
       places.push_back(next++);
     }
   }
-  return torch::tensor(places, at::kLong);
+  return at::tensor(places, at::kLong);
 }
 
 void plan_rows(const Sharing& sharing,
@@ -208,7 +208,7 @@ ExpertOrder order_by_expert(const TravelPlan& plan,
     }
     loads.push_back(static_cast<int64_t>(index.size() - before));
   }
-  return {torch::tensor(index, at::kLong).to(received.device()), std::move(loads)};
+  return {at::tensor(index, at::kLong).to(received.device()), std::move(loads)};
 }
 
 }  // namespace moe::model

@@ -2,7 +2,7 @@
 // Which rows of a plan go to which process, and in which order they are put together there. Host
 // numbers and indices; nothing here touches a row. The letters are those of dispatch.h.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <vector>
 
@@ -24,7 +24,7 @@ struct TravelPlan {
   int64_t home = 0;                     // rows that stay
   int64_t borrowed = 0;                 // rows that stay for experts of others
   // [R] i64: where each row of the plan stands in [sent rows | rows that stay | rows at borrowed]
-  torch::Tensor place;
+  at::Tensor place;
   std::vector<int64_t> home_loads;                   // [E/G] rows that stay, by expert
   std::vector<std::vector<int64_t>> received_loads;  // [G][E/G] rows received, by expert
   std::vector<int64_t> lent;                         // experts, ascending
@@ -42,14 +42,14 @@ TravelPlan plan_travel(const route::Routing& routing,
 // The rows that the experts here run, sorted by expert, in the order of one process: `index` [n]
 // i64 into [received rows | rows that stay], loads [E/G].
 struct ExpertOrder {
-  torch::Tensor index;
+  at::Tensor index;
   std::vector<int64_t> loads;
 };
 
 // Of `received` rows [sum of plan.received, D] and, unless those are run by themselves, of the rows
 // that stay. On the CPU empty slots are left out.
 ExpertOrder order_by_expert(const TravelPlan& plan,
-                            const torch::Tensor& received,
+                            const at::Tensor& received,
                             int64_t this_place,
                             bool with_home);
 

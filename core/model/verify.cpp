@@ -1,5 +1,7 @@
 #include "core/model/verify.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <fstream>
 #include <sstream>
@@ -10,7 +12,7 @@
 
 namespace moe::model {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

@@ -4,6 +4,8 @@
 
 #include "core/route/counters.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -22,41 +24,41 @@ constexpr int64_t kRectifiedAlone = 3;  // an IR row of a token that no expert a
 constexpr int64_t kAway = 4, kKinds = 8;
 
 // [n] i64: kAccepted, kFilled or kRectified; unused rows have choice 0.
-torch::Tensor kinds_of(const RouteInput& input, const Plan& plan) {
+at::Tensor kinds_of(const RouteInput& input, const Plan& plan) {
   return (plan.choice - (input.k - 1)).clamp_min_(kAccepted);
 }
 
 // [(W + 1) * kKinds] i64: rows by home rank and kind; the last kKinds cells are no rank's.
-torch::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
+at::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
   const int64_t cells = (input.ranks + 1) * kKinds;
   if (input.tokens() == 0) {
-    return torch::zeros({cells}, plan.token.options());
+    return at::zeros({cells}, plan.token.options());
   }
-  const torch::Tensor home = input.home.index_select(0, plan.token);
-  torch::Tensor kind = kinds_of(input, plan);
+  const at::Tensor home = input.home.index_select(0, plan.token);
+  at::Tensor kind = kinds_of(input, plan);
   if (has_ir) {
-    kind += torch::logical_and(kind == kRectified, plan.count == input.k);
+    kind += at::logical_and(kind == kRectified, plan.count == input.k);
   }
   if (input.dropless && input.ranks > 1) {
     const int64_t local = input.experts() / input.ranks;
     kind += (plan.expert.floor_divide(local) != home) * kAway;
   }
-  const torch::Tensor cell =
+  const at::Tensor cell =
       (home * kKinds + kind).masked_fill_(plan.expert == input.experts(), input.ranks * kKinds);
-  return torch::zeros({cells}, cell.options()).scatter_add_(0, cell, torch::ones_like(cell));
+  return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
 }
 
 // Sum over valid tokens of the entropy of g = softmax(a), f64 []. The scores are g already; H =
 // sum_j g_j (a_max - a_j) - ln g_max, where no term is negative and g_max >= 1 / E.
-torch::Tensor entropy_sum(const RouteInput& input) {
-  const torch::Tensor best = input.ranked.narrow(1, 0, 1);
-  const torch::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
-  torch::Tensor entropy =
+at::Tensor entropy_sum(const RouteInput& input) {
+  const at::Tensor best = input.ranked.narrow(1, 0, 1);
+  const at::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
+  at::Tensor entropy =
       (input.scores * below).sum(1) - input.scores.gather(1, best).squeeze(1).log();
   if (input.valid_tokens < input.tokens()) {
     entropy.masked_fill_(input.home == input.ranks, 0);
   }
-  return entropy.sum(torch::kDouble);
+  return entropy.sum(at::kDouble);
 }
 
 // Rows that leave their rank whatever the plan is: the buffers of SPEC section 12.
@@ -146,30 +148,29 @@ void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
 }  // namespace
 
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
-  const torch::NoGradGuard no_grad;
-  const torch::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
-  const torch::Tensor entropy =
-      settings.family == Family::kRelu
-          ? torch::zeros({1}, input.logits.options().dtype(torch::kDouble))
-          : entropy_sum(input).reshape(1);
+  const at::NoGradGuard no_grad;
+  const at::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
+  const at::Tensor entropy = settings.family == Family::kRelu
+                                 ? at::zeros({1}, input.logits.options().dtype(at::kDouble))
+                                 : entropy_sum(input).reshape(1);
   return {known_values(input, settings),
           settings.family == Family::kTopK,
           plan.rows,
-          torch::cat({rows_by_rank(input, plan, settings.ir),
-                      served.reshape(1),
-                      entropy.view(torch::kLong)})};  // its bits, to travel with the rest
+          at::cat({rows_by_rank(input, plan, settings.ir),
+                   served.reshape(1),
+                   entropy.view(at::kLong)})};  // its bits, to travel with the rest
 }
 
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) {
   if (counters.empty()) {
     return {};
   }
-  std::vector<torch::Tensor> parts;
+  std::vector<at::Tensor> parts;
   for (const auto& layer : counters) {
     parts.push_back(layer.counted);
     parts.push_back(layer.load);
   }
-  const torch::Tensor all = torch::cat(parts).cpu();
+  const at::Tensor all = at::cat(parts).cpu();
   const int64_t* next = all.data_ptr<int64_t>();
   std::vector<CounterValues> result(counters.size());
   for (size_t i = 0; i < counters.size(); ++i) {
@@ -179,12 +180,12 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
   return result;
 }
 
-torch::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
-  const torch::NoGradGuard no_grad;
-  const torch::Tensor cell = (plan.token * 3 + kinds_of(input, plan))
-                                 .masked_fill_(plan.expert == input.experts(), input.tokens() * 3);
-  return torch::zeros({input.tokens() * 3 + 1}, cell.options())
-      .scatter_add_(0, cell, torch::ones_like(cell))
+at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor cell = (plan.token * 3 + kinds_of(input, plan))
+                              .masked_fill_(plan.expert == input.experts(), input.tokens() * 3);
+  return at::zeros({input.tokens() * 3 + 1}, cell.options())
+      .scatter_add_(0, cell, at::ones_like(cell))
       .narrow(0, 0, input.tokens() * 3)
       .view({input.tokens(), 3});
 }

@@ -2,7 +2,7 @@
 // What routing did, counted on the device and read back once a step (SPEC section 13). Padding
 // tokens are never counted.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <vector>
@@ -51,8 +51,8 @@ CounterValues counters_from(const std::vector<double>& numbers, int64_t experts,
 struct Counters {
   CounterValues known;  // what the host knows without looking: tokens, requests of top-k, slots, W
   bool has_slots = false;  // top-k
-  torch::Tensor load;      // [E] i64
-  torch::Tensor counted;   // [(W + 1) * 8 + 2] i64: see counters.cpp
+  at::Tensor load;         // [E] i64
+  at::Tensor counted;      // [(W + 1) * 8 + 2] i64: see counters.cpp
 };
 
 // Counts a finished plan.
@@ -63,7 +63,7 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters);
 
 // [T, 3] i64: rows that each token has by its first k choices, by fill-in (0 or 1) and by IR (0 or
 // 1). For statistics by token or by source; not part of a normal forward.
-torch::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan);
+at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan);
 
 // The largest and the mean entry of a rank's counts; 0 without ranks.
 struct RankSpread {

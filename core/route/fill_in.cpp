@@ -11,16 +11,15 @@ Plan fill_in(const RouteInput& input, const Plan& plan) {
     return plan;  // there is no (k+1)-th expert
   }
   const Rows accepted = rows_of(plan);
-  const torch::Tensor next = input.ranked.narrow(1, input.k, 1);
-  const Rows asking = requests(input, next, torch::ones_like(next, torch::kBool), input.k);
+  const at::Tensor next = input.ranked.narrow(1, input.k, 1);
+  const Rows asking = requests(input, next, at::ones_like(next, at::kBool), input.k);
   const Rows rows = sort_by_group(input, sort_by_score(input, asking));
 
-  const torch::Tensor groups = groups_of(input, rows);
-  torch::Tensor fits = rows.expert < input.experts();
+  const at::Tensor groups = groups_of(input, rows);
+  at::Tensor fits = rows.expert < input.experts();
   if (!input.dropless) {
-    const torch::Tensor free =
-        group_capacity(input) - group_sizes(input, groups_of(input, accepted));
-    fits = torch::logical_and(fits, slots_of(input, groups) < free.index_select(0, groups));
+    const at::Tensor free = group_capacity(input) - group_sizes(input, groups_of(input, accepted));
+    fits = at::logical_and(fits, slots_of(input, groups) < free.index_select(0, groups));
   }
   const Rows filled = keep_only(rows, fits, input.experts());
   const Rows all = sort_by_group(input, concatenate(accepted, filled));

@@ -11,16 +11,14 @@ Plan intra_gpu(const RouteInput& input, const Plan& plan) {
   const int64_t tokens = input.tokens();
   const int64_t local = input.experts() / input.ranks;
   const Rows before = rows_of(plan);
-  const torch::Tensor missing = (input.k - rows_per_token(input, before)).clamp_min(0);  // [T]
+  const at::Tensor missing = (input.k - rows_per_token(input, before)).clamp_min(0);  // [T]
 
   // The logits of the experts at home, [T, E / W]; padding tokens look at rank 0 and are left out.
-  const torch::Tensor home =
-      input.home.masked_fill(input.home == input.ranks, 0).view({tokens, 1, 1});
-  const torch::Tensor at_home = input.logits.reshape({tokens, input.ranks, local})
-                                    .gather(1, home.expand({tokens, 1, local}))
-                                    .squeeze(1);
-  const torch::Tensor best =
-      at_home.argmax(1, /*keepdim=*/true) + home.squeeze(1) * local;  // [T, 1]
+  const at::Tensor home = input.home.masked_fill(input.home == input.ranks, 0).view({tokens, 1, 1});
+  const at::Tensor at_home = input.logits.reshape({tokens, input.ranks, local})
+                                 .gather(1, home.expand({tokens, 1, local}))
+                                 .squeeze(1);
+  const at::Tensor best = at_home.argmax(1, /*keepdim=*/true) + home.squeeze(1) * local;  // [T, 1]
 
   Rows rescued = requests(input, best, (missing > 0).unsqueeze(1), input.k + 1);
   rescued.count = rescued.count * missing;

@@ -15,10 +15,10 @@ namespace {
 using kernels::SelectShape;
 
 // [W] i32 on the device of the logits, filled there: a copy from the host would wait.
-torch::Tensor slots_of_ranks(const RouteInput& input) {
+at::Tensor slots_of_ranks(const RouteInput& input) {
   const auto ranks = static_cast<int64_t>(input.capacity.size());
-  const torch::Tensor slots = torch::full(
-      {ranks}, std::numeric_limits<int32_t>::max(), input.logits.options().dtype(torch::kInt));
+  const at::Tensor slots = at::full(
+      {ranks}, std::numeric_limits<int32_t>::max(), input.logits.options().dtype(at::kInt));
   for (int64_t first = 0, end = 0; !input.dropless && first < ranks; first = end) {
     const int64_t capacity = input.capacity[first];
     while (end < ranks && input.capacity[end] == capacity) {
@@ -42,7 +42,7 @@ int64_t most_rows(const RouteInput& input, const SelectShape& shape) {
 
 Plan room_for(const RouteInput& input, const SelectShape& shape) {
   const auto longs = [&](int64_t count) {
-    return torch::empty({count}, input.logits.options().dtype(torch::kLong));
+    return at::empty({count}, input.logits.options().dtype(at::kLong));
   };
   const int64_t rows = most_rows(input, shape);
   const int64_t refused = input.dropless ? 0 : shape.tokens * shape.k;
@@ -71,22 +71,22 @@ kernels::SelectedRows memory_of(const Plan& plan) {
 
 // What the choices of tokens are written to.
 struct ChoiceTensors {
-  torch::Tensor scores, choice, at_home, requested;
+  at::Tensor scores, choice, at_home, requested;
 };
 
-ChoiceTensors choose(const RouteInput& input, const torch::Tensor& home, const SelectShape& shape) {
-  const auto ints = input.logits.options().dtype(torch::kInt);
-  const ChoiceTensors to{torch::empty_like(input.logits, torch::MemoryFormat::Contiguous),
-                         torch::empty({shape.tokens, shape.choices}, ints),
-                         torch::empty({shape.tokens}, ints),
-                         torch::empty({shape.choices, shape.experts * shape.ranks}, ints)};
+ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const SelectShape& shape) {
+  const auto ints = input.logits.options().dtype(at::kInt);
+  const ChoiceTensors to{at::empty_like(input.logits, at::MemoryFormat::Contiguous),
+                         at::empty({shape.tokens, shape.choices}, ints),
+                         at::empty({shape.tokens}, ints),
+                         at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
   const kernels::RouterShape router{
       shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false};
   const kernels::RouterChoices memory{to.scores.data_ptr<float>(),
                                       to.choice.data_ptr<int32_t>(),
                                       to.at_home.data_ptr<int32_t>(),
                                       to.requested.data_ptr<int32_t>()};
-  const torch::Tensor logits = input.logits.contiguous();
+  const at::Tensor logits = input.logits.contiguous();
   const auto* values = logits.const_data_ptr<float>();
   const auto* homes = home.const_data_ptr<int32_t>();
   if (logits.is_cuda()) {
@@ -100,7 +100,7 @@ ChoiceTensors choose(const RouteInput& input, const torch::Tensor& home, const S
 }  // namespace
 
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
-  MOE_CHECK(settings.family == Family::kTopK && input.logits.scalar_type() == torch::kFloat);
+  MOE_CHECK(settings.family == Family::kTopK && input.logits.scalar_type() == at::kFloat);
   const int64_t experts = input.experts();
   const bool has_next = input.k < experts;
   const SelectShape shape{input.tokens(),
@@ -111,8 +111,8 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
                           settings.fr && has_next,
                           settings.ir,
                           settings.slot_order == SlotOrder::kScore};
-  const torch::Tensor home = input.home.to(torch::kInt), slots = slots_of_ranks(input);
-  const torch::Tensor scores = input.scores.contiguous();  // what the rules compare by
+  const at::Tensor home = input.home.to(at::kInt), slots = slots_of_ranks(input);
+  const at::Tensor scores = input.scores.contiguous();  // what the rules compare by
   const ChoiceTensors from = choose(input, home, shape);
   const kernels::SelectInput in{scores.const_data_ptr<float>(),
                                 from.choice.const_data_ptr<int32_t>(),
@@ -122,8 +122,7 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
                                 slots.const_data_ptr<int32_t>()};
   Plan plan = room_for(input, shape);
   if (input.logits.is_cuda()) {
-    const torch::Tensor scratch =
-        torch::empty({kernels::select_rows_scratch(shape)}, home.options());
+    const at::Tensor scratch = at::empty({kernels::select_rows_scratch(shape)}, home.options());
     kernels::select_rows_cuda(shape,
                               in,
                               memory_of(plan),

@@ -6,41 +6,40 @@
 namespace moe::route {
 namespace {
 
-void add(torch::Tensor& sum, const torch::Tensor& term) {
+void add(at::Tensor& sum, const at::Tensor& term) {
   if (term.defined()) {
     sum = sum.defined() ? sum + term : term;
   }
 }
 
 // [W + 1]: sums of `values` [T] or [T, E] over the tokens of each rank, padding last.
-torch::Tensor sum_by_rank(const RouteInput& input, const torch::Tensor& values) {
+at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
   auto shape = values.sizes().vec();
   shape[0] = input.ranks + 1;
-  return torch::zeros(shape, values.options()).index_add_(0, input.home, values);
+  return at::zeros(shape, values.options()).index_add_(0, input.home, values);
 }
 
 // What one token weighs in a mean over ranks of means over tokens: 1 / (T_r ranks with tokens), 0
 // for padding. And T_r of its own rank.
 struct TokenShare {
-  torch::Tensor share;        // [T]
-  torch::Tensor rank_tokens;  // [T]
+  at::Tensor share;        // [T]
+  at::Tensor rank_tokens;  // [T]
 };
 
 TokenShare token_share(const RouteInput& input) {
-  const torch::Tensor by_rank =
-      sum_by_rank(input, torch::ones({input.tokens()}, input.logits.options()));
-  const torch::Tensor ranks =
+  const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
+  const at::Tensor ranks =
       (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1).to(by_rank.scalar_type());
-  const torch::Tensor rank_tokens = by_rank.index_select(0, input.home);
+  const at::Tensor rank_tokens = by_rank.index_select(0, input.home);
   return {(input.home < input.ranks).to(by_rank.scalar_type()) / (rank_tokens * ranks),
           rank_tokens};
 }
 
 // [T, E]: for each token the share of its rank's tokens that `selected` [T, E] counts for an
 // expert.
-torch::Tensor fractions(const RouteInput& input,
-                        const torch::Tensor& selected,
-                        const torch::Tensor& rank_tokens) {
+at::Tensor fractions(const RouteInput& input,
+                     const at::Tensor& selected,
+                     const at::Tensor& rank_tokens) {
   return sum_by_rank(input, selected).index_select(0, input.home) / rank_tokens.unsqueeze(1);
 }
 
@@ -53,42 +52,42 @@ AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
   return *this;
 }
 
-torch::Tensor load_balance_loss(const torch::Tensor& logits,
-                                const RouteInput& input,
-                                const torch::Tensor& count,
-                                const RouterSettings& settings) {
-  torch::Tensor selected;  // [T, E] of 0 and 1
+at::Tensor load_balance_loss(const at::Tensor& logits,
+                             const RouteInput& input,
+                             const at::Tensor& count,
+                             const RouterSettings& settings) {
+  at::Tensor selected;  // [T, E] of 0 and 1
   if (settings.family == Family::kTopK) {
     const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
-    selected = torch::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
+    selected = at::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
   } else {
     selected = (count > 0).to(input.logits.scalar_type());
   }
   const TokenShare tokens = token_share(input);
-  const torch::Tensor coefficient = static_cast<double>(input.experts()) *
-                                    fractions(input, selected, tokens.rank_tokens) *
-                                    tokens.share.unsqueeze(1);
-  return (coefficient * torch::softmax(logits, 1)).sum();
+  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+                                 fractions(input, selected, tokens.rank_tokens) *
+                                 tokens.share.unsqueeze(1);
+  return (coefficient * at::softmax(logits, 1)).sum();
 }
 
-torch::Tensor entropy_loss(const torch::Tensor& logits, const RouteInput& input) {
-  const torch::Tensor log_probabilities = torch::log_softmax(logits, 1);
-  const torch::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
+at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
+  const at::Tensor log_probabilities = at::log_softmax(logits, 1);
+  const at::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
   return (token_share(input).share * entropy).sum();
 }
 
-torch::Tensor l1_loss(const torch::Tensor& logits,
-                      const RouteInput& input,
-                      const torch::Tensor& count,
-                      const RouterSettings& settings) {
+at::Tensor l1_loss(const at::Tensor& logits,
+                   const RouteInput& input,
+                   const at::Tensor& count,
+                   const RouterSettings& settings) {
   const TokenShare tokens = token_share(input);
-  torch::Tensor coefficient = tokens.share.unsqueeze(1);
+  at::Tensor coefficient = tokens.share.unsqueeze(1);
   if (settings.l1_refined) {
     const double scale = static_cast<double>(input.experts()) / static_cast<double>(settings.k);
     coefficient = coefficient * scale *
                   fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);
   }
-  return (coefficient * torch::relu(logits)).sum();
+  return (coefficient * at::relu(logits)).sum();
 }
 
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier) {

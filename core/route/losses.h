@@ -3,16 +3,16 @@
 // mean over the ranks that hold tokens, one micro-batch). Unscaled by coefficients. Undefined
 // tensors stand for losses a router has not. T tokens, E experts.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include "core/route/rule.h"
 
 namespace moe::route {
 
 struct AuxLosses {
-  torch::Tensor load_balance;                     // scalar f32 with gradient
-  torch::Tensor entropy;                          // scalar f32 with gradient (top-p)
-  torch::Tensor l1;                               // scalar f32 with gradient (ReLU)
+  at::Tensor load_balance;                        // scalar f32 with gradient
+  at::Tensor entropy;                             // scalar f32 with gradient (top-p)
+  at::Tensor l1;                                  // scalar f32 with gradient (ReLU)
   AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers
 };
 
@@ -22,19 +22,19 @@ struct AuxLosses {
 // E sum_j f_j Q_j: f_j = share of the rank's tokens that count expert j (a constant), Q_j = its
 // mean probability. lb=first counts first choices, before capacity; lb=selected the k requests of
 // top-k, the chosen set of top-p (D10).
-torch::Tensor load_balance_loss(const torch::Tensor& logits,
-                                const RouteInput& input,
-                                const torch::Tensor& count,
-                                const RouterSettings& settings);
+at::Tensor load_balance_loss(const at::Tensor& logits,
+                             const RouteInput& input,
+                             const at::Tensor& count,
+                             const RouterSettings& settings);
 
 // Mean over tokens of -sum_j P_ij ln P_ij (P2 Eq. 7).
-torch::Tensor entropy_loss(const torch::Tensor& logits, const RouteInput& input);
+at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input);
 
 // sum_j f_j mean_i R_ij, R = max(0, a): f_j = E / (k T) #{i : R_ij > 0} (refined), or 1 (plain).
-torch::Tensor l1_loss(const torch::Tensor& logits,
-                      const RouteInput& input,
-                      const torch::Tensor& count,
-                      const RouterSettings& settings);
+at::Tensor l1_loss(const at::Tensor& logits,
+                   const RouteInput& input,
+                   const at::Tensor& count,
+                   const RouterSettings& settings);
 
 // SPEC section 9: the coefficient of the next step; raised while the model is too dense, lowered
 // otherwise (equality lowers). `target_sparsity` = 1 - k / E.

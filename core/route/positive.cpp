@@ -6,7 +6,7 @@
 namespace moe::route {
 
 Plan positive(const RouteInput& input, const Plan&) {
-  const torch::Tensor keep = input.logits.gather(1, input.ranked) > 0;
+  const at::Tensor keep = input.logits.gather(1, input.ranked) > 0;
   const Rows rows = sort_by_group(input, requests(input, input.ranked, keep, 0));
   return with_rows(input, rows, rows.token.size(0), {});
 }

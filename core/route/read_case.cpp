@@ -45,7 +45,7 @@ void check_size(const Json& input, const char* key, int64_t actual, const std::s
 
 }  // namespace
 
-torch::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where) {
+at::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where) {
   if (!input.contains(key) || !input[key].is_array() || input[key].empty() ||
       !input[key][0].is_array() || input[key][0].empty()) {
     throw UserError("{}: '{}' is not a list of rows of numbers", where, key);
@@ -74,7 +74,7 @@ torch::Tensor read_matrix(const Json& input, const std::string& key, const std::
       }
     }
   }
-  return torch::tensor(numbers, torch::kFloat)
+  return at::tensor(numbers, at::kFloat)
       .view({static_cast<int64_t>(rows.size()), static_cast<int64_t>(width)});
 }
 

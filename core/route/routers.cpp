@@ -1,5 +1,7 @@
 #include "core/route/routers.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 
 #include "core/base/error.h"
@@ -10,8 +12,8 @@
 namespace moe::route {
 namespace {
 
-torch::Tensor softmax_scores(const torch::Tensor& logits) { return torch::softmax(logits, 1); }
-torch::Tensor relu_scores(const torch::Tensor& logits) { return torch::relu(logits); }
+at::Tensor softmax_scores(const at::Tensor& logits) { return at::softmax(logits, 1); }
+at::Tensor relu_scores(const at::Tensor& logits) { return at::relu(logits); }
 
 std::vector<Rule> top_k_rules(const RouterSettings& settings) {
   return {top_k(settings.slot_order), within_capacity};
@@ -19,38 +21,38 @@ std::vector<Rule> top_k_rules(const RouterSettings& settings) {
 std::vector<Rule> top_p_rules(const RouterSettings& settings) { return {top_p(settings.p)}; }
 std::vector<Rule> relu_rules(const RouterSettings&) { return {positive}; }
 
-torch::Tensor top_k_gates(const torch::Tensor& logits,
-                          const torch::Tensor& count,
-                          const RouterSettings& settings) {
+at::Tensor top_k_gates(const at::Tensor& logits,
+                       const at::Tensor& count,
+                       const RouterSettings& settings) {
   const bool normalise = settings.gate_norm == GateNorm::kSelected;
   return softmax_gates(logits, count, normalise, settings.straight_through);
 }
-torch::Tensor probability_gates(const torch::Tensor& logits,
-                                const torch::Tensor& count,
-                                const RouterSettings&) {
+at::Tensor probability_gates(const at::Tensor& logits,
+                             const at::Tensor& count,
+                             const RouterSettings&) {
   return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
 }
-torch::Tensor positive_gates(const torch::Tensor& logits,
-                             const torch::Tensor& count,
-                             const RouterSettings&) {
+at::Tensor positive_gates(const at::Tensor& logits,
+                          const at::Tensor& count,
+                          const RouterSettings&) {
   return relu_gates(logits, count);
 }
 
-AuxLosses balance(const torch::Tensor& logits,
+AuxLosses balance(const at::Tensor& logits,
                   const RouteInput& input,
-                  const torch::Tensor& count,
+                  const at::Tensor& count,
                   const RouterSettings& settings) {
   return {load_balance_loss(logits, input, count, settings), {}, {}};
 }
-AuxLosses balance_and_entropy(const torch::Tensor& logits,
+AuxLosses balance_and_entropy(const at::Tensor& logits,
                               const RouteInput& input,
-                              const torch::Tensor& count,
+                              const at::Tensor& count,
                               const RouterSettings& settings) {
   return {load_balance_loss(logits, input, count, settings), entropy_loss(logits, input), {}};
 }
-AuxLosses sparsity(const torch::Tensor& logits,
+AuxLosses sparsity(const at::Tensor& logits,
                    const RouteInput& input,
-                   const torch::Tensor& count,
+                   const at::Tensor& count,
                    const RouterSettings& settings) {
   return {{}, {}, l1_loss(logits, input, count, settings)};
 }
@@ -81,7 +83,7 @@ Plan plan_by_rules(const RouteInput& input,
 
 // What has a gradient: all that `routing` holds besides is decided.
 void weigh(Routing& routing,
-           const torch::Tensor& logits,
+           const at::Tensor& logits,
            const RouterFamily& family,
            const RouterSettings& settings) {
   routing.combine = family.gates(logits, routing.count, settings);
@@ -119,21 +121,19 @@ const std::vector<RouterModifier>& router_modifiers() {
   return modifiers;
 }
 
-Routing route(const torch::Tensor& logits,
-              const RouterSettings& settings,
-              const RoutingGroup& group) {
+Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
   return route(logits, family_of(settings), settings, group);
 }
 
-Routing route(const torch::Tensor& logits,
+Routing route(const at::Tensor& logits,
               const RouterFamily& family,
               const RouterSettings& settings,
               const RoutingGroup& group) {
   Routing routing;
   {
-    const torch::NoGradGuard no_grad;
+    const at::NoGradGuard no_grad;
     routing.input = make_input(logits, family.scores(logits), settings, group);
-    const bool by_kernels = logits.is_cuda() && logits.scalar_type() == torch::kFloat &&
+    const bool by_kernels = logits.is_cuda() && logits.scalar_type() == at::kFloat &&
                             family.rules == top_k_rules &&
                             logits.size(1) <= kernels::kMaxRouterExperts;
     routing.plan = by_kernels ? plan_by_kernels(routing.input, settings)
@@ -145,7 +145,7 @@ Routing route(const torch::Tensor& logits,
   return routing;
 }
 
-Routing route_again(const torch::Tensor& logits,
+Routing route_again(const at::Tensor& logits,
                     const Routing& decided,
                     const RouterSettings& settings) {
   Routing routing = decided;

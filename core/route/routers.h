@@ -16,15 +16,15 @@ struct RouterFamily {
   Family family;
   std::vector<std::string> examples;  // texts that the tests run over
   // [T, E] what tokens are compared by, of the logits [T, E].
-  torch::Tensor (*scores)(const torch::Tensor& logits);
+  at::Tensor (*scores)(const at::Tensor& logits);
   std::vector<Rule> (*rules)(const RouterSettings& settings);
   // [T, E] combine weights with gradient, of logits and constant multiplicities.
-  torch::Tensor (*gates)(const torch::Tensor& logits,
-                         const torch::Tensor& count,
-                         const RouterSettings& settings);
-  AuxLosses (*losses)(const torch::Tensor& logits,
+  at::Tensor (*gates)(const at::Tensor& logits,
+                      const at::Tensor& count,
+                      const RouterSettings& settings);
+  AuxLosses (*losses)(const at::Tensor& logits,
                       const RouteInput& input,
-                      const torch::Tensor& count,
+                      const at::Tensor& count,
                       const RouterSettings& settings);
 };
 
@@ -41,25 +41,23 @@ const std::vector<RouterModifier>& router_modifiers();
 struct Routing {
   RouteInput input;
   Plan plan;
-  torch::Tensor count;    // [T, E] how often each token is served by each expert, constant
-  torch::Tensor combine;  // [T, E] weights with gradient; w of SPEC section 1
-  torch::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
+  at::Tensor count;    // [T, E] how often each token is served by each expert, constant
+  at::Tensor combine;  // [T, E] weights with gradient; w of SPEC section 1
+  at::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
   AuxLosses losses;
   Counters counters;
 };
 
 // Routes `logits` [T, E] f32 (with gradient). The plan is made without reading the device. Settings
 // must fit E (check_router).
-Routing route(const torch::Tensor& logits,
-              const RouterSettings& settings,
-              const RoutingGroup& group);
+Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group);
 // The gates and losses of `logits` under decisions that were made before: activation checkpointing
 // must not send a token elsewhere because its logits came out otherwise the second time.
-Routing route_again(const torch::Tensor& logits,
+Routing route_again(const at::Tensor& logits,
                     const Routing& decided,
                     const RouterSettings& settings);
 // route() by a family that need not stand in the table.
-Routing route(const torch::Tensor& logits,
+Routing route(const at::Tensor& logits,
               const RouterFamily& family,
               const RouterSettings& settings,
               const RoutingGroup& group);

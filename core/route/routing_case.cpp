@@ -14,18 +14,18 @@ namespace {
 // The double that an f32 is printed as: 0.1f gives 0.1, not 0.10000000149011612.
 double shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
-torch::Tensor gradient(const torch::Tensor& loss, const torch::Tensor& logits) {
+at::Tensor gradient(const at::Tensor& loss, const at::Tensor& logits) {
   return torch::autograd::grad({loss}, {logits})[0];
 }
 
 // Fresh logits for each loss, so that no gradient meets another.
 struct Routed {
-  torch::Tensor logits;
+  at::Tensor logits;
   Routing routing;
 };
 
 Routed run(const RoutingCase& one, const RouterSettings& router) {
-  const torch::Tensor logits = one.logits.detach().clone().requires_grad_(true);
+  const at::Tensor logits = one.logits.detach().clone().requires_grad_(true);
   return {logits, route(logits, router, one.group)};
 }
 
@@ -34,8 +34,8 @@ struct Answer {
               grad = OrderedJson::object();
 
   void add_loss(const std::string& name,
-                const torch::Tensor& value,
-                const torch::Tensor& logits,
+                const at::Tensor& value,
+                const at::Tensor& logits,
                 const std::string& gradient_name) {
     loss[name] = number_json(value);
     grad[gradient_name] = matrix_json(gradient(value, logits));
@@ -43,7 +43,7 @@ struct Answer {
   // sum(w * upstream), added up in f64.
   void add_combine(const RoutingCase& one, const Routed& routed, const std::string& gradient_name) {
     if (one.upstream.defined()) {
-      const torch::Tensor value = (routed.routing.combine * one.upstream).sum(torch::kDouble);
+      const at::Tensor value = (routed.routing.combine * one.upstream).sum(at::kDouble);
       add_loss("combine", value, routed.logits, gradient_name);
     }
   }
@@ -176,9 +176,9 @@ OrderedJson answer_rule_case(const std::string& kind, const Json& input, const s
   return kind == "lambda" ? answer_lambda(input, where) : answer_capacity(input, where);
 }
 
-OrderedJson matrix_json(const torch::Tensor& matrix) {
-  const torch::Tensor host = matrix.detach().cpu().contiguous();
-  const bool integers = host.scalar_type() == torch::kLong;
+OrderedJson matrix_json(const at::Tensor& matrix) {
+  const at::Tensor host = matrix.detach().cpu().contiguous();
+  const bool integers = host.scalar_type() == at::kLong;
   OrderedJson rows = OrderedJson::array();
   for (int64_t row = 0; row < host.size(0); ++row) {
     OrderedJson line = OrderedJson::array();
@@ -195,7 +195,7 @@ OrderedJson matrix_json(const torch::Tensor& matrix) {
   return rows;
 }
 
-OrderedJson number_json(const torch::Tensor& scalar) {
+OrderedJson number_json(const at::Tensor& scalar) {
   return shortest(static_cast<float>(scalar.item<double>()));
 }
 

@@ -3,7 +3,7 @@
 // decisions, weights, losses and gradients of the production path come out under the same names.
 // T tokens, E experts, W logical ranks.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <string>
 
@@ -14,9 +14,9 @@ namespace moe::route {
 
 // Something to route.
 struct RoutingCase {
-  torch::Tensor logits;    // [T, E] f32
-  torch::Tensor upstream;  // [T, E] f32, the gradient of a loss with respect to the weights; may be
-                           // undefined
+  at::Tensor logits;    // [T, E] f32
+  at::Tensor upstream;  // [T, E] f32, the gradient of a loss with respect to the weights; may be
+                        // undefined
   RoutingGroup group;
   RouterSettings router;
 };
@@ -40,7 +40,7 @@ OrderedJson input_json(const RoutingCase& one);
 
 // ---------------------------------------------------------------- what layer cases are made of too
 // input[key], rows of equally many finite numbers: [n, m] f32, n and m positive.
-torch::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where);
+at::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where);
 // num_ranks, home and valid of `input` for `tokens` tokens. Without home, valid tokens are spread
 // by D1.
 RoutingGroup read_group(const Json& input,
@@ -48,8 +48,8 @@ RoutingGroup read_group(const Json& input,
                         int64_t experts,
                         const std::string& where);
 // [n, m] as nested lists, each number with as few digits as name it in f32.
-OrderedJson matrix_json(const torch::Tensor& matrix);
-OrderedJson number_json(const torch::Tensor& scalar);
+OrderedJson matrix_json(const at::Tensor& matrix);
+OrderedJson number_json(const at::Tensor& scalar);
 // slots, drops, fr_filled, ir and stats of a top-k router; selected and stats of the others.
 void put_decisions(const Routing& routing, const RouterSettings& router, OrderedJson& expect);
 

@@ -11,36 +11,36 @@
 namespace moe::route {
 
 // [n] i64 as a list on the host: waits for the device.
-std::vector<int64_t> to_host(const torch::Tensor& numbers);
+std::vector<int64_t> to_host(const at::Tensor& numbers);
 
 Rows rows_of(const Plan& plan);
 
 // Rows that ask for `expert` [T, n] at choice `first_choice` + column, token-major; `keep` [T, n]
 // bool says which are real. Padding tokens never are.
 Rows requests(const RouteInput& input,
-              const torch::Tensor& expert,
-              const torch::Tensor& keep,
+              const at::Tensor& expert,
+              const at::Tensor& keep,
               int64_t first_choice);
 
 // The rows at `index` [n] i64.
-Rows take(const Rows& rows, const torch::Tensor& index);
+Rows take(const Rows& rows, const at::Tensor& index);
 
 // Rows where `keep` [n] bool does not hold become unused, in place.
-Rows keep_only(const Rows& rows, const torch::Tensor& keep, int64_t experts);
+Rows keep_only(const Rows& rows, const at::Tensor& keep, int64_t experts);
 
 Rows concatenate(const Rows& first, const Rows& second);
 
 // [n] i64: the group of each row.
-torch::Tensor groups_of(const RouteInput& input, const Rows& rows);
+at::Tensor groups_of(const RouteInput& input, const Rows& rows);
 
 // [E * W + 1] i64: rows in each group, unused ones last.
-torch::Tensor group_sizes(const RouteInput& input, const torch::Tensor& groups);
+at::Tensor group_sizes(const RouteInput& input, const at::Tensor& groups);
 
 // [n] i64: how many rows of the same group stand before each row of rows sorted by group.
-torch::Tensor slots_of(const RouteInput& input, const torch::Tensor& sorted_groups);
+at::Tensor slots_of(const RouteInput& input, const at::Tensor& sorted_groups);
 
 // [E * W + 1] i64: slots of each group, 0 for unused rows.
-torch::Tensor group_capacity(const RouteInput& input);
+at::Tensor group_capacity(const RouteInput& input);
 
 // Stable: rows of a group keep their order. Unused rows come last.
 Rows sort_by_group(const RouteInput& input, const Rows& rows);
@@ -53,7 +53,7 @@ Rows sort_by_score(const RouteInput& input, const Rows& rows);
 Plan with_rows(const RouteInput& input, const Rows& rows, int64_t rows_max, const Plan& before);
 
 // [T] i64: rows of each token.
-torch::Tensor rows_per_token(const RouteInput& input, const Rows& rows);
+at::Tensor rows_per_token(const RouteInput& input, const Rows& rows);
 
 // Most rows that capacity lets through, of `requests` requests.
 int64_t accepted_max(const RouteInput& input, int64_t requests);

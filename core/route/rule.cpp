@@ -35,7 +35,7 @@ namespace {
 
 // [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a card they are filled
 // in there: a copy from the host would wait, and no graph could be recorded (kernels/graph.h).
-torch::Tensor homes_on(torch::Device device, const RoutingGroup& group) {
+at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
   constexpr size_t kMostFills = 64;
   std::vector<int64_t> homes = group.home;
   std::replace(homes.begin(), homes.end(), int64_t{-1}, group.ranks);
@@ -46,11 +46,10 @@ torch::Tensor homes_on(torch::Device device, const RoutingGroup& group) {
     }
   }
   if (device.is_cpu() || begins.size() > kMostFills) {
-    return torch::tensor(homes, torch::kLong).to(device);
+    return at::tensor(homes, at::kLong).to(device);
   }
   const auto count = static_cast<int64_t>(homes.size());
-  const torch::Tensor there =
-      torch::empty({count}, torch::TensorOptions(torch::kLong).device(device));
+  const at::Tensor there = at::empty({count}, at::TensorOptions(at::kLong).device(device));
   for (size_t i = 0; i < begins.size(); ++i) {
     const auto first = static_cast<int64_t>(begins[i]);
     const int64_t end = i + 1 < begins.size() ? static_cast<int64_t>(begins[i + 1]) : count;
@@ -61,8 +60,8 @@ torch::Tensor homes_on(torch::Device device, const RoutingGroup& group) {
 
 }  // namespace
 
-RouteInput make_input(const torch::Tensor& logits,
-                      const torch::Tensor& scores,
+RouteInput make_input(const at::Tensor& logits,
+                      const at::Tensor& scores,
                       const RouterSettings& settings,
                       const RoutingGroup& group) {
   const int64_t tokens = logits.size(0);
@@ -79,7 +78,7 @@ RouteInput make_input(const torch::Tensor& logits,
   input.logits = logits.detach();
   input.scores = scores.detach();
   input.ranked =
-      std::get<1>(torch::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+      std::get<1>(at::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
   input.ranks = group.ranks;
   const bool has_capacity = settings.family == Family::kTopK;
   input.k = has_capacity ? settings.k : settings.max_experts.value_or(experts);

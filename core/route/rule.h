@@ -2,7 +2,7 @@
 // The one interface of routing: a router is a list of rules, each a pure function from a plan to a
 // better plan. T tokens, E experts, W logical ranks, k experts per token (core/README.md).
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <functional>
 #include <optional>
@@ -29,9 +29,9 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 
 // What every rule may read. Nothing here carries a gradient.
 struct RouteInput {
-  torch::Tensor logits, scores;  // [T, E] f32; in a token order by logits, between tokens by scores
-  torch::Tensor ranked;  // [T, E] i64: experts of each token by logit, ties: lower index first
-  torch::Tensor home;    // [T] i64: logical rank, W for padding
+  at::Tensor logits, scores;  // [T, E] f32; in a token order by logits, between tokens by scores
+  at::Tensor ranked;          // [T, E] i64: experts of each token by logit, ties: lower index first
+  at::Tensor home;            // [T] i64: logical rank, W for padding
   std::vector<int64_t> capacity;     // [W] slots an expert takes from that rank
   std::vector<int64_t> rank_tokens;  // [W] T_r
   int64_t ranks = 1;                 // W
@@ -45,8 +45,8 @@ struct RouteInput {
 
 // Checks the group (homes within -1..W-1, W divides E) and gathers what rules read. `scores` [T,
 // E].
-RouteInput make_input(const torch::Tensor& logits,
-                      const torch::Tensor& scores,
+RouteInput make_input(const at::Tensor& logits,
+                      const at::Tensor& scores,
                       const RouterSettings& settings,
                       const RoutingGroup& group);
 

@@ -8,11 +8,11 @@ namespace moe::route {
 
 Rule top_k(SlotOrder order) {
   return [order](const RouteInput& input, const Plan&) {
-    const torch::Tensor wanted = input.ranked.narrow(1, 0, input.k);
-    const Rows asking = requests(input, wanted, torch::ones_like(wanted, torch::kBool), 0);
+    const at::Tensor wanted = input.ranked.narrow(1, 0, input.k);
+    const Rows asking = requests(input, wanted, at::ones_like(wanted, at::kBool), 0);
     Rows rows = sort_by_score(input, asking);
     if (order == SlotOrder::kChoice && input.k > 1) {
-      rows = take(rows, std::get<1>(torch::sort(rows.choice, /*stable=*/true, 0, false)));
+      rows = take(rows, std::get<1>(at::sort(rows.choice, /*stable=*/true, 0, false)));
     }
     rows = sort_by_group(input, rows);
     return with_rows(input, rows, rows.token.size(0), {});

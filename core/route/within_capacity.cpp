@@ -11,11 +11,9 @@ Plan within_capacity(const RouteInput& input, const Plan& plan) {
   if (input.dropless) {
     return plan;
   }
-  const torch::Tensor groups = groups_of(input, rows);
-  const torch::Tensor fits =
-      slots_of(input, groups) < group_capacity(input).index_select(0, groups);
-  const torch::Tensor refused =
-      torch::logical_and(fits.logical_not(), rows.expert < input.experts());
+  const at::Tensor groups = groups_of(input, rows);
+  const at::Tensor fits = slots_of(input, groups) < group_capacity(input).index_select(0, groups);
+  const at::Tensor refused = at::logical_and(fits.logical_not(), rows.expert < input.experts());
 
   const Rows dropped = sort_by_group(input, keep_only(rows, refused, input.experts()));
   Plan mended = plan;

@@ -1,5 +1,7 @@
 #include "core/train/gather_experts.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "core/base/error.h"
 
 namespace moe::train {
@@ -15,7 +17,7 @@ model::Llama gather_experts(const model::Llama& share,
   const auto from = share.parameters(), to = whole.parameters();
   MOE_CHECK(from.size() == to.size());
   for (size_t i = 0; i < from.size(); ++i) {
-    torch::Tensor into = to[i].tensor.detach();
+    at::Tensor into = to[i].tensor.detach();
     if (from[i].is_expert) {
       group.all_gather(from[i].tensor.detach().contiguous().view({-1}), into.view({-1}));
     } else {

@@ -9,7 +9,7 @@
 
 namespace moe::train {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

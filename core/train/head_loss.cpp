@@ -1,5 +1,6 @@
 #include "core/train/head_loss.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 
 namespace moe::train {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -33,7 +34,7 @@ HeadLoss head_loss(const Tensor& weight,
                    const Tensor& hidden,
                    const std::vector<int64_t>& targets,
                    double scale,
-                   torch::ScalarType type,
+                   at::ScalarType type,
                    int64_t logits_per_block) {
   RECORD_USER_SCOPE("head");
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));

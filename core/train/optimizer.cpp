@@ -1,5 +1,7 @@
 #include "core/train/optimizer.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +12,7 @@
 
 namespace moe::train {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

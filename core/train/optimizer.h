@@ -16,7 +16,7 @@
 // v or 3 % of sqrt(v) at b2 = 0.999. The random numbers follow from (seed, name, t, element), so
 // that a run that goes on is the run that never stopped.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <vector>
 
@@ -28,7 +28,7 @@ namespace moe::train {
 // What one process updates of a parameter: all of it, or the elements from `begin` on.
 struct Slice {
   std::string name;
-  torch::Tensor values;        // the parameter, or a flat view of a part of it
+  at::Tensor values;           // the parameter, or a flat view of a part of it
   std::vector<int64_t> shape;  // of the whole parameter, whoever holds its parts
   int64_t begin = 0;           // of `values` in it
 };
@@ -56,9 +56,9 @@ class AdamW {
  private:
   struct Slot {
     Slice slice;
-    torch::Tensor weight;        // its values
-    torch::Tensor mean, square;  // m and v, their shape, f32 or bf16
-    torch::Tensor updates;       // t, scalar f32 on the host (what LibTorch's kernel takes)
+    at::Tensor weight;        // its values
+    at::Tensor mean, square;  // m and v, their shape, f32 or bf16
+    at::Tensor updates;       // t, scalar f32 on the host (what LibTorch's kernel takes)
     uint64_t mean_stream, square_stream;  // of the random numbers that round them
   };
   struct Group {
@@ -69,11 +69,11 @@ class AdamW {
   // One parameter whose moments are bf16, for the t-th time.
   void step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const;
   // One pass over each.
-  void update(const std::vector<torch::Tensor>& weights,
-              const std::vector<torch::Tensor>& gradients,
-              const std::vector<torch::Tensor>& means,
-              const std::vector<torch::Tensor>& squares,
-              const std::vector<torch::Tensor>& updates,
+  void update(const std::vector<at::Tensor>& weights,
+              const std::vector<at::Tensor>& gradients,
+              const std::vector<at::Tensor>& means,
+              const std::vector<at::Tensor>& squares,
+              const std::vector<at::Tensor>& updates,
               double lr,
               double weight_decay) const;
 

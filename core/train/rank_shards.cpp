@@ -1,11 +1,13 @@
 #include "core/train/rank_shards.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cmath>
 
 namespace moe::train {
 
-using torch::Tensor;
+using at::Tensor;
 
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const dist::Layout& layout) {

@@ -41,13 +41,13 @@ class RankShards {
  private:
   // A parameter and the part of it that is updated here.
   struct Held {
-    torch::Tensor parameter;
+    at::Tensor parameter;
     dist::Comm* holders;
-    Part part;            // of its elements
-    torch::Tensor slice;  // undefined where that is empty
+    Part part;         // of its elements
+    at::Tensor slice;  // undefined where that is empty
   };
   // [elements] of every parameter -> [holders * length] with zeros behind.
-  static torch::Tensor padded(const torch::Tensor& flat, const Held& held);
+  static at::Tensor padded(const at::Tensor& flat, const Held& held);
   std::vector<bool> with_gradient() const;
 
   dist::World& world_;

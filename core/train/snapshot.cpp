@@ -1,5 +1,7 @@
 #include "core/train/snapshot.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -13,7 +15,7 @@
 
 namespace moe::train {
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 
@@ -188,7 +190,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
         fs::exists(folder / kTensors) ? kPosition : kTensors,
         folder.string());
   }
-  const torch::NoGradGuard no_gradients;
+  const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
   if (model.layout().is_speaker() && file.tensors().size() != wanted.size()) {

@@ -84,7 +84,7 @@ class Run {
       evaluator.begin(folder.samples(), position_.step);
     }
     for (const auto& parameter : trained_) {
-      torch::Tensor(parameter.tensor).requires_grad_(true);
+      at::Tensor(parameter.tensor).requires_grad_(true);
     }
   }
 

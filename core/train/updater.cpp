@@ -27,7 +27,7 @@ Updater::Updater(const std::vector<model::NamedParameter>& trained,
 
 void Updater::clear_gradients() {
   for (const auto& parameter : trained_) {
-    parameter.tensor.mutable_grad() = torch::Tensor();
+    parameter.tensor.mutable_grad() = at::Tensor();
   }
   optimizer_.clear_gradients();
 }

@@ -17,6 +17,7 @@ import datetime
 import os
 import pathlib
 import platform
+import shutil
 import sys
 import tempfile
 
@@ -62,6 +63,10 @@ def main():
     if options.list or not chosen:
         print("\n".join(rows.ROWS))
         return 0 if options.list else 2
+    if not shutil.which(rows.MOE):
+        print(f"all.py: {rows.MOE} is no program; build it (recipes/setup.sh) or name one with MOE=...", file=sys.stderr)
+        return 2
+    heading = machine()
     results = []
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         bench = rows.Bench(pathlib.Path(scratch), options.rounds, options.upcycle_gb)
@@ -72,7 +77,7 @@ def main():
                 print(" | ".join([name, found.what, *shown(found), found.command]), flush=True)
                 if options.out:  # after every row: a run that is ended leaves what it found
                     options.out.write_text(table(results) + "\n")
-    text = f"{machine()}; `{' '.join(['tests/bench/all.py', *sys.argv[1:]])}`; median (least to largest) of {options.rounds} rounds.\n\n{table(results)}\n"
+    text = f"{heading}; `{' '.join(['tests/bench/all.py', *sys.argv[1:]])}`; median (least to largest) of {options.rounds} rounds.\n\n{table(results)}\n"
     print("\n" + text)
     if options.out:
         options.out.write_text(text)

@@ -9,8 +9,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
+using at::Tensor;
 using moe::kernels::AttentionHeads;
-using torch::Tensor;
 
 namespace {
 

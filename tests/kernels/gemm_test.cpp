@@ -1,5 +1,6 @@
 #include "kernels/gemm.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>

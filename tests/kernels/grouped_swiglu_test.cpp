@@ -4,7 +4,7 @@
 
 #include "tests/support/catch.h"
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

@@ -5,10 +5,10 @@
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
+using at::Tensor;
 using moe::kernels::linear;  // not at::linear
 using moe::kernels::linear_in_f32;
 using moe::kernels::linear_to_f32;
-using torch::Tensor;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

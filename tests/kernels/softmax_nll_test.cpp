@@ -1,11 +1,13 @@
 #include "kernels/softmax_nll.h"
 
+#include <ATen/ATen.h>
+
 #include <cmath>
 #include <limits>
 
 #include "tests/support/catch.h"
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

@@ -2,26 +2,26 @@
 // What the collectives of a Comm promise, told by ranks that each know what they must receive. One
 // function a promise, for every form of Comm; false on a rank = broken there.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include "core/dist/comm.h"
 
 namespace moe::test {
 
-inline torch::Tensor numbers(std::vector<float> values) { return torch::tensor(values); }
+inline at::Tensor numbers(std::vector<float> values) { return at::tensor(values); }
 
 // Rank r sends (r + to) % 3 rows of the number 10 r + to; some send none.
 inline bool rows_arrive_in_rank_order(dist::Comm& comm, at::ScalarType type = at::kFloat) {
   std::vector<int64_t> sent, received;
-  std::vector<torch::Tensor> parts, wanted;
+  std::vector<at::Tensor> parts, wanted;
   for (int64_t other = 0; other < comm.size(); ++other) {
     sent.push_back((comm.rank() + other) % 3);
     received.push_back((other + comm.rank()) % 3);
     parts.push_back(at::full({sent.back(), 2}, 10.0 * comm.rank() + other));
     wanted.push_back(at::full({received.back(), 2}, 10.0 * other + comm.rank()));
   }
-  const torch::Tensor expected = at::cat(wanted).to(type);
-  const torch::Tensor output = at::empty_like(expected);
+  const at::Tensor expected = at::cat(wanted).to(type);
+  const at::Tensor output = at::empty_like(expected);
   comm.all_to_all(at::cat(parts).to(type), sent, output, received)->wait();
   return at::equal(output, expected);
 }
@@ -36,7 +36,7 @@ inline bool one_rank_may_get_all(dist::Comm& comm) {
     }
   }
   const int64_t rows = comm.rank() == 0 ? comm.size() * (comm.size() - 1) / 2 : 0;
-  const torch::Tensor output = at::full({rows, 3}, -1.0);
+  const at::Tensor output = at::full({rows, 3}, -1.0);
   comm.all_to_all(at::full({comm.rank(), 3}, 1.0 * comm.rank()), sent, output, received)->wait();
   bool is_right = true;
   for (int64_t other = 0, row = 0; comm.rank() == 0 && other < comm.size(); row += other++) {
@@ -48,17 +48,17 @@ inline bool one_rank_may_get_all(dist::Comm& comm) {
 // Of three ranks.
 inline bool sums_and_pieces_are_right(dist::Comm& comm) {
   const auto r = static_cast<float>(comm.rank());
-  const torch::Tensor sum = numbers({r, 1});
+  const at::Tensor sum = numbers({r, 1});
   comm.all_reduce(sum);
-  const torch::Tensor gathered = at::empty({6});
+  const at::Tensor gathered = at::empty({6});
   comm.all_gather(numbers({r, 10 * r}), gathered);
-  const torch::Tensor in_place = at::full({6}, -1.0F);
-  const torch::Tensor own = in_place.narrow(0, 2 * comm.rank(), 2);
+  const at::Tensor in_place = at::full({6}, -1.0F);
+  const at::Tensor own = in_place.narrow(0, 2 * comm.rank(), 2);
   own.copy_(numbers({r, 10 * r}));
   comm.all_gather(own, in_place);
-  const torch::Tensor piece = at::empty({1});
+  const at::Tensor piece = at::empty({1});
   comm.reduce_scatter(numbers({r, r + 1, r + 2}), piece);
-  const torch::Tensor told = numbers({r});
+  const at::Tensor told = numbers({r});
   comm.broadcast(told, 2);
   comm.barrier();
   return at::equal(sum, numbers({3, 3})) && at::equal(gathered, numbers({0, 0, 1, 10, 2, 20})) &&
@@ -80,7 +80,7 @@ inline bool parts_talk_among_themselves(dist::Comm& comm) {
   const bool is_odd = comm.rank() % 2 == 1;
   const auto part =
       comm.part("parity", is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});
-  const torch::Tensor sum = numbers({static_cast<float>(comm.rank())});
+  const at::Tensor sum = numbers({static_cast<float>(comm.rank())});
   part->all_reduce(sum);
   const auto alone = comm.part("alone", {comm.rank()});
   return part->size() == 2 && part->rank() == comm.rank() / 2 && alone->size() == 1 &&

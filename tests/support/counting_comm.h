@@ -21,11 +21,11 @@ class CountingComm : public dist::Comm {
 
   int64_t rank() const override { return inner_.rank(); }
   int64_t size() const override { return inner_.size(); }
-  torch::Device device() const override { return inner_.device(); }
+  at::Device device() const override { return inner_.device(); }
 
-  std::unique_ptr<dist::Transfer> all_to_all(const torch::Tensor& input,
+  std::unique_ptr<dist::Transfer> all_to_all(const at::Tensor& input,
                                              const std::vector<int64_t>& input_rows,
-                                             const torch::Tensor& output,
+                                             const at::Tensor& output,
                                              const std::vector<int64_t>& output_rows) override {
     int64_t rows = std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0});
     rows -= input_rows[rank()];
@@ -33,19 +33,19 @@ class CountingComm : public dist::Comm {
     add("all_to_all", rows * width * static_cast<int64_t>(input.element_size()));
     return inner_.all_to_all(input, input_rows, output, output_rows);
   }
-  void all_reduce(const torch::Tensor& tensor) override {
+  void all_reduce(const at::Tensor& tensor) override {
     add("all_reduce", 0);
     inner_.all_reduce(tensor);
   }
-  void reduce_scatter(const torch::Tensor& input, const torch::Tensor& output) override {
+  void reduce_scatter(const at::Tensor& input, const at::Tensor& output) override {
     add("reduce_scatter", 0);
     inner_.reduce_scatter(input, output);
   }
-  void all_gather(const torch::Tensor& input, const torch::Tensor& output) override {
+  void all_gather(const at::Tensor& input, const at::Tensor& output) override {
     add("all_gather", 0);
     inner_.all_gather(input, output);
   }
-  void broadcast(const torch::Tensor& tensor, int64_t root) override {
+  void broadcast(const at::Tensor& tensor, int64_t root) override {
     add("broadcast", 0);
     inner_.broadcast(tensor, root);
   }

@@ -4,7 +4,8 @@
 // numbers of order one, so a tolerance of 1e-7 leaves room for third derivatives and sums of a few
 // hundred terms.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <functional>
 
@@ -13,12 +14,12 @@ namespace moe::test {
 inline constexpr double kGradTolerance = 1e-7;
 
 // d f(x) / d x for a scalar function; x f64, any shape. f must not change its argument.
-inline torch::Tensor finite_difference(const std::function<torch::Tensor(const torch::Tensor&)>& f,
-                                       const torch::Tensor& x,
-                                       double step = 1e-6) {
-  const torch::NoGradGuard no_grad;
-  const torch::Tensor at = x.detach().clone().contiguous();
-  torch::Tensor gradient = torch::zeros_like(at);
+inline at::Tensor finite_difference(const std::function<at::Tensor(const at::Tensor&)>& f,
+                                    const at::Tensor& x,
+                                    double step = 1e-6) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor at = x.detach().clone().contiguous();
+  at::Tensor gradient = at::zeros_like(at);
   auto* value = at.data_ptr<double>();
   auto* slope = gradient.data_ptr<double>();
   for (int64_t i = 0; i < at.numel(); ++i) {
@@ -34,20 +35,20 @@ inline torch::Tensor finite_difference(const std::function<torch::Tensor(const t
 }
 
 // The same by autograd.
-inline torch::Tensor autograd(const std::function<torch::Tensor(const torch::Tensor&)>& f,
-                              const torch::Tensor& x) {
-  const torch::Tensor at = x.detach().clone().requires_grad_(true);
+inline at::Tensor autograd(const std::function<at::Tensor(const at::Tensor&)>& f,
+                           const at::Tensor& x) {
+  const at::Tensor at = x.detach().clone().requires_grad_(true);
   f(at).backward();
-  return at.grad().defined() ? at.grad() : torch::zeros_like(at);
+  return at.grad().defined() ? at.grad() : at::zeros_like(at);
 }
 
 // Largest |a - b| / (1 + |b|).
-inline double distance(const torch::Tensor& a, const torch::Tensor& b) {
+inline double distance(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0) {
     return a.sizes() == b.sizes() ? 0 : 1e300;
   }
-  const torch::Tensor wide = b.to(torch::kDouble);
-  return ((a.to(torch::kDouble) - wide).abs() / (wide.abs() + 1)).max().item<double>();
+  const at::Tensor wide = b.to(at::kDouble);
+  return ((a.to(at::kDouble) - wide).abs() / (wide.abs() + 1)).max().item<double>();
 }
 
 }  // namespace moe::test

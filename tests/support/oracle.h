@@ -2,7 +2,7 @@
 // The golden routing cases (SPEC section 15): where they are, one by one, and their numbers as
 // tensors.
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -43,7 +43,7 @@ inline std::vector<nlohmann::json> oracle_cases_of(const std::string& kind) {
 }
 
 // A rectangular nested list as a tensor of its shape.
-inline torch::Tensor tensor_of(const nlohmann::json& rows, torch::ScalarType type) {
+inline at::Tensor tensor_of(const nlohmann::json& rows, at::ScalarType type) {
   std::vector<double> numbers;
   for (const auto& row : rows) {
     for (const auto& number : row) {
@@ -52,7 +52,7 @@ inline torch::Tensor tensor_of(const nlohmann::json& rows, torch::ScalarType typ
   }
   const auto height = static_cast<int64_t>(rows.size());
   const int64_t width = height == 0 ? 0 : static_cast<int64_t>(rows.at(0).size());
-  return torch::tensor(numbers, torch::kDouble).view({height, width}).to(type);
+  return at::tensor(numbers, at::kDouble).view({height, width}).to(type);
 }
 
 inline route::RoutingGroup group_of(const nlohmann::json& input) {

@@ -5,13 +5,13 @@
 #include "tests/support/catch.h"
 
 using namespace moe;
-using torch::Tensor;
+using at::Tensor;
 
 TEST_CASE("one rank through NCCL gets what it sends", "[gpu][nccl]") {
   if (!at::hasCUDA()) {
     MOE_SKIP("no GPU");
   }
-  const torch::Device device(at::kCUDA, 0);
+  const at::Device device(at::kCUDA, 0);
   const auto membership =
       std::make_shared<dist::Membership>(dist::local_store(), 0, 1, dist::Seconds{30});
   membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{30});

@@ -17,8 +17,8 @@
 #include "tests/support/collectives.h"
 
 using namespace moe;
+using at::Tensor;
 using Catch::Matchers::Contains;
-using torch::Tensor;
 
 namespace {
 

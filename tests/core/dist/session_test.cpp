@@ -20,8 +20,8 @@
 #include "tests/support/user_error.h"
 
 using namespace moe;
+using at::Tensor;
 using Catch::Matchers::Contains;
-using torch::Tensor;
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "tests/support/collectives.h"
 
 using namespace moe;
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

@@ -2,7 +2,7 @@
 // or forward is not recalled.
 #include "core/eval/response_cache.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <random>
 

@@ -2,7 +2,7 @@
 // and to itself under settings that must not show.
 #include "core/eval/score.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 #include <random>
@@ -69,7 +69,7 @@ Score score_slowly(const model::Llama& llama,
                    const model::RoutingOptions& routing) {
   const std::vector<int64_t> inputs(request.tokens.begin(), request.tokens.end() - 1);
   const auto hidden =
-      llama.forward({torch::tensor(inputs, at::kLong), {request.inputs()}}, routing).hidden;
+      llama.forward({at::tensor(inputs, at::kLong), {request.inputs()}}, routing).hidden;
   const auto logits = llama.head(hidden).to(at::kDouble).contiguous();
   const int64_t vocab = logits.size(1);
   Score score{0, true, 0};
@@ -160,7 +160,7 @@ TEST_CASE("greedy continuations are known as such", "[eval]") {
   Request request{{3, 9, 27}, 0, false};
   for (int i = 0; i < 4; ++i) {  // the model's own choice, token by token
     const auto hidden = llama
-                            .forward({torch::tensor(request.tokens, at::kLong),
+                            .forward({at::tensor(request.tokens, at::kLong),
                                       {static_cast<int64_t>(request.tokens.size())}},
                                      {})
                             .hidden;
@@ -213,7 +213,7 @@ TEST_CASE("a group is scored as one forward of its requests in file order", "[ev
     lengths.push_back(request.inputs());
   }
   const auto logprobs =
-      llama.head(llama.forward({torch::tensor(ids, at::kLong), lengths}, routing).hidden)
+      llama.head(llama.forward({at::tensor(ids, at::kLong), lengths}, routing).hidden)
           .log_softmax(1);
   const auto scores = score(llama, requests, {routing, 1, 100000});
   int64_t end = 0;

@@ -3,6 +3,8 @@
 
 #include "core/model/calibrate.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <cmath>
 
 #include "core/model/llama.h"

@@ -4,7 +4,7 @@
 
 #include "tests/support/catch.h"
 
-using torch::Tensor;
+using at::Tensor;
 using namespace moe::model;
 
 namespace {
@@ -37,8 +37,8 @@ Tensor run_experts_here(const Tensor& x,
   return run_experts(x, weights, routing, gate_scale);
 }
 
-Case random_case(const std::string& router, int64_t tokens, torch::Device device) {
-  const auto make = [&](at::IntArrayRef shape) { return (torch::randn(shape) / 2).to(device); };
+Case random_case(const std::string& router, int64_t tokens, at::Device device) {
+  const auto make = [&](at::IntArrayRef shape) { return (at::randn(shape) / 2).to(device); };
   return {make({tokens, 16}),
           make({tokens, 4}) * 4,
           make({4, 16, 16}),
@@ -48,43 +48,43 @@ Case random_case(const std::string& router, int64_t tokens, torch::Device device
 }
 
 Tensor or_zero(const Tensor& gradient) {
-  return gradient.defined() ? gradient.cpu() : torch::zeros({1});
+  return gradient.defined() ? gradient.cpu() : at::zeros({1});
 }
 
 }  // namespace
 
 TEST_CASE("experts whose loads stay on the device equal those with loads on the host", "[model]") {
-  torch::manual_seed(3);
+  at::manual_seed(3);
   for (const auto* router :
        {"top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6", "top2:cf=inf", "topp:0.6", "relu:k=1"}) {
     for (const int64_t tokens : {1, 31, 33}) {
       CAPTURE(router, tokens);
-      const Case each = random_case(router, tokens, torch::kCPU);
+      const Case each = random_case(router, tokens, at::kCPU);
       const auto expected = each.results(run_experts_here);
       const auto actual = each.results(run_experts_on_device);
       for (size_t i = 0; i < expected.size(); ++i) {
         CAPTURE(i);
         // Sums of up to 33 * 16 terms of order one in f32, in another order.
-        CHECK(torch::allclose(or_zero(actual[i]), or_zero(expected[i]), 1e-4, 1e-5));
+        CHECK(at::allclose(or_zero(actual[i]), or_zero(expected[i]), 1e-4, 1e-5));
       }
     }
   }
 }
 
 TEST_CASE("a layer's experts on a GPU equal the CPU's", "[model][gpu]") {
-  if (!torch::hasCUDA()) {
+  if (!at::hasCUDA()) {
     MOE_SKIP("no GPU");
   }
-  torch::manual_seed(4);
+  at::manual_seed(4);
   for (const auto* router : {"top1", "top2+ir+fr:cf=0.6", "topp:0.6", "relu:k=1"}) {
-    Case each = random_case(router, 33, torch::kCPU);
+    Case each = random_case(router, 33, at::kCPU);
     const auto expected = each.results(run_experts_here);
     for (Tensor* tensor : {&each.x, &each.logits, &each.gate_up, &each.down, &each.upstream}) {
       *tensor = tensor->cuda();
     }
     const auto actual = each.results(run_experts_here);
     for (size_t i = 0; i < expected.size(); ++i) {
-      CHECK(torch::allclose(or_zero(actual[i]), or_zero(expected[i]), 1e-4, 1e-4));
+      CHECK(at::allclose(or_zero(actual[i]), or_zero(expected[i]), 1e-4, 1e-4));
     }
   }
 }

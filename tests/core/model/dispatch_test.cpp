@@ -19,8 +19,8 @@
 namespace moe::test {
 namespace {
 
+using at::Tensor;
 using model::MoeWeights;
-using torch::Tensor;
 using Numbers = std::vector<int64_t>;
 using Row = std::array<int64_t, 4>;  // token, expert, choice, multiplicity
 
@@ -69,9 +69,9 @@ Input random_input(const std::string& router,
                    Numbers tokens,
                    int64_t logical_ranks,
                    int64_t experts = kExperts) {
-  torch::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
+  at::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
-  const auto random = [](torch::IntArrayRef shape) { return torch::randn(shape, torch::kDouble); };
+  const auto random = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
   return {random({total, kWidth}),
           random({total, kWidth}),
           {random({experts, kWidth}),
@@ -109,13 +109,13 @@ Output run_layer(const Input& input,
   std::optional<route::Routing> decided;
   const auto out = model::moe_forward(x, weights, input.router, spread, 0.7, false, &decided);
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
-  const Tensor none = torch::zeros({}, torch::kDouble);
+  const Tensor none = at::zeros({}, at::kDouble);
   const auto or_none = [&](const Tensor& one) { return one.defined() ? one : none; };
   const auto& losses = out.losses;
   loss = loss + or_none(losses.load_balance) + or_none(losses.entropy) + or_none(losses.l1);
   loss.backward();
   const auto gradient = [](const Tensor& of) {
-    return of.grad().defined() ? of.grad() : torch::zeros_like(of);
+    return of.grad().defined() ? of.grad() : at::zeros_like(of);
   };
   return {out.y.detach(),
           gradient(x),
@@ -166,7 +166,7 @@ Output on_many(const Input& input) {
     for (const auto& one : outputs) {
       parts.push_back(one.*field);
     }
-    all.*field = sums ? torch::stack(parts).sum(0) : torch::cat(parts);
+    all.*field = sums ? at::stack(parts).sum(0) : at::cat(parts);
   };
   join(&Output::y, false);
   join(&Output::grad_x, false);
@@ -233,7 +233,7 @@ Seen rows_seen_by_many(const Input& input) {
     rows.push_back(one.rows);
     all.loads.insert(all.loads.end(), one.loads.begin(), one.loads.end());
   }
-  all.rows = torch::cat(rows);
+  all.rows = at::cat(rows);
   return all;
 }
 
@@ -245,7 +245,7 @@ double difference(const Tensor& a, const Tensor& b) {
 void check_same(const Input& input, double rounding = kRounding) {
   const Output one = on_one(input), many = on_many(input);
   CHECK((many.rows == one.rows));
-  CHECK(torch::equal(many.load, one.load));
+  CHECK(at::equal(many.load, one.load));
   CHECK(difference(many.y, one.y) < rounding);
   CHECK(difference(many.grad_x, one.grad_x) < rounding);
   CHECK(difference(many.grad_router, one.grad_router) < rounding);
@@ -354,24 +354,24 @@ TEST_CASE("an expert sees on many ranks the rows of one rank, in their order", "
     const Seen one = rows_seen_by_one(input);
     const Seen many = rows_seen_by_many(input);
     CHECK((many.loads == one.loads));
-    CHECK(torch::equal(many.rows, one.rows));
+    CHECK(at::equal(many.rows, one.rows));
   }
 }
 
 TEST_CASE("rows moved there and back are the same rows, and so are their gradients", "[model]") {
-  const Tensor rows = torch::arange(6, torch::kDouble).view({3, 2}).requires_grad_(true);
-  const Tensor index = torch::tensor({4, 0, 2}, torch::kLong);
+  const Tensor rows = at::arange(6, at::kDouble).view({3, 2}).requires_grad_(true);
+  const Tensor index = at::tensor({4, 0, 2}, at::kLong);
   const Tensor out = model::placed(rows, index, 5);
-  CHECK(torch::equal(out[1], torch::zeros({2}, torch::kDouble)));
-  CHECK(torch::equal(out[4], rows[0]));
-  CHECK(torch::equal(model::picked(out, index), rows));
-  const Tensor factor = torch::arange(10, torch::kDouble).view({5, 2});
+  CHECK(at::equal(out[1], at::zeros({2}, at::kDouble)));
+  CHECK(at::equal(out[4], rows[0]));
+  CHECK(at::equal(model::picked(out, index), rows));
+  const Tensor factor = at::arange(10, at::kDouble).view({5, 2});
   (out * factor).sum().backward();
-  CHECK(torch::equal(rows.grad(), factor.index_select(0, index)));
-  const Tensor wide = torch::ones({5, 2}, torch::kDouble).requires_grad_(true);
+  CHECK(at::equal(rows.grad(), factor.index_select(0, index)));
+  const Tensor wide = at::ones({5, 2}, at::kDouble).requires_grad_(true);
   (model::picked(wide, index) * rows.detach()).sum().backward();
-  CHECK(torch::equal(wide.grad().index_select(0, index), rows));
-  CHECK(torch::equal(wide.grad()[3], torch::zeros({2}, torch::kDouble)));
+  CHECK(at::equal(wide.grad().index_select(0, index), rows));
+  CHECK(at::equal(wide.grad()[3], at::zeros({2}, at::kDouble)));
 }
 
 }  // namespace moe::test

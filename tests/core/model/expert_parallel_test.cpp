@@ -4,6 +4,8 @@
 
 #include "core/model/expert_parallel.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <fstream>
 
@@ -20,8 +22,8 @@
 namespace moe::test {
 namespace {
 
+using at::Tensor;
 using model::Llama;
-using torch::Tensor;
 using Tensors = std::map<std::string, Tensor>;
 
 constexpr int64_t kExperts = 8, kSequence = 5;
@@ -44,10 +46,10 @@ io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {}) {
   model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
   const io::Checkpoint copies(settings.out);
   const Llama model = Llama::load(copies);
-  torch::manual_seed(7);
+  at::manual_seed(7);
   for (const auto& parameter : model.parameters()) {
-    const torch::NoGradGuard no_gradients;
-    Tensor(parameter.tensor) += torch::randn_like(parameter.tensor) * 0.1;
+    const at::NoGradGuard no_gradients;
+    Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
   }
   model::save_folder(model, model.default_routing(), copies, dir / "moe", false);
   return io::Checkpoint(dir / "moe");
@@ -79,16 +81,15 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
     const bool is_adapter = parameter.name.find(".lora_") != std::string::npos;
     Tensor(parameter.tensor).requires_grad_(run.lora.rank == 0 || is_adapter);
   }
-  const Tensor ids = (torch::arange(64 * kSequence, torch::kLong) * 7 % 61)
+  const Tensor ids = (at::arange(64 * kSequence, at::kLong) * 7 % 61)
                          .narrow(0, begin * kSequence, count * kSequence);
   auto routing = model.default_routing();
   routing.router = route::parse_router(run.router);
   routing.ep_ranks = run.logical_ranks;
   const auto out =
       model.forward({ids, std::vector<int64_t>(static_cast<size_t>(count), kSequence)}, routing);
-  Tensor loss = (out.hidden *
-                 torch::cos(torch::arange(16, torch::kFloat) + ids.unsqueeze(1).to(torch::kFloat)))
-                    .sum();
+  Tensor loss =
+      (out.hidden * at::cos(at::arange(16, at::kFloat) + ids.unsqueeze(1).to(at::kFloat))).sum();
   Result result;
   for (const Tensor& one : {out.losses.load_balance, out.losses.entropy, out.losses.l1}) {
     if (one.defined() && run.with_losses) {
@@ -104,7 +105,7 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
     if (parameter.tensor.requires_grad()) {
       const Tensor gradient = parameter.tensor.grad();
       result.gradients[parameter.name] =
-          gradient.defined() ? gradient : torch::zeros_like(parameter.tensor);
+          gradient.defined() ? gradient : at::zeros_like(parameter.tensor);
       result.is_expert[parameter.name] = parameter.is_expert;
     }
   }
@@ -127,11 +128,11 @@ Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
   Result all = results.front();
   for (size_t place = 1; place < results.size(); ++place) {
     const Result& one = results[place];
-    all.hidden = torch::cat({all.hidden, one.hidden});
+    all.hidden = at::cat({all.hidden, one.hidden});
     all.losses += one.losses;
     for (auto& [name, gradient] : all.gradients) {
       const Tensor& other = one.gradients.at(name);
-      gradient = all.is_expert.at(name) ? torch::cat({gradient, other}) : gradient + other;
+      gradient = all.is_expert.at(name) ? at::cat({gradient, other}) : gradient + other;
     }
   }
   return all;
@@ -297,7 +298,7 @@ TEST_CASE("activations in bf16 travel in bf16", "[model]") {
     model.set_compute({model::Precision::kBf16});
     auto routing = model.default_routing();
     routing.router = route::parse_router("top1:cf=1");
-    model.forward({torch::arange(20, torch::kLong), {20}}, routing).hidden.sum().backward();
+    model.forward({at::arange(20, at::kLong), {20}}, routing).hidden.sum().backward();
     bytes[comm.rank()] = counting.counts.at("all_to_all").bytes;
   });
   CHECK(bytes[0] == 8 * 4 * 4 * 16 * 2);

@@ -9,7 +9,7 @@ using moe::model::pick_token;
 namespace {
 
 // Probabilities .1 .4 .2 .3 by their logarithms.
-torch::Tensor four_logits() {
+at::Tensor four_logits() {
   return at::tensor({0.1, 0.4, 0.2, 0.3}, at::kDouble).log().to(at::kFloat);
 }
 

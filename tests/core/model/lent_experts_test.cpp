@@ -9,7 +9,7 @@
 namespace moe::test {
 namespace {
 
-using torch::Tensor;
+using at::Tensor;
 using Numbers = std::vector<int64_t>;
 
 constexpr int kSeconds = 60;
@@ -53,12 +53,12 @@ TEST_CASE("experts with most rows are lent until processes are about even", "[mo
 }
 
 TEST_CASE("lending never makes the busiest process busier", "[model]") {
-  torch::manual_seed(7);
+  at::manual_seed(7);
   for (const int64_t places : {2, 4}) {
     for (int trial = 0; trial < 200; ++trial) {
       std::vector<Numbers> loads;
       for (int64_t place = 0; place < places; ++place) {
-        const Tensor random = (torch::rand({8}, torch::kDouble).pow(6) * 4000).to(torch::kLong);
+        const Tensor random = (at::rand({8}, at::kDouble).pow(6) * 4000).to(at::kLong);
         const int64_t* first = random.const_data_ptr<int64_t>();
         loads.emplace_back(first, first + 8);
       }
@@ -72,21 +72,21 @@ TEST_CASE("lent weights come as they are and their gradients are summed where th
           "[model]") {
   constexpr int64_t kPlaces = 4, kLocal = 2;
   const Numbers lent = {1, 2, 3, 6};
-  const Tensor all = torch::arange(kPlaces * kLocal * 6, torch::kDouble).view({-1, 3, 2});
+  const Tensor all = at::arange(kPlaces * kLocal * 6, at::kDouble).view({-1, 3, 2});
   std::vector<Tensor> gradients(kPlaces);
   const TimeLimit limit(kSeconds);
   dist::run_as_threads(kPlaces, [&](dist::Comm& comm) {
     const model::Lending lending(comm, lent, kLocal);
     const Tensor held = all.narrow(0, comm.rank() * kLocal, kLocal).clone().requires_grad_(true);
     const model::LentWeights weights = model::lend(held, lending);
-    CHECK(torch::equal(weights.held, held));
+    CHECK(at::equal(weights.held, held));
     std::vector<Tensor> expected;
     for (const int64_t expert : lent) {
       if (expert / kLocal != comm.rank()) {
         expected.push_back(all[expert]);
       }
     }
-    CHECK(torch::equal(weights.borrowed, torch::stack(expected)));
+    CHECK(at::equal(weights.borrowed, at::stack(expected)));
     const double weight = std::pow(10.0, static_cast<double>(comm.rank()));
     ((weights.held.sum() + weights.borrowed.sum()) * weight).backward();
     gradients[comm.rank()] = held.grad();
@@ -100,7 +100,7 @@ TEST_CASE("lent weights come as they are and their gradients are summed where th
 
 TEST_CASE("an empty list exchanges nothing", "[model]") {
   dist::run_as_threads(2, [&](dist::Comm& comm) {
-    const Tensor held = torch::ones({2, 3, 2}).requires_grad_(true);
+    const Tensor held = at::ones({2, 3, 2}).requires_grad_(true);
     const model::LentWeights weights = model::lend(held, {comm, {}, 2});
     CHECK(weights.held.is_same(held));
     CHECK(weights.borrowed.size(0) == 0);

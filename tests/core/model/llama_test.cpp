@@ -3,6 +3,7 @@
 
 #include "core/model/llama.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -16,8 +17,8 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
+using at::Tensor;
 using moe::model::Llama;
-using torch::Tensor;
 
 namespace {
 

@@ -9,9 +9,9 @@
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
+using at::Tensor;
 using moe::model::Llama;
 using moe::test::TempDir;
-using torch::Tensor;
 
 namespace {
 

@@ -16,46 +16,46 @@ namespace {
 using model::MoeWeights;
 using nlohmann::json;
 
-torch::Tensor random(torch::IntArrayRef shape, torch::ScalarType type = torch::kDouble) {
-  return torch::randn(shape, type);
+at::Tensor random(at::IntArrayRef shape, at::ScalarType type = at::kDouble) {
+  return at::randn(shape, type);
 }
 
 MoeWeights random_weights(int64_t experts,
                           int64_t width,
                           int64_t inner,
-                          torch::ScalarType type = torch::kDouble) {
+                          at::ScalarType type = at::kDouble) {
   return {random({experts, width}, type),
           random({experts, 2 * inner, width}, type) * 0.5,
           random({experts, width, inner}, type) * 0.5};
 }
 
 // One FFN of `weights`' expert, as written in the paper.
-torch::Tensor dense(const torch::Tensor& x, const MoeWeights& weights, int64_t expert) {
-  const torch::Tensor hidden = torch::matmul(x, weights.gate_up[expert].t());
+at::Tensor dense(const at::Tensor& x, const MoeWeights& weights, int64_t expert) {
+  const at::Tensor hidden = at::matmul(x, weights.gate_up[expert].t());
   const int64_t inner = hidden.size(1) / 2;
-  return torch::matmul(torch::silu(hidden.narrow(1, 0, inner)) * hidden.narrow(1, inner, inner),
-                       weights.down[expert].t());
+  return at::matmul(at::silu(hidden.narrow(1, 0, inner)) * hidden.narrow(1, inner, inner),
+                    weights.down[expert].t());
 }
 
 MoeWeights case_weights(const json& input) {
-  std::vector<torch::Tensor> gate_up, down;
+  std::vector<at::Tensor> gate_up, down;
   for (const auto& expert : input.at("experts")) {
-    gate_up.push_back(torch::cat(
-        {tensor_of(expert.at("gate"), torch::kFloat), tensor_of(expert.at("up"), torch::kFloat)}));
-    down.push_back(tensor_of(expert.at("down"), torch::kFloat));
+    gate_up.push_back(at::cat(
+        {tensor_of(expert.at("gate"), at::kFloat), tensor_of(expert.at("up"), at::kFloat)}));
+    down.push_back(tensor_of(expert.at("down"), at::kFloat));
   }
-  return {tensor_of(input.at("router_weight"), torch::kFloat).requires_grad_(true),
-          torch::stack(gate_up).requires_grad_(true),
-          torch::stack(down).requires_grad_(true)};
+  return {tensor_of(input.at("router_weight"), at::kFloat).requires_grad_(true),
+          at::stack(gate_up).requires_grad_(true),
+          at::stack(down).requires_grad_(true)};
 }
 
 // Sum over the auxiliary losses of a case of coefficient * loss; checks each loss on the way.
-torch::Tensor weighted_losses(const json& one, const route::AuxLosses& losses) {
-  torch::Tensor total = torch::zeros({});
+at::Tensor weighted_losses(const json& one, const route::AuxLosses& losses) {
+  at::Tensor total = at::zeros({});
   for (const auto& [name, coefficient] : one["input"]["aux"].items()) {
-    const torch::Tensor loss = name == "entropy" ? losses.entropy
-                               : name == "l1"    ? losses.l1
-                                                 : losses.load_balance;
+    const at::Tensor loss = name == "entropy" ? losses.entropy
+                            : name == "l1"    ? losses.l1
+                                              : losses.load_balance;
     CHECK(loss.item<double>() == Approx(one["loss"][name].get<double>()).epsilon(1e-5));
     total = total + coefficient.get<double>() * loss;
   }
@@ -66,24 +66,24 @@ void check_layer_case(const json& one) {
   const json& input = one.at("input");
   const auto settings = settings_of(input.at("router"), input["router"]["family"]);
   const MoeWeights weights = case_weights(input);
-  const auto x = tensor_of(input.at("x"), torch::kFloat).requires_grad_(true);
+  const auto x = tensor_of(input.at("x"), at::kFloat).requires_grad_(true);
   const auto out = model::moe_forward(x, weights, settings, group_of(input), 1.0);
-  CHECK(distance(out.y, tensor_of(one["expect"]["y"], torch::kDouble)) < 1e-5);
+  CHECK(distance(out.y, tensor_of(one["expect"]["y"], at::kDouble)) < 1e-5);
 
-  const auto dy = tensor_of(input.at("dy"), torch::kFloat);
+  const auto dy = tensor_of(input.at("dy"), at::kFloat);
   ((out.y * dy).sum() + weighted_losses(one, out.losses)).backward();
   const double tolerance = 1e-4;  // SPEC section 15, for gradients of layers
   const json& grad = one.at("grad");
-  CHECK(distance(x.grad(), tensor_of(grad.at("x"), torch::kDouble)) < tolerance);
-  CHECK(distance(weights.router.grad(), tensor_of(grad.at("router_weight"), torch::kDouble)) <
+  CHECK(distance(x.grad(), tensor_of(grad.at("x"), at::kDouble)) < tolerance);
+  CHECK(distance(weights.router.grad(), tensor_of(grad.at("router_weight"), at::kDouble)) <
         tolerance);
   for (size_t expert = 0; expert < grad.at("experts").size(); ++expert) {
     const json& want = grad["experts"][expert];
     const auto index = static_cast<int64_t>(expert);
-    const auto gate_up = torch::cat(
-        {tensor_of(want.at("gate"), torch::kDouble), tensor_of(want.at("up"), torch::kDouble)});
+    const auto gate_up =
+        at::cat({tensor_of(want.at("gate"), at::kDouble), tensor_of(want.at("up"), at::kDouble)});
     CHECK(distance(weights.gate_up.grad()[index], gate_up) < tolerance);
-    CHECK(distance(weights.down.grad()[index], tensor_of(want.at("down"), torch::kDouble)) <
+    CHECK(distance(weights.down.grad()[index], tensor_of(want.at("down"), at::kDouble)) <
           tolerance);
   }
 }
@@ -107,7 +107,7 @@ TEST_CASE("layers compute and learn as the golden cases", "[model]") {
 }
 
 TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[model]") {
-  torch::manual_seed(41);
+  at::manual_seed(41);
   for (const double router_scale : {0.0, 0.02, 1.0, 30.0}) {
     MoeWeights weights = random_weights(8, 8, 6);
     weights.router = weights.router * router_scale;
@@ -135,7 +135,7 @@ TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[mo
 }
 
 TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") {
-  torch::manual_seed(42);
+  at::manual_seed(42);
   const auto settings = route::parse_router("top1:cf=0.5");
   const MoeWeights weights = random_weights(4, 8, 6);
   const auto out = model::moe_forward(
@@ -145,7 +145,7 @@ TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") 
 }
 
 TEST_CASE("gate_scale multiplies the output", "[model]") {
-  torch::manual_seed(43);
+  at::manual_seed(43);
   const MoeWeights weights = random_weights(4, 8, 6);
   const auto x = random({12, 8});
   const auto settings = route::parse_router("topp:0.5");
@@ -156,7 +156,7 @@ TEST_CASE("gate_scale multiplies the output", "[model]") {
 }
 
 TEST_CASE("awkward shapes pass forward and backward", "[model]") {
-  torch::manual_seed(44);
+  at::manual_seed(44);
   struct Shape {
     int64_t tokens, experts, ranks;
   };
@@ -164,8 +164,8 @@ TEST_CASE("awkward shapes pass forward and backward", "[model]") {
        std::vector<Shape>{{0, 4, 2}, {1, 4, 2}, {3, 8, 4}, {16, 1, 1}, {16, 8, 8}}) {
     for (const char* text : {"top1", "top1+ir+fr", "top1:cf=inf", "topp:0.4", "relu:k=1"}) {
       INFO(text << " T " << shape.tokens << " E " << shape.experts);
-      MoeWeights weights = random_weights(shape.experts, 8, 6, torch::kFloat);
-      const auto x = random({shape.tokens, 8}, torch::kFloat).requires_grad_(true);
+      MoeWeights weights = random_weights(shape.experts, 8, 6, at::kFloat);
+      const auto x = random({shape.tokens, 8}, at::kFloat).requires_grad_(true);
       weights.router.requires_grad_(true);
       weights.gate_up.requires_grad_(true);
       weights.down.requires_grad_(true);
@@ -174,19 +174,19 @@ TEST_CASE("awkward shapes pass forward and backward", "[model]") {
                                           route::parse_router(text),
                                           route::spread_over_ranks(shape.tokens, shape.ranks),
                                           1.0);
-      CHECK(out.y.sizes() == torch::IntArrayRef({shape.tokens, 8}));
+      CHECK(out.y.sizes() == at::IntArrayRef({shape.tokens, 8}));
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       (out.y.sum() + aux).backward();
-      CHECK(torch::isfinite(x.grad()).all().item<bool>());
-      CHECK(torch::isfinite(weights.router.grad()).all().item<bool>());
+      CHECK(at::isfinite(x.grad()).all().item<bool>());
+      CHECK(at::isfinite(weights.router.grad()).all().item<bool>());
     }
   }
 }
 
 TEST_CASE("all rows on one expert leave the others without gradient", "[model]") {
-  torch::manual_seed(45);
+  at::manual_seed(45);
   MoeWeights weights = random_weights(4, 8, 6);
-  weights.router = torch::zeros({4, 8}, torch::kDouble);
+  weights.router = at::zeros({4, 8}, at::kDouble);
   weights.router[2] = 5.0;
   weights.gate_up.requires_grad_(true);
   const auto x = random({10, 8}).abs();  // every logit of e2 is positive
@@ -200,7 +200,7 @@ TEST_CASE("all rows on one expert leave the others without gradient", "[model]")
 }
 
 TEST_CASE("padding tokens change nothing and come out as zero", "[model]") {
-  torch::manual_seed(46);
+  at::manual_seed(46);
   const MoeWeights weights = random_weights(4, 8, 6);
   const auto x = random({12, 8});
   const auto settings = route::parse_router("top2+ir+fr:cf=1");
@@ -214,23 +214,23 @@ TEST_CASE("padding tokens change nothing and come out as zero", "[model]") {
 }
 
 TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
-  torch::manual_seed(47);
+  at::manual_seed(47);
   const MoeWeights weights = random_weights(4, 5, 3);
   const auto x = random({9, 5}), dy = random({9, 5});
   const auto group = route::spread_over_ranks(9, 2);
   for (const char* text : {"top2+ir+fr:cf=1,st=off", "top1:gate=none", "topp:0.6", "relu:k=1"}) {
     INFO(text);
     const auto settings = route::parse_router(text);
-    const auto loss = [&](const torch::Tensor& at, const MoeWeights& with) {
+    const auto loss = [&](const at::Tensor& at, const MoeWeights& with) {
       const auto out = model::moe_forward(at, with, settings, group, 0.7);
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       return (out.y * dy).sum() + 0.3 * aux;
     };
-    const auto by_x = [&](const torch::Tensor& at) { return loss(at, weights); };
-    const auto by_router = [&](const torch::Tensor& at) {
+    const auto by_x = [&](const at::Tensor& at) { return loss(at, weights); };
+    const auto by_router = [&](const at::Tensor& at) {
       return loss(x, {at, weights.gate_up, weights.down});
     };
-    const auto by_down = [&](const torch::Tensor& at) {
+    const auto by_down = [&](const at::Tensor& at) {
       return loss(x, {weights.router, weights.gate_up, at});
     };
     // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
@@ -244,7 +244,7 @@ TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
 }
 
 TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
-  torch::manual_seed(48);
+  at::manual_seed(48);
   MoeWeights weights = random_weights(4, 8, 6);
   weights.router.requires_grad_(true);
   const auto out = model::moe_forward(random({16, 8}),
@@ -257,21 +257,21 @@ TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
 }
 
 TEST_CASE("activations in bf16 are routed and added up in f32", "[model]") {
-  torch::manual_seed(49);
-  const MoeWeights weights = random_weights(4, 16, 8, torch::kFloat);
-  const auto x = random({32, 16}, torch::kFloat).to(torch::kBFloat16);
+  at::manual_seed(49);
+  const MoeWeights weights = random_weights(4, 16, 8, at::kFloat);
+  const auto x = random({32, 16}, at::kFloat).to(at::kBFloat16);
   const auto settings = route::parse_router("top2+ir+fr:cf=1");
   const auto group = route::spread_over_ranks(32, 2);
   const auto out = model::moe_forward(x, weights, settings, group, 1.0);
-  CHECK(out.y.scalar_type() == torch::kFloat);
-  const auto rounded = [](const torch::Tensor& weight) {
-    return weight.to(torch::kBFloat16).to(torch::kFloat);
+  CHECK(out.y.scalar_type() == at::kFloat);
+  const auto rounded = [](const at::Tensor& weight) {
+    return weight.to(at::kBFloat16).to(at::kFloat);
   };
   const MoeWeights wide = {weights.router, rounded(weights.gate_up), rounded(weights.down)};
-  const auto exact = model::moe_forward(x.to(torch::kFloat), wide, settings, group, 1.0);
+  const auto exact = model::moe_forward(x.to(at::kFloat), wide, settings, group, 1.0);
   // The same decisions; the hidden products and the results are rounded to 8 bits: a few times 2^-8
   // of their size.
-  CHECK(torch::equal(out.counters.load, exact.counters.load));
+  CHECK(at::equal(out.counters.load, exact.counters.load));
   CHECK((out.y - exact.y).abs().max().item<double>() < 0.03 * exact.y.abs().max().item<double>());
 }
 

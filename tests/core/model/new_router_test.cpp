@@ -12,9 +12,8 @@ namespace {
 
 // Token t goes to expert t mod E, whatever its scores are.
 route::Plan in_turn(const route::RouteInput& input, const route::Plan&) {
-  const torch::Tensor turn = (torch::arange(input.tokens()) % input.experts()).unsqueeze(1);
-  const auto asking =
-      route::requests(input, turn, torch::ones({input.tokens(), 1}, torch::kBool), 0);
+  const at::Tensor turn = (at::arange(input.tokens()) % input.experts()).unsqueeze(1);
+  const auto asking = route::requests(input, turn, at::ones({input.tokens(), 1}, at::kBool), 0);
   return route::with_rows(
       input, route::sort_by_group(input, asking), asking.token.size(0), route::Plan());
 }
@@ -25,14 +24,14 @@ const route::RouterFamily& in_turn_family() {
   static const route::RouterFamily family = {
       kInTurn,
       {},
-      [](const torch::Tensor& logits) { return torch::softmax(logits, 1); },
+      [](const at::Tensor& logits) { return at::softmax(logits, 1); },
       [](const route::RouterSettings&) { return std::vector<route::Rule>{in_turn}; },
-      [](const torch::Tensor& logits, const torch::Tensor& count, const route::RouterSettings&) {
+      [](const at::Tensor& logits, const at::Tensor& count, const route::RouterSettings&) {
         return route::softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
       },
-      [](const torch::Tensor& logits,
+      [](const at::Tensor& logits,
          const route::RouteInput& input,
-         const torch::Tensor& count,
+         const at::Tensor& count,
          const route::RouterSettings& settings) {
         return route::AuxLosses{route::load_balance_loss(logits, input, count, settings), {}, {}};
       }};
@@ -45,7 +44,7 @@ route::RouterSettings in_turn_settings() {
   return settings;
 }
 
-route::Routing route_in_turn(const torch::Tensor& logits,
+route::Routing route_in_turn(const at::Tensor& logits,
                              const route::RouterSettings& settings,
                              const route::RoutingGroup& group) {
   return route::route(logits, in_turn_family(), settings, group);
@@ -63,27 +62,27 @@ TEST_CASE("a router of one rule keeps the promises of all routers", "[model]") {
 }
 
 TEST_CASE("a router of one rule computes and learns in a whole layer", "[model]") {
-  torch::manual_seed(43);
+  at::manual_seed(43);
   const int64_t tokens = 10, experts = 4, width = 6, inner = 5;
-  const auto options = torch::TensorOptions(torch::kDouble);
-  const auto x = torch::randn({tokens, width}, options);
-  const model::MoeWeights weights = {torch::randn({experts, width}, options),
-                                     torch::randn({experts, 2 * inner, width}, options) * 0.5,
-                                     torch::randn({experts, width, inner}, options) * 0.5};
-  const auto dy = torch::randn({tokens, width}, options);
+  const auto options = at::TensorOptions(at::kDouble);
+  const auto x = at::randn({tokens, width}, options);
+  const model::MoeWeights weights = {at::randn({experts, width}, options),
+                                     at::randn({experts, 2 * inner, width}, options) * 0.5,
+                                     at::randn({experts, width, inner}, options) * 0.5};
+  const auto dy = at::randn({tokens, width}, options);
   const auto group = route::spread_over_ranks(tokens, 2);
-  const auto output = [&](const torch::Tensor& router) {
+  const auto output = [&](const at::Tensor& router) {
     const auto routing = route_in_turn(model::router_logits(x, router), in_turn_settings(), group);
     return model::run_experts(x, {router, weights.gate_up, weights.down}, routing, 1.0);
   };
   // Token 5 has expert 1, weighed by its probability.
-  const auto hidden = torch::mv(weights.gate_up[1], x[5]);
-  const auto expert = torch::mv(
-      weights.down[1], torch::silu(hidden.narrow(0, 0, inner)) * hidden.narrow(0, inner, inner));
-  const auto probability = torch::softmax(torch::mv(weights.router, x[5]), 0)[1];
+  const auto hidden = at::mv(weights.gate_up[1], x[5]);
+  const auto expert = at::mv(weights.down[1],
+                             at::silu(hidden.narrow(0, 0, inner)) * hidden.narrow(0, inner, inner));
+  const auto probability = at::softmax(at::mv(weights.router, x[5]), 0)[1];
   CHECK(distance(output(weights.router)[5], probability * expert) < 1e-12);
 
-  const auto loss = [&](const torch::Tensor& router) { return (output(router) * dy).sum(); };
+  const auto loss = [&](const at::Tensor& router) { return (output(router) * dy).sum(); };
   CHECK(distance(autograd(loss, weights.router), finite_difference(loss, weights.router)) <
         kGradTolerance);
 }

@@ -2,6 +2,8 @@
 
 #include "core/model/rope.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "core/base/json.h"
 #include "core/model/llama.h"
 #include "tests/support/catch.h"
@@ -9,7 +11,7 @@
 #include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

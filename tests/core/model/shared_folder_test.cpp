@@ -41,9 +41,9 @@ void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
   write_file(settings.out / "tokenizer_config.json", "{}\n");
   const io::Checkpoint copies(settings.out);
   const Llama model = Llama::load(copies);
-  torch::manual_seed(7);
+  at::manual_seed(7);
   for (const auto& parameter : model.parameters()) {
-    torch::Tensor(parameter.tensor) += torch::randn_like(parameter.tensor) * 0.1;
+    at::Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
   }
   model::save_folder(model, model.default_routing(), copies, out, false);
 }
@@ -129,7 +129,7 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
     model.add_lora({2, 4, {"attention", "ffn"}}, 3);
     for (const auto& parameter : model.parameters()) {
       if (parameter.name.ends_with(".lora_b")) {
-        torch::Tensor(parameter.tensor).fill_(0.01);
+        at::Tensor(parameter.tensor).fill_(0.01);
       }
     }
     return model;
@@ -183,7 +183,7 @@ TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
       auto tensors = model.folder_tensors(model.default_routing());
       // The ranks do not mean the same: what the second one holds has no place in the files.
       tensors.back().info.name += comm.rank() == 0 ? "" : ".other";
-      tensors.back().values = comm.rank() == 0 ? torch::Tensor() : tensors.back().values;
+      tensors.back().values = comm.rank() == 0 ? at::Tensor() : tensors.back().values;
       model::write_tensors(folder, tensors, 1 << 30);
       folder.commit();
     });

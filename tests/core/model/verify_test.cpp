@@ -3,6 +3,8 @@
 
 #include "core/model/verify.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include "core/model/llama.h"
 #include "core/model/upcycle.h"
 #include "tests/support/catch.h"

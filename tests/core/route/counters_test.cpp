@@ -11,13 +11,13 @@
 namespace moe::test {
 namespace {
 
-route::CounterValues count(const torch::Tensor& logits,
+route::CounterValues count(const at::Tensor& logits,
                            const route::RouterSettings& router,
                            const route::RoutingGroup& group) {
   return route::read_counters({route::route(logits, router, group).counters})[0];
 }
 
-route::CounterValues count(const torch::Tensor& logits, const char* router, int64_t ranks) {
+route::CounterValues count(const at::Tensor& logits, const char* router, int64_t ranks) {
   return count(
       logits, route::parse_router(router), route::spread_over_ranks(logits.size(0), ranks));
 }
@@ -34,8 +34,7 @@ struct SlowCount {
   SlowCount(const route::RouterSettings& router, const RandomRouting& random)
       : settings(router), input(random), experts(random.logits.size(1)) {
     const Matrix logits = matrix_of(input.logits);
-    plan =
-        reference_route(logits, matrix_of(torch::softmax(input.logits, 1)), settings, input.group);
+    plan = reference_route(logits, matrix_of(at::softmax(input.logits, 1)), settings, input.group);
     values.load.resize(experts);
     values.rank_dropped.resize(input.group.ranks);
     values.rank_ir.resize(input.group.ranks);
@@ -113,7 +112,7 @@ std::string words_of(const route::CounterValues& values) {
 
 TEST_CASE("counters say what a crowded expert cost", "[route]") {
   // Four tokens on one rank, all want e0 then e1, one slot per expert.
-  const auto logits = torch::tensor({4.0, 1.0, 0.0, 0.0}, torch::kFloat).repeat({4, 1});
+  const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
   const auto plain = count(logits, "top1", 1);
   CHECK(plain.tokens == 4);
   CHECK(plain.requests == 4);
@@ -211,10 +210,10 @@ TEST_CASE("what travels between ranks is the same for plain, +ir, +fr and +ir+fr
 }
 
 TEST_CASE("counters of a uniform router show its entropy", "[route]") {
-  CHECK(count(torch::zeros({6, 4}), "top1", 2).entropy_sum == Approx(6 * std::log(4.0)));
-  CHECK(count(torch::zeros({6, 4}), "relu:k=1", 2).entropy_sum == 0);
+  CHECK(count(at::zeros({6, 4}), "top1", 2).entropy_sum == Approx(6 * std::log(4.0)));
+  CHECK(count(at::zeros({6, 4}), "relu:k=1", 2).entropy_sum == 0);
   // A saturated one has none, and no 0 x infinity.
-  const auto sure = torch::tensor({300.0, 0.0, -300.0, 1.0}, torch::kFloat).repeat({6, 1});
+  const auto sure = at::tensor({300.0, 0.0, -300.0, 1.0}, at::kFloat).repeat({6, 1});
   CHECK(count(sure, "top1", 2).entropy_sum == 0);
 }
 
@@ -267,7 +266,7 @@ TEST_CASE("padding tokens are counted nowhere", "[route]") {
 }
 
 TEST_CASE("a layer's JSON has every counter of the specification, a total no load", "[route]") {
-  const auto logits = torch::tensor({4.0, 1.0, 0.0, 0.0}, torch::kFloat).repeat({4, 1});
+  const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
   const auto values = count(logits, "top1+fr", 2);  // two tokens a rank, a slot per rank and expert
   const OrderedJson json = route::layers_json({6}, {values}, 64).at(0);
   CHECK(json["layer"] == 6);

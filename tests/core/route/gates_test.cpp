@@ -10,7 +10,7 @@ namespace moe::test {
 namespace {
 
 struct Case {
-  torch::Tensor logits, count, upstream;  // [T, E] f64
+  at::Tensor logits, count, upstream;  // [T, E] f64
 };
 
 // Multiplicities as plans have them: 0, 1, m, 1 + m; the first token has no expert.
@@ -24,7 +24,7 @@ Case random_case(int seed, int64_t tokens, int64_t experts) {
     upstream.push_back(normal(random));
   }
   const auto shaped = [&](const std::vector<double>& values) {
-    return torch::tensor(values, torch::kDouble).view({tokens, experts});
+    return at::tensor(values, at::kDouble).view({tokens, experts});
   };
   return {shaped(logits), shaped(count), shaped(upstream)};
 }
@@ -33,7 +33,7 @@ Case random_case(int seed, int64_t tokens, int64_t experts) {
 
 TEST_CASE("normalised weights have the gradient of finite differences", "[route]") {
   const Case c = random_case(1, 9, 5);
-  const auto loss = [&](const torch::Tensor& a) {
+  const auto loss = [&](const at::Tensor& a) {
     return (route::softmax_gates(a, c.count, true, false) * c.upstream).sum();
   };
   CHECK(distance(autograd(loss, c.logits), finite_difference(loss, c.logits)) < kGradTolerance);
@@ -42,7 +42,7 @@ TEST_CASE("normalised weights have the gradient of finite differences", "[route]
 TEST_CASE("plain probabilities have the gradient of finite differences", "[route]") {
   const Case c = random_case(2, 9, 5);
   for (const bool straight_through : {false, true}) {
-    const auto loss = [&](const torch::Tensor& a) {
+    const auto loss = [&](const at::Tensor& a) {
       return (route::softmax_gates(a, c.count, false, straight_through) * c.upstream).sum();
     };
     CHECK(distance(autograd(loss, c.logits), finite_difference(loss, c.logits)) < kGradTolerance);
@@ -51,11 +51,11 @@ TEST_CASE("plain probabilities have the gradient of finite differences", "[route
 
 TEST_CASE("straight-through freezes the normaliser and nothing else", "[route]") {
   const Case c = random_case(3, 9, 5);
-  const auto mass = [&](const torch::Tensor& a) { return torch::softmax(a, 1) * c.count; };
-  const torch::Tensor sums = mass(c.logits).sum(1, true);
-  const torch::Tensor frozen = sums.masked_fill(sums == 0, 1);
-  const auto dense = [&](const torch::Tensor& a) { return (mass(a) / frozen * c.upstream).sum(); };
-  const auto gates = [&](const torch::Tensor& a) {
+  const auto mass = [&](const at::Tensor& a) { return at::softmax(a, 1) * c.count; };
+  const at::Tensor sums = mass(c.logits).sum(1, true);
+  const at::Tensor frozen = sums.masked_fill(sums == 0, 1);
+  const auto dense = [&](const at::Tensor& a) { return (mass(a) / frozen * c.upstream).sum(); };
+  const auto gates = [&](const at::Tensor& a) {
     return (route::softmax_gates(a, c.count, true, true) * c.upstream).sum();
   };
   CHECK(distance(gates(c.logits), dense(c.logits)) < 1e-14);
@@ -64,11 +64,11 @@ TEST_CASE("straight-through freezes the normaliser and nothing else", "[route]")
 }
 
 TEST_CASE("without straight-through a lone expert teaches its router nothing", "[route]") {
-  const auto logits = torch::tensor({2.0, 1.0, 0.0, -1.0}, torch::kDouble).view({1, 4});
-  const auto count = torch::tensor({1.0, 0.0, 0.0, 0.0}, torch::kDouble).view({1, 4});
+  const auto logits = at::tensor({2.0, 1.0, 0.0, -1.0}, at::kDouble).view({1, 4});
+  const auto count = at::tensor({1.0, 0.0, 0.0, 0.0}, at::kDouble).view({1, 4});
   const auto gradient = [&](bool straight_through) {
     return autograd(
-        [&](const torch::Tensor& a) {
+        [&](const at::Tensor& a) {
           return (route::softmax_gates(a, count, true, straight_through) * 0.345703).sum();
         },
         logits);
@@ -76,42 +76,42 @@ TEST_CASE("without straight-through a lone expert teaches its router nothing", "
   CHECK(gradient(false).abs().max().item<double>() == 0);
   // SPEC section 14, w01, token 0: the printed digits.
   const auto printed =
-      torch::tensor({.123100, -.081891, -.030126, -.011083}, torch::kDouble).view({1, 4});
+      at::tensor({.123100, -.081891, -.030126, -.011083}, at::kDouble).view({1, 4});
   CHECK((gradient(true) - printed).abs().max().item<double>() < 1e-6);
 }
 
 TEST_CASE("saturated logits give finite weights and gradients", "[route]") {
   const auto logits =
-      torch::tensor({200.0, -200.0, -210.0, 200.0, 0.0, 199.0}, torch::kFloat).view({2, 3});
-  const auto count = torch::tensor({0.0, 1.0, 1.0, 0.0, 1.0, 0.0}, torch::kFloat).view({2, 3});
+      at::tensor({200.0, -200.0, -210.0, 200.0, 0.0, 199.0}, at::kFloat).view({2, 3});
+  const auto count = at::tensor({0.0, 1.0, 1.0, 0.0, 1.0, 0.0}, at::kFloat).view({2, 3});
   for (const bool straight_through : {false, true}) {
     const auto at = logits.clone().requires_grad_(true);
     const auto weights = route::softmax_gates(at, count, true, straight_through);
     CHECK(weights[0][1].item<double>() == Approx(1 / (1 + std::exp(-10.0))));
     CHECK(weights[1][1].item<double>() == 1);
     weights.square().sum().backward();
-    CHECK(torch::isfinite(at.grad()).all().item<bool>());
+    CHECK(at::isfinite(at.grad()).all().item<bool>());
   }
 }
 
 TEST_CASE("relu gates learn where they are positive", "[route]") {
   const Case c = random_case(4, 6, 5);
-  const torch::Tensor count = (c.logits > 0).to(torch::kDouble);
-  const auto loss = [&](const torch::Tensor& a) {
+  const at::Tensor count = (c.logits > 0).to(at::kDouble);
+  const auto loss = [&](const at::Tensor& a) {
     return (route::relu_gates(a, count) * c.upstream).sum();
   };
-  CHECK(torch::equal(autograd(loss, c.logits), c.upstream * count));
+  CHECK(at::equal(autograd(loss, c.logits), c.upstream * count));
 }
 
 TEST_CASE("a row that stands twice shares its weight by multiplicity", "[route]") {
   // One rank, one slot an expert: t1 gets e0 and t0 gets e1, and IR sends both to e0, t1 a second
   // time.
-  const auto logits = torch::tensor({1.0, 0.0, 2.0, 0.0}, torch::kFloat).view({2, 2});
+  const auto logits = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kFloat).view({2, 2});
   const auto group = route::spread_over_ranks(2, 1);
   const auto routing = route::route(logits, route::parse_router("top2+ir:cf=1"), group);
   CHECK(words_of(used_rows(routing.plan, group, 2), 2) == "e0:t1 e0:t0+ir1 e0:t1+ir1 e1:t0");
   const float e = std::exp(1.0F);
-  const auto want = torch::tensor({0.5F, e / (1 + e), 0.5F, 1 / (1 + e)});
+  const auto want = at::tensor({0.5F, e / (1 + e), 0.5F, 1 / (1 + e)});
   CHECK(routing.weights.narrow(0, 0, 4).allclose(want));
 }
 
@@ -122,10 +122,10 @@ TEST_CASE("gradients of the row weights reach the logits through every row", "[r
     INFO(router);
     const auto input = random_routing(random, 12, 4, 2);
     const auto settings = route::parse_router(router);
-    const torch::Tensor logits = input.logits.to(torch::kDouble);
+    const at::Tensor logits = input.logits.to(at::kDouble);
     const auto plan = route::route(logits, settings, input.group).plan;
-    const auto upstream = torch::cos(torch::arange(plan.token.size(0), torch::kDouble));
-    const auto loss = [&](const torch::Tensor& a) {
+    const auto upstream = at::cos(at::arange(plan.token.size(0), at::kDouble));
+    const auto loss = [&](const at::Tensor& a) {
       return (route::route(a, settings, input.group).weights * upstream).sum();
     };
     CHECK(distance(autograd(loss, logits), finite_difference(loss, logits)) < kGradTolerance);

@@ -21,26 +21,26 @@ constexpr const char* kRouters[] = {"top1",
                                     "top4+ir+fr:cf=2"};
 
 void check_equal(const Plan& actual, const Plan& expected) {
-  CHECK(torch::equal(actual.token.cpu(), expected.token));
-  CHECK(torch::equal(actual.expert.cpu(), expected.expert));
-  CHECK(torch::equal(actual.choice.cpu(), expected.choice));
-  CHECK(torch::equal(actual.count.cpu(), expected.count));
-  CHECK(torch::equal(actual.rows.cpu(), expected.rows));
-  CHECK(torch::equal(actual.overflow_token.cpu(), expected.overflow_token));
-  CHECK(torch::equal(actual.overflow_expert.cpu(), expected.overflow_expert));
-  CHECK(torch::equal(actual.overflow_choice.cpu(), expected.overflow_choice));
+  CHECK(at::equal(actual.token.cpu(), expected.token));
+  CHECK(at::equal(actual.expert.cpu(), expected.expert));
+  CHECK(at::equal(actual.choice.cpu(), expected.choice));
+  CHECK(at::equal(actual.count.cpu(), expected.count));
+  CHECK(at::equal(actual.rows.cpu(), expected.rows));
+  CHECK(at::equal(actual.overflow_token.cpu(), expected.overflow_token));
+  CHECK(at::equal(actual.overflow_expert.cpu(), expected.overflow_expert));
+  CHECK(at::equal(actual.overflow_choice.cpu(), expected.overflow_choice));
 }
 
 // Random batches of each router, with ties and padding among them.
 template <typename Check>
 void for_each_case(Check check) {
-  torch::manual_seed(1);
+  at::manual_seed(1);
   for (const auto* text : kRouters) {
     for (const int64_t tokens : {0, 1, 31, 33, 64}) {
       for (const int64_t ranks : {1, 2, 4}) {
         for (const bool ties : {false, true}) {
           CAPTURE(text, tokens, ranks, ties);
-          torch::Tensor logits = torch::randn({tokens, 4}) * 2;
+          at::Tensor logits = at::randn({tokens, 4}) * 2;
           logits = ties ? logits.round() : logits;
           RoutingGroup group = spread_over_ranks(tokens, ranks);
           if (tokens > 5) {
@@ -57,21 +57,21 @@ void for_each_case(Check check) {
 
 TEST_CASE("the kernels' references make the plans of the rules, unused rows too", "[route]") {
   for_each_case(
-      [](const torch::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
+      [](const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
         const Routing routing = route(logits, settings, group);
         check_equal(plan_by_kernels(routing.input, settings), routing.plan);
       });
 }
 
 TEST_CASE("a GPU routes as the CPU does", "[route][gpu]") {
-  if (!torch::hasCUDA()) {
+  if (!at::hasCUDA()) {
     MOE_SKIP("no GPU");
   }
   for_each_case(
-      [](const torch::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
+      [](const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
         const Routing expected = route(logits, settings, group);
         const Routing actual = route(logits.cuda(), settings, group);
         check_equal(actual.plan, expected.plan);
-        CHECK(torch::allclose(actual.combine.cpu(), expected.combine, 1e-5, 1e-6));
+        CHECK(at::allclose(actual.combine.cpu(), expected.combine, 1e-5, 1e-6));
       });
 }

@@ -69,7 +69,7 @@ TEST_CASE("load balance equals loops over ranks, uneven and padded ones too", "[
 }
 
 TEST_CASE("a uniform router has load balance 1, or k when selected experts count", "[route]") {
-  const auto logits = torch::zeros({16, 8});
+  const auto logits = at::zeros({16, 8});
   const auto group = route::spread_over_ranks(16, 2);
   const auto loss = [&](const char* router) {
     return route::route(logits, route::parse_router(router), group)
@@ -83,11 +83,11 @@ TEST_CASE("a uniform router has load balance 1, or k when selected experts count
 TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]") {
   std::mt19937 random(22);
   const auto input = random_routing(random, 12, 4, 2, 0, 0.2);
-  const torch::Tensor logits = input.logits.to(torch::kDouble);
-  const auto check = [&](const char* router, torch::Tensor route::AuxLosses::*which) {
+  const at::Tensor logits = input.logits.to(at::kDouble);
+  const auto check = [&](const char* router, at::Tensor route::AuxLosses::*which) {
     INFO(router);
     const auto settings = route::parse_router(router);
-    const auto loss = [&](const torch::Tensor& a) {
+    const auto loss = [&](const at::Tensor& a) {
       return route::route(a, settings, input.group).losses.*which;
     };
     const auto gradient = autograd(loss, logits);
@@ -110,7 +110,7 @@ TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]")
 TEST_CASE("each family returns its own losses and no others", "[route]") {
   const auto losses_of = [](const char* router) {
     return route::route(
-               torch::zeros({4, 4}), route::parse_router(router), route::spread_over_ranks(4, 1))
+               at::zeros({4, 4}), route::parse_router(router), route::spread_over_ranks(4, 1))
         .losses;
   };
   CHECK(losses_of("top1").load_balance.defined());
@@ -124,7 +124,7 @@ TEST_CASE("each family returns its own losses and no others", "[route]") {
 TEST_CASE("losses of layers add up, absent ones stay absent", "[route]") {
   route::AuxLosses sum;
   route::AuxLosses one;
-  one.load_balance = torch::tensor(1.5);
+  one.load_balance = at::tensor(1.5, at::kFloat);
   sum += one;
   sum += one;
   CHECK(sum.load_balance.item<double>() == 3);
@@ -149,7 +149,7 @@ TEST_CASE("load balance is at least 1 where fractions equal probabilities, not i
   }
   // Rows .51/.49 twice and 0/1 once: 2 (2/3 * .34 + 1/3 * .66).
   const auto logits =
-      torch::tensor({0.51, 0.49, 0.51, 0.49, 1e-30, 1.0}, torch::kFloat).log().view({3, 2});
+      at::tensor({0.51, 0.49, 0.51, 0.49, 1e-30, 1.0}, at::kFloat).log().view({3, 2});
   const auto routing = route::route(logits, settings, route::spread_over_ranks(3, 1));
   CHECK(routing.losses.load_balance.item<double>() == Approx(2 * (2 * 0.34 + 0.66) / 3));
 }

@@ -18,35 +18,34 @@ using route::RouterSettings;
 
 constexpr double kTolerance = 1e-5;
 
-torch::Tensor logits_of(const json& input) {
-  return tensor_of(input.at("logits"), torch::kFloat).requires_grad_(true);
+at::Tensor logits_of(const json& input) {
+  return tensor_of(input.at("logits"), at::kFloat).requires_grad_(true);
 }
 
-void check_number(const torch::Tensor& got, double want) {
+void check_number(const at::Tensor& got, double want) {
   CHECK(got.item<double>() == Approx(want).epsilon(kTolerance).margin(kTolerance));
 }
 
 // The gradient of `loss` with respect to the logits is that of the case.
-void check_gradient(const torch::Tensor& loss, const torch::Tensor& logits, const json& want) {
+void check_gradient(const at::Tensor& loss, const at::Tensor& logits, const json& want) {
   const auto got = torch::autograd::grad({loss}, {logits}, {}, /*retain_graph=*/true)[0];
-  CHECK(distance(got, tensor_of(want, torch::kDouble)) < kTolerance);
+  CHECK(distance(got, tensor_of(want, at::kDouble)) < kTolerance);
 }
 
 void check_combine(const json& one, const RouterSettings& settings, const std::string& gradient) {
-  const torch::Tensor logits = logits_of(one.at("input"));
+  const at::Tensor logits = logits_of(one.at("input"));
   const auto routing = route::route(logits, settings, group_of(one.at("input")));
-  CHECK(distance(routing.combine, tensor_of(one["expect"]["combine"], torch::kDouble)) <
-        kTolerance);
-  const torch::Tensor upstream = tensor_of(one["input"]["upstream"], torch::kFloat);
-  const torch::Tensor loss = (routing.combine * upstream).sum();
+  CHECK(distance(routing.combine, tensor_of(one["expect"]["combine"], at::kDouble)) < kTolerance);
+  const at::Tensor upstream = tensor_of(one["input"]["upstream"], at::kFloat);
+  const at::Tensor loss = (routing.combine * upstream).sum();
   check_number(loss, one["loss"]["combine"]);
   check_gradient(loss, logits, one["grad"][gradient]);
 
   // The weights of the rows say the same, and their gradient arrives where it should.
   const auto& plan = routing.plan;
-  const torch::Tensor at_rows = upstream.reshape(-1).index_select(
+  const at::Tensor at_rows = upstream.reshape(-1).index_select(
       0, plan.token * upstream.size(1) + plan.expert.clamp_max(upstream.size(1) - 1));
-  const torch::Tensor by_rows = (routing.weights * at_rows).sum();
+  const at::Tensor by_rows = (routing.weights * at_rows).sum();
   check_number(by_rows, one["loss"]["combine"]);
   check_gradient(by_rows, logits, one["grad"][gradient]);
 }
@@ -88,8 +87,8 @@ void check_decisions(const json& one, const RouterSettings& settings) {
   using List = std::vector<int64_t>;
 
   const int64_t choices = expect.at("choices").at(0).size();
-  CHECK(torch::equal(routing.input.ranked.narrow(1, 0, choices),
-                     tensor_of(expect.at("choices"), torch::kLong)));
+  CHECK(at::equal(routing.input.ranked.narrow(1, 0, choices),
+                  tensor_of(expect.at("choices"), at::kLong)));
   CHECK(routing.input.capacity == expect.at("capacity").get<List>());
   CHECK(slots_of(rows, group.ranks, experts, k) == expect.at("slots"));
   CHECK(sorted_list(refused_rows(routing.plan, group, experts), [](const auto& row) {
@@ -110,7 +109,7 @@ void check_decisions(const json& one, const RouterSettings& settings) {
     }
   }
   CHECK(json(accepted) == expect.at("accepted"));
-  CHECK(distance(routing.input.scores, tensor_of(expect.at("probs"), torch::kDouble)) < kTolerance);
+  CHECK(distance(routing.input.scores, tensor_of(expect.at("probs"), at::kDouble)) < kTolerance);
 }
 
 void check_stats(const json& one, const RouterSettings& settings) {
@@ -142,10 +141,10 @@ void check_stats(const json& one, const RouterSettings& settings) {
 
 void check_loss(const json& one,
                 const RouterSettings& settings,
-                torch::Tensor route::AuxLosses::*loss,
+                at::Tensor route::AuxLosses::*loss,
                 const std::string& name) {
   INFO(name);
-  const torch::Tensor logits = logits_of(one.at("input"));
+  const at::Tensor logits = logits_of(one.at("input"));
   const auto losses = route::route(logits, settings, group_of(one.at("input"))).losses;
   REQUIRE((losses.*loss).defined());
   check_number(losses.*loss, one["loss"][name]);

@@ -57,7 +57,7 @@ inline void check_nothing_is_lost(const route::Routing& routing,
 
 // `run` routes: route::route, or the same by a family that is not in the table.
 template <typename Run>
-void check_promises(const torch::Tensor& logits,
+void check_promises(const at::Tensor& logits,
                     const route::RouterSettings& settings,
                     const route::RoutingGroup& group,
                     Run run) {
@@ -75,13 +75,13 @@ void check_promises(const torch::Tensor& logits,
     check_load_within_capacity(routing, rows);
     check_nothing_is_lost(routing, group, rows);
   }
-  CHECK(torch::isfinite(routing.combine).all().item<bool>());
+  CHECK(at::isfinite(routing.combine).all().item<bool>());
   CHECK(routing.combine.min().item<double>() >= 0);
 
   const route::Routing again = run(logits, settings, group);
-  CHECK(torch::equal(again.plan.token, routing.plan.token));
-  CHECK(torch::equal(again.plan.expert, routing.plan.expert));
-  CHECK(torch::equal(again.weights, routing.weights));
+  CHECK(at::equal(again.plan.token, routing.plan.token));
+  CHECK(at::equal(again.plan.expert, routing.plan.expert));
+  CHECK(at::equal(again.weights, routing.weights));
 }
 
 }  // namespace moe::test

@@ -12,7 +12,7 @@
 namespace moe::test {
 
 struct RandomRouting {
-  torch::Tensor logits;  // [T, E] f32
+  at::Tensor logits;  // [T, E] f32
   route::RoutingGroup group;
 };
 
@@ -32,7 +32,7 @@ inline RandomRouting random_routing(std::mt19937& random,
     const double a = normal(random) - skew * static_cast<double>(i % experts);
     logits.push_back(static_cast<float>(grid > 0 ? std::round(a / grid) * grid : a));
   }
-  result.logits = torch::tensor(logits, torch::kFloat).view({tokens, experts});
+  result.logits = at::tensor(logits, at::kFloat).view({tokens, experts});
   result.group = route::spread_over_ranks(tokens, ranks);
   if (uniform(random) < 0.5) {  // uneven, interleaved homes
     for (auto& home : result.group.home) {
@@ -45,8 +45,8 @@ inline RandomRouting random_routing(std::mt19937& random,
   return result;
 }
 
-inline Matrix matrix_of(const torch::Tensor& values) {
-  const torch::Tensor wide = values.detach().to(torch::kDouble).contiguous();
+inline Matrix matrix_of(const at::Tensor& values) {
+  const at::Tensor wide = values.detach().to(at::kDouble).contiguous();
   const auto* next = wide.data_ptr<double>();
   Matrix matrix(wide.size(0));
   for (auto& row : matrix) {
@@ -56,16 +56,16 @@ inline Matrix matrix_of(const torch::Tensor& values) {
   return matrix;
 }
 
-inline std::vector<int64_t> numbers_of(const torch::Tensor& values) {
-  const torch::Tensor host = values.contiguous();
+inline std::vector<int64_t> numbers_of(const at::Tensor& values) {
+  const at::Tensor host = values.contiguous();
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
 // The rows in use; checks that unused ones stand last.
-inline std::vector<ReferenceRow> used_rows(const torch::Tensor& token,
-                                           const torch::Tensor& expert,
-                                           const torch::Tensor& choice,
-                                           const torch::Tensor& count,
+inline std::vector<ReferenceRow> used_rows(const at::Tensor& token,
+                                           const at::Tensor& expert,
+                                           const at::Tensor& choice,
+                                           const at::Tensor& count,
                                            const route::RoutingGroup& group,
                                            int64_t experts) {
   const auto tokens = numbers_of(token), of_expert = numbers_of(expert),
@@ -95,7 +95,7 @@ inline std::vector<ReferenceRow> refused_rows(const route::Plan& plan,
   return used_rows(plan.overflow_token,
                    plan.overflow_expert,
                    plan.overflow_choice,
-                   torch::ones_like(plan.overflow_token),
+                   at::ones_like(plan.overflow_token),
                    group,
                    experts);
 }

@@ -29,9 +29,9 @@ void check_against_reference(const RandomRouting& input, const RouterSettings& s
   CHECK(words_of(used_rows(routing.plan, input.group, experts), k) == words_of(reference.rows, k));
   CHECK((used_rows(routing.plan, input.group, experts) == reference.rows));
   CHECK((refused_rows(routing.plan, input.group, experts) == reference.refused));
-  torch::Tensor rebuilt = torch::zeros({input.logits.size(0) * experts});
-  const torch::Tensor cell = (routing.plan.token * experts + routing.plan.expert)
-                                 .masked_fill(routing.plan.expert == experts, 0);
+  at::Tensor rebuilt = at::zeros({input.logits.size(0) * experts});
+  const at::Tensor cell = (routing.plan.token * experts + routing.plan.expert)
+                              .masked_fill(routing.plan.expert == experts, 0);
   if (cell.numel() > 0) {
     rebuilt = rebuilt.index_add(0, cell, routing.weights);
   }
@@ -129,10 +129,10 @@ TEST_CASE("every router keeps its promises on awkward shapes", "[route]") {
 TEST_CASE("an empty batch gives an empty plan, zero losses and zero counters", "[route]") {
   for (const auto& settings : all_routers()) {
     INFO(to_string(settings));
-    const auto logits = torch::zeros({0, 4}).requires_grad_(true);
+    const auto logits = at::zeros({0, 4}).requires_grad_(true);
     const auto routing = route::route(logits, settings, route::spread_over_ranks(0, 2));
     CHECK(routing.plan.token.numel() == 0);
-    CHECK(routing.combine.sizes() == torch::IntArrayRef({0, 4}));
+    CHECK(routing.combine.sizes() == at::IntArrayRef({0, 4}));
     CHECK(routing.weights.numel() == 0);
     const auto values = route::read_counters({routing.counters})[0];
     CHECK(values.tokens + values.requests + values.slots_total + values.rows() == 0);
@@ -160,7 +160,7 @@ TEST_CASE("permuted tokens give the permuted plan when no scores tie", "[route]"
     }
     const auto straight = route::route(input.logits, settings, input.group);
     const auto permuted =
-        route::route(input.logits.index_select(0, torch::tensor(order)), settings, moved);
+        route::route(input.logits.index_select(0, at::tensor(order)), settings, moved);
     std::set<std::tuple<int64_t, int64_t, int64_t, int64_t>> before, after;
     for (const auto& row : used_rows(straight.plan, input.group, 8)) {
       before.emplace(row.expert, row.token, row.choice, row.count);
@@ -181,7 +181,7 @@ TEST_CASE("permuted experts give the permuted plan on one rank when no scores ti
     std::shuffle(order.begin(), order.end(), random);
     const auto straight = route::route(input.logits, settings, input.group);
     const auto permuted =
-        route::route(input.logits.index_select(1, torch::tensor(order)), settings, input.group);
+        route::route(input.logits.index_select(1, at::tensor(order)), settings, input.group);
     std::set<std::tuple<int64_t, int64_t, int64_t, int64_t>> before, after;
     for (const auto& row : used_rows(straight.plan, input.group, 8)) {
       before.emplace(row.expert, row.token, row.choice, row.count);
@@ -221,10 +221,10 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
       CHECK((used_rows(part.plan, alone, 8) == mine));
       for (int64_t token = 0; token < 60; ++token) {
         if (alone.home[token] == rank) {
-          CHECK(torch::equal(part.combine[token], together.combine[token]));
+          CHECK(at::equal(part.combine[token], together.combine[token]));
         }
       }
-      const auto value = [](const torch::Tensor& loss) {
+      const auto value = [](const at::Tensor& loss) {
         return loss.defined() ? loss.item<double>() : 0;
       };
       balance += value(part.losses.load_balance);
@@ -232,7 +232,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
       l1 += value(part.losses.l1);
     }
     // D11: a loss is the mean over ranks that hold tokens; f32 sums in another order.
-    const auto close = [&](const torch::Tensor& loss, double sum) {
+    const auto close = [&](const at::Tensor& loss, double sum) {
       return !loss.defined() || std::abs(loss.item<double>() - sum / with_tokens) < 1e-5;
     };
     CHECK(close(together.losses.load_balance, balance));
@@ -244,7 +244,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
 TEST_CASE("equal scores are settled by the lower index", "[route]") {
   const auto group = route::spread_over_ranks(8, 2);
   const auto routing =
-      route::route(torch::zeros({8, 4}), route::parse_router("top2+ir+fr:cf=1"), group);
+      route::route(at::zeros({8, 4}), route::parse_router("top2+ir+fr:cf=1"), group);
   // All ask e0, then e1, then e2; one slot per (rank, expert). Rank 1 rescues with its own e2.
   CHECK(words_of(used_rows(routing.plan, group, 4), 2) ==
         "e0:t0 e0:t1+ir2 e0:t2+ir2 e0:t3+ir2 e0:t4 e1:t0 e1:t4 e2:t0+fr e2:t4+fr e2:t5+ir2 "
@@ -258,7 +258,7 @@ TEST_CASE("a router survives logits that are not numbers", "[route]") {
     for (const auto& settings : all_routers()) {
       INFO(to_string(settings) << " " << value);
       const auto group = route::spread_over_ranks(12, 2);
-      const auto routing = route::route(torch::full({12, 4}, value), settings, group);
+      const auto routing = route::route(at::full({12, 4}, value), settings, group);
       check_rows_are_sorted_and_unique(used_rows(routing.plan, group, 4), routing.input.k);
     }
   }

@@ -8,11 +8,11 @@ namespace moe::test {
 namespace {
 
 // 8 tokens, 4 experts, 2 ranks: tokens 0-3 and experts 0, 1 live on rank 0.
-torch::Tensor worked_example() {
-  return torch::tensor({2.0, 1.0,  0.0,  -1.0, 1.5, 0.5, -0.5, 1.0,  1.0, 0.25, 0.75,
-                        0.0, -1.,  0.0,  2.0,  1.0, 0.0, 2.0,  1.5,  0.5, -0.5, 1.0,
-                        0.5, 1.25, 0.25, 0.0,  0.5, 2.5, 0.5,  0.25, 1.0, 1.5},
-                       torch::kFloat)
+at::Tensor worked_example() {
+  return at::tensor({2.0, 1.0,  0.0,  -1.0, 1.5, 0.5, -0.5, 1.0,  1.0, 0.25, 0.75,
+                     0.0, -1.,  0.0,  2.0,  1.0, 0.0, 2.0,  1.5,  0.5, -0.5, 1.0,
+                     0.5, 1.25, 0.25, 0.0,  0.5, 2.5, 0.5,  0.25, 1.0, 1.5},
+                    at::kFloat)
       .view({8, 4});
 }
 
@@ -56,7 +56,7 @@ TEST_CASE("slots are given choice by choice, or by score when asked", "[route]")
   CHECK(routed("top2:cf=1") == "e0:t0 e1:t0 e1:t4 e2:t3 e2:t4 e3:t1 e3:t6");
   // One expert, one slot: t0 asks it first at 0.4, t1 second at 0.45.
   const auto logits =
-      torch::tensor({0.40, 0.30, 0.30, 0.45, 0.50, 0.05}, torch::kFloat).log().view({2, 3});
+      at::tensor({0.40, 0.30, 0.30, 0.45, 0.50, 0.05}, at::kFloat).log().view({2, 3});
   const auto group = route::spread_over_ranks(2, 1);
   const auto by_choice = route::route(logits, route::parse_router("top2:cf=1"), group);
   const auto by_score = route::route(logits, route::parse_router("top2:cf=1,order=score"), group);
@@ -86,7 +86,7 @@ TEST_CASE("top_p takes experts until the probability is reached", "[route]") {
 }
 
 TEST_CASE("top_p at p = 1 takes every expert", "[route]") {
-  const auto logits = torch::tensor({30.0, 0.0, 0.0, 0.0}, torch::kFloat).view({1, 4});
+  const auto logits = at::tensor({30.0, 0.0, 0.0, 0.0}, at::kFloat).view({1, 4});
   const auto routing =
       route::route(logits, route::parse_router("topp:1"), route::spread_over_ranks(1, 1));
   CHECK(routing.plan.rows.sum().item<int64_t>() == 4);
@@ -125,9 +125,9 @@ TEST_CASE("fill-in at k is top-(k+1) at the same capacity", "[route]") {
         const auto a = route::route(input.logits, fr, input.group);
         const auto b = route::route(input.logits, up, input.group);
         CHECK(same_plan(a, b, input.group));
-        CHECK(torch::equal(a.plan.token.narrow(0, 0, a.plan.rows.sum().item<int64_t>()),
-                           b.plan.token.narrow(0, 0, b.plan.rows.sum().item<int64_t>())));
-        CHECK(torch::equal(a.combine, b.combine));
+        CHECK(at::equal(a.plan.token.narrow(0, 0, a.plan.rows.sum().item<int64_t>()),
+                        b.plan.token.narrow(0, 0, b.plan.rows.sum().item<int64_t>())));
+        CHECK(at::equal(a.combine, b.combine));
       }
     }
   }
@@ -141,7 +141,7 @@ TEST_CASE("top1+ir on one rank is top-1 without capacity, at any capacity", "[ro
     const auto ir = route::route(input.logits, router, input.group);
     const auto plain = route::route(input.logits, route::parse_router("top1:cf=inf"), input.group);
     CHECK(same_plan(ir, plain, input.group));
-    CHECK(torch::equal(ir.combine, plain.combine));
+    CHECK(at::equal(ir.combine, plain.combine));
   }
 }
 

@@ -11,8 +11,8 @@
 
 using namespace moe;
 using namespace moe::train;
+using at::Tensor;
 using moe::test::TempDir;
-using torch::Tensor;
 
 namespace {
 

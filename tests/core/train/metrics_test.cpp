@@ -104,8 +104,8 @@ double median_seconds(int repeats, Work&& work) {
 // Counting one layer's plan, and reading it back.
 double counting_seconds(int64_t tokens, int64_t experts, int64_t ranks, const std::string& router) {
   const auto settings = route::parse_router(router);
-  const auto routing = route::route(
-      torch::randn({tokens, experts}), settings, route::spread_over_ranks(tokens, ranks));
+  const auto routing =
+      route::route(at::randn({tokens, experts}), settings, route::spread_over_ranks(tokens, ranks));
   return median_seconds(50, [&] {
     route::read_counters({route::count_plan(routing.input, routing.plan, settings)});
   });
@@ -117,11 +117,11 @@ TEST_CASE("counting beside one layer, T = 4096, D = 1024, F = 256", "[!benchmark
   at::set_num_threads(1);
   constexpr int64_t kTokens = 4096, kWidth = 1024, kInner = 256;
   for (const int64_t experts : {8, 32}) {
-    const auto x = torch::randn({kTokens, kWidth}).requires_grad_(true);
+    const auto x = at::randn({kTokens, kWidth}).requires_grad_(true);
     const model::MoeWeights weights = {
-        (torch::randn({experts, kWidth}) * 0.02).requires_grad_(true),
-        (torch::randn({experts, 2 * kInner, kWidth}) * 0.02).requires_grad_(true),
-        (torch::randn({experts, kWidth, kInner}) * 0.02).requires_grad_(true)};
+        (at::randn({experts, kWidth}) * 0.02).requires_grad_(true),
+        (at::randn({experts, 2 * kInner, kWidth}) * 0.02).requires_grad_(true),
+        (at::randn({experts, kWidth, kInner}) * 0.02).requires_grad_(true)};
     for (const auto& router : kRouters) {
       const auto settings = route::parse_router(router);
       const auto group = route::spread_over_ranks(kTokens, experts);

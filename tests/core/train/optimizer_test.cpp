@@ -10,7 +10,7 @@
 
 using namespace moe;
 using namespace moe::train;
-using torch::Tensor;
+using at::Tensor;
 
 namespace {
 

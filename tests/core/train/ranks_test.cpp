@@ -1,6 +1,8 @@
 // Whole runs of several processes against the run of one: ranks as threads, every router, logical
 // ranks, replicas; what is written, and going on with other processes than before.
 
+#include <ATen/core/grad_mode.h>
+
 #include <mutex>
 
 #include "core/base/random.h"
@@ -15,7 +17,7 @@
 using namespace moe;
 using namespace moe::train;
 using namespace moe::test;
-using torch::Tensor;
+using at::Tensor;
 namespace fs = std::filesystem;
 
 namespace {

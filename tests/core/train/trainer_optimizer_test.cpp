@@ -22,7 +22,7 @@ TEST_CASE("the run's decay reaches embedding and head only where it is asked to"
     world.settings.run = world.dir / run;
     world.settings.adamw.decay_embeddings = decay_embeddings;
     world.train();
-    std::map<std::string, torch::Tensor> all;
+    std::map<std::string, at::Tensor> all;
     for (const auto& parameter :
          model::Llama::load(io::Checkpoint(world.settings.run / "final")).parameters()) {
       all[parameter.name] = parameter.tensor;

@@ -3,7 +3,7 @@
 
 #include "core/eval/score.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
 
 #include <random>
 

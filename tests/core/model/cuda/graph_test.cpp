@@ -3,15 +3,16 @@
 
 #include "kernels/graph.h"
 
-#include <torch/types.h>
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "core/model/moe_layer.h"
 #include "core/route/rule.h"
 #include "tests/support/card.h"
 
 using namespace moe;
+using at::Tensor;
 using test::kCard;
-using torch::Tensor;
 
 namespace {
 

@@ -4,6 +4,7 @@
 
 #include "core/model/llama.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "core/model/generate.h"
@@ -13,9 +14,9 @@
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
+using at::Tensor;
 using model::Llama;
 using test::kCard;
-using torch::Tensor;
 
 namespace {
 
