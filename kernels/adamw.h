@@ -27,6 +27,7 @@ struct AdamWNumbers {
 // One parameter: gradient f32 or bf16; master, mean, square f32; weight bf16, or undefined where
 // the master copy is the weight. All of one shape, contiguous. gradient_scale: one f32 on the
 // device of the tensors, or undefined for 1: a clip that need not be read back.
+// NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 void adamw_(const at::Tensor& gradient,
             const at::Tensor& master,
             const at::Tensor& mean,

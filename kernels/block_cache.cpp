@@ -109,7 +109,7 @@ void BlockCache::Block::give(Block& to, Room& room) {
 c10::DataPtr BlockCache::allocate(size_t bytes) {
   const c10::Device cpu(c10::DeviceType::CPU);
   if (bytes < kSmall) {
-    // aligned_alloc wants a whole number of alignments
+    // aligned_alloc wants a whole number of alignments. NOLINTNEXTLINE: the DataPtr owns it
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (data == nullptr && bytes > 0) {
       throw std::bad_alloc();
@@ -199,7 +199,7 @@ void BlockCache::make_room(Block& block) {
 }
 
 BlockCache& use_block_cache() {
-  // Never destroyed: tensors in other statics may be dropped after it would be.
+  // Never destroyed: tensors in other statics may be dropped after it would be. NOLINTNEXTLINE
   static BlockCache* const cache = [] {
     BlockCache* one = std::make_unique<BlockCache>().release();
     c10::SetCPUAllocator(one, /*priority=*/100);

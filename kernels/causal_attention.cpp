@@ -100,7 +100,7 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
     RECORD_USER_SCOPE("attention");
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
     const Tensor qkv = given.contiguous();
-    const Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
+    Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
     const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
     const auto all = is_bf16(qkv) ? forward_all<uint16_t> : forward_all<float>;
     all(qkv, {cosine, sine}, heads, lengths, out, log_sum);

@@ -37,7 +37,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
                         const Tensor& weight,
                         std::vector<int64_t> rows_per_expert) {
     context->save_for_backward({rows, weight});
-    const Tensor out = grouped_product(rows, weight, true, rows.size(0), rows_per_expert);
+    Tensor out = grouped_product(rows, weight, true, rows.size(0), rows_per_expert);
     context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
     return out;
   }

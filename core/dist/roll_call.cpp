@@ -237,6 +237,9 @@ bool RollCall::find_ended(bool is_late, Verdict& verdict) {
   for (int64_t rank = 0; rank < static_cast<int64_t>(members_.size()); ++rank) {
     const Life life = life_of(members_[rank]);
     if (life == Life::kGone || (is_late && life == Life::kStopped)) {
+      if (!bad_news(verdict).empty()) {
+        return true;  // it gave notice before it ended, after we had looked
+      }
       verdict = {rank, name(rank) + (life == Life::kGone ? " is gone" : " is stopped")};
       return true;
     }

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "core/base/error.h"
 #include "tests/support/catch.h"
@@ -45,6 +47,28 @@ std::vector<RollCall> checked_in(const std::vector<Member>& members,
 std::vector<RollCall> three_hosts() {
   return checked_in({elsewhere(0), elsewhere(1), elsewhere(2)});
 }
+
+// Something happens right after the first look at the notices.
+class StoreThatMovesOn : public Store {
+ public:
+  void set(const std::string& key, const std::string& text) override { store_->set(key, text); }
+  void append(const std::string& key, const std::string& text) override {
+    store_->append(key, text);
+  }
+  std::optional<std::string> read(const std::string& key) override {
+    const auto text = store_->read(key);
+    if (key == "notices" && then) {
+      std::exchange(then, nullptr)();
+    }
+    return text;
+  }
+  uint16_t port() const override { return 0; }
+
+  std::function<void()> then;
+
+ private:
+  std::shared_ptr<Store> store_ = local_store();
+};
 
 }  // namespace
 
@@ -168,6 +192,27 @@ TEST_CASE("a process of this machine is seen to stop and to die") {
   CHECK(rolls[0].who_broke_off("broken pipe", {0, 1}).text == describe(1, member) + " is gone");
   waitpid(child, nullptr, 0);
   CHECK(life_of(member) == Life::kGone);
+}
+
+TEST_CASE("a rank that blames another and ends while one looks is not to blame") {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Member witness = this_member("127.0.0.1");
+  witness.pid = child;
+  const auto store = std::make_shared<StoreThatMovesOn>();
+  auto rolls = checked_in({this_member("127.0.0.1"), witness, elsewhere(2)}, store);
+  rolls[1].wait_at("all_reduce");
+  store->then = [&] {
+    rolls[1].give_notice({1, Ending::kAffected, 2, "rank 2 did not come", "..."});
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  };
+  const auto verdict = rolls[0].who_is_late({0, 1, 2}, kRecent);
+  CHECK(verdict->text == "rank 2 did not come");
+  CHECK(verdict->culprit == 2);
 }
 
 TEST_CASE("the address towards a host is that of the way there") {
