@@ -230,21 +230,20 @@ std::string RollCall::bad_news(Verdict& verdict) {
 }
 
 // By notices; by processes of this machine that are gone, or stand still where that explains it.
+// Processes are looked at first: one that gave notice and ended since is judged by its notice.
 bool RollCall::find_ended(bool is_late, Verdict& verdict) {
-  if (!bad_news(verdict).empty()) {
-    return true;
-  }
+  Verdict ended;
   for (int64_t rank = 0; rank < static_cast<int64_t>(members_.size()); ++rank) {
     const Life life = life_of(members_[rank]);
     if (life == Life::kGone || (is_late && life == Life::kStopped)) {
-      if (!bad_news(verdict).empty()) {
-        return true;  // it gave notice before it ended, after we had looked
-      }
-      verdict = {rank, name(rank) + (life == Life::kGone ? " is gone" : " is stopped")};
-      return true;
+      ended = {rank, name(rank) + (life == Life::kGone ? " is gone" : " is stopped")};
+      break;
     }
   }
-  return false;
+  if (bad_news(verdict).empty()) {
+    verdict = ended;
+  }
+  return !verdict.text.empty();
 }
 
 // Those that wait nowhere; only those at the broken connection's end, if there are any.

@@ -48,6 +48,15 @@ std::vector<RollCall> three_hosts() {
   return checked_in({elsewhere(0), elsewhere(1), elsewhere(2)});
 }
 
+pid_t process_that_waits() {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  return child;
+}
+
 // Something happens right after the first look at the notices.
 class StoreThatMovesOn : public Store {
  public:
@@ -171,11 +180,7 @@ TEST_CASE("of a broken connection the rank at its address is to blame") {
 }
 
 TEST_CASE("a process of this machine is seen to stop and to die") {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
+  const pid_t child = process_that_waits();
   Member member = this_member("127.0.0.1");
   member.pid = child;
   CHECK(life_of(member) == Life::kAlive);
@@ -195,23 +200,20 @@ TEST_CASE("a process of this machine is seen to stop and to die") {
 }
 
 TEST_CASE("a rank that blames another and ends while one looks is not to blame") {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
+  const pid_t child = process_that_waits();
   Member witness = this_member("127.0.0.1");
   witness.pid = child;
   const auto store = std::make_shared<StoreThatMovesOn>();
   auto rolls = checked_in({this_member("127.0.0.1"), witness, elsewhere(2)}, store);
   rolls[1].wait_at("all_reduce");
   store->then = [&] {
-    rolls[1].give_notice({1, Ending::kAffected, 2, "rank 2 did not come", "..."});
+    rolls[1].give_notice(
+        {1, Ending::kAffected, 2, describe(2, elsewhere(2)) + " did not come", "..."});
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
   };
   const auto verdict = rolls[0].who_is_late({0, 1, 2}, kRecent);
-  CHECK(verdict->text == "rank 2 did not come");
+  CHECK(verdict->text == "rank 2 (host h2, pid 102) did not come");
   CHECK(verdict->culprit == 2);
 }
 
