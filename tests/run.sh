@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
-#   tests/run.sh          unit and command tests; readers, routing, data and kernels again under the sanitizers; 20 s of
-#                         fuzzing; interop with stock transformers
+#   tests/run.sh          formatting; unit and command tests; readers, routing, data and kernels again under the sanitizers;
+#                         20 s of fuzzing; interop with stock transformers
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow], 10 minutes of fuzzing
 #
-# A unit is a test case (Catch2), one fuzz target, or one interop or slow script's own count.
+# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop or slow script's own count.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -57,6 +57,9 @@ build() {  # what does not build is one failure, and the end
 
 say "cpu: build everything"
 build --checks --target all cpu
+
+say "formatting of all tracked C++ and CUDA files"
+if git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run -Werror; then count 1 0 0; else count 0 1 0; fi
 
 say "cpu: tests"
 run_ctest cpu
