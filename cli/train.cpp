@@ -185,7 +185,7 @@ void run(const TrainFlags& flags) {
     if (!flags.quiet) {
       print_plan(plan);
     }
-    return print_memory(plan.memory, flags.json);
+    return print_memory(plan.memory, plan.settings.on_cuda, flags.json);
   }
   if (flags.settings.run.empty()) {
     throw UserError("--out is required; see moe train --help");

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/gemm.h"
+#include "kernels/rounded_weight.h"
 #include "kernels/router.h"
 #include "kernels/stream.h"
 
@@ -72,15 +73,11 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["operands"] = static_cast<int64_t>(operands);
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias && takes_router_kernel(x, weight, operands)) {
-      context->save_for_backward({x, weight});
+      context->save_for_backward({x, weight, weight});
       return router_logits(x.contiguous(), weight.contiguous());
     }
-    // Rounding moves 6 bytes a weight: beside 2048 rows, at the rates of an H200, 7 % of the
-    // products (computed, not measured). Once is enough.
-    const bool keeps = x.is_cuda() && operands == at::kBFloat16;
-    const Tensor rounded = keeps ? operand(weight, operands) : Tensor();
-    context->save_for_backward({x, weight, rounded});
-    const Tensor& by = keeps ? rounded : weight;
+    const Tensor by = rounded_once(weight, operands);
+    context->save_for_backward({x, weight, by});
     if (bias) {
       const Tensor left = operand(x, operands), right = operand(by, operands).t();
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
@@ -95,8 +92,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const Tensor& grad = gradients[0];
     variable_list result(5);
     if (context->needs_input_grad(0)) {
-      const bool is_kept = saved.size() > 2 && saved[2].defined();
-      result[0] = product_of({grad, type}, {is_kept ? saved[2] : weight, type}, x.scalar_type());
+      result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
       result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
@@ -132,6 +128,11 @@ at::ScalarType f32_beside(const Tensor& x) {
 Tensor operand(const Tensor& tensor, at::ScalarType type) {
   const Tensor rounded = tensor.to(type);
   return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
+}
+
+Tensor rounded_once(const Tensor& weight, at::ScalarType type) {
+  const Tensor read = weight_for_products(weight, type);
+  return read.is_cuda() ? operand(read, type) : read;
 }
 
 Tensor product_to_f32(const Tensor& left, const Tensor& right) {

@@ -29,6 +29,11 @@ at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 // type that the device multiplies fastest.
 at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
 
+// `weight` as one or more products in `type` read it, rounded once for all of them: on a card an
+// operand, kept where that pays (kernels/rounded_weight.h); on the CPU the weight itself, whose
+// products round as they go.
+at::Tensor rounded_once(const at::Tensor& weight, at::ScalarType type);
+
 // left [M, K] right [K, N] of such operands -> [M, N] f32 (f64 of f64).
 at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
 

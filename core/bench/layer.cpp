@@ -11,6 +11,7 @@
 #include "kernels/graph.h"
 #include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"
+#include "kernels/rounded_weight.h"
 #include "kernels/row_ops.h"
 
 namespace moe::bench {
@@ -22,25 +23,41 @@ namespace {
 struct World {
   Tensor x;  // [T, D]
   model::MoeWeights weights;
+  model::MoeWeights trained;  // the same in one place from step to step, with gradients
   route::RoutingGroup group;
   Tensor skew;  // [E]
 };
+
+Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
 World make_world(const LayerSettings& settings) {
   at::manual_seed(1);
   const int64_t experts = settings.experts;
   const auto there = [&](const Tensor& made) { return made.to(settings.device); };
-  return {there(at::randn({settings.tokens, settings.width}))
-              .to(settings.bf16 ? at::kBFloat16 : at::kFloat),
-          {there(at::randn({experts, settings.width}) * 0.02),
-           there(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
-           there(at::randn({experts, settings.width, settings.inner}) * 0.02)},
+  const Tensor x = there(at::randn({settings.tokens, settings.width}));
+  const model::MoeWeights weights = {
+      there(at::randn({experts, settings.width}) * 0.02),
+      there(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
+      there(at::randn({experts, settings.width, settings.inner}) * 0.02)};
+  const model::MoeWeights trained = {
+      leaf(weights.router), leaf(weights.gate_up), leaf(weights.down)};
+  if (settings.bf16 && settings.device.is_cuda()) {
+    kernels::keep_copy(trained.gate_up);
+    kernels::keep_copy(trained.down);
+  }
+  return {x.to(settings.bf16 ? at::kBFloat16 : at::kFloat),
+          weights,
+          trained,
           route::spread_over_ranks(settings.tokens,
                                    settings.ep_ranks == 0 ? experts : settings.ep_ranks),
           there(at::arange(experts, at::kFloat) * -settings.skew)};
 }
 
-Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
+void clear_gradients(const model::MoeWeights& weights) {
+  for (const Tensor& weight : {weights.router, weights.gate_up, weights.down}) {
+    weight.mutable_grad() = Tensor();
+  }
+}
 
 route::Routing route_once(const World& world,
                           const Tensor& x,
@@ -70,25 +87,24 @@ void run_routing(const World& world, const route::RouterSettings& router) {
 
 void run_layer(const World& world, const route::RouterSettings& router) {
   const Tensor x = leaf(world.x);
-  const model::MoeWeights weights = {
-      leaf(world.weights.router), leaf(world.weights.gate_up), leaf(world.weights.down)};
-  const auto routing = route_once(world, x, weights.router, router);
-  const Tensor y = model::run_experts(x, weights, routing, 1.0);
+  const auto routing = route_once(world, x, world.trained.router, router);
+  const Tensor y = model::run_experts(x, world.trained, routing, 1.0);
   (y.sum() + auxiliary(routing.losses)).backward();
+  clear_gradients(world.trained);
   route::read_counters({routing.counters});
 }
 
 void run_products(const World& world, const Tensor& rows, const std::vector<int64_t>& loads) {
-  const Tensor x = leaf(rows);
-  const Tensor gate_up = leaf(world.weights.gate_up), down = leaf(world.weights.down);
-  kernels::grouped_swiglu(x, gate_up, down, loads).sum().backward();
+  const auto& weights = world.trained;
+  kernels::grouped_swiglu(leaf(rows), weights.gate_up, weights.down, loads).sum().backward();
+  clear_gradients(weights);
 }
 
 // The same where the loads stay on the card, as the layer runs them there.
 void run_products_there(const World& world, const Tensor& rows, const Tensor& ends) {
-  const Tensor x = leaf(rows);
-  const Tensor gate_up = leaf(world.weights.gate_up), down = leaf(world.weights.down);
-  kernels::grouped_swiglu(x, gate_up, down, ends).sum().backward();
+  const auto& weights = world.trained;
+  kernels::grouped_swiglu(leaf(rows), weights.gate_up, weights.down, ends).sum().backward();
+  clear_gradients(weights);
 }
 
 Timing time_products(const LayerSettings& settings,

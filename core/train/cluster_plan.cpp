@@ -14,7 +14,6 @@ namespace moe::train {
 
 namespace {
 
-constexpr uint64_t kCudaProgram = uint64_t{1} << 30;  // context, libraries, NCCL's buffers
 constexpr double kF32 = 4;
 
 model::ModelConfig read_config(const std::filesystem::path& model, int64_t upcycled_experts) {
@@ -125,7 +124,9 @@ ClusterPlan plan_cluster(const TrainSettings& settings,
   check_rates(rates);
   const model::ModelConfig config = read_config(settings.model, upcycled_experts);
   ClusterPlan plan;
-  plan.settings = resolve(settings, config, {});
+  plan.settings = settings;
+  plan.settings.on_cuda = true;
+  plan.settings = resolve(plan.settings, config, {});
   int64_t logical_ranks = 1;
   if (config.moe) {
     const auto& moe = *config.moe;

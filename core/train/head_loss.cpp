@@ -52,8 +52,7 @@ HeadLoss head_loss(const Tensor& weight,
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
   const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
-  // A card has no products that round as they go: once for all blocks.
-  const Tensor head = weight.is_cuda() ? kernels::operand(weight, type) : weight;
+  const Tensor head = kernels::rounded_once(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
   for (int64_t start = 0; start < count; start += block_rows) {

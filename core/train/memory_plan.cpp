@@ -67,6 +67,7 @@ struct Trained {
   int64_t trained = 0;  // all that train
   int64_t updated = 0;  // of them, what this process updates (rank_shards.h)
   int64_t largest = 0;  // parameter that several processes hold
+  int64_t copied = 0;   // of those that train, what has a copy in bf16
 };
 
 Trained what_trains(const model::ModelConfig& config,
@@ -83,6 +84,7 @@ Trained what_trains(const model::ModelConfig& config,
     const int64_t numbers = parameter.tensor.numel();
     const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
     counts.trained += numbers;
+    counts.copied += keeps_copy(parameter, config, settings) ? numbers : 0;
     counts.updated += (numbers + holders - 1) / holders;
     counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
     const int64_t layer = layer_of(parameter.name);
@@ -225,12 +227,12 @@ MemoryPlan plan_memory(const model::ModelConfig& config,
   const StepWalk step(config, settings, router, tokens, trained, layout.group());
   MemoryPlan plan;
   plan.program = program + kFirstStep;
-  plan.weights = static_cast<uint64_t>(kF32 * trained.all);
+  plan.weights = static_cast<uint64_t>(kF32 * trained.all + 2 * trained.copied);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained);
   const bool halved = settings.adamw.moments == MomentType::kBF16;
   plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());
-  if (settings.save_every || settings.save_minutes) {
+  if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {
     const bool merges = settings.lora.rank > 0;
     plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
   }

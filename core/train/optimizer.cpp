@@ -7,6 +7,7 @@
 
 #include "core/base/random.h"
 #include "kernels/adamw.h"
+#include "kernels/rounded_weight.h"
 #include "kernels/stochastic_round.h"
 #include "kernels/stochastic_round_bits.h"
 
@@ -157,7 +158,7 @@ void AdamW::update(const std::vector<Tensor>& weights,
                       weights[i],
                       means[i],
                       squares[i],
-                      /*weight=*/{},
+                      kernels::kept_copy(weights[i]),
                       {lr,
                        settings_.beta1,
                        settings_.beta2,
@@ -166,6 +167,7 @@ void AdamW::update(const std::vector<Tensor>& weights,
                        updates[i].to(at::kLong).item<int64_t>()},
                       /*gradient_scale=*/{});
       weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
+      kernels::mark_copy_current(weights[i]);
     }
     return;
   }

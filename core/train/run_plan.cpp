@@ -87,6 +87,9 @@ void warn_of_memory(RunPlan& plan) {
                     "its share (--dry-run counts it)",
                     static_cast<double>(plan.memory.evaluation) / 1e9));
   }
+  if (plan.settings.on_cuda) {
+    return;  // what is free on a card is not asked
+  }
   const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
   if (there > 0 && more > there) {
     plan.notes.push_back(fmt::format(
@@ -164,8 +167,12 @@ Prepared prepare(const TrainSettings& settings,
   }
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
-  plan.memory = plan_memory(
-      config, plan.settings, plan.routing.router, plan.group_tokens, resident_bytes(), plan.layout);
+  plan.memory = plan_memory(config,
+                            plan.settings,
+                            plan.routing.router,
+                            plan.group_tokens,
+                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(),
+                            plan.layout);
   warn_of_memory(plan);
   return run;
 }

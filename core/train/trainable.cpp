@@ -75,6 +75,15 @@ void check_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
+bool keeps_copy(const model::NamedParameter& parameter,
+                const model::ModelConfig& config,
+                const TrainSettings& settings) {
+  const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
+  return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
+         settings.compute.recompute != model::Recompute::kLayer && parameter.tensor.dim() > 1 &&
+         !is_looked_up && group_of(parameter.name, config) != "router";
+}
+
 int64_t layer_of(const std::string& name) {
   constexpr std::string_view kPrefix = "model.layers.";
   int64_t layer = -1;

@@ -23,6 +23,7 @@
 #include "core/train/trainable.h"
 #include "core/train/training_data.h"
 #include "core/train/updater.h"
+#include "kernels/rounded_weight.h"
 #include "kernels/stream.h"
 
 namespace moe::train {
@@ -85,6 +86,9 @@ class Run {
     }
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);
+      if (keeps_copy(parameter, model_.config(), settings)) {
+        kernels::keep_copy(parameter.tensor);
+      }
     }
   }
 

@@ -70,6 +70,31 @@ TEST_CASE("what a step computes and sends is what the formulas say", "[train]") 
   CHECK(plan.memory.optimizer == static_cast<uint64_t>(8 * (dense / 8 + experts / 2)));
 }
 
+TEST_CASE("in bf16 a GPU holds a copy of what products read, and no checkpoint", "[train]") {
+  const TempDir dir;
+  TrainSettings settings = settings_for(write_config(dir));
+  settings.router.router = "top1";
+  settings.save_every = 100;
+  ClusterRates rates;
+  rates.gpus = 4;
+  const MemoryPlan f32 = plan_cluster(settings, rates, 4).memory;
+  settings.compute.precision = model::Precision::kBf16;
+  const MemoryPlan bf16 = plan_cluster(settings, rates, 4).memory;
+  // Of one GPU: the head, attention, two dense layers and two layers of one expert each.
+  const uint64_t matrices = 64 * 128 + 4 * 4 * 64 * 64 + 4 * (3 * 64 * 96);
+  CHECK(bf16.weights == f32.weights + 2 * matrices);
+  CHECK(bf16.checkpoint == 0);
+  CHECK(bf16.optimizer == f32.optimizer);
+
+  settings.compute.recompute = model::Recompute::kLayer;  // short of memory
+  CHECK(plan_cluster(settings, rates, 4).memory.weights == f32.weights);
+  settings.compute.recompute = model::Recompute::kNone;
+
+  settings.trained = {"router", "norms", "embeddings"};  // of these the head alone has one
+  const uint64_t head = 2 * 64 * 128;
+  CHECK(plan_cluster(settings, rates, 4).memory.weights == f32.weights + head);
+}
+
 TEST_CASE("recomputing sends and computes the forward again; capacity sends whole buffers",
           "[train]") {
   const TempDir dir;
