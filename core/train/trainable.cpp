@@ -96,7 +96,7 @@ int64_t layer_of(const std::string& name) {
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words) {
   check_words(words);
-  const auto all = model.parameters();
+  std::vector<model::NamedParameter> all = model.parameters();
   const bool has_adapters = model.lora().rank > 0;
   if (words.empty() && !has_adapters) {
     return all;
