@@ -42,10 +42,12 @@ std::string table_of(const bench::EvalReport& report) {
           static_cast<double>(std::max<int64_t>(1, report.tokens_computed)),
       report.head_rows,
       report.tokens_computed);
-  table += fmt::format("  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes\n",
-                       report.flop / seconds / 1e9,
-                       100 * report.roof.median_s / seconds,
-                       report.flop / report.roof.median_s / 1e9);
+  table += fmt::format(
+      "  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes; peak memory {} MiB\n",
+      report.flop / seconds / 1e9,
+      100 * report.roof.median_s / seconds,
+      report.flop / report.roof.median_s / 1e9,
+      report.peak_bytes >> 20);
   return table;
 }
 

@@ -54,7 +54,8 @@ void run(const GenerateFlags& flags) {
   check(flags);
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
-  const auto llama = model::Llama::load(checkpoint, {}, device_of(flags.device));
+  const auto llama =
+      model::Llama::load(checkpoint, {}, device_of(flags.device), model::Storage::kStored);
   const auto routing = routing_for(flags, llama);
   const auto tokenizer = io::Tokenizer::load(flags.model, llama.config().vocab_size);
   std::vector<int64_t> prompt = tokenizer.encode(flags.prompt);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <span>
 
 #include "kernels/bf16_numbers.h"
+#include "kernels/vector_math.h"
 
 namespace moe::kernels {
 
@@ -33,15 +35,31 @@ int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
   return vectors;
 }
 
-// Four columns of b, which lie along k, from column j on: to[p * width + r] = b(p, j + r).
+using Four [[gnu::vector_size(16)]] = float;
+
+Four four_of(const float* from) {
+  Four four;
+  std::memcpy(&four, from, sizeof(four));
+  return four;
+}
+
+Four four_of(const uint16_t* bf16) {
+  using Halves [[gnu::vector_size(8)]] = uint16_t;
+  using Wide [[gnu::vector_size(16)]] = uint32_t;
+  Halves halves;
+  std::memcpy(&halves, bf16, sizeof(halves));
+  return std::bit_cast<Four>(__builtin_convertvector(halves, Wide) << 16);
+}
+
+// Four columns of b, which lie along k, from column j on: to[p * width + r] = b(p, j + r), as f32.
+template <typename Number>
 void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* to) {
-  using Four [[gnu::vector_size(16)]] = float;
-  const float* from = b.floats() + j * b.column;
+  const Number* from = static_cast<const Number*>(b.data) + j * b.column;
   int64_t p = 0;
   for (; p + 4 <= k; p += 4) {
     std::array<Four, 4> in;
     for (int64_t r = 0; r < 4; ++r) {
-      std::memcpy(&in[r], from + r * b.column + p, sizeof(Four));
+      in[r] = four_of(from + r * b.column + p);
     }
     const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
     const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
@@ -57,7 +75,7 @@ void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* 
   }
   for (; p < k; ++p) {
     for (int64_t r = 0; r < 4; ++r) {
-      to[p * width + r] = from[r * b.column + p];
+      to[p * width + r] = widen(from[r * b.column + p]);
     }
   }
 }
@@ -65,8 +83,8 @@ void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* 
 // to[p * width + j] = b(p, j) of a b that lies along k, zeros in columns past `columns`.
 void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
   int64_t j = 0;
-  for (; b.row == 1 && b.numbers != Numbers::kBF16 && j + 4 <= columns; j += 4) {
-    turn_four(b, j, k, width, to + j);
+  for (; b.row == 1 && j + 4 <= columns; j += 4) {
+    (b.numbers == Numbers::kBF16 ? turn_four<uint16_t> : turn_four<float>)(b, j, k, width, to + j);
   }
   for (; j < width; ++j) {
     for (int64_t p = 0; p < k; ++p) {

@@ -46,8 +46,12 @@ struct RunningRow {
 // One block of rows: hidden [m, D], and the tokens asked of it, whose rows count from `first_row`.
 class RowBlock {
  public:
-  RowBlock(const Tensor& hidden, std::span<const AskedToken> asked, int64_t first_row)
-      : hidden_(hidden),
+  RowBlock(const Tensor& hidden,
+           at::ScalarType type,
+           std::span<const AskedToken> asked,
+           int64_t first_row)
+      : hidden_(operand(hidden, type)),
+        type_(type),
         asked_(asked),
         first_row_(first_row),
         rows_(static_cast<size_t>(hidden.size(0))),
@@ -55,8 +59,9 @@ class RowBlock {
 
   // weight [N, D], the rows of the tokens from `first` on.
   void add(const Tensor& weight, int64_t first) {
-    const Tensor tile = product_to_f32(hidden_, weight.t());  // [m, N]
-    const int64_t columns = tile.size(1);
+    const int64_t columns = weight.size(0);
+    Tensor tile = at::empty({hidden_.size(0), columns}, hidden_.options());  // [m, N]
+    operand_product_out(tile, {hidden_, at::kFloat}, {weight.t(), type_});
     const float* z = tile.const_data_ptr<float>();
     at::parallel_for(0, tile.size(0), 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -79,7 +84,8 @@ class RowBlock {
   }
 
  private:
-  Tensor hidden_;  // operands
+  Tensor hidden_;  // rounded as `type_` says, f32
+  at::ScalarType type_;
   std::span<const AskedToken> asked_;
   int64_t first_row_;
   std::vector<RunningRow> rows_;
@@ -127,11 +133,10 @@ std::vector<TokenScore> head_scores(const Tensor& hidden,
   scores.reserve(asked.size());
   for (int64_t row = 0; row < hidden.size(0); row += kTileRows) {
     const int64_t rows = std::min(kTileRows, hidden.size(0) - row);
-    RowBlock block(
-        operand(hidden.narrow(0, row, rows), type), asked_of(asked, row, row + rows), row);
+    RowBlock block(hidden.narrow(0, row, rows), type, asked_of(asked, row, row + rows), row);
     for (int64_t column = 0; column < weight.size(0); column += kTileColumns) {
       const int64_t columns = std::min(kTileColumns, weight.size(0) - column);
-      block.add(operand(weight.narrow(0, column, columns), type), column);
+      block.add(weight.narrow(0, column, columns), column);
     }
     block.finish(scores);
   }

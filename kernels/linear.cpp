@@ -11,6 +11,7 @@
 #include "kernels/rounded_weight.h"
 #include "kernels/router.h"
 #include "kernels/stream.h"
+#include "kernels/thin_product.h"
 
 namespace moe::kernels {
 
@@ -61,6 +62,11 @@ bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, b
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
+// f64 where x is, for gradient checks.
+at::ScalarType f32_beside(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   // Operands are taken in type `operands`, y in type `out`.
   static Tensor forward(AutogradContext* context,
@@ -78,9 +84,12 @@ struct Linear : torch::autograd::Function<Linear> {
     }
     const Tensor by = rounded_once(weight, operands);
     context->save_for_backward({x, weight, by});
-    if (bias) {
+    if (bias && x.is_cuda()) {
       const Tensor left = operand(x, operands), right = operand(by, operands).t();
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
+    }
+    if (bias) {
+      return product_of({x, operands}, {by.t(), operands}, f32_beside(x)).add_(*bias).to(out);
     }
     return product_of({x, operands}, {by.t(), operands}, out);
   }
@@ -118,11 +127,6 @@ Tensor apply(const Tensor& x,
   return Linear::apply(x, weight, bias, operands, out);
 }
 
-// f64 where x is, for gradient checks.
-at::ScalarType f32_beside(const Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 }  // namespace
 
 Tensor operand(const Tensor& tensor, at::ScalarType type) {
@@ -140,9 +144,34 @@ Tensor product_to_f32(const Tensor& left, const Tensor& right) {
                                              : product(left, right);
 }
 
+// Whether it was made: of few rows with a matrix that lies in bf16.
+bool make_thin_product(Tensor& out, const Operand& left, const Operand& right) {
+  const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+  if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16 ||
+      !serves_thin_product(shape, view_of(right.tensor, right.type))) {
+    return false;
+  }
+  const Tensor a = operand(left.tensor, left.type).contiguous();
+  Tensor sums = out.scalar_type() == at::kFloat && out.stride(1) == 1
+                    ? out
+                    : at::empty(out.sizes(), a.options());
+  thin_product(shape,
+               a.const_data_ptr<float>(),
+               view_of(right.tensor, right.type),
+               sums.data_ptr<float>(),
+               sums.stride(0));
+  if (!sums.is_same(out)) {
+    out.copy_(sums);
+  }
+  return true;
+}
+
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
   TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
               out.size(1) == right.tensor.size(1));
+  if (!accumulate && make_thin_product(out, left, right)) {
+    return;
+  }
   if (is_for_gemm(out, left, right, accumulate)) {
     const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
     const MatrixView a = view_of(left.tensor, left.type), b = view_of(right.tensor, right.type);

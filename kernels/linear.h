@@ -5,8 +5,9 @@
 // products are summed in f32, y is bf16 - the numbers of torch.autocast. The weight itself stays
 // f32, so it is the master copy that the optimizer moves, and its gradient is f32 and unrounded:
 // micro-batches add up without loss. What is kept for backward is x as it came, so bf16 halves
-// activations. CPUs without products in bf16 take the rounded operands in f32, which is the same
-// sum.
+// activations. A weight that does not train may lie in bf16 itself, whatever x is: it is worth the
+// f32 numbers that it stands for. CPUs without products in bf16 take the rounded operands in f32,
+// which is the same sum.
 //
 // T rows, D inner width, N outer width.
 
@@ -14,7 +15,8 @@
 
 namespace moe::kernels {
 
-// x [T, D] f32, bf16 or f64; weight [N, D], bias [N] (undefined = none) f32, or f64 as x.
+// x [T, D] f32, bf16 or f64; weight [N, D], bias [N] (undefined = none) f32, or f64 as x; a weight
+// without gradient bf16 too.
 // -> [T, N] in x's type. Differentiable in all.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 

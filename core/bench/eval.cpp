@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/bench/environment.h"
 #include "core/bench/eval_requests.h"
 #include "core/eval/runner.h"
 
@@ -107,6 +108,7 @@ EvalReport measure(const model::Llama& llama,
       repeats,
       [&] { scores = eval::score_requests(llama, set.requests, settings); },
       llama.device());
+  report.peak_bytes = process_use().peak_bytes;
   report.tokens_computed = scores.input_tokens;
   report.head_rows = scores.head_rows;
   report.forwards = scores.forwards;
@@ -136,7 +138,8 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   const auto sets = settings.tasks.empty()
                         ? made_up_sets(subject.config, settings.limit.value_or(60))
                         : task_sets(tasks, eval::encoder_of(subject, asked.compat));
-  const model::Llama llama = model::Llama::load(subject.checkpoint, {}, settings.device);
+  const model::Llama llama =
+      model::Llama::load(subject.checkpoint, {}, settings.device, model::Storage::kStored);
   const eval::ScoreSettings scoring = {{subject.routing.router, subject.routing.ep_ranks},
                                        settings.batch_tokens,
                                        settings.group_tokens};
@@ -167,7 +170,8 @@ OrderedJson to_json(const EvalReport& report) {
                       {"questions_per_second", per_second(report.questions)},
                       {"tokens_asked_per_second", per_second(report.tokens_asked)},
                       {"tokens_computed_per_second", per_second(report.tokens_computed)},
-                      {"share_of_roof", report.roof.median_s / report.scoring.median_s}};
+                      {"share_of_roof", report.roof.median_s / report.scoring.median_s},
+                      {"peak_bytes", report.peak_bytes}};
   if (!report.router.empty()) {
     json["router"] = report.router;
   }

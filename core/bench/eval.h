@@ -39,6 +39,7 @@ struct EvalReport {
   double flop = 0;                   // of products with weights; attention's are not counted
   Timing scoring;                    // the requests, ready as tokens
   Timing roof;                       // the same products by at::mm, each a matrix
+  uint64_t peak_bytes = 0;           // of the process, by the end of the scoring
 };
 
 std::vector<EvalReport> bench_eval(const EvalSettings& settings);

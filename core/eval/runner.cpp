@@ -38,7 +38,7 @@ RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
 model::Llama load_model(const EvalSettings& settings, const Subject& subject) {
   // disks differ
   const auto reading = settings.ranks == nullptr ? nullptr : dist::own_work(*settings.ranks);
-  return model::Llama::load(subject.checkpoint, {}, settings.device);
+  return model::Llama::load(subject.checkpoint, {}, settings.device, model::Storage::kStored);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ GateMeasure measure_gates(const io::Checkpoint& parent,
   const at::NoGradGuard no_gradients;
   const ModelConfig config = parse_config(child.config(), child.config_name());
   MOE_CHECK(config.moe, "{} is dense", child.folder().string());
-  const Llama dense = Llama::load(parent, {}, text.device);
+  const Llama dense = Llama::load(parent, {}, text.device, Storage::kStored);
   GateMeasure measure{text.name, static_cast<int64_t>(text.ids.size()), {}};
   std::map<int64_t, size_t> place;  // layer -> index
   std::vector<Tensor> routers;

@@ -249,7 +249,8 @@ ForwardResult Llama::forward(const Packed& tokens,
   }
   const std::shared_ptr<const Pass> pass = own;
   ForwardResult result;
-  Tensor x = at::embedding(weights_->embedding, tokens.ids.to(device()));  // [T, D]
+  const Tensor ids = tokens.ids.to(device());
+  Tensor x = at::embedding(weights_->embedding, ids).to(at::kFloat);  // [T, D]
   for (int64_t index = 0; index < config.layers; ++index) {
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];

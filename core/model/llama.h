@@ -67,23 +67,31 @@ using OnFeedForward = std::function<void(int64_t layer, const at::Tensor& input)
 struct NamedParameter {
   std::string name;   // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
                       // adapters end with ".lora_a" or ".lora_b"
-  at::Tensor tensor;  // f32 leaf
+  at::Tensor tensor;  // f32 leaf; a matrix of bf16 where Storage says
   // Of the experts of a MoE layer: dimension 0 counts those of this process, from
   // layout().first_expert(). All others are whole on every process.
   bool is_expert = false;
 };
 
+// How a model lies in memory.
+enum class Storage {
+  kF32,     // all in f32: it can be trained
+  kStored,  // on a CPU matrices stay bf16 where the folder has all of them so; else as kF32. The
+            // same numbers in half the memory, for a model that is only asked
+};
+
 class Llama {
  public:
-  // Loads a checked folder into f32 (weights stored as bf16 or f16 are widened) on `device`, where
-  // all is computed and kept then. Of the experts only those of `layout`'s place, and no others are
-  // read.
+  // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
+  // `device`, where all is computed and kept then. Of the experts only those of `layout`'s place,
+  // and no others are read.
   static Llama load(const io::Checkpoint& checkpoint,
                     const dist::Layout& layout = {},
-                    at::Device device = at::kCPU);
+                    at::Device device = at::kCPU,
+                    Storage storage = Storage::kF32);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
-  Llama clone() const;                      // weights of its own, without gradients
+  Llama clone() const;                      // f32 weights of its own, without gradients
   Llama clone_to(at::Device device) const;  // the same on another device
   Llama merged() const;                     // a clone whose adapters are added to its weights
   ~Llama();

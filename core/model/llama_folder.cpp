@@ -1,5 +1,7 @@
 // A Llama from a folder and into one.
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/model/llama_weights.h"
 
@@ -32,6 +34,19 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
   return at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype)));
 }
 
+// What the matrices of a model lie in. One of them may be made of several that are stored.
+at::ScalarType matrix_type(const io::Checkpoint& checkpoint,
+                           const ModelConfig& config,
+                           Storage storage,
+                           at::Device device) {
+  const auto tensors = expected_tensors(config);
+  const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& one) {
+    return one.shape.size() < 2 || is_router(one.name) ||
+           checkpoint.info(one.name).dtype == io::DType::kBF16;
+  });
+  return storage == Storage::kStored && device.is_cpu() && is_bf16 ? at::kBFloat16 : at::kFloat;
+}
+
 // config.json of a folder.
 std::string config_text(const ModelConfig& model,
                         const RoutingOptions& routing,
@@ -50,11 +65,17 @@ std::string config_text(const ModelConfig& model,
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout, at::Device device) {
+Llama Llama::load(const io::Checkpoint& checkpoint,
+                  const dist::Layout& layout,
+                  at::Device device,
+                  Storage storage) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device);
+  model.weights_ = std::make_unique<Weights>(config,
+                                             ExpertParallel{nullptr, layout},
+                                             device,
+                                             matrix_type(checkpoint, config, storage, device));
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
     checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once

@@ -15,8 +15,11 @@ void check_layout(const ModelConfig& config, const dist::Layout& layout) {
             layout.group());
 }
 
-Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places, at::Device device) {
-  const at::TensorOptions options(device);
+Layer empty_layer(const ModelConfig& config,
+                  int64_t index,
+                  int64_t places,
+                  const at::TensorOptions& options,
+                  const at::TensorOptions& matrix) {
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
   const int64_t experts = is_moe ? config.moe->experts : 1;
@@ -25,17 +28,17 @@ Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places, at::
   layer.input_norm = at::empty({width}, options);
   layer.post_norm = at::empty({width}, options);
   layer.attention.qkv =
-      at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width}, options);
+      at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width}, matrix);
   if (config.qkv_bias) {
     layer.attention.bias = at::empty({layer.attention.qkv.size(0)}, options);
   }
-  layer.attention.output = at::empty({width, config.heads * config.head_dim}, options);
+  layer.attention.output = at::empty({width, config.heads * config.head_dim}, matrix);
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
   }
   const int64_t here = is_moe ? experts / places : 1;
-  layer.gate_up = at::empty({here, 2 * inner, width}, options);
-  layer.down = at::empty({here, width, inner}, options);
+  layer.gate_up = at::empty({here, 2 * inner, width}, matrix);
+  layer.down = at::empty({here, width, inner}, matrix);
   return layer;
 }
 
@@ -51,17 +54,18 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
 
 Llama::Weights::Weights(const ModelConfig& model_config,
                         const ExpertParallel& expert_parallel,
-                        at::Device device)
+                        at::Device device,
+                        at::ScalarType matrices)
     : config(model_config), parallel(expert_parallel) {
   check_layout(config, parallel.layout);
-  const at::TensorOptions options(device);
-  embedding = at::empty({config.vocab_size, config.hidden_size}, options);
+  const at::TensorOptions options(device), matrix = options.dtype(matrices);
+  embedding = at::empty({config.vocab_size, config.hidden_size}, matrix);
   norm = at::empty({config.hidden_size}, options);
   if (!config.tie_word_embeddings) {
-    head = at::empty({config.vocab_size, config.hidden_size}, options);
+    head = at::empty({config.vocab_size, config.hidden_size}, matrix);
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    layers.push_back(empty_layer(config, index, parallel.size(), device));
+    layers.push_back(empty_layer(config, index, parallel.size(), options, matrix));
   }
 }
 

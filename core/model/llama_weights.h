@@ -39,6 +39,7 @@ struct Llama::Weights {
   ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
+  // Matrices are f32, or bf16 in a model that is not trained; the rest is f32, and so are routers.
   at::Tensor embedding;  // [V, D]
   at::Tensor norm;       // [D]
   at::Tensor head;       // [V, D], undefined when tied
@@ -48,7 +49,8 @@ struct Llama::Weights {
 
   Weights(const ModelConfig& model_config,
           const ExpertParallel& expert_parallel,
-          at::Device device = at::kCPU);
+          at::Device device = at::kCPU,
+          at::ScalarType matrices = at::kFloat);
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
   // their number among all; those of other processes are left out.

@@ -148,8 +148,8 @@ Certificate verify_equality(const io::Checkpoint& parent,
                             const VerifyText& text,
                             std::optional<double> gate_scale) {
   const at::NoGradGuard no_gradients;
-  const Llama parent_model = Llama::load(parent, {}, text.device);
-  const Llama child_model = Llama::load(child, {}, text.device);
+  const Llama parent_model = Llama::load(parent, {}, text.device, Storage::kStored);
+  const Llama child_model = Llama::load(child, {}, text.device, Storage::kStored);
   RoutingOptions routing = child_model.default_routing();
   const auto& moe = child_model.config().moe;
   routing.gate_scale = gate_scale.value_or(moe ? moe->gate_scale : 1.0);

@@ -83,6 +83,24 @@ TEST_CASE("bench eval scores tasks, and says what a capacity drops", "[cli]") {
   CHECK(set["drop_share"].get<double>() < 1);
 }
 
+TEST_CASE("a folder in bf16 takes half the memory of one in f32", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  TinyCheckpoint shape = {.hidden = 256, .intermediate = 704, .layers = 8, .vocab = 32000};
+  shape.max_positions = 1024;
+  const auto peak_of = [&](io::DType dtype) {
+    const auto model = folder / io::dtype_name(dtype);
+    shape.dtype = dtype;
+    write_tiny_checkpoint(model, shape);
+    std::filesystem::copy(shared_data() / "stories260K-hf" / "tokenizer.model", model);
+    const Json json = bench({model.string(), "--limit", "1", "--threads", "1"});
+    return json["sets"][0]["peak_bytes"].get<double>();
+  };
+  const double matrices = 2 * 32000 * 256 + 8 * (3 * 256 * 256 + 3 * 256 * 704);  // 2 of 4 heads
+  const double saved = peak_of(io::DType::kF32) - peak_of(io::DType::kBF16);
+  CHECK(saved > 0.9 * 2 * matrices);
+}
+
 TEST_CASE("bench eval refuses what it cannot measure", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const std::string model = (shared_data() / "stories260K-hf").string();

@@ -75,6 +75,23 @@ TEST_CASE("head_scores in bf16 are those of rounded operands", "[kernels]") {
   }
 }
 
+TEST_CASE("head_scores of a weight that lies in bf16 are those of its numbers", "[kernels]") {
+  at::manual_seed(5);
+  for (const int64_t rows : {1, 40, 600}) {
+    const Tensor hidden = at::randn({rows, 64});
+    const Tensor weight = at::randn({1500, 64}).to(at::kBFloat16);
+    const auto asked = some_tokens(rows, 1500);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const auto scores = moe::kernels::head_scores(hidden, weight, type, asked);
+      const auto same = moe::kernels::head_scores(hidden, weight.to(at::kFloat), type, asked);
+      for (size_t i = 0; i < asked.size(); ++i) {
+        CHECK(std::abs(scores[i].logprob - same[i].logprob) <= (rows < 6 ? 2e-5 : 0));
+        CHECK(scores[i].is_argmax == same[i].is_argmax);
+      }
+    }
+  }
+}
+
 TEST_CASE("of equal logits the first token is the likeliest, over tiles too", "[kernels]") {
   const Tensor hidden = at::ones({1, 1});
   Tensor weight = at::zeros({3000, 1});

@@ -74,6 +74,34 @@ TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's
   }
 }
 
+TEST_CASE("a weight that lies in bf16 is worth the numbers it stands for", "[kernels]") {
+  at::manual_seed(5);
+  const Tensor weight = at::randn({40, 24}).to(at::kBFloat16), wide = weight.to(at::kFloat);
+  const Tensor bias = at::randn({40});
+  for (const int64_t rows : {0, 1, 5, 6, 33}) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      CAPTURE(rows, type);
+      const Tensor x = at::randn({rows, 24}).to(type).requires_grad_(true);
+      const auto check = [&](const Tensor& actual, const Tensor& expected) {
+        CHECK(actual.scalar_type() == expected.scalar_type());
+        // Fewer rows are summed in another order, and a sum may be rounded the other way.
+        const bool is_exact = rows >= 6;
+        const double step = type == at::kBFloat16 ? kBf16Step : kF32Sum;
+        CHECK((is_exact ? at::equal(actual, expected)
+                        : at::allclose(actual, expected, step, kF32Sum)));
+      };
+      for (const Tensor& added : {Tensor(), bias}) {
+        const Tensor y = linear(x, weight, added), truth = linear(x, wide, added);
+        check(y, truth);
+        const Tensor upstream = at::randn({rows, 40}).to(type);
+        check(torch::autograd::grad({y}, {x}, {upstream})[0],
+              torch::autograd::grad({truth}, {x}, {upstream})[0]);
+      }
+      check(linear_to_f32(x, weight), linear_to_f32(x, wide));
+    }
+  }
+}
+
 TEST_CASE("linear refuses shapes that do not fit", "[kernels]") {
   CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 5})));
   CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 3}), at::zeros({5})));

@@ -195,6 +195,43 @@ TEST_CASE("a Mixtral and a Qwen2-MoE folder equal a plain f64 stock mixture", "[
         kTolerance);
 }
 
+TEST_CASE("matrices that are stored in bf16 may stay so, for the same logits", "[model]") {
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  const moe::test::TempDir folder;
+  const auto check = [&](const std::string& name, double most) {
+    INFO(name);
+    const moe::io::Checkpoint checkpoint(folder / name);
+    const auto stored = Llama::load(checkpoint, {}, at::kCPU, moe::model::Storage::kStored);
+    for (const auto& parameter : stored.parameters()) {
+      const bool is_matrix = parameter.tensor.dim() > 1 && !parameter.name.ends_with(".mlp.router");
+      CAPTURE(parameter.name);
+      CHECK(parameter.tensor.scalar_type() == (is_matrix ? at::kBFloat16 : at::kFloat));
+    }
+    const auto wide = Llama::load(checkpoint);
+    CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) <= most);
+    CHECK(distance(run(stored, {1, 5, 9}, {3}), run(wide, {1, 5, 9}, {3})) < kTolerance);
+    const auto again = stored.clone();  // in f32
+    CHECK(distance(run(again, ids, {7}), run(wide, ids, {7})) == 0);
+  };
+  for (const bool is_tied : {false, true}) {
+    const std::string name = is_tied ? "tied" : "dense";
+    moe::test::write_tiny_checkpoint(folder / name,
+                                     {.dtype = moe::io::DType::kBF16, .tied = is_tied});
+    check(name, 0);  // a product of six rows or more is summed in one order
+  }
+  moe::test::write_foreign_checkpoint(
+      folder / "moe",
+      {.kind = Foreign::kQwen2Moe, .dense_layers = {0}, .tiny = {.dtype = moe::io::DType::kBF16}});
+  check("moe", kTolerance);
+
+  moe::test::write_tiny_checkpoint(folder / "wide", {});
+  const auto wide =
+      Llama::load(moe::io::Checkpoint(folder / "wide"), {}, at::kCPU, moe::model::Storage::kStored);
+  for (const auto& parameter : wide.parameters()) {
+    CHECK(parameter.tensor.scalar_type() == at::kFloat);
+  }
+}
+
 TEST_CASE("a folder made elsewhere is written with its own tensors, byte for byte", "[model]") {
   const auto variant = GENERATE(0, 1, 2, 3, 4);
   CAPTURE(variant);
