@@ -35,31 +35,15 @@ int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
   return vectors;
 }
 
-using Four [[gnu::vector_size(16)]] = float;
-
-Four four_of(const float* from) {
-  Four four;
-  std::memcpy(&four, from, sizeof(four));
-  return four;
-}
-
-Four four_of(const uint16_t* bf16) {
-  using Halves [[gnu::vector_size(8)]] = uint16_t;
-  using Wide [[gnu::vector_size(16)]] = uint32_t;
-  Halves halves;
-  std::memcpy(&halves, bf16, sizeof(halves));
-  return std::bit_cast<Four>(__builtin_convertvector(halves, Wide) << 16);
-}
-
-// Four columns of b, which lie along k, from column j on: to[p * width + r] = b(p, j + r), as f32.
-template <typename Number>
-void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* to) {
-  const Number* from = static_cast<const Number*>(b.data) + j * b.column;
+// Four columns of b, which lie along k: to[p * width + r] = the number p of column r, as f32.
+// `stride` numbers lie between columns.
+void turn_four(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
+  using Four [[gnu::vector_size(16)]] = float;
   int64_t p = 0;
   for (; p + 4 <= k; p += 4) {
     std::array<Four, 4> in;
     for (int64_t r = 0; r < 4; ++r) {
-      in[r] = four_of(from + r * b.column + p);
+      std::memcpy(&in[r], from + r * stride + p, sizeof(Four));
     }
     const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
     const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
@@ -75,7 +59,54 @@ void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* 
   }
   for (; p < k; ++p) {
     for (int64_t r = 0; r < 4; ++r) {
-      to[p * width + r] = widen(from[r * b.column + p]);
+      to[p * width + r] = from[r * stride + p];
+    }
+  }
+}
+
+// The same of bf16, eight numbers of each column at a time. They are turned as they are and widened
+// last, which puts zeros before them.
+void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
+  using Eight [[gnu::vector_size(16)]] = uint16_t;
+  using Pairs [[gnu::vector_size(16)]] = uint32_t;
+  const auto low = [](Eight a, Eight b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  };
+  const auto high = [](Eight a, Eight b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  };
+  const auto low_pairs = [](Eight a, Eight b) {
+    const auto pairs =
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 0, 4, 1, 5);
+    return std::bit_cast<Eight>(pairs);
+  };
+  const auto high_pairs = [](Eight a, Eight b) {
+    const auto pairs =
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 2, 6, 3, 7);
+    return std::bit_cast<Eight>(pairs);
+  };
+  int64_t p = 0;
+  for (; p + 8 <= k; p += 8) {
+    std::array<Eight, 4> in;
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(&in[r], from + r * stride + p, sizeof(Eight));
+    }
+    const Eight front = low(in[0], in[1]), front2 = low(in[2], in[3]);
+    const Eight back = high(in[0], in[1]), back2 = high(in[2], in[3]);
+    // Numbers p and p + 1 of all four columns, and so on.
+    const std::array<Eight, 4> turned = {low_pairs(front, front2),
+                                         high_pairs(front, front2),
+                                         low_pairs(back, back2),
+                                         high_pairs(back, back2)};
+    for (int64_t r = 0; r < 4; ++r) {
+      const std::array<Eight, 2> wide = {low(Eight{}, turned[r]), high(Eight{}, turned[r])};
+      std::memcpy(to + (p + 2 * r) * width, wide.data(), sizeof(Eight));
+      std::memcpy(to + (p + 2 * r + 1) * width, &wide[1], sizeof(Eight));
+    }
+  }
+  for (; p < k; ++p) {
+    for (int64_t r = 0; r < 4; ++r) {
+      to[p * width + r] = widen(from[r * stride + p]);
     }
   }
 }
@@ -84,7 +115,12 @@ void turn_four(const MatrixView& b, int64_t j, int64_t k, int64_t width, float* 
 void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
   int64_t j = 0;
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
-    (b.numbers == Numbers::kBF16 ? turn_four<uint16_t> : turn_four<float>)(b, j, k, width, to + j);
+    const void* from = b.from(0, j).data;
+    if (b.numbers == Numbers::kBF16) {
+      turn_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
+    } else {
+      turn_four(static_cast<const float*>(from), b.column, k, width, to + j);
+    }
   }
   for (; j < width; ++j) {
     for (int64_t p = 0; p < k; ++p) {
