@@ -99,9 +99,9 @@ void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, f
                                          low_pairs(back, back2),
                                          high_pairs(back, back2)};
     for (int64_t r = 0; r < 4; ++r) {
-      const std::array<Eight, 2> wide = {low(Eight{}, turned[r]), high(Eight{}, turned[r])};
-      std::memcpy(to + (p + 2 * r) * width, wide.data(), sizeof(Eight));
-      std::memcpy(to + (p + 2 * r + 1) * width, &wide[1], sizeof(Eight));
+      const Eight first = low(Eight{}, turned[r]), second = high(Eight{}, turned[r]);
+      std::memcpy(to + (p + 2 * r) * width, &first, sizeof(Eight));
+      std::memcpy(to + (p + 2 * r + 1) * width, &second, sizeof(Eight));
     }
   }
   for (; p < k; ++p) {

@@ -62,6 +62,26 @@ bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, b
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
+// Whether it was made: of few rows with a matrix that lies in bf16 (kernels/thin_product.h).
+bool make_thin_product(Tensor& out, const Operand& left, const Operand& right) {
+  if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16) {
+    return false;
+  }
+  const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+  const MatrixView b = view_of(right.tensor, right.type);
+  if (!serves_thin_product(shape, b)) {
+    return false;
+  }
+  const Tensor a = operand(left.tensor, left.type).contiguous();
+  const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
+  Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
+  thin_product(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
+  if (!is_in_place) {
+    out.copy_(sums);
+  }
+  return true;
+}
+
 // f64 where x is, for gradient checks.
 at::ScalarType f32_beside(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -142,28 +162,6 @@ Tensor rounded_once(const Tensor& weight, at::ScalarType type) {
 Tensor product_to_f32(const Tensor& left, const Tensor& right) {
   return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
                                              : product(left, right);
-}
-
-// Whether it was made: of few rows with a matrix that lies in bf16.
-bool make_thin_product(Tensor& out, const Operand& left, const Operand& right) {
-  const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
-  if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16 ||
-      !serves_thin_product(shape, view_of(right.tensor, right.type))) {
-    return false;
-  }
-  const Tensor a = operand(left.tensor, left.type).contiguous();
-  Tensor sums = out.scalar_type() == at::kFloat && out.stride(1) == 1
-                    ? out
-                    : at::empty(out.sizes(), a.options());
-  thin_product(shape,
-               a.const_data_ptr<float>(),
-               view_of(right.tensor, right.type),
-               sums.data_ptr<float>(),
-               sums.stride(0));
-  if (!sums.is_same(out)) {
-    out.copy_(sums);
-  }
-  return true;
 }
 
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {

@@ -39,12 +39,15 @@ at::ScalarType matrix_type(const io::Checkpoint& checkpoint,
                            const ModelConfig& config,
                            Storage storage,
                            at::Device device) {
+  if (storage == Storage::kF32 || !device.is_cpu()) {
+    return at::kFloat;
+  }
   const auto tensors = expected_tensors(config);
   const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& one) {
     return one.shape.size() < 2 || is_router(one.name) ||
            checkpoint.info(one.name).dtype == io::DType::kBF16;
   });
-  return storage == Storage::kStored && device.is_cpu() && is_bf16 ? at::kBFloat16 : at::kFloat;
+  return is_bf16 ? at::kBFloat16 : at::kFloat;
 }
 
 // config.json of a folder.
