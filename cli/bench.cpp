@@ -29,17 +29,10 @@ double percent(const bench::Timing& part, const bench::Timing& whole) {
   return 100 * part.median_s / whole.median_s;
 }
 
-std::string row_of(const std::string& name,
-                   const bench::Timing& time,
-                   const std::string& rate,
+std::string row_of(const std::string& name, const bench::Timing& time, const std::string& rate,
                    const std::string& share) {
-  return fmt::format("  {:<10}{:>10.2f}{:>10.2f}{:>10.2f}  {:>9}  {}\n",
-                     name,
-                     1e3 * time.median_s,
-                     1e3 * time.best_s,
-                     1e3 * time.worst_s,
-                     rate,
-                     share);
+  return fmt::format("  {:<10}{:>10.2f}{:>10.2f}{:>10.2f}  {:>9}  {}\n", name, 1e3 * time.median_s,
+                     1e3 * time.best_s, 1e3 * time.worst_s, rate, share);
 }
 
 std::string table_of(const bench::LayerReport& report) {
@@ -49,34 +42,21 @@ std::string table_of(const bench::LayerReport& report) {
   const auto& counted = report.counted;
   std::string table = fmt::format(
       "{}: {} rows ({} dropped, {} filled in, {} rectified, {} padding), load {:.2f} x mean\n",
-      report.router,
-      counted.rows(),
-      counted.dropped_requests,
-      counted.fr_filled,
-      counted.ir_tokens,
-      counted.padding,
-      counted.load_max_over_mean());
-  table += fmt::format(
-      "  {:<10}{:>10}{:>10}{:>10}  {:>9}\n", "", "median ms", "best", "worst", "GFLOP/s");
+      report.router, counted.rows(), counted.dropped_requests, counted.fr_filled, counted.ir_tokens,
+      counted.padding, counted.load_max_over_mean());
+  table += fmt::format("  {:<10}{:>10}{:>10}{:>10}  {:>9}\n", "", "median ms", "best", "worst",
+                       "GFLOP/s");
   table += row_of("roof", report.roof, rate(report.roof), "at::mm on the same rows, one matrix");
-  table += row_of("products",
-                  report.products,
-                  rate(report.products),
+  table += row_of("products", report.products, rate(report.products),
                   fmt::format("{:.0f} % of the roof", percent(report.roof, report.products)));
   table +=
-      row_of("routing",
-             report.routing,
-             "",
+      row_of("routing", report.routing, "",
              fmt::format("{:.2f} % of the products", percent(report.routing, report.products)));
-  table += row_of("counting",
-                  report.counting,
-                  "",
+  table += row_of("counting", report.counting, "",
                   fmt::format("{:.3f} % of the products, part of routing",
                               percent(report.counting, report.products)));
   if (report.layer.median_s > 0) {
-    table += row_of("layer",
-                    report.layer,
-                    rate(report.layer),
+    table += row_of("layer", report.layer, rate(report.layer),
                     fmt::format("{:.0f} % of the roof", percent(report.roof, report.layer)));
     table += "  in parts, once:";
     for (const auto& [name, seconds] : report.parts_s) {
@@ -86,9 +66,7 @@ std::string table_of(const bench::LayerReport& report) {
   }
   if (report.graph.median_s > 0) {
     table += row_of("forward", report.forward, "", "without gradients, launched by the host");
-    table += row_of("graph",
-                    report.graph,
-                    "",
+    table += row_of("graph", report.graph, "",
                     fmt::format("the same recorded, {:.0f} % of the time",
                                 percent(report.graph, report.forward)));
   }
@@ -99,8 +77,8 @@ void check(const BenchFlags& flags) {
   const auto& layer = flags.layer;
   const int64_t ranks = layer.ep_ranks == 0 ? layer.experts : layer.ep_ranks;
   if (layer.experts % ranks != 0) {
-    throw UserError(
-        "--ep-ranks {} does not divide the {} experts; use a divisor", ranks, layer.experts);
+    throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor", ranks,
+                    layer.experts);
   }
   if (layer.graph && (!layer.device.is_cuda() || !layer.bf16)) {
     throw UserError(
@@ -130,13 +108,10 @@ void run(BenchFlags flags) {
     check_graph(flags, routers.back());
   }
   OrderedJson json = {{"settings", bench::to_json(flags.layer)}, {"layers", OrderedJson::array()}};
-  std::string table = fmt::format("{}, forward and backward: T {}, D {}, F {}, E {}; {} repeats\n",
-                                  flags.layer.bf16 ? "bf16" : "f32",
-                                  flags.layer.tokens,
-                                  flags.layer.width,
-                                  flags.layer.inner,
-                                  flags.layer.experts,
-                                  flags.layer.repeats);
+  std::string table =
+      fmt::format("{}, forward and backward: T {}, D {}, F {}, E {}; {} repeats\n",
+                  flags.layer.bf16 ? "bf16" : "f32", flags.layer.tokens, flags.layer.width,
+                  flags.layer.inner, flags.layer.experts, flags.layer.repeats);
   for (const auto& router : routers) {
     const bench::LayerReport report = bench::bench_layer(flags.layer, router);
     json["layers"].push_back(bench::to_json(report));
@@ -154,8 +129,7 @@ void add_bench(CLI::App& app) {
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
   command
       ->add_option(
-          "WHAT",
-          flags->what,
+          "WHAT", flags->what,
           "layer (default: a whole MoE layer) or route (routing and products); or a command below")
       ->check(CLI::IsMember({"layer", "route"}));
   command->add_option("--router", flags->routers, "one or more (top1 top1+ir+fr)");
@@ -170,8 +144,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   command->add_option("--precision", flags->precision, "of products: fp32 (default) or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_flag("--graph",
-                    layer.graph,
+  command->add_flag("--graph", layer.graph,
                     "also the forward alone, launched by the host and recorded as a CUDA graph");
   add_device(*command, flags->output.device);
   add_bench_output(*command, flags->output);

@@ -27,11 +27,8 @@ void add_bench_output(CLI::App& command, BenchOutput& output);
 Json begin_bench(const BenchOutput& output, const std::string& what);
 
 // Prints `json` after the environment, or `table`; then how it differs from `earlier`.
-void print_bench(const BenchOutput& output,
-                 const std::string& what,
-                 const Json& earlier,
-                 const OrderedJson& json,
-                 const std::string& table);
+void print_bench(const BenchOutput& output, const std::string& what, const Json& earlier,
+                 const OrderedJson& json, const std::string& table);
 
 // "12.34 ms (best 12.00, worst 13.10)".
 std::string in_words(const bench::Timing& time);

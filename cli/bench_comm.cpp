@@ -21,23 +21,19 @@ struct CommFlags {
 };
 
 std::string describe(const bench::Link& link) {
-  return fmt::format(
-      "{:.3g} GB/s from a rank, latency {:.3g} us", link.bytes_per_s / 1e9, link.latency_s * 1e6);
+  return fmt::format("{:.3g} GB/s from a rank, latency {:.3g} us", link.bytes_per_s / 1e9,
+                     link.latency_s * 1e6);
 }
 
 std::string table_of(const bench::CommReport& report) {
-  std::string table = fmt::format(
-      "{} ranks on {} host{}\n", report.ranks, report.hosts, report.hosts == 1 ? "" : "s");
-  table += fmt::format(
-      "{:<16}{:>12}{:>12}{:>10}{:>10}  {:>8}\n", "", "bytes", "median us", "best", "worst", "GB/s");
+  std::string table = fmt::format("{} ranks on {} host{}\n", report.ranks, report.hosts,
+                                  report.hosts == 1 ? "" : "s");
+  table += fmt::format("{:<16}{:>12}{:>12}{:>10}{:>10}  {:>8}\n", "", "bytes", "median us", "best",
+                       "worst", "GB/s");
   for (const auto& row : report.rows) {
-    table += fmt::format("{:<16}{:>12}{:>12.1f}{:>10.1f}{:>10.1f}  {:>8.3f}\n",
-                         row.operation,
-                         row.bytes,
-                         1e6 * row.time.median_s,
-                         1e6 * row.time.best_s,
-                         1e6 * row.time.worst_s,
-                         row.rate / 1e9);
+    table += fmt::format("{:<16}{:>12}{:>12.1f}{:>10.1f}{:>10.1f}  {:>8.3f}\n", row.operation,
+                         row.bytes, 1e6 * row.time.median_s, 1e6 * row.time.best_s,
+                         1e6 * row.time.worst_s, row.rate / 1e9);
   }
   std::string flags;  // of the model of communication in moe train
   if (report.within_host) {
@@ -75,8 +71,7 @@ void run(const CommFlags& flags) {
           "moe bench comm measures what ranks say to each other, and there is one; give --ranks N, "
           "or start it with torchrun, mpirun or srun");
     }
-    dist::agree(comm,
-                "the sizes",
+    dist::agree(comm, "the sizes",
                 fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
     const bench::CommReport report = bench::bench_comm(comm, settings);
     if (comm.rank() == 0) {

@@ -21,33 +21,24 @@ std::string table_of(const bench::EvalReport& report) {
   const double seconds = report.scoring.median_s;
   const auto rate = [&](int64_t count) { return static_cast<double>(count) / seconds; };
   std::string table = fmt::format(
-      "{}: {} questions, {} requests, {} forwards{}\n",
-      report.name,
-      report.questions,
-      report.requests,
-      report.forwards,
+      "{}: {} questions, {} requests, {} forwards{}\n", report.name, report.questions,
+      report.requests, report.forwards,
       report.drop_share
           ? fmt::format(", router {}, {:.2f} % dropped", report.router, 100 * *report.drop_share)
           : "");
   table += fmt::format("  {:.1f} questions/s; median {:.1f} ms, best {:.1f}, worst {:.1f}\n",
-                       rate(report.questions),
-                       1e3 * seconds,
-                       1e3 * report.scoring.best_s,
+                       rate(report.questions), 1e3 * seconds, 1e3 * report.scoring.best_s,
                        1e3 * report.scoring.worst_s);
   table += fmt::format(
       "  {:.0f} tokens/s asked for, {:.0f} computed (shared {:.2f} x), {} of {} scored\n",
-      rate(report.tokens_asked),
-      rate(report.tokens_computed),
+      rate(report.tokens_asked), rate(report.tokens_computed),
       static_cast<double>(report.tokens_asked) /
           static_cast<double>(std::max<int64_t>(1, report.tokens_computed)),
-      report.head_rows,
-      report.tokens_computed);
+      report.head_rows, report.tokens_computed);
   table += fmt::format(
       "  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes; peak memory {} MiB\n",
-      report.flop / seconds / 1e9,
-      100 * report.roof.median_s / seconds,
-      report.flop / report.roof.median_s / 1e9,
-      report.peak_bytes >> 20);
+      report.flop / seconds / 1e9, 100 * report.roof.median_s / seconds,
+      report.flop / report.roof.median_s / 1e9, report.peak_bytes >> 20);
   return table;
 }
 
@@ -88,8 +79,8 @@ void add_bench_eval(CLI::App& bench) {
       ->add_option("--batch-tokens", settings.batch_tokens, "of one forward (as moe eval's auto)")
       ->check(size);
   command
-      ->add_option(
-          "--group-tokens", settings.group_tokens, "per logical rank, with capacity (4096)")
+      ->add_option("--group-tokens", settings.group_tokens,
+                   "per logical rank, with capacity (4096)")
       ->check(size);
   command->add_option("--repeats", settings.repeats, "after one to warm up (3)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));

@@ -56,12 +56,7 @@ void run(const GemmFlags& flags) {
     json["settings"]["precision"] = "bf16";
   }
   std::string table = fmt::format("GFLOP/s, {}, best of {}: at::mm | ours\n  {:<16}{:>7}{:>7}{:>7}",
-                                  is_bf16 ? "bf16" : "f32",
-                                  flags.repeats,
-                                  "",
-                                  "m",
-                                  "k",
-                                  "n");
+                                  is_bf16 ? "bf16" : "f32", flags.repeats, "", "m", "k", "n");
   table += fmt::format("{:>17}{:>17}{:>17}\n", "y", "dx", "dw");
   std::vector<bench::ProductReport> reports;
   for (const auto& shape : bench::product_shapes(config, flags.tokens, rows)) {
@@ -70,8 +65,7 @@ void run(const GemmFlags& flags) {
     json["products"].push_back(one);
     table += fmt::format("  {:<16}{:>7}{:>7}{:>7}", shape.name, shape.m, shape.k, shape.n);
     for (const char* form : {"y", "dx", "dw"}) {
-      table += fmt::format("{:>9.1f}{:>8.1f}",
-                           one[form]["library_gflops"].get<double>(),
+      table += fmt::format("{:>9.1f}{:>8.1f}", one[form]["library_gflops"].get<double>(),
                            one[form]["gflops"].get<double>());
     }
     table += "\n";

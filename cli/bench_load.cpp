@@ -25,16 +25,11 @@ void run(const LoadBenchFlags& flags) {
   OrderedJson json = {{"settings", {{"model", flags.folder}, {"repeats", flags.repeats}}}};
   json.update(bench::to_json(report));
   const auto bytes = static_cast<double>(report.bytes);
-  print_bench(flags.output,
-              "load",
-              earlier,
-              json,
+  print_bench(flags.output, "load", earlier, json,
               fmt::format("{} of weights in {}, {}/s; the first time, into new memory, {:.0f} ms\n"
                           "anonymous memory: {} above the start\n",
-                          format_bytes(bytes),
-                          in_words(report.load),
-                          format_bytes(bytes / report.load.median_s),
-                          1e3 * report.first_s,
+                          format_bytes(bytes), in_words(report.load),
+                          format_bytes(bytes / report.load.median_s), 1e3 * report.first_s,
                           format_bytes(static_cast<double>(report.anonymous))));
 }
 

@@ -21,11 +21,8 @@ Json begin_bench(const BenchOutput& output, const std::string& what) {
   return output.against.empty() ? Json() : bench::read_earlier(output.against, what);
 }
 
-void print_bench(const BenchOutput& output,
-                 const std::string& what,
-                 const Json& earlier,
-                 const OrderedJson& json,
-                 const std::string& table) {
+void print_bench(const BenchOutput& output, const std::string& what, const Json& earlier,
+                 const OrderedJson& json, const std::string& table) {
   OrderedJson whole = bench::environment(what);
   const bool has_card = device_of(output.device).is_cuda();
   if (has_card) {
@@ -49,28 +46,20 @@ void print_bench(const BenchOutput& output,
   }
   fmt::print("{}{}, {}, {} threads, LibTorch {}\n{}",
              has_card ? kernels::card_name(0) + ", " : std::string(),
-             now["processor"].get<std::string>(),
-             now["instruction_set"].get<std::string>(),
-             now["threads"].get<int>(),
-             now["torch_version"].get<std::string>(),
-             table);
+             now["processor"].get<std::string>(), now["instruction_set"].get<std::string>(),
+             now["threads"].get<int>(), now["torch_version"].get<std::string>(), table);
   if (!earlier.is_null()) {
     fmt::print("against {}{}\n", output.against, note.empty() ? "" : ", which " + note);
   }
   for (const auto& change : found) {
-    fmt::print("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n",
-               change.name,
-               change.before,
-               change.after,
+    fmt::print("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n", change.name, change.before, change.after,
                change.before == 0 ? 0 : 100 * (change.after / change.before - 1));
   }
 }
 
 std::string in_words(const bench::Timing& time) {
-  return fmt::format("{:.2f} ms (best {:.2f}, worst {:.2f})",
-                     1e3 * time.median_s,
-                     1e3 * time.best_s,
-                     1e3 * time.worst_s);
+  return fmt::format("{:.2f} ms (best {:.2f}, worst {:.2f})", 1e3 * time.median_s,
+                     1e3 * time.best_s, 1e3 * time.worst_s);
 }
 
 }  // namespace moe::cli

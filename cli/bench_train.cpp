@@ -24,15 +24,10 @@ std::string table_of(const bench::TrainReport& report) {
   std::string table = fmt::format(
       "{} parameters{}; step of {} tokens {}, {:.0f} ms of CPU\n"
       "{:.0f} tokens/s, {:.1f} GFLOP/s, {:.2f} of the roof ({:.1f} by at::mm in this run)\n",
-      report.parameters,
-      report.router.empty() ? ", dense" : ", router " + report.router,
-      report.tokens,
-      in_words(report.step),
-      1e3 * report.cpu_s,
-      static_cast<double>(report.tokens) / step,
-      report.flop / step / 1e9,
-      report.flop / step / report.roof_flops,
-      report.roof_flops / 1e9);
+      report.parameters, report.router.empty() ? ", dense" : ", router " + report.router,
+      report.tokens, in_words(report.step), 1e3 * report.cpu_s,
+      static_cast<double>(report.tokens) / step, report.flop / step / 1e9,
+      report.flop / step / report.roof_flops, report.roof_flops / 1e9);
   double sum = 0;
   for (const auto& [name, seconds] : report.parts_s) {
     sum += seconds;
@@ -45,15 +40,9 @@ std::string table_of(const bench::TrainReport& report) {
   table += fmt::format(
       "rows {} useful, {} padded, {} dropped, {} filled in, {} rectified; load {:.2f} x mean\n"
       "peak memory {:.0f} MiB, {:.0f} page faults a step, loss {:.4f} -> {:.4f}\n",
-      counted.rows(),
-      counted.padding,
-      counted.dropped_requests,
-      counted.fr_filled,
-      counted.ir_tokens,
-      counted.load_max_over_mean(),
-      static_cast<double>(report.peak_bytes) / (1 << 20),
-      report.faults,
-      report.first_loss,
+      counted.rows(), counted.padding, counted.dropped_requests, counted.fr_filled,
+      counted.ir_tokens, counted.load_max_over_mean(),
+      static_cast<double>(report.peak_bytes) / (1 << 20), report.faults, report.first_loss,
       report.last_loss);
   return table;
 }
@@ -75,8 +64,8 @@ void add_bench_train(CLI::App& bench) {
   auto& settings = flags->settings;
   CLI::App* command =
       bench.add_subcommand("train", "steps of training on random tokens, and their parts");
-  command->add_option(
-      "MODEL", settings.model, "a folder, or a made-up mixture: S (default, 35 M) or M (176 M)");
+  command->add_option("MODEL", settings.model,
+                      "a folder, or a made-up mixture: S (default, 35 M) or M (176 M)");
   add_router_flags(*command, settings.router);
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20);
   command->add_option("--precision", flags->precision, "fp32 (default) or bf16");

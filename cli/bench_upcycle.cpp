@@ -34,18 +34,12 @@ void run(const UpcycleBenchFlags& flags) {
   const auto rate = [&](const bench::Timing& time) {
     return format_bytes(static_cast<double>(report.bytes) / time.median_s);
   };
-  print_bench(flags.output,
-              "upcycle",
-              earlier,
-              json,
+  print_bench(flags.output, "upcycle", earlier, json,
               fmt::format("{} written in {}, {}/s\n"
                           "plain writes of as much: {}, {}/s; upcycling reaches {:.2f} of it\n"
                           "anonymous memory: {} above the start\n",
-                          format_bytes(static_cast<double>(report.bytes)),
-                          in_words(report.upcycle),
-                          rate(report.upcycle),
-                          in_words(report.disk),
-                          rate(report.disk),
+                          format_bytes(static_cast<double>(report.bytes)), in_words(report.upcycle),
+                          rate(report.upcycle), in_words(report.disk), rate(report.disk),
                           report.disk.median_s / report.upcycle.median_s,
                           format_bytes(static_cast<double>(report.anonymous))));
 }

@@ -148,15 +148,12 @@ void print_routing(const eval::RunReport& report) {
     if (!task.answers.empty()) {
       continue;  // not counted while answers are written
     }
-    fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
-               task.loaded.task.name,
-               report.router,
-               report.ep_ranks,
-               report.ep_ranks == 1 ? "" : "s",
-               report.group_tokens == 0
-                   ? std::string("no capacity")
-                   : fmt::format("groups of up to {} tokens", report.group_tokens),
-               100 * eval::drop_rate(task));
+    fmt::print(
+        "{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
+        task.loaded.task.name, report.router, report.ep_ranks, report.ep_ranks == 1 ? "" : "s",
+        report.group_tokens == 0 ? std::string("no capacity")
+                                 : fmt::format("groups of up to {} tokens", report.group_tokens),
+        100 * eval::drop_rate(task));
   }
   if (report.routing) {
     fmt::print("\n{}", route::routing_table(report.routing->moe_layers, report.routing->layers));
@@ -275,41 +272,34 @@ void run(EvalFlags& flags) {
 void add_input_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE");
   command
-      .add_option("--tasks",
-                  flags.settings.tasks,
+      .add_option("--tasks", flags.settings.tasks,
                   "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
                   "words of the harness's task files, QUIZ.jsonl with lines of {\"question\" or "
                   "\"context\", \"choices\", \"answer\"}")
       ->delimiter(',');
   command.add_option(
-      "--data",
-      flags.settings.data,
+      "--data", flags.settings.data,
       "folder of the benchmarks' own files, or of JSONL and CSV exported from the Hub's data sets "
       "(--list says where each is expected)");
   command.add_flag("--list", flags.list, "show all tasks and groups, and where their files belong");
-  command.add_option("--requests",
-                     flags.requests,
+  command.add_option("--requests", flags.requests,
                      "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
                      "{\"logprob\", \"is_greedy\", \"tokens\"} a line");
   command
-      .add_option("--limit",
-                  flags.settings.limit,
+      .add_option("--limit", flags.settings.limit,
                   "only the first N questions of each task, requests, or texts of each file")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
 }
 
 void add_rule_flags(CLI::App& command, EvalFlags& flags) {
   command
-      .add_option("--num-fewshot",
-                  flags.settings.shots,
+      .add_option("--num-fewshot", flags.settings.shots,
                   "examples before each question, drawn as lm-evaluation-harness draws them")
       ->check(CLI::Range(int64_t{0}, int64_t{1000}));
-  command.add_option("--compat",
-                     flags.compat,
+  command.add_option("--compat", flags.compat,
                      "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or "
                      "0.4.1, the papers' time");
-  command.add_option("--against",
-                     flags.settings.against,
+  command.add_option("--against", flags.settings.against,
                      "folder of another run's sample logs: print the differences, with McNemar's "
                      "test");
   command.add_flag("--items", flags.items, "with --against: list the questions that differ");
@@ -317,37 +307,31 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
 
 void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
   command
-      .add_option("--sweep",
-                  flags.sweeps,
+      .add_option("--sweep", flags.sweeps,
                   "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or "
                   "p=0.1,0.4 or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, "
                   "and in OUT sweep.json, the plots of sweep.html and a folder a value")
       ->allow_extra_args(false);
   command.add_option(
-      "--cache-responses",
-      flags.settings.cache_responses,
+      "--cache-responses", flags.settings.cache_responses,
       "keep responses as they come, so that an interrupted run goes on where it was: FILE, or DIR "
       "for DIR/responses.cache, which stay and serve later runs too; off; default: with -o in "
       "OUT/responses.cache until the run ends. Capacity's routing groups are kept whole; "
       "--stats-by keeps nothing");
-  command.add_flag("--running-accuracy",
-                   flags.running,
+  command.add_flag("--running-accuracy", flags.running,
                    "show the accuracy so far beside the rate (the longest questions come first)");
 }
 
 void add_stats_flags(CLI::App& command, EvalFlags& flags) {
-  command.add_option("--stats",
-                     flags.settings.stats,
+  command.add_option("--stats", flags.settings.stats,
                      "JSON file for what the routing of a mixture did, in total and by layer");
   command
-      .add_option("--stats-by",
-                  flags.stats_by,
+      .add_option("--stats-by", flags.stats_by,
                   "also by source (a record's \"source\", else its file), task, token (entry of "
                   "the vocabulary); layer is always there")
       ->delimiter(',');
   command
-      .add_option("--stats-text",
-                  flags.texts,
+      .add_option("--stats-text", flags.texts,
                   "instead of --tasks: text files, or JSON records with \"text\" and \"source\", "
                   "run for their routing alone in windows of up to 2048 tokens")
       ->delimiter(',');
@@ -368,18 +352,15 @@ std::string batch_tokens_of(const std::string& text) {
 
 void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option(
-      "--bos",
-      flags.bos,
+      "--bos", flags.bos,
       "auto (default: as tokenizer_config.json says), on or off: a BOS before the text");
   command
-      .add_option("--batch-tokens",
-                  flags.settings.batch_tokens,
+      .add_option("--batch-tokens", flags.settings.batch_tokens,
                   "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
                   "activations would pass 1 GiB; scores do not depend on it")
       ->transform(batch_tokens_of);
   command
-      .add_option("--group-tokens",
-                  flags.settings.group_tokens,
+      .add_option("--group-tokens", flags.settings.group_tokens,
                   "tokens per logical rank that a router with a capacity routes together (4096)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
 }
@@ -391,8 +372,8 @@ void add_eval(CLI::App& app) {
   auto flags = std::make_shared<EvalFlags>();
   add_input_flags(*command, *flags);
   add_rule_flags(*command, *flags);
-  command->add_option(
-      "-o,--out", flags->settings.out, "folder for results.json and samples_*.jsonl");
+  command->add_option("-o,--out", flags->settings.out,
+                      "folder for results.json and samples_*.jsonl");
   add_sweep_flags(*command, *flags);
   add_stats_flags(*command, *flags);
   add_scoring_flags(*command, *flags);

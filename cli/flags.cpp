@@ -68,20 +68,17 @@ class TomlConfig : public CLI::Config {
       known.push_back(command->get_name());
     }
     if (!node.is_table()) {
-      throw UserError("--config: '{}' stands outside a table; write it under [{}]",
-                      name,
+      throw UserError("--config: '{}' stands outside a table; write it under [{}]", name,
                       fmt::join(known, "], ["));
     }
     throw UserError("--config: [{}] is no command; known: {}", name, fmt::join(known, ", "));
   }
 
-  static CLI::ConfigItem flag_item(const CLI::App& command,
-                                   const std::string& key,
+  static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
                                    const toml::node& value) {
     if (command.get_option_no_throw("--" + key) == nullptr) {
       const std::string near = nearest_name("--" + key, long_flags(command));
-      throw UserError("--config: '{}' under [{}] is no flag of that command{}",
-                      key,
+      throw UserError("--config: '{}' under [{}] is no flag of that command{}", key,
                       command.get_name(),
                       near.empty() ? "" : ", did you mean '" + near.substr(2) + "'?");
     }
@@ -105,8 +102,7 @@ class TomlConfig : public CLI::Config {
 }  // namespace
 
 void add_router_flags(CLI::App& command, route::RouterRequest& request) {
-  command.add_option("--router",
-                     request.router,
+  command.add_option("--router", request.router,
                      "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K, e.g. top1+ir+fr");
   command.add_option("--cf", request.cf, "capacity factor of a top-k router, or inf");
   command.add_option("--ep-ranks", request.ep_ranks, "logical expert-parallel ranks W");
@@ -179,15 +175,9 @@ void read_recipes(CLI::App& app) {
 }
 
 uint64_t parse_bytes(const std::string& text, const std::string& flag) {
-  const std::map<std::string, double> units{{"", 1},
-                                            {"B", 1},
-                                            {"KB", 1e3},
-                                            {"MB", 1e6},
-                                            {"GB", 1e9},
-                                            {"TB", 1e12},
-                                            {"KiB", 1024.0},
-                                            {"MiB", 1048576.0},
-                                            {"GiB", 1073741824.0}};
+  const std::map<std::string, double> units{
+      {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},          {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}};
   size_t used = 0;
   double value = 0;
   try {

@@ -41,9 +41,7 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama
   }
   const auto resolved =
       route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
-                             flags.router,
-                             flags.force,
-                             route::Purpose::kEvaluate);
+                             flags.router, flags.force, route::Purpose::kEvaluate);
   for (const auto& note : resolved.notes) {
     fmt::print(stderr, "{}\n", note);
   }
@@ -63,8 +61,7 @@ void run(const GenerateFlags& flags) {
     prompt.insert(prompt.begin(), tokenizer.bos_id());
   }
   if (static_cast<int64_t>(prompt.size()) >= llama.config().max_position_embeddings) {
-    throw UserError("--prompt is {} tokens, the model takes {}; shorten it",
-                    prompt.size(),
+    throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
                     llama.config().max_position_embeddings);
   }
   model::GenerateSettings settings = flags.settings;
@@ -85,8 +82,8 @@ void run(const GenerateFlags& flags) {
     fmt::print("{}", text);
     printed = text.size();
   }
-  const auto ids = model::generate(
-      llama, routing, prompt, settings, flags.json ? std::function<void(int64_t)>() : print_more);
+  const auto ids = model::generate(llama, routing, prompt, settings,
+                                   flags.json ? std::function<void(int64_t)>() : print_more);
   if (flags.json) {
     std::vector<int64_t> all = prompt;
     all.insert(all.end(), ids.begin(), ids.end());

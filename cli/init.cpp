@@ -48,9 +48,7 @@ model::InitSettings settings_from(const InitFlags& flags) {
   return settings;
 }
 
-void print_result(const InitFlags& flags,
-                  const model::InitPlan& plan,
-                  OrderedJson report,
+void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJson report,
                   double seconds) {
   if (flags.json) {
     report["out"] = flags.out;
@@ -62,20 +60,14 @@ void print_result(const InitFlags& flags,
   if (plan.config.moe) {
     const model::MoeConfig& moe = *plan.config.moe;
     fmt::print("layers {} of {} are mixtures of {} experts of width {}{}, router {}\n",
-               model::layer_ranges(moe.layers),
-               plan.config.layers,
-               moe.experts,
-               moe.expert_width,
+               model::layer_ranges(moe.layers), plan.config.layers, moe.experts, moe.expert_width,
                moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
                route::to_string(moe.router));
   }
   fmt::print("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
              format_count(static_cast<double>(plan.parameters.total)),
-             format_count(static_cast<double>(plan.parameters.active)),
-             format_bytes(bytes),
-             flags.out,
-             format_seconds(seconds),
-             format_bytes(bytes / std::max(seconds, 1e-9)));
+             format_count(static_cast<double>(plan.parameters.active)), format_bytes(bytes),
+             flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
 }
 
 void run(const InitFlags& flags) {
@@ -86,9 +78,7 @@ void run(const InitFlags& flags) {
   Progress progress("init", "B", plan.bytes, flags.quiet);
   OrderedJson report = model::init(plan, settings, [&](uint64_t done) { progress.set(done); });
   progress.finish();
-  print_result(flags,
-               plan,
-               std::move(report),
+  print_result(flags, plan, std::move(report),
                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
@@ -100,28 +90,25 @@ void add_init(CLI::App& app) {
   command->add_option("CONFIG", flags->config, "a config.json, or a folder that holds one")
       ->required();
   command->add_option("-o,--out", flags->out, "the folder to write")->required();
-  command->add_option(
-      "--experts", flags->settings.experts, "make a dense config a mixture of so many experts");
-  command->add_option(
-      "--layers", flags->settings.layers, "with --experts: all (default), even, odd or a list");
-  command->add_option("--granularity",
-                      flags->settings.granularity,
+  command->add_option("--experts", flags->settings.experts,
+                      "make a dense config a mixture of so many experts");
+  command->add_option("--layers", flags->settings.layers,
+                      "with --experts: all (default), even, odd or a list");
+  command->add_option("--granularity", flags->settings.granularity,
                       "G (1): cuts each of the --experts into G of width F/G; the router's k, max "
                       "and cf grow G times");
   add_router_flags(*command, flags->router);
   command
-      ->add_option("--experts-init",
-                   flags->experts_init,
+      ->add_option("--experts-init", flags->experts_init,
                    "independent (default) or same: equal experts within a layer")
       ->check(CLI::IsMember({"independent", "same"}));
   command->add_option("--seed", flags->settings.seed, "seed of all weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default: the config's), bf16, fp16 or fp32")
       ->check(CLI::IsMember({"keep", "bf16", "fp16", "fp32"}));
-  command->add_option(
-      "--shard-size", flags->shard_size, "largest file, like 5GB (default) or 200MB");
-  command->add_option("--tokenizer",
-                      flags->tokenizer,
+  command->add_option("--shard-size", flags->shard_size,
+                      "largest file, like 5GB (default) or 200MB");
+  command->add_option("--tokenizer", flags->tokenizer,
                       "a tokenizer.model or a folder with tokenizer files to copy");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);

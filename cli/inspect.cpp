@@ -21,15 +21,12 @@ void print_row(const std::string& label, const std::string& text) {
 void print_mixture(const model::Inspection& model) {
   const model::MoeConfig& moe = *model.config.moe;
   print_row("mixtures",
-            fmt::format("layers {}: {} experts of width {}",
-                        model::layer_ranges(moe.layers),
-                        moe.experts,
-                        moe.expert_width));
+            fmt::format("layers {}: {} experts of width {}", model::layer_ranges(moe.layers),
+                        moe.experts, moe.expert_width));
   print_row("router", route::to_string(moe.router));
-  print_row("upcycled",
-            !moe.source_name.empty()              ? "from " + moe.source_name
-            : moe.form == model::FolderForm::kMoe ? "no, from scratch"
-                                                  : "no, made elsewhere");
+  print_row("upcycled", !moe.source_name.empty()              ? "from " + moe.source_name
+                        : moe.form == model::FolderForm::kMoe ? "no, from scratch"
+                                                              : "no, made elsewhere");
   print_row("function", model.preserves);
 }
 
@@ -39,32 +36,26 @@ void print_table(const model::Inspection& model) {
   print_row("model type", model.model_type);
   print_row("layers",
             fmt::format("{} of width {}, {} heads of {} ({} for keys and values), vocabulary {}",
-                        config.layers,
-                        config.hidden_size,
-                        config.heads,
-                        config.head_dim,
-                        config.kv_heads,
-                        config.vocab_size));
+                        config.layers, config.hidden_size, config.heads, config.head_dim,
+                        config.kv_heads, config.vocab_size));
   if (config.moe) {
     print_mixture(model);
   }
-  print_row("parameters",
-            fmt::format("{} total ({}), {} active per token ({})",
-                        format_count(static_cast<double>(model.parameters.total)),
-                        model.parameters.total,
-                        format_count(static_cast<double>(model.parameters.active)),
-                        model.parameters.active));
+  print_row("parameters", fmt::format("{} total ({}), {} active per token ({})",
+                                      format_count(static_cast<double>(model.parameters.total)),
+                                      model.parameters.total,
+                                      format_count(static_cast<double>(model.parameters.active)),
+                                      model.parameters.active));
   std::string types;
   for (const auto& [dtype, bytes] : model.bytes_by_dtype) {
-    types += fmt::format(
-        "{}{} {}", types.empty() ? "" : ", ", dtype, format_bytes(static_cast<double>(bytes)));
+    types += fmt::format("{}{} {}", types.empty() ? "" : ", ", dtype,
+                         format_bytes(static_cast<double>(bytes)));
   }
   print_row("size", fmt::format("{} ({})", format_bytes(static_cast<double>(model.bytes)), types));
   if (config.moe) {
-    print_row("per rank",
-              fmt::format("{} on each of {} expert-parallel ranks",
-                          format_bytes(static_cast<double>(model.bytes_per_rank)),
-                          config.moe->ep_ranks));
+    print_row("per rank", fmt::format("{} on each of {} expert-parallel ranks",
+                                      format_bytes(static_cast<double>(model.bytes_per_rank)),
+                                      config.moe->ep_ranks));
   }
   print_row("tokenizer", model.tokenizer);
   for (const auto& line : model.stock) {

@@ -31,8 +31,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   const CLI::App& scope = chosen.empty() ? app : *chosen.front();
   if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
     const std::string near = moe::nearest_name(argv[1], command_names(app));
-    return fmt::format("unknown command '{}'{}; known: {}",
-                       argv[1],
+    return fmt::format("unknown command '{}'{}; known: {}", argv[1],
                        near.empty() ? "" : ", did you mean '" + near + "'?",
                        fmt::join(command_names(app), ", "));
   }
@@ -43,10 +42,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     word = word.substr(0, word.find('='));
     if (word.rfind("--", 0) == 0 && std::find(known.begin(), known.end(), word) == known.end()) {
       const std::string near = moe::nearest_name(word, known);
-      return fmt::format("unknown flag '{}'{}; see moe {} --help",
-                         word,
-                         near.empty() ? "" : ", did you mean '" + near + "'?",
-                         scope.get_name());
+      return fmt::format("unknown flag '{}'{}; see moe {} --help", word,
+                         near.empty() ? "" : ", did you mean '" + near + "'?", scope.get_name());
     }
   }
   return fmt::format("{}; see moe {} --help", text, chosen.empty() ? "" : scope.get_name());

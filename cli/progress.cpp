@@ -115,18 +115,12 @@ std::string Progress::text(bool last, Detail detail) const {
   const double share = done / static_cast<double>(total_);
   const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
   const std::string counts =
-      fmt::format(" {} of {},",
-                  unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
+      fmt::format(" {} of {},", unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
                   amount(static_cast<double>(total_)));
-  return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}",
-                     label_,
-                     detail == Detail::kBar ? bar_text(share) + " " : "",
-                     100 * share,
-                     detail == Detail::kNumbers ? "" : counts,
-                     pace,
-                     last ? "took" : "left",
-                     format_seconds(last ? seconds : left),
-                     remark);
+  return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}", label_,
+                     detail == Detail::kBar ? bar_text(share) + " " : "", 100 * share,
+                     detail == Detail::kNumbers ? "" : counts, pace, last ? "took" : "left",
+                     format_seconds(last ? seconds : left), remark);
 }
 
 void Progress::print(bool last) {

@@ -65,8 +65,8 @@ void check_kind(const std::string& kind, bool table, const std::string& where) {
     throw UserError("{}: unknown kind '{}'; known: {}", where, kind, kKnownKinds);
   }
   if (table && route::is_rule_case(kind)) {
-    throw UserError(
-        "{}: a case of kind {} routes no tokens, there is no table to draw", where, kind);
+    throw UserError("{}: a case of kind {} routes no tokens, there is no table to draw", where,
+                    kind);
   }
 }
 
@@ -81,10 +81,9 @@ void run_case(const RouteFlags& flags, const Json& one, const std::string& where
   const Json& input = input_of(one, where);
   const std::string inside = where + ": input";
   if (flags.table) {
-    fmt::print("{}",
-               route_table(kind == "layer" ? model::read_layer_routing(input, inside)
-                                           : route::read_routing_case(kind, input, inside),
-                           flags.style));
+    fmt::print("{}", route_table(kind == "layer" ? model::read_layer_routing(input, inside)
+                                                 : route::read_routing_case(kind, input, inside),
+                                 flags.style));
     return;
   }
   OrderedJson out = OrderedJson::object();
@@ -135,8 +134,7 @@ void add_route(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("route", "what a router decides, for one's own logits or a case");
   command
-      ->add_option("FILE",
-                   flags->files,
+      ->add_option("FILE", flags->files,
                    "logits (a JSON list of rows, or CSV, one token a line), or cases with kind and "
                    "input; - is standard input")
       ->required();

@@ -146,8 +146,8 @@ void draw_lists(Drawing& drawing, int64_t tokens) {
       const bool served = (mark & (kAccepted | kRectified)) != 0;
       const std::string number =
           served ? fmt::format("{:.3f}", drawing.weight(token, expert)) : std::string();
-      drawing.text += painted(
-          fmt::format("  e{} {}{}", expert, number, signs(mark)), mark, drawing.style.color);
+      drawing.text += painted(fmt::format("  e{} {}{}", expert, number, signs(mark)), mark,
+                              drawing.style.color);
     }
     drawing.text += "\n";
   }
@@ -172,11 +172,9 @@ void draw_slots(Drawing& drawing) {
       words.resize(std::max(words.size(), static_cast<size_t>(input.capacity[rank])), "-");
       const size_t hidden = words.size() - std::min(words.size(), kMaxSlotTokens);
       words.resize(words.size() - hidden);
-      drawing.text += fmt::format("{}from rank {}: {}{}",
-                                  rank == 0 ? "" : "   ",
-                                  rank,
-                                  fmt::join(words, " "),
-                                  hidden == 0 ? "" : fmt::format(" and {} more", hidden));
+      drawing.text +=
+          fmt::format("{}from rank {}: {}{}", rank == 0 ? "" : "   ", rank, fmt::join(words, " "),
+                      hidden == 0 ? "" : fmt::format(" and {} more", hidden));
     }
     drawing.text += "\n";
   }
@@ -202,10 +200,9 @@ std::string loss_words(const route::AuxLosses& losses) {
 void draw_counts(Drawing& drawing) {
   const auto& counted = drawing.counted;
   if (drawing.one.router.family == route::Family::kTopK) {
-    drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)",
-                                counted.requests,
-                                counted.dropped_requests,
-                                percent(counted.dropped_requests, counted.requests));
+    drawing.text +=
+        fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
+                    counted.dropped_requests, percent(counted.dropped_requests, counted.requests));
     if (counted.fr_requests > 0) {
       drawing.text +=
           fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);
@@ -213,18 +210,14 @@ void draw_counts(Drawing& drawing) {
     if (drawing.one.router.ir) {
       drawing.text += fmt::format("; {} tokens rectified at home (*)", counted.ir_tokens);
     }
-    drawing.text += fmt::format("\nslots        {}, {} used, {} padding",
-                                counted.slots_total,
-                                counted.slots_used,
-                                counted.padding);
+    drawing.text += fmt::format("\nslots        {}, {} used, {} padding", counted.slots_total,
+                                counted.slots_used, counted.padding);
   } else if (drawing.one.router.family == route::Family::kRelu) {
     drawing.text += fmt::format("\nsparsity     {:.3f}", counted.sparsity());
   }
   drawing.text += fmt::format(
       "\nexperts      {:.3f} a token, {} tokens without any; rows of each: {} (max {:.2f} x mean)",
-      counted.experts_per_token(),
-      counted.unserved_tokens,
-      fmt::join(counted.load, " "),
+      counted.experts_per_token(), counted.unserved_tokens, fmt::join(counted.load, " "),
       counted.load_max_over_mean());
   drawing.text += fmt::format("\nlosses       {} (unscaled)\n", loss_words(drawing.routing.losses));
 }
@@ -234,12 +227,9 @@ void draw_counts(Drawing& drawing) {
 std::string route_table(const route::RoutingCase& one, const TableStyle& style) {
   Drawing drawing = prepare(one, style);
   const int64_t all = one.logits.size(0), tokens = std::min(all, style.max_tokens);
-  drawing.text = fmt::format("{}: {} tokens, {} experts on {} rank{}",
-                             route::to_string(one.router),
-                             all,
-                             drawing.experts(),
-                             one.group.ranks,
-                             one.group.ranks == 1 ? "" : "s");
+  drawing.text =
+      fmt::format("{}: {} tokens, {} experts on {} rank{}", route::to_string(one.router), all,
+                  drawing.experts(), one.group.ranks, one.group.ranks == 1 ? "" : "s");
   const auto& input = drawing.routing.input;
   if (one.router.family == route::Family::kTopK) {
     drawing.text += input.dropless ? ", no capacity"

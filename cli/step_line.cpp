@@ -41,8 +41,8 @@ std::string routing_part(const train::StepRecord& record) {
     text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
   }
   if (record.lambda) {
-    text += fmt::format(
-        "  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity.value_or(0));
+    text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda,
+                        record.sparsity.value_or(0));
   }
   return text;
 }
@@ -52,9 +52,7 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   if (record.auxiliary) {
     text += fmt::format("  aux {:.4f}", *record.auxiliary);
   }
-  text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s",
-                      record.grad_norm,
-                      record.lr,
+  text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   if (record.skipped_steps > 0) {
     text += "  " + skipped_part(record);
@@ -77,13 +75,11 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
   return step_text(record, steps) + "  left " + format_seconds(seconds_left);
 }
 
-std::string terminal_step_line(const train::StepRecord& record,
-                               int64_t steps,
-                               double seconds_left,
+std::string terminal_step_line(const train::StepRecord& record, int64_t steps, double seconds_left,
                                size_t width) {
   const double share = static_cast<double>(record.step) / static_cast<double>(steps);
-  const std::string line = fmt::format(
-      "{} {} left  {}", bar_text(share), format_seconds(seconds_left), step_text(record, steps));
+  const std::string line = fmt::format("{} {} left  {}", bar_text(share),
+                                       format_seconds(seconds_left), step_text(record, steps));
   return line.substr(0, std::max<size_t>(width, 2) - 1);
 }
 
@@ -114,12 +110,8 @@ void StepPrinter::print_skipped(const train::StepRecord& record) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr,
-             "{}step {} moves no weight ({}): {}\n",
-             line_open_ ? "\r\033[K" : "",
-             record.step,
-             record.skipped_kind,
-             record.skipped_why);
+  fmt::print(stderr, "{}step {} moves no weight ({}): {}\n", line_open_ ? "\r\033[K" : "",
+             record.step, record.skipped_kind, record.skipped_why);
   line_open_ = false;
 }
 
@@ -154,10 +146,7 @@ void StepPrinter::print(const train::Evaluation& evaluation) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr,
-             "{}{}\n{}",
-             line_open_ ? "\r\033[K" : "",
-             evaluation_line(evaluation),
+  fmt::print(stderr, "{}{}\n{}", line_open_ ? "\r\033[K" : "", evaluation_line(evaluation),
              line_open_ ? line_ : "");
   std::fflush(stderr);
 }

@@ -23,9 +23,7 @@ std::string step_line(const train::StepRecord& record, int64_t steps, double sec
 
 // The same for a terminal of `width` characters: "[====    ] 1:23 left  step 12/500  loss ..", cut
 // off where it would wrap, since a line that wraps cannot be written over.
-std::string terminal_step_line(const train::StepRecord& record,
-                               int64_t steps,
-                               double seconds_left,
+std::string terminal_step_line(const train::StepRecord& record, int64_t steps, double seconds_left,
                                size_t width);
 
 // "step 20  held-out loss 2.3456  piqa 56.2 % ± 5.0  took 1:05": an evaluation with the weights

@@ -28,10 +28,8 @@ namespace {
 void print_trained(const train::TrainSettings& settings) {
   const std::string named = fmt::format("{}", fmt::join(settings.trained, ", "));
   if (settings.lora.rank > 0) {
-    fmt::print(stderr,
-               "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
-               settings.lora.rank,
-               fmt::join(settings.lora.on, " and "),
+    fmt::print(stderr, "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
+               settings.lora.rank, fmt::join(settings.lora.on, " and "),
                named.empty() ? "the router" : named);
   } else if (!named.empty()) {
     fmt::print(stderr, "trains only {}\n", named);
@@ -47,8 +45,7 @@ std::string describe_group(const train::RunPlan& plan) {
     return "no capacity, so that batches do not change routing";
   }
   return fmt::format("capacity counted over the {}{} tokens of a micro-batch",
-                     plan.settings.pack == data::Pack::kNone ? "up to " : "",
-                     plan.group_tokens);
+                     plan.settings.pack == data::Pack::kNone ? "up to " : "", plan.group_tokens);
 }
 
 void print_plan(const train::RunPlan& plan) {
@@ -59,21 +56,13 @@ void print_plan(const train::RunPlan& plan) {
   fmt::print(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
-             settings.model.string(),
-             format_count(static_cast<double>(plan.parameters)),
-             plan.examples,
-             plan.tokens,
-             *settings.steps,
-             *settings.global_batch,
-             *settings.micro_batch,
-             settings.pack == data::Pack::kNone ? "up to " : "",
+             settings.model.string(), format_count(static_cast<double>(plan.parameters)),
+             plan.examples, plan.tokens, *settings.steps, *settings.global_batch,
+             *settings.micro_batch, settings.pack == data::Pack::kNone ? "up to " : "",
              *settings.seq_len);
   if (plan.is_moe) {
-    fmt::print(stderr,
-               "router {} on {} logical ranks, {}; loss = {}\n",
-               to_string(plan.routing.router),
-               plan.routing.ep_ranks,
-               describe_group(plan),
+    fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
+               to_string(plan.routing.router), plan.routing.ep_ranks, describe_group(plan),
                plan.losses);
   }
   if (plan.layout.processes > 1) {
@@ -85,25 +74,18 @@ void print_plan(const train::RunPlan& plan) {
   }
 }
 
-void print_result(const TrainFlags& flags,
-                  const train::StepRecord& first,
+void print_result(const TrainFlags& flags, const train::StepRecord& first,
                   const train::StepRecord& last) {
   const auto final_model = (flags.settings.run / "final").string();
   if (flags.json) {
-    const OrderedJson result = {{"steps", last.step},
-                                {"first_loss", first.loss},
-                                {"last_loss", last.loss},
-                                {"tokens", last.total_tokens},
-                                {"model", final_model},
-                                {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
+    const OrderedJson result = {
+        {"steps", last.step},     {"first_loss", first.loss},
+        {"last_loss", last.loss}, {"tokens", last.total_tokens},
+        {"model", final_model},   {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
     fmt::print("{}\n", result.dump());
   } else {
-    fmt::print("{} steps, loss {:.4f} -> {:.4f}{}: {}\n",
-               last.step,
-               first.loss,
-               last.loss,
-               last.skipped_steps == 0 ? "" : ", " + skipped_part(last),
-               final_model);
+    fmt::print("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
+               last.skipped_steps == 0 ? "" : ", " + skipped_part(last), final_model);
   }
 }
 

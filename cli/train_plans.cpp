@@ -64,13 +64,9 @@ void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rate
   fmt::print(
       "a step of {} tokens: {:.2f} s where nothing overlaps, {:.1f} % of it communication; {:.0f} "
       "tokens/s a GPU (at {:g} TFLOP/s, {:g} GB/s inside a machine, {:g} GB/s between)\n",
-      plan.tokens,
-      seconds,
-      100 * plan.communication_share(),
+      plan.tokens, seconds, 100 * plan.communication_share(),
       static_cast<double>(plan.tokens) / seconds / static_cast<double>(plan.layout.processes),
-      rates.tflops,
-      rates.link_gbs,
-      rates.network_gbs);
+      rates.tflops, rates.link_gbs, rates.network_gbs);
 }
 
 }  // namespace
@@ -99,8 +95,7 @@ void print_cluster(const TrainFlags& flags) {
     fmt::print("{}\n", to_json(plan).dump());
     return;
   }
-  fmt::print("{} parameters; {}\n",
-             format_count(static_cast<double>(plan.parameters)),
+  fmt::print("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
              dist::describe(plan.layout));
   print_classes(plan.memory);
   fmt::print("memory of one GPU; a step of it:\n");

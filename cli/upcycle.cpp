@@ -72,17 +72,13 @@ std::string describe(const model::UpcyclePlan& plan) {
   return fmt::format(
       "layers {} of {} become mixtures of {} experts, router {}\n"
       "parameters   {} dense -> {} total, {} active per token\n",
-      model::layer_ranges(moe.layers),
-      plan.child.layers,
-      moe.experts,
-      route::to_string(moe.router),
+      model::layer_ranges(moe.layers), plan.child.layers, moe.experts, route::to_string(moe.router),
       format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
       format_count(static_cast<double>(plan.mixture.active)));
 }
 
-void dry_run(const UpcycleFlags& flags,
-             const model::UpcycleSettings& settings,
+void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
              const model::UpcyclePlan& plan) {
   const double rate = probe_disk(settings.out);
   const double seconds = static_cast<double>(plan.bytes) / rate;
@@ -97,22 +93,19 @@ void dry_run(const UpcycleFlags& flags,
     fmt::print("{}\n", json.dump(2));
     return;
   }
-  fmt::print("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n",
-             describe(plan),
-             format_bytes(static_cast<double>(plan.bytes)),
-             format_seconds(seconds),
+  fmt::print("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n", describe(plan),
+             format_bytes(static_cast<double>(plan.bytes)), format_seconds(seconds),
              format_bytes(rate));
 }
 
 // `before` is called when the folder is written and the comparison begins.
-model::Certify certifier(const UpcycleFlags& flags,
-                         const io::Checkpoint& dense,
+model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
                          std::function<void()> before) {
   if (!is_verified(flags)) {
     return {};
   }
-  auto text = model::verify_text(
-      dense, flags.verify_text, kVerifyTokens);  // refused before a byte is written
+  auto text = model::verify_text(dense, flags.verify_text,
+                                 kVerifyTokens);  // refused before a byte is written
   text.device = device_of(flags.device);
   return [&dense, text, before](const std::filesystem::path& staged) {
     before();
@@ -122,19 +115,15 @@ model::Certify certifier(const UpcycleFlags& flags,
 
 // Without --gate-scale auto and --verify no model is ever held; a ReLU router that is verified is
 // looked over for dead experts too.
-model::Calibrate calibrator(const UpcycleFlags& flags,
-                            const io::Checkpoint& dense,
-                            const model::UpcycleSettings& settings,
-                            std::function<void()> before) {
+model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
+                            const model::UpcycleSettings& settings, std::function<void()> before) {
   const bool looks_for_dead = is_verified(flags) && settings.router.family == route::Family::kRelu;
   if (settings.gate_scale && !looks_for_dead) {
     return {};
   }
   const bool own_text = !flags.calibration.empty();
-  auto text = model::verify_text(dense,
-                                 own_text ? flags.calibration : flags.verify_text,
-                                 kVerifyTokens,
-                                 own_text ? "--calibration" : "--verify-text");
+  auto text = model::verify_text(dense, own_text ? flags.calibration : flags.verify_text,
+                                 kVerifyTokens, own_text ? "--calibration" : "--verify-text");
   text.device = device_of(flags.device);
   return [&dense, &settings, text, before](const std::filesystem::path& staged) {
     before();
@@ -142,9 +131,7 @@ model::Calibrate calibrator(const UpcycleFlags& flags,
   };
 }
 
-void print_result(const UpcycleFlags& flags,
-                  const model::UpcyclePlan& plan,
-                  OrderedJson report,
+void print_result(const UpcycleFlags& flags, const model::UpcyclePlan& plan, OrderedJson report,
                   double seconds) {
   if (flags.json) {
     report["out"] = flags.out;
@@ -153,12 +140,8 @@ void print_result(const UpcycleFlags& flags,
     return;
   }
   const auto bytes = static_cast<double>(plan.bytes);
-  fmt::print("{}written      {} to {} in {} ({}/s)\n",
-             describe(plan),
-             format_bytes(bytes),
-             flags.out,
-             format_seconds(seconds),
-             format_bytes(bytes / std::max(seconds, 1e-9)));
+  fmt::print("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
+             flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
   if (report.contains("calibration") && report["calibration"].contains("words")) {
     fmt::print("gate scale   {}\n", report["calibration"].value("words", ""));
   }
@@ -173,8 +156,7 @@ void print_result(const UpcycleFlags& flags,
   }
   fmt::print(
       "next         moe train {} -o RUN --data FILE   (moe inspect {} shows what it holds)\n",
-      flags.out,
-      flags.out);
+      flags.out, flags.out);
 }
 
 void run(const UpcycleFlags& flags) {
@@ -213,35 +195,30 @@ void add_upcycle(CLI::App& app) {
   command->add_option("DENSE", flags->dense, "a dense LLaMA folder")->required();
   command->add_option("-o,--out", flags->out, "the folder to write")->required();
   command->add_option("--experts", flags->settings.experts, "experts in each MoE layer (8)");
-  command->add_option(
-      "--layers", flags->settings.layers, "even (default), odd, all, or a list like 0,3,5 or 0-3");
+  command->add_option("--layers", flags->settings.layers,
+                      "even (default), odd, all, or a list like 0,3,5 or 0-3");
   add_router_flags(*command, flags->router);
   command
-      ->add_option("--router-std",
-                   flags->router_std,
+      ->add_option("--router-std", flags->router_std,
                    "standard deviation of the router's weights (the config's initializer_range)")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--gate-scale",
-                      flags->gate_scale,
+  command->add_option("--gate-scale", flags->gate_scale,
                       "multiplies the weights of all experts (1); auto = 1 / their mean sum, for "
                       "routers whose weights do not sum to 1 (topp, relu, gate=none)");
-  command->add_option("--calibration",
-                      flags->calibration,
+  command->add_option("--calibration", flags->calibration,
                       "the text that --gate-scale auto measures on (that of --verify-text)");
-  command->add_option("--granularity",
-                      flags->settings.granularity,
+  command->add_option("--granularity", flags->settings.granularity,
                       "1: an upcycled expert is a whole feed-forward (moe init makes finer ones)");
   command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")
       ->check(CLI::IsMember({"keep", "bf16", "fp32"}));
-  command->add_option(
-      "--shard-size", flags->shard_size, "largest file, like 5GB (default) or 200MB");
-  command->add_flag("--verify",
-                    flags->verify,
+  command->add_option("--shard-size", flags->shard_size,
+                      "largest file, like 5GB (default) or 200MB");
+  command->add_flag("--verify", flags->verify,
                     "run parent and child on a text and write the equality certificate");
-  command->add_option(
-      "--verify-text", flags->verify_text, "the text to verify on (an embedded one)");
+  command->add_option("--verify-text", flags->verify_text,
+                      "the text to verify on (an embedded one)");
   add_device(*command, flags->device);
   command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
   add_force(*command, flags->settings.force);

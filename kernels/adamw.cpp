@@ -17,26 +17,16 @@ bool is_like(const at::Tensor& tensor, const at::Tensor& gradient, at::ScalarTyp
 
 }  // namespace
 
-void adamw_(const at::Tensor& gradient,
-            const at::Tensor& master,
-            const at::Tensor& mean,
-            const at::Tensor& square,
-            const at::Tensor& weight,
-            const AdamWNumbers& numbers,
+void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
+            const at::Tensor& square, const at::Tensor& weight, const AdamWNumbers& numbers,
             const at::Tensor& gradient_scale) {
   const bool is_bf16 = gradient.scalar_type() == at::kBFloat16;
   TORCH_CHECK((is_bf16 || gradient.scalar_type() == at::kFloat) && gradient.is_contiguous() &&
                   is_like(master, gradient, at::kFloat) && is_like(mean, gradient, at::kFloat) &&
                   is_like(square, gradient, at::kFloat) &&
                   (!weight.defined() || is_like(weight, gradient, at::kBFloat16)) && numbers.t >= 1,
-              "gradient ",
-              gradient.toString(),
-              gradient.sizes(),
-              ", master ",
-              master.toString(),
-              master.sizes(),
-              ", update ",
-              numbers.t);
+              "gradient ", gradient.toString(), gradient.sizes(), ", master ", master.toString(),
+              master.sizes(), ", update ", numbers.t);
   TORCH_CHECK(!gradient_scale.defined() ||
               (gradient_scale.numel() == 1 && gradient_scale.scalar_type() == at::kFloat &&
                gradient_scale.device() == gradient.device()));

@@ -28,12 +28,8 @@ struct AdamWNumbers {
 // the master copy is the weight. All of one shape, contiguous. gradient_scale: one f32 on the
 // device of the tensors, or undefined for 1: a clip that need not be read back.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
-void adamw_(const at::Tensor& gradient,
-            const at::Tensor& master,
-            const at::Tensor& mean,
-            const at::Tensor& square,
-            const at::Tensor& weight,
-            const AdamWNumbers& numbers,
+void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
+            const at::Tensor& square, const at::Tensor& weight, const AdamWNumbers& numbers,
             const at::Tensor& gradient_scale);
 
 // A parameter as plain memory: gradient f32 or bf16; weight (bf16) and gradient_scale may be null.

@@ -19,14 +19,10 @@ struct Factors {
 };
 
 template <typename G, int kCount>
-__global__ void adamw_kernel(const G* gradient,
-                             float* master,
-                             float* mean,
-                             float* square,
+__global__ void adamw_kernel(const G* gradient, float* master, float* mean, float* square,
                              __nv_bfloat16* weight,        // may be null
                              const float* gradient_scale,  // may be null
-                             int64_t count,
-                             Factors by) {
+                             int64_t count, Factors by) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kCount;
   if (i >= count) {
     return;
@@ -60,16 +56,8 @@ void run(const G* gradient, const AdamWMemory& memory, const Factors& factors, v
   const bool vectors =
       fits_vectors(memory.count, gradient, memory.master, memory.mean, memory.square, weight);
   launch(vectors ? adamw_kernel<G, kVector> : adamw_kernel<G, 1>,
-         ceil_div(memory.count / (vectors ? kVector : 1), kThreads),
-         kThreads,
-         stream,
-         gradient,
-         memory.master,
-         memory.mean,
-         memory.square,
-         weight,
-         memory.gradient_scale,
-         memory.count,
+         ceil_div(memory.count / (vectors ? kVector : 1), kThreads), kThreads, stream, gradient,
+         memory.master, memory.mean, memory.square, weight, memory.gradient_scale, memory.count,
          factors);
 }
 

@@ -39,28 +39,17 @@ void for_each_pair(const std::vector<int64_t>& lengths, int64_t groups, Each eac
 }
 
 template <typename Number>
-AttentionInput<Number> input_at(const Tensor& qkv,
-                                const Rotation& rotation,
-                                const AttentionHeads& heads,
-                                int64_t first,
-                                int64_t length) {
-  return {data_of<const Number>(qkv) + first * heads.row(),
-          rotation.cosine.const_data_ptr<float>(),
-          rotation.sine.const_data_ptr<float>(),
-          length,
-          heads};
+AttentionInput<Number> input_at(const Tensor& qkv, const Rotation& rotation,
+                                const AttentionHeads& heads, int64_t first, int64_t length) {
+  return {data_of<const Number>(qkv) + first * heads.row(), rotation.cosine.const_data_ptr<float>(),
+          rotation.sine.const_data_ptr<float>(), length, heads};
 }
 
 template <typename Number>
-void forward_all(const Tensor& qkv,
-                 const Rotation& rotation,
-                 const AttentionHeads& heads,
-                 const std::vector<int64_t>& lengths,
-                 const Tensor& out,
-                 const Tensor& log_sum) {
+void forward_all(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
+                 const std::vector<int64_t>& lengths, const Tensor& out, const Tensor& log_sum) {
   for_each_pair(lengths, heads.kv_heads, [&](int64_t first, int64_t length, int64_t group) {
-    causal_attention_forward_cpu(input_at<Number>(qkv, rotation, heads, first, length),
-                                 group,
+    causal_attention_forward_cpu(input_at<Number>(qkv, rotation, heads, first, length), group,
                                  data_of<Number>(out) + first * heads.heads * heads.width,
                                  data_of<float>(log_sum) + first * heads.heads);
   });
@@ -72,16 +61,13 @@ struct Kept {
 };
 
 template <typename Number>
-void backward_all(const Kept& kept,
-                  const AttentionHeads& heads,
-                  const std::vector<int64_t>& lengths,
-                  const Tensor& grad_out,
+void backward_all(const Kept& kept, const AttentionHeads& heads,
+                  const std::vector<int64_t>& lengths, const Tensor& grad_out,
                   const Tensor& grad_qkv) {
   for_each_pair(lengths, heads.kv_heads, [&](int64_t first, int64_t length, int64_t group) {
     const int64_t from = first * heads.heads * heads.width;
     causal_attention_backward_cpu(input_at<Number>(kept.qkv, kept.rotation, heads, first, length),
-                                  group,
-                                  data_of<const Number>(kept.out) + from,
+                                  group, data_of<const Number>(kept.out) + from,
                                   data_of<const float>(kept.log_sum) + first * heads.heads,
                                   data_of<const Number>(grad_out) + from,
                                   data_of<Number>(grad_qkv) + first * heads.row());
@@ -91,9 +77,7 @@ void backward_all(const Kept& kept,
 bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& given,
-                        const Tensor& cosine,
+  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
                         const Tensor& sine,
                         std::vector<int64_t> numbers,  // H, G, A
                         std::vector<int64_t> lengths) {
@@ -131,27 +115,17 @@ bool has_causal_attention(const Tensor& qkv) {
   return qkv.is_cpu() && (qkv.scalar_type() == at::kFloat || is_bf16(qkv));
 }
 
-Tensor causal_attention(const Tensor& qkv,
-                        const AttentionHeads& heads,
-                        const std::vector<int64_t>& lengths,
-                        const Rotation& rotation) {
+Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
+                        const std::vector<int64_t>& lengths, const Rotation& rotation) {
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   TORCH_CHECK(has_causal_attention(qkv) && qkv.dim() == 2 && qkv.size(0) == tokens &&
                   qkv.size(1) == heads.row() && heads.heads % heads.kv_heads == 0 &&
                   heads.width % 2 == 0,
-              "qkv is ",
-              qkv.sizes(),
-              ", lengths sum to ",
-              tokens);
+              "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
   TORCH_CHECK(rotation.cosine.size(0) >= longest && rotation.cosine.size(1) == heads.width,
-              "rotation is ",
-              rotation.cosine.sizes(),
-              ", the longest sequence ",
-              longest);
-  return CausalAttention::apply(qkv,
-                                rotation.cosine.contiguous(),
-                                rotation.sine.contiguous(),
+              "rotation is ", rotation.cosine.sizes(), ", the longest sequence ", longest);
+  return CausalAttention::apply(qkv, rotation.cosine.contiguous(), rotation.sine.contiguous(),
                                 std::vector<int64_t>{heads.heads, heads.kv_heads, heads.width},
                                 lengths);
 }

@@ -39,10 +39,8 @@ bool has_causal_attention(const at::Tensor& qkv);
 // lengths[i] tokens, none longer than P. -> [T, H A] in its type, computed in f32. Differentiable
 // in qkv. Kept for backward: qkv, the result, one f32 a token and head. The same numbers for any
 // number of threads.
-at::Tensor causal_attention(const at::Tensor& qkv,
-                            const AttentionHeads& heads,
-                            const std::vector<int64_t>& lengths,
-                            const Rotation& rotation);
+at::Tensor causal_attention(const at::Tensor& qkv, const AttentionHeads& heads,
+                            const std::vector<int64_t>& lengths, const Rotation& rotation);
 
 // One sequence, as pointers. qkv [length, (H + 2 G) A]; out, grad_out [length, H A]; log_sum
 // [length, H]; cosine, sine [>= length, A]; heads of group `group` of G alone. Number is float, or
@@ -55,24 +53,15 @@ struct AttentionInput {
   AttentionHeads heads;
 };
 template <typename Number>
-void causal_attention_forward_cpu(const AttentionInput<Number>& in,
-                                  int64_t group,
-                                  Number* out,
+void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
                                   float* log_sum);
 template <typename Number>
-void causal_attention_backward_cpu(const AttentionInput<Number>& in,
-                                   int64_t group,
-                                   const Number* out,
-                                   const float* log_sum,
-                                   const Number* grad_out,
+void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
+                                   const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv);
 
 // The reference: plain loops in double, all groups of one sequence.
-void causal_attention_reference(const double* qkv,
-                                const double* cosine,
-                                const double* sine,
-                                int64_t length,
-                                const AttentionHeads& heads,
-                                double* out);
+void causal_attention_reference(const double* qkv, const double* cosine, const double* sine,
+                                int64_t length, const AttentionHeads& heads, double* out);
 
 }  // namespace moe::kernels

@@ -50,13 +50,8 @@ MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count,
 
 // Rows of one head, `stride` apart -> to [length, width] f32, rotated and scaled.
 template <typename Number>
-MOE_VECTOR_CLONES void rotate(const Number* __restrict from,
-                              int64_t stride,
-                              const float* cosine,
-                              const float* sine,
-                              int64_t length,
-                              int64_t width,
-                              float scale,
+MOE_VECTOR_CLONES void rotate(const Number* __restrict from, int64_t stride, const float* cosine,
+                              const float* sine, int64_t length, int64_t width, float scale,
                               float* __restrict to) {
   const int64_t half = width / 2;
   for (int64_t t = 0; t < length; ++t) {
@@ -73,14 +68,9 @@ MOE_VECTOR_CLONES void rotate(const Number* __restrict from,
 
 // The transpose of it: gradients of the rotated rows -> of the rows.
 template <typename Number>
-MOE_VECTOR_CLONES void rotate_back(const float* __restrict from,
-                                   const float* cosine,
-                                   const float* sine,
-                                   int64_t length,
-                                   int64_t width,
-                                   float scale,
-                                   Number* __restrict to,
-                                   int64_t stride) {
+MOE_VECTOR_CLONES void rotate_back(const float* __restrict from, const float* cosine,
+                                   const float* sine, int64_t length, int64_t width, float scale,
+                                   Number* __restrict to, int64_t stride) {
   const int64_t half = width / 2;
   for (int64_t t = 0; t < length; ++t) {
     const float *y = from + t * width, *c = cosine + t * width, *s = sine + t * width;
@@ -152,22 +142,15 @@ struct Group {
 };
 
 // scores [rows, keys] = queries [rows, A] turned keys [A, length], for keys up to the last row's.
-void score_block(const float* query,
-                 const float* turned,
-                 int64_t rows,
-                 int64_t keys,
-                 int64_t length,
-                 int64_t width,
-                 float* scores) {
+void score_block(const float* query, const float* turned, int64_t rows, int64_t keys,
+                 int64_t length, int64_t width, float* scores) {
   gemm_one_thread({rows, keys, width}, {query, width, 1}, {turned, length, 1}, scores, keys, false);
 }
 
 }  // namespace
 
 template <typename Number>
-void causal_attention_forward_cpu(const AttentionInput<Number>& in,
-                                  int64_t group,
-                                  Number* out,
+void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
                                   float* log_sum) {
   const Group<Number> of{in, group};
   const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
@@ -193,8 +176,8 @@ void causal_attention_forward_cpu(const AttentionInput<Number>& in,
         std::fill(row + seen, row + keys, 0.0F);
         log_sum[(first + i) * heads + head] = most + std::log(sums[i]);
       }
-      gemm_one_thread(
-          {rows, width, keys}, {scores, keys, 1}, {value, width, 1}, result, width, false);
+      gemm_one_thread({rows, width, keys}, {scores, keys, 1}, {value, width, 1}, result, width,
+                      false);
       for (int64_t i = 0; i < rows; ++i) {
         Number* to = out + (first + i) * heads * width + head * width;
         for (int64_t j = 0; j < width; ++j) {
@@ -206,11 +189,8 @@ void causal_attention_forward_cpu(const AttentionInput<Number>& in,
 }
 
 template <typename Number>
-void causal_attention_backward_cpu(const AttentionInput<Number>& in,
-                                   int64_t group,
-                                   const Number* out,
-                                   const float* log_sum,
-                                   const Number* grad_out,
+void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
+                                   const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv) {
   const Group<Number> of{in, group};
   const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
@@ -247,32 +227,27 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in,
         std::fill(dp + i * keys + seen, dp + (i + 1) * keys, 0.0F);
       }
       const MatrixView share{p, keys, 1}, slope{dp, keys, 1};
-      gemm_one_thread(
-          {rows, width, keys}, slope, {key, width, 1}, grad_query + first * width, width, false);
-      gemm_one_thread(
-          {keys, width, rows}, slope.transposed(), {q, width, 1}, grad_key, width, true);
-      gemm_one_thread(
-          {keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width, true);
+      gemm_one_thread({rows, width, keys}, slope, {key, width, 1}, grad_query + first * width,
+                      width, false);
+      gemm_one_thread({keys, width, rows}, slope.transposed(), {q, width, 1}, grad_key, width,
+                      true);
+      gemm_one_thread({keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width,
+                      true);
     }
-    rotate_back(
-        grad_query, in.cosine, in.sine, length, width, of.scale(), grad_qkv + head * width, row);
+    rotate_back(grad_query, in.cosine, in.sine, length, width, of.scale(), grad_qkv + head * width,
+                row);
   }
   rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + of.key_column(), row);
   narrow_rows(grad_value, length, width, grad_qkv + of.value_column(), row);
 }
 
 template void causal_attention_forward_cpu(const AttentionInput<float>&, int64_t, float*, float*);
-template void causal_attention_forward_cpu(const AttentionInput<uint16_t>&,
-                                           int64_t,
-                                           uint16_t*,
+template void causal_attention_forward_cpu(const AttentionInput<uint16_t>&, int64_t, uint16_t*,
                                            float*);
-template void causal_attention_backward_cpu(
-    const AttentionInput<float>&, int64_t, const float*, const float*, const float*, float*);
-template void causal_attention_backward_cpu(const AttentionInput<uint16_t>&,
-                                            int64_t,
-                                            const uint16_t*,
-                                            const float*,
-                                            const uint16_t*,
+template void causal_attention_backward_cpu(const AttentionInput<float>&, int64_t, const float*,
+                                            const float*, const float*, float*);
+template void causal_attention_backward_cpu(const AttentionInput<uint16_t>&, int64_t,
+                                            const uint16_t*, const float*, const uint16_t*,
                                             uint16_t*);
 
 }  // namespace moe::kernels

@@ -20,12 +20,8 @@ std::vector<double> rotated(const double* x, const double* c, const double* s, i
 
 }  // namespace
 
-void causal_attention_reference(const double* qkv,
-                                const double* cosine,
-                                const double* sine,
-                                int64_t length,
-                                const AttentionHeads& heads,
-                                double* out) {
+void causal_attention_reference(const double* qkv, const double* cosine, const double* sine,
+                                int64_t length, const AttentionHeads& heads, double* out) {
   const int64_t width = heads.width, row = heads.row();
   for (int64_t head = 0; head < heads.heads; ++head) {
     const int64_t group = head / (heads.heads / heads.kv_heads);

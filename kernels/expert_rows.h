@@ -46,9 +46,7 @@ struct LayoutMemory {
 };
 
 void lay_out_reference(const LayoutShape& shape, const PlanRows& plan, const LayoutMemory& to);
-void lay_out_cuda(const LayoutShape& shape,
-                  const PlanRows& plan,
-                  const LayoutMemory& to,
+void lay_out_cuda(const LayoutShape& shape, const PlanRows& plan, const LayoutMemory& to,
                   void* stream);
 
 struct RowsShape {
@@ -58,56 +56,27 @@ struct RowsShape {
 
 // References: plain loops, sums in double. Rows after the last segment stay as they are.
 template <typename Number>
-void gather_rows_reference(const RowsShape& shape,
-                           const int32_t* origin,
-                           const int32_t* ends,
-                           const Number* x,
-                           Number* rows);
+void gather_rows_reference(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                           const Number* x, Number* rows);
 // weight may be null: every one is 1.
 template <typename Number>
-void combine_rows_reference(const RowsShape& shape,
-                            const int32_t* position,
-                            const Number* weight,
-                            const Number* rows,
-                            Number* y);
+void combine_rows_reference(const RowsShape& shape, const int32_t* position, const Number* weight,
+                            const Number* rows, Number* y);
 template <typename Number>
-void combine_rows_backward_reference(const RowsShape& shape,
-                                     const int32_t* origin,
-                                     const int32_t* ends,
-                                     const Number* weight,
-                                     const Number* rows,
-                                     const Number* grad_y,
-                                     Number* grad_rows,
-                                     Number* grad_weight);
+void combine_rows_backward_reference(const RowsShape& shape, const int32_t* origin,
+                                     const int32_t* ends, const Number* weight, const Number* rows,
+                                     const Number* grad_y, Number* grad_rows, Number* grad_weight);
 
 // The CUDA entry points (expert_rows_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t. x and rows f32 or bf16 alike.
-void gather_rows_cuda(const RowsShape& shape,
-                      const int32_t* origin,
-                      const int32_t* ends,
-                      const void* x,
-                      void* rows,
-                      bool is_bf16,
-                      void* stream);
+void gather_rows_cuda(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                      const void* x, void* rows, bool is_bf16, void* stream);
 // y [T, D] f32, or bf16 with y_is_bf16, which wants bf16 rows; summed in f32.
-void combine_rows_cuda(const RowsShape& shape,
-                       const int32_t* position,
-                       const float* weight,
-                       const void* rows,
-                       void* y,
-                       bool is_bf16,
-                       bool y_is_bf16,
-                       void* stream);
+void combine_rows_cuda(const RowsShape& shape, const int32_t* position, const float* weight,
+                       const void* rows, void* y, bool is_bf16, bool y_is_bf16, void* stream);
 // grad_y [T, D] f32; grad_rows of the rows' type; grad_weight [T, C], 0 where there is no row.
-void combine_rows_backward_cuda(const RowsShape& shape,
-                                const int32_t* origin,
-                                const int32_t* ends,
-                                const float* weight,
-                                const void* rows,
-                                const float* grad_y,
-                                void* grad_rows,
-                                float* grad_weight,
-                                bool is_bf16,
-                                void* stream);
+void combine_rows_backward_cuda(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                                const float* weight, const void* rows, const float* grad_y,
+                                void* grad_rows, float* grad_weight, bool is_bf16, void* stream);
 
 }  // namespace moe::kernels

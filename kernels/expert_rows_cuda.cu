@@ -52,11 +52,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) gather_kernel(RowsShape shape,
-                                                          const int32_t* __restrict__ origin,
-                                                          const int32_t* __restrict__ ends,
-                                                          const T* __restrict__ x,
-                                                          T* __restrict__ rows) {
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(RowsShape shape, const int32_t* __restrict__ origin,
+                  const int32_t* __restrict__ ends, const T* __restrict__ x, T* __restrict__ rows) {
   const int64_t row = warp_of_grid();
   if (row >= ends[shape.experts - 1]) {
     return;
@@ -76,11 +74,9 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RowsShape shape,
 
 template <typename T, typename Out, int kCount>
 __global__ void __launch_bounds__(kThreads)
-    combine_kernel(RowsShape shape,
-                   const int32_t* __restrict__ position,
+    combine_kernel(RowsShape shape, const int32_t* __restrict__ position,
                    const float* __restrict__ weight,  // may be null
-                   const T* __restrict__ rows,
-                   Out* __restrict__ y) {
+                   const T* __restrict__ rows, Out* __restrict__ y) {
   const int64_t token = warp_of_grid();
   if (token >= shape.tokens) {
     return;
@@ -109,14 +105,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) backward_kernel(RowsShape shape,
-                                                            const int32_t* __restrict__ origin,
-                                                            const int32_t* __restrict__ ends,
-                                                            const float* __restrict__ weight,
-                                                            const T* __restrict__ rows,
-                                                            const float* __restrict__ grad_y,
-                                                            T* __restrict__ grad_rows,
-                                                            float* __restrict__ grad_weight) {
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(RowsShape shape, const int32_t* __restrict__ origin,
+                    const int32_t* __restrict__ ends, const float* __restrict__ weight,
+                    const T* __restrict__ rows, const float* __restrict__ grad_y,
+                    T* __restrict__ grad_rows, float* __restrict__ grad_weight) {
   const int64_t row = warp_of_grid();
   if (row >= ends[shape.experts - 1]) {
     return;  // the whole warp
@@ -147,56 +140,30 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(RowsShape shape,
 }
 
 template <typename T>
-void gather(const RowsShape& shape,
-            const int32_t* origin,
-            const int32_t* ends,
-            const T* x,
-            T* rows,
+void gather(const RowsShape& shape, const int32_t* origin, const int32_t* ends, const T* x, T* rows,
             void* stream) {
   const bool vectors = fits_vectors(shape.width, x, rows);
-  launch(vectors ? gather_kernel<T, kVector> : gather_kernel<T, 1>,
-         ceil_div(shape.rows, kWarps),
-         kThreads,
-         stream,
-         shape,
-         origin,
-         ends,
-         x,
-         rows);
+  launch(vectors ? gather_kernel<T, kVector> : gather_kernel<T, 1>, ceil_div(shape.rows, kWarps),
+         kThreads, stream, shape, origin, ends, x, rows);
 }
 
 template <typename T, typename Out>
-void combine(const RowsShape& shape,
-             const int32_t* position,
-             const float* weight,
-             const T* rows,
-             Out* y,
-             void* stream) {
+void combine(const RowsShape& shape, const int32_t* position, const float* weight, const T* rows,
+             Out* y, void* stream) {
   const bool vectors = fits_vectors(shape.width, rows, y);
   launch(vectors ? combine_kernel<T, Out, kVector> : combine_kernel<T, Out, 1>,
-         ceil_div(shape.tokens, kWarps),
-         kThreads,
-         stream,
-         shape,
-         position,
-         weight,
-         rows,
-         y);
+         ceil_div(shape.tokens, kWarps), kThreads, stream, shape, position, weight, rows, y);
 }
 
 }  // namespace
 
-void lay_out_cuda(const LayoutShape& shape,
-                  const PlanRows& plan,
-                  const LayoutMemory& to,
+void lay_out_cuda(const LayoutShape& shape, const PlanRows& plan, const LayoutMemory& to,
                   void* stream) {
   if (shape.experts > kMaxLayoutExperts) {
     throw std::runtime_error("rows are laid out for at most 1024 experts");
   }
   const auto fill = [&](int32_t* memory, int byte, int64_t count) {
-    CUDA_CHECK(cudaMemsetAsync(memory,
-                               byte,
-                               sizeof(int32_t) * static_cast<size_t>(count),
+    CUDA_CHECK(cudaMemsetAsync(memory, byte, sizeof(int32_t) * static_cast<size_t>(count),
                                static_cast<cudaStream_t>(stream)));
   };
   const int64_t cells = shape.tokens * shape.columns;
@@ -208,13 +175,8 @@ void lay_out_cuda(const LayoutShape& shape,
   launch(lay_out_kernel, ceil_div(shape.rows, kThreads), kThreads, stream, shape, plan, to);
 }
 
-void gather_rows_cuda(const RowsShape& shape,
-                      const int32_t* origin,
-                      const int32_t* ends,
-                      const void* x,
-                      void* rows,
-                      bool is_bf16,
-                      void* stream) {
+void gather_rows_cuda(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                      const void* x, void* rows, bool is_bf16, void* stream) {
   const auto run = [&](auto type) {
     using T = decltype(type);
     gather(shape, origin, ends, static_cast<const T*>(x), static_cast<T*>(rows), stream);
@@ -222,14 +184,8 @@ void gather_rows_cuda(const RowsShape& shape,
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});
 }
 
-void combine_rows_cuda(const RowsShape& shape,
-                       const int32_t* position,
-                       const float* weight,
-                       const void* rows,
-                       void* y,
-                       bool is_bf16,
-                       bool y_is_bf16,
-                       void* stream) {
+void combine_rows_cuda(const RowsShape& shape, const int32_t* position, const float* weight,
+                       const void* rows, void* y, bool is_bf16, bool y_is_bf16, void* stream) {
   using Half = __nv_bfloat16;
   const auto* half_rows = static_cast<const Half*>(rows);
   if (is_bf16 && y_is_bf16) {
@@ -237,40 +193,23 @@ void combine_rows_cuda(const RowsShape& shape,
   } else if (is_bf16) {
     combine(shape, position, weight, half_rows, static_cast<float*>(y), stream);
   } else {
-    combine(
-        shape, position, weight, static_cast<const float*>(rows), static_cast<float*>(y), stream);
+    combine(shape, position, weight, static_cast<const float*>(rows), static_cast<float*>(y),
+            stream);
   }
 }
 
-void combine_rows_backward_cuda(const RowsShape& shape,
-                                const int32_t* origin,
-                                const int32_t* ends,
-                                const float* weight,
-                                const void* rows,
-                                const float* grad_y,
-                                void* grad_rows,
-                                float* grad_weight,
-                                bool is_bf16,
-                                void* stream) {
-  CUDA_CHECK(cudaMemsetAsync(grad_weight,
-                             0,
+void combine_rows_backward_cuda(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                                const float* weight, const void* rows, const float* grad_y,
+                                void* grad_rows, float* grad_weight, bool is_bf16, void* stream) {
+  CUDA_CHECK(cudaMemsetAsync(grad_weight, 0,
                              sizeof(float) * static_cast<size_t>(shape.tokens * shape.columns),
                              static_cast<cudaStream_t>(stream)));
   const auto run = [&](auto type) {
     using T = decltype(type);
     const bool vectors = fits_vectors(shape.width, rows, grad_y, grad_rows);
     launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>,
-           ceil_div(shape.rows, kWarps),
-           kThreads,
-           stream,
-           shape,
-           origin,
-           ends,
-           weight,
-           static_cast<const T*>(rows),
-           grad_y,
-           static_cast<T*>(grad_rows),
-           grad_weight);
+           ceil_div(shape.rows, kWarps), kThreads, stream, shape, origin, ends, weight,
+           static_cast<const T*>(rows), grad_y, static_cast<T*>(grad_rows), grad_weight);
   };
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});
 }

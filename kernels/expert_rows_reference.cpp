@@ -28,11 +28,8 @@ void lay_out_reference(const LayoutShape& shape, const PlanRows& plan, const Lay
 }
 
 template <typename Number>
-void gather_rows_reference(const RowsShape& shape,
-                           const int32_t* origin,
-                           const int32_t* ends,
-                           const Number* x,
-                           Number* rows) {
+void gather_rows_reference(const RowsShape& shape, const int32_t* origin, const int32_t* ends,
+                           const Number* x, Number* rows) {
   for (int64_t row = 0; row < ends[shape.experts - 1]; ++row) {
     for (int64_t d = 0; d < shape.width; ++d) {
       rows[row * shape.width + d] =
@@ -42,11 +39,8 @@ void gather_rows_reference(const RowsShape& shape,
 }
 
 template <typename Number>
-void combine_rows_reference(const RowsShape& shape,
-                            const int32_t* position,
-                            const Number* weight,
-                            const Number* rows,
-                            Number* y) {
+void combine_rows_reference(const RowsShape& shape, const int32_t* position, const Number* weight,
+                            const Number* rows, Number* y) {
   for (int64_t t = 0; t < shape.tokens; ++t) {
     for (int64_t d = 0; d < shape.width; ++d) {
       double sum = 0;
@@ -62,14 +56,9 @@ void combine_rows_reference(const RowsShape& shape,
 }
 
 template <typename Number>
-void combine_rows_backward_reference(const RowsShape& shape,
-                                     const int32_t* origin,
-                                     const int32_t* ends,
-                                     const Number* weight,
-                                     const Number* rows,
-                                     const Number* grad_y,
-                                     Number* grad_rows,
-                                     Number* grad_weight) {
+void combine_rows_backward_reference(const RowsShape& shape, const int32_t* origin,
+                                     const int32_t* ends, const Number* weight, const Number* rows,
+                                     const Number* grad_y, Number* grad_rows, Number* grad_weight) {
   std::fill_n(grad_weight, shape.tokens * shape.columns, 0);
   for (int64_t row = 0; row < ends[shape.experts - 1]; ++row) {
     const int64_t cell = origin[row], first = row * shape.width;
@@ -85,19 +74,14 @@ void combine_rows_backward_reference(const RowsShape& shape,
   }
 }
 
-#define MOE_INSTANTIATE(Number)                                                  \
-  template void gather_rows_reference(                                           \
-      const RowsShape&, const int32_t*, const int32_t*, const Number*, Number*); \
-  template void combine_rows_reference(                                          \
-      const RowsShape&, const int32_t*, const Number*, const Number*, Number*);  \
-  template void combine_rows_backward_reference(const RowsShape&,                \
-                                                const int32_t*,                  \
-                                                const int32_t*,                  \
-                                                const Number*,                   \
-                                                const Number*,                   \
-                                                const Number*,                   \
-                                                Number*,                         \
-                                                Number*)
+#define MOE_INSTANTIATE(Number)                                                                   \
+  template void gather_rows_reference(const RowsShape&, const int32_t*, const int32_t*,           \
+                                      const Number*, Number*);                                    \
+  template void combine_rows_reference(const RowsShape&, const int32_t*, const Number*,           \
+                                       const Number*, Number*);                                   \
+  template void combine_rows_backward_reference(const RowsShape&, const int32_t*, const int32_t*, \
+                                                const Number*, const Number*, const Number*,      \
+                                                Number*, Number*)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(double);
 

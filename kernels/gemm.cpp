@@ -48,14 +48,8 @@ void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
 }
 
 // Rows of A with every strip.
-void run_rows(const TileKernel& kernel,
-              const RowsOfA& a,
-              int64_t rows,
-              int64_t k,
-              const std::vector<Strip>& strips,
-              float* c,
-              int64_t c_row,
-              bool accumulate) {
+void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
+              const std::vector<Strip>& strips, float* c, int64_t c_row, bool accumulate) {
   for (int64_t i = 0; i < rows; i += kTileRows) {
     Tile tile{std::min(kTileRows, rows - i), 1, k, a.data + i / kTileRows * a.six, a.row, a.k};
     tile.c_row = c_row;
@@ -106,22 +100,13 @@ void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b,
 
 }  // namespace
 
-void gemm_one_thread(const GemmShape& shape,
-                     const MatrixView& a,
-                     const MatrixView& b,
-                     float* c,
-                     int64_t c_row,
-                     bool accumulate) {
+void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                     int64_t c_row, bool accumulate) {
   gemm_with(tile_kernels().front(), shape, a, b, c, c_row, accumulate);
 }
 
-void gemm_with(const TileKernel& kernel,
-               const GemmShape& shape,
-               const MatrixView& a,
-               const MatrixView& b,
-               float* c,
-               int64_t c_row,
-               bool accumulate) {
+void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+               const MatrixView& b, float* c, int64_t c_row, bool accumulate) {
   const auto [m, n, k] = shape;
   if (k == 0 && !accumulate) {
     for (int64_t i = 0; i < m; ++i) {
@@ -147,20 +132,16 @@ void gemm_with(const TileKernel& kernel,
   }
 }
 
-void gemm(const GemmShape& shape,
-          const MatrixView& a,
-          const MatrixView& b,
-          float* c,
-          int64_t c_row,
+void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
           bool accumulate) {
   share_out(shape, a, b, [&](const Share& mine) {
-    gemm_one_thread(
-        mine.shape, mine.a, mine.b, c + mine.row * c_row + mine.column, c_row, accumulate);
+    gemm_one_thread(mine.shape, mine.a, mine.b, c + mine.row * c_row + mine.column, c_row,
+                    accumulate);
   });
 }
 
-void gemm_to_bf16(
-    const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c, int64_t c_row) {
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+                  int64_t c_row) {
   constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
   share_out(shape, a, b, [&](const Share& mine) {
     // Of few sizes, so that one that was dropped fits.
@@ -171,12 +152,8 @@ void gemm_to_bf16(
       const int64_t columns = std::min(kBlockColumns, mine.shape.n - j);
       for (int64_t i = 0; i < mine.shape.m; i += kRows) {
         const int64_t rows = std::min(kRows, mine.shape.m - i);
-        gemm_one_thread({rows, columns, mine.shape.k},
-                        mine.a.from(i, 0),
-                        mine.b.from(0, j),
-                        sums,
-                        kBlockColumns,
-                        false);
+        gemm_one_thread({rows, columns, mine.shape.k}, mine.a.from(i, 0), mine.b.from(0, j), sums,
+                        kBlockColumns, false);
         for (int64_t r = 0; r < rows; ++r) {
           uint16_t* to = c + (mine.row + i + r) * c_row + mine.column + j;
           narrow_all(sums + r * kBlockColumns, columns, to);
@@ -201,8 +178,8 @@ MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
   const bool is_bf16 = matrix.scalar_type() == at::kBFloat16;
   TORCH_CHECK(matrix.is_cpu() && (is_bf16 || matrix.scalar_type() == at::kFloat));
   const Numbers wide = type == at::kBFloat16 ? Numbers::kRounded : Numbers::kF32;
-  return {
-      matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), is_bf16 ? Numbers::kBF16 : wide};
+  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1),
+          is_bf16 ? Numbers::kBF16 : wide};
 }
 
 bool serves_gemm(const GemmShape& shape) {
@@ -215,27 +192,16 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
   return out;
 }
 
-void product_out(at::Tensor& out,
-                 const at::Tensor& left,
-                 const at::Tensor& right,
+void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
                  bool accumulate) {
   TORCH_CHECK(
       left.size(1) == right.size(0) && out.size(0) == left.size(0) && out.size(1) == right.size(1),
-      "left ",
-      left.sizes(),
-      ", right ",
-      right.sizes(),
-      ", out ",
-      out.sizes());
+      "left ", left.sizes(), ", right ", right.sizes(), ", out ", out.sizes());
   const GemmShape shape{left.size(0), right.size(1), left.size(1)};
   if (left.is_cpu() && out.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat &&
       right.scalar_type() == at::kFloat && out.stride(1) == 1 && serves_gemm(shape)) {
-    gemm(shape,
-         view_of(left, at::kFloat),
-         view_of(right, at::kFloat),
-         out.data_ptr<float>(),
-         out.stride(0),
-         accumulate);
+    gemm(shape, view_of(left, at::kFloat), view_of(right, at::kFloat), out.data_ptr<float>(),
+         out.stride(0), accumulate);
   } else if (accumulate) {
     out.addmm_(left, right);
   } else {

@@ -34,8 +34,8 @@ struct MatrixView {
   MatrixView transposed() const { return {data, column, row, numbers}; }
   MatrixView from(int64_t i, int64_t j) const {
     const int64_t bytes = numbers == Numbers::kBF16 ? 2 : 4;
-    return {
-        static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column, numbers};
+    return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
+            numbers};
   }
   const float* floats() const { return static_cast<const float*>(data); }
   float at(int64_t i, int64_t j) const;
@@ -47,32 +47,20 @@ struct GemmShape {
 
 // c [m, n], whose rows lie c_row floats apart, = a [m, k] b [k, n]; added to what is there where
 // `accumulate`. In this thread alone.
-void gemm_one_thread(const GemmShape& shape,
-                     const MatrixView& a,
-                     const MatrixView& b,
-                     float* c,
-                     int64_t c_row,
-                     bool accumulate);
+void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                     int64_t c_row, bool accumulate);
 
 // The same by all threads of LibTorch's pool.
-void gemm(const GemmShape& shape,
-          const MatrixView& a,
-          const MatrixView& b,
-          float* c,
-          int64_t c_row,
+void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
           bool accumulate);
 
 // The same to c of bf16, rounded once from the whole sum; what was there goes.
-void gemm_to_bf16(
-    const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c, int64_t c_row);
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+                  int64_t c_row);
 
 // The reference: plain loops, sums in double.
-void gemm_reference(const GemmShape& shape,
-                    const MatrixView& a,
-                    const MatrixView& b,
-                    float* c,
-                    int64_t c_row,
-                    bool accumulate);
+void gemm_reference(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                    int64_t c_row, bool accumulate);
 
 // How gemm() reads a tensor on the CPU of f32 or bf16 whose numbers are taken in `type` (f32 or
 // bf16; f32 of bf16 is bf16).
@@ -83,9 +71,7 @@ bool serves_gemm(const GemmShape& shape);
 // left [M, K] right [K, N] -> [M, N] in their type: by gemm() where it serves, else by LibTorch.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right);
 // The same into `out` [M, N], whose rows are contiguous; added to it where `accumulate`.
-void product_out(at::Tensor& out,
-                 const at::Tensor& left,
-                 const at::Tensor& right,
+void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
                  bool accumulate = false);
 
 }  // namespace moe::kernels

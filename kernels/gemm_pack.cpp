@@ -94,10 +94,8 @@ void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, f
     const Eight front = low(in[0], in[1]), front2 = low(in[2], in[3]);
     const Eight back = high(in[0], in[1]), back2 = high(in[2], in[3]);
     // Numbers p and p + 1 of all four columns, and so on.
-    const std::array<Eight, 4> turned = {low_pairs(front, front2),
-                                         high_pairs(front, front2),
-                                         low_pairs(back, back2),
-                                         high_pairs(back, back2)};
+    const std::array<Eight, 4> turned = {low_pairs(front, front2), high_pairs(front, front2),
+                                         low_pairs(back, back2), high_pairs(back, back2)};
     for (int64_t r = 0; r < 4; ++r) {
       const Eight first = low(Eight{}, turned[r]), second = high(Eight{}, turned[r]);
       std::memcpy(to + (p + 2 * r) * width, &first, sizeof(Eight));
@@ -194,8 +192,8 @@ int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, i
   return k * ((is_read_in_place(b) ? 0 : n) + kernel.width);
 }
 
-std::vector<Strip> strips_of(
-    const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k, float* buffer) {
+std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                             float* buffer) {
   std::vector<Strip> strips;
   float* next = buffer;
   size_t in_place = 0;

@@ -25,8 +25,8 @@ inline constexpr int64_t kRowsOfBlock = 16 * kTileRows;  // of A that are taken 
 int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k);
 
 // The strips of b [k, n]; those that cannot be read where they lie are written to `buffer`.
-std::vector<Strip> strips_of(
-    const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k, float* buffer);
+std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                             float* buffer);
 
 // Rows of A in sixes: element (i, p) of the one that begins at `from` is from[i * row + p * k], and
 // the next begins `six` floats after it.

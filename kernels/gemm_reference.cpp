@@ -2,12 +2,8 @@
 
 namespace moe::kernels {
 
-void gemm_reference(const GemmShape& shape,
-                    const MatrixView& a,
-                    const MatrixView& b,
-                    float* c,
-                    int64_t c_row,
-                    bool accumulate) {
+void gemm_reference(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                    int64_t c_row, bool accumulate) {
   for (int64_t i = 0; i < shape.m; ++i) {
     for (int64_t j = 0; j < shape.n; ++j) {
       double sum = accumulate ? c[i * c_row + j] : 0.0;

@@ -35,12 +35,7 @@ struct GemmShape;
 struct MatrixView;
 
 // gemm_one_thread (kernels/gemm.h), which takes the first of them, by any.
-void gemm_with(const TileKernel& kernel,
-               const GemmShape& shape,
-               const MatrixView& a,
-               const MatrixView& b,
-               float* c,
-               int64_t c_row,
-               bool accumulate);
+void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+               const MatrixView& b, float* c, int64_t c_row, bool accumulate);
 
 }  // namespace moe::kernels

@@ -32,9 +32,7 @@ void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
 }
 
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& rows,
-                        const Tensor& weight,
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
                         std::vector<int64_t> rows_per_expert) {
     context->save_for_backward({rows, weight});
     Tensor out = grouped_product(rows, weight, true, rows.size(0), rows_per_expert);
@@ -74,10 +72,7 @@ std::vector<int64_t> loads_of(const Tensor& ends) {
 
 }  // namespace
 
-Tensor grouped_product(const Tensor& in,
-                       const Tensor& weights,
-                       bool transposed,
-                       int64_t total,
+Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed, int64_t total,
                        const std::vector<int64_t>& rows_per_expert) {
   const auto type = in.scalar_type();
   Tensor out = at::empty({total, weights.size(transposed ? 1 : 2)}, in.options());
@@ -92,9 +87,7 @@ Tensor grouped_product(const Tensor& in,
   return out;
 }
 
-Tensor grouped_weight_gradient(const Tensor& left,
-                               const Tensor& right,
-                               const Tensor& weights,
+Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,
                                const std::vector<int64_t>& rows_per_expert) {
   const auto type = left.scalar_type();
   Tensor gradient = at::empty(weights.sizes(), weights.options());
@@ -111,23 +104,19 @@ Tensor grouped_weight_gradient(const Tensor& left,
   return gradient;
 }
 
-Tensor grouped_product(const Tensor& in,
-                       const Tensor& weights,
-                       bool transposed,
+Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
                        const Tensor& ends) {
   const auto type = in.scalar_type();
   if (!fits_grouped_mm(weights, type)) {
     return grouped_product(in, weights, transposed, in.size(0), loads_of(ends));
   }
   const Tensor right = operand(weights, type).contiguous();
-  return at::_grouped_mm(
-             operand(in, type).contiguous(), transposed ? right.transpose(1, 2) : right, ends)
+  return at::_grouped_mm(operand(in, type).contiguous(), transposed ? right.transpose(1, 2) : right,
+                         ends)
       .to(type);
 }
 
-Tensor grouped_weight_gradient(const Tensor& left,
-                               const Tensor& right,
-                               const Tensor& weights,
+Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,
                                const Tensor& ends) {
   const auto type = left.scalar_type();
   if (!fits_grouped_mm(weights, type)) {
@@ -137,20 +126,14 @@ Tensor grouped_weight_gradient(const Tensor& left,
   return at::_grouped_mm(a.t(), b, ends).to(weights.scalar_type());
 }
 
-Tensor grouped_linear(const Tensor& rows,
-                      const Tensor& weight,
+Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
                       const std::vector<int64_t>& rows_per_expert) {
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
                   std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0}) <=
                       rows.size(0),
-              "rows ",
-              rows.sizes(),
-              ", weight ",
-              weight.sizes(),
-              ", loads of ",
-              rows_per_expert.size(),
-              " experts");
+              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", loads of ",
+              rows_per_expert.size(), " experts");
   return GroupedLinear::apply(rows, weight, rows_per_expert);
 }
 

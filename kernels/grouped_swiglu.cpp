@@ -22,11 +22,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& rows,
-                        const Tensor& gate_up,
-                        const Tensor& down,
-                        std::vector<int64_t> rows_per_expert) {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
+                        const Tensor& down, std::vector<int64_t> rows_per_expert) {
     RECORD_USER_SCOPE("experts");
     const int64_t used =
         std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
@@ -65,11 +62,8 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
 };
 
 struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& rows,
-                        const Tensor& gate_up,
-                        const Tensor& down,
-                        const Tensor& ends) {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
+                        const Tensor& down, const Tensor& ends) {
     const Tensor up = rounded_once(gate_up, rows.scalar_type());
     const Tensor back = rounded_once(down, rows.scalar_type());
     const Tensor hidden = grouped_product(rows, up, true, ends);
@@ -100,30 +94,19 @@ void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
   TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
                   down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
                   loads == down.size(0),
-              "rows ",
-              rows.sizes(),
-              ", gate_up ",
-              gate_up.sizes(),
-              ", down ",
-              down.sizes(),
-              ", loads of ",
-              loads,
-              " experts");
+              "rows ", rows.sizes(), ", gate_up ", gate_up.sizes(), ", down ", down.sizes(),
+              ", loads of ", loads, " experts");
 }
 
 }  // namespace
 
-Tensor grouped_swiglu(const Tensor& rows,
-                      const Tensor& gate_up,
-                      const Tensor& down,
+Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const std::vector<int64_t>& rows_per_expert) {
   check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
   return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
 }
 
-Tensor grouped_swiglu(const Tensor& rows,
-                      const Tensor& gate_up,
-                      const Tensor& down,
+Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Tensor& ends) {
   check_shapes(rows, gate_up, down, ends.numel());
   TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());

@@ -16,17 +16,13 @@ namespace moe::kernels {
 // [E] with a sum <= R. Returns [R, D]; rows past the sum are 0. Differentiable in all three
 // tensors: an expert without rows gets gradient 0. Saved for backward: the inputs and the hidden
 // products [sum, 2F]; the activation is computed again.
-at::Tensor grouped_swiglu(const at::Tensor& rows,
-                          const at::Tensor& gate_up,
-                          const at::Tensor& down,
+at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const std::vector<int64_t>& rows_per_expert);
 
 // The same where the loads stay on the device: segments end at `ends` [E] i32
 // (kernels/grouped_linear.h); rows past the last hold anything, and get a gradient that is
 // anything.
-at::Tensor grouped_swiglu(const at::Tensor& rows,
-                          const at::Tensor& gate_up,
-                          const at::Tensor& down,
+at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const at::Tensor& ends);
 
 }  // namespace moe::kernels

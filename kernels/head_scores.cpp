@@ -46,9 +46,7 @@ struct RunningRow {
 // One block of rows: hidden [m, D], and the tokens asked of it, whose rows count from `first_row`.
 class RowBlock {
  public:
-  RowBlock(const Tensor& hidden,
-           at::ScalarType type,
-           std::span<const AskedToken> asked,
+  RowBlock(const Tensor& hidden, at::ScalarType type, std::span<const AskedToken> asked,
            int64_t first_row)
       : hidden_(operand(hidden, type)),
         type_(type),
@@ -93,8 +91,7 @@ class RowBlock {
 };
 
 // The asked tokens of rows begin..end-1.
-std::span<const AskedToken> asked_of(std::span<const AskedToken> asked,
-                                     int64_t begin,
+std::span<const AskedToken> asked_of(std::span<const AskedToken> asked, int64_t begin,
                                      int64_t end) {
   const auto before = [](const AskedToken& one, int64_t row) { return one.row < row; };
   const auto from = std::lower_bound(asked.begin(), asked.end(), begin, before);
@@ -102,28 +99,20 @@ std::span<const AskedToken> asked_of(std::span<const AskedToken> asked,
 }
 
 void check(const Tensor& hidden, const Tensor& weight, std::span<const AskedToken> asked) {
-  TORCH_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1),
-              "hidden ",
-              hidden.sizes(),
-              ", weight ",
-              weight.sizes());
+  TORCH_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1), "hidden ",
+              hidden.sizes(), ", weight ", weight.sizes());
   const auto by_row = [](const AskedToken& a, const AskedToken& b) { return a.row < b.row; };
   TORCH_CHECK(std::is_sorted(asked.begin(), asked.end(), by_row));
   for (const AskedToken& one : asked) {
     TORCH_CHECK(
         one.row >= 0 && one.row < hidden.size(0) && one.token >= 0 && one.token < weight.size(0),
-        "token ",
-        one.token,
-        " of row ",
-        one.row);
+        "token ", one.token, " of row ", one.row);
   }
 }
 
 }  // namespace
 
-std::vector<TokenScore> head_scores(const Tensor& hidden,
-                                    const Tensor& weight,
-                                    at::ScalarType type,
+std::vector<TokenScore> head_scores(const Tensor& hidden, const Tensor& weight, at::ScalarType type,
                                     std::span<const AskedToken> asked) {
   if (hidden.is_cuda()) {
     return head_scores_whole(hidden, weight, type, asked);
@@ -143,10 +132,8 @@ std::vector<TokenScore> head_scores(const Tensor& hidden,
   return scores;
 }
 
-std::vector<TokenScore> head_scores_whole(const Tensor& hidden,
-                                          const Tensor& weight,
-                                          at::ScalarType type,
-                                          std::span<const AskedToken> asked) {
+std::vector<TokenScore> head_scores_whole(const Tensor& hidden, const Tensor& weight,
+                                          at::ScalarType type, std::span<const AskedToken> asked) {
   check(hidden, weight, asked);
   const int64_t row_bytes = weight.size(0) * static_cast<int64_t>(sizeof(float));
   const int64_t most_rows = std::max<int64_t>(1, kWholeBytes / std::max<int64_t>(1, row_bytes));

@@ -28,15 +28,11 @@ struct TokenScore {
 
 // hidden [n, D] f32, weight [V, D] f32; operands are taken in `type` as kernels/linear.h does.
 // `asked` ascends by row. One score an asked token, in their order.
-std::vector<TokenScore> head_scores(const at::Tensor& hidden,
-                                    const at::Tensor& weight,
-                                    at::ScalarType type,
-                                    std::span<const AskedToken> asked);
+std::vector<TokenScore> head_scores(const at::Tensor& hidden, const at::Tensor& weight,
+                                    at::ScalarType type, std::span<const AskedToken> asked);
 
 // The reference, and the form for devices: all logits of all rows.
-std::vector<TokenScore> head_scores_whole(const at::Tensor& hidden,
-                                          const at::Tensor& weight,
-                                          at::ScalarType type,
-                                          std::span<const AskedToken> asked);
+std::vector<TokenScore> head_scores_whole(const at::Tensor& hidden, const at::Tensor& weight,
+                                          at::ScalarType type, std::span<const AskedToken> asked);
 
 }  // namespace moe::kernels

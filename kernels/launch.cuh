@@ -19,10 +19,7 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a
 // kernel<<<blocks, threads, 0, stream>>>(arguments...); nothing where there are no blocks. A plain
 // function call, so that a host compiler can read the file too (tests/support/emulated_cuda).
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...),
-            int64_t blocks,
-            int threads,
-            void* stream,
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* stream,
             Arguments... arguments) {
   if (blocks == 0) {
     return;

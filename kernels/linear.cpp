@@ -32,13 +32,8 @@ bool takes_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType o
 
 Tensor router_logits(const Tensor& x, const Tensor& weight) {
   Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
-  router_logits_cuda(x.const_data_ptr(),
-                     weight.const_data_ptr<float>(),
-                     logits.data_ptr<float>(),
-                     x.size(0),
-                     x.size(1),
-                     weight.size(0),
-                     x.scalar_type() == at::kBFloat16,
+  router_logits_cuda(x.const_data_ptr(), weight.const_data_ptr<float>(), logits.data_ptr<float>(),
+                     x.size(0), x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16,
                      current_stream(x));
   return logits;
 }
@@ -89,11 +84,8 @@ at::ScalarType f32_beside(const Tensor& x) {
 
 struct Linear : torch::autograd::Function<Linear> {
   // Operands are taken in type `operands`, y in type `out`.
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& x,
-                        const Tensor& weight,
-                        const std::optional<Tensor>& bias,
-                        at::ScalarType operands,
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, at::ScalarType operands,
                         at::ScalarType out) {
     RECORD_USER_SCOPE("projections");
     context->saved_data["operands"] = static_cast<int64_t>(operands);
@@ -133,17 +125,11 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-Tensor apply(const Tensor& x,
-             const Tensor& weight,
-             const std::optional<Tensor>& bias,
-             at::ScalarType operands,
-             at::ScalarType out) {
+Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+             at::ScalarType operands, at::ScalarType out) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
                   (!bias || bias->size(0) == weight.size(0)),
-              "x ",
-              x.sizes(),
-              ", weight ",
-              weight.sizes());
+              "x ", x.sizes(), ", weight ", weight.sizes());
   return Linear::apply(x, weight, bias, operands, out);
 }
 

@@ -48,9 +48,7 @@ struct Operand {
 // out [M, N] = left [M, K] right [K, N], summed in f32 (f64 of f64) and rounded to out's type;
 // added to what is there where `accumulate`. On the CPU operands are rounded and widened while they
 // are multiplied, without copies.
-void operand_product_out(at::Tensor& out,
-                         const Operand& left,
-                         const Operand& right,
+void operand_product_out(at::Tensor& out, const Operand& left, const Operand& right,
                          bool accumulate = false);
 
 }  // namespace moe::kernels

@@ -47,8 +47,8 @@ void swiglu_forward_cuda(const void*, void*, int64_t, int64_t, const int32_t*, b
   refuse("swiglu_forward_cuda");
 }
 
-void swiglu_backward_cuda(
-    const void*, const void*, void*, int64_t, int64_t, const int32_t*, bool, void*) {
+void swiglu_backward_cuda(const void*, const void*, void*, int64_t, int64_t, const int32_t*, bool,
+                          void*) {
   refuse("swiglu_backward_cuda");
 }
 
@@ -64,25 +64,18 @@ void row_scores_cuda(const float*, float*, int64_t*, int64_t, int64_t, void*) {
   refuse("row_scores_cuda");
 }
 
-void rms_norm_forward_cuda(
-    const void*, const float*, void*, float*, int64_t, int64_t, double, bool, void*) {
+void rms_norm_forward_cuda(const void*, const float*, void*, float*, int64_t, int64_t, double, bool,
+                           void*) {
   refuse("rms_norm_forward_cuda");
 }
 
-void rms_norm_backward_cuda(const RmsNormGradients&,
-                            const void*,
-                            const void*,
-                            const float*,
-                            const float*,
-                            int64_t,
-                            int64_t,
-                            bool,
-                            void*) {
+void rms_norm_backward_cuda(const RmsNormGradients&, const void*, const void*, const float*,
+                            const float*, int64_t, int64_t, bool, void*) {
   refuse("rms_norm_backward_cuda");
 }
 
-void rope_cuda(
-    const void*, const float*, const float*, const int32_t*, void*, const RopeShape&, bool, void*) {
+void rope_cuda(const void*, const float*, const float*, const int32_t*, void*, const RopeShape&,
+               bool, void*) {
   refuse("rope_cuda");
 }
 
@@ -90,13 +83,13 @@ void router_logits_cuda(const void*, const float*, float*, int64_t, int64_t, int
   refuse("router_logits_cuda");
 }
 
-void router_choices_cuda(
-    const float*, const int32_t*, const RouterShape&, const RouterChoices&, void*) {
+void router_choices_cuda(const float*, const int32_t*, const RouterShape&, const RouterChoices&,
+                         void*) {
   refuse("router_choices_cuda");
 }
 
-void select_rows_cuda(
-    const SelectShape&, const SelectInput&, const SelectedRows&, int32_t*, void*) {
+void select_rows_cuda(const SelectShape&, const SelectInput&, const SelectedRows&, int32_t*,
+                      void*) {
   refuse("select_rows_cuda");
 }
 
@@ -104,26 +97,18 @@ void lay_out_cuda(const LayoutShape&, const PlanRows&, const LayoutMemory&, void
   refuse("lay_out_cuda");
 }
 
-void gather_rows_cuda(
-    const RowsShape&, const int32_t*, const int32_t*, const void*, void*, bool, void*) {
+void gather_rows_cuda(const RowsShape&, const int32_t*, const int32_t*, const void*, void*, bool,
+                      void*) {
   refuse("gather_rows_cuda");
 }
 
-void combine_rows_cuda(
-    const RowsShape&, const int32_t*, const float*, const void*, void*, bool, bool, void*) {
+void combine_rows_cuda(const RowsShape&, const int32_t*, const float*, const void*, void*, bool,
+                       bool, void*) {
   refuse("combine_rows_cuda");
 }
 
-void combine_rows_backward_cuda(const RowsShape&,
-                                const int32_t*,
-                                const int32_t*,
-                                const float*,
-                                const void*,
-                                const float*,
-                                void*,
-                                float*,
-                                bool,
-                                void*) {
+void combine_rows_backward_cuda(const RowsShape&, const int32_t*, const int32_t*, const float*,
+                                const void*, const float*, void*, float*, bool, void*) {
   refuse("combine_rows_backward_cuda");
 }
 
@@ -131,14 +116,8 @@ void row_gates_cuda(const GateShape&, const float*, const int32_t*, const int32_
   refuse("row_gates_cuda");
 }
 
-void row_gates_backward_cuda(const GateShape&,
-                             const float*,
-                             const int32_t*,
-                             const int32_t*,
-                             const float*,
-                             const float*,
-                             float*,
-                             void*) {
+void row_gates_backward_cuda(const GateShape&, const float*, const int32_t*, const int32_t*,
+                             const float*, const float*, float*, void*) {
   refuse("row_gates_backward_cuda");
 }
 

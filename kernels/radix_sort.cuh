@@ -59,8 +59,8 @@ __device__ inline bool count_digits(const KeyList& list, int count, int shift, S
   return !all_equal;
 }
 
-__device__ inline void move_by_digit(
-    const KeyList& from, const KeyList& to, int count, int shift, SortSpace& space) {
+__device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int count, int shift,
+                                     SortSpace& space) {
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   for (int first = 0; first < count; first += kSortThreads) {
     const int i = first + static_cast<int>(threadIdx.x);

@@ -24,21 +24,13 @@ struct Normed {
 Normed forward_on_gpu(const Tensor& x, const Tensor& weight, double epsilon) {
   const Tensor in = x.contiguous();
   Normed normed{at::empty_like(in), at::empty({x.size(0), 1}, weight.options())};
-  rms_norm_forward_cuda(in.const_data_ptr(),
-                        weight.const_data_ptr<float>(),
-                        normed.y.mutable_data_ptr(),
-                        normed.scale.data_ptr<float>(),
-                        x.size(0),
-                        x.size(1),
-                        epsilon,
-                        x.scalar_type() == at::kBFloat16,
-                        current_stream(x));
+  rms_norm_forward_cuda(in.const_data_ptr(), weight.const_data_ptr<float>(),
+                        normed.y.mutable_data_ptr(), normed.scale.data_ptr<float>(), x.size(0),
+                        x.size(1), epsilon, x.scalar_type() == at::kBFloat16, current_stream(x));
   return normed;
 }
 
-variable_list backward_on_gpu(const Tensor& grad,
-                              const Tensor& x,
-                              const Tensor& weight,
+variable_list backward_on_gpu(const Tensor& grad, const Tensor& x, const Tensor& weight,
                               const Tensor& scale) {
   const Tensor in = x.contiguous(), upstream = grad.contiguous();
   const int64_t rows = x.size(0), width = x.size(1);
@@ -46,13 +38,8 @@ variable_list backward_on_gpu(const Tensor& grad,
   const Tensor grad_x = at::empty_like(in), grad_weight = at::empty_like(weight);
   rms_norm_backward_cuda(
       {grad_x.mutable_data_ptr(), grad_weight.data_ptr<float>(), strips.data_ptr<float>()},
-      upstream.const_data_ptr(),
-      in.const_data_ptr(),
-      weight.const_data_ptr<float>(),
-      scale.const_data_ptr<float>(),
-      rows,
-      width,
-      x.scalar_type() == at::kBFloat16,
+      upstream.const_data_ptr(), in.const_data_ptr(), weight.const_data_ptr<float>(),
+      scale.const_data_ptr<float>(), rows, width, x.scalar_type() == at::kBFloat16,
       current_stream(x));
   return {grad_x, grad_weight, Tensor()};
 }
@@ -72,37 +59,24 @@ bool has_cpu_kernel(const Tensor& x, const Tensor& weight) {
 std::pair<Tensor, Tensor> forward_on_cpu(const Tensor& x, const Tensor& weight, double epsilon) {
   const Tensor in = x.contiguous(), by = weight.contiguous();
   const Tensor y = at::empty_like(in), scale = at::empty({x.size(0), 1}, in.options());
-  rms_norm_forward_cpu(in.const_data_ptr<float>(),
-                       by.const_data_ptr<float>(),
-                       y.data_ptr<float>(),
-                       scale.data_ptr<float>(),
-                       x.size(0),
-                       x.size(1),
-                       epsilon);
+  rms_norm_forward_cpu(in.const_data_ptr<float>(), by.const_data_ptr<float>(), y.data_ptr<float>(),
+                       scale.data_ptr<float>(), x.size(0), x.size(1), epsilon);
   return {y, scale};
 }
 
-variable_list backward_on_cpu(const Tensor& grad,
-                              const Tensor& x,
-                              const Tensor& weight,
+variable_list backward_on_cpu(const Tensor& grad, const Tensor& x, const Tensor& weight,
                               const Tensor& scale) {
   const Tensor in = x.contiguous(), by = weight.contiguous(), upstream = grad.contiguous();
   const Tensor grad_x = at::empty_like(in), grad_weight = at::empty_like(by);
-  rms_norm_backward_cpu(upstream.const_data_ptr<float>(),
-                        in.const_data_ptr<float>(),
-                        by.const_data_ptr<float>(),
-                        scale.const_data_ptr<float>(),
-                        grad_x.data_ptr<float>(),
-                        grad_weight.data_ptr<float>(),
-                        x.size(0),
+  rms_norm_backward_cpu(upstream.const_data_ptr<float>(), in.const_data_ptr<float>(),
+                        by.const_data_ptr<float>(), scale.const_data_ptr<float>(),
+                        grad_x.data_ptr<float>(), grad_weight.data_ptr<float>(), x.size(0),
                         x.size(1));
   return {grad_x, grad_weight, Tensor()};
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& x,
-                        const Tensor& weight,
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         double epsilon) {
     RECORD_USER_SCOPE("norm");
     if (has_gpu_kernel(x, weight)) {
@@ -140,11 +114,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0),
-              "x ",
-              x.sizes(),
-              ", weight ",
-              weight.sizes());
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0), "x ", x.sizes(),
+              ", weight ", weight.sizes());
   return RmsNorm::apply(x, weight, epsilon);
 }
 

@@ -34,9 +34,7 @@ MOE_VECTOR_CLONES float sum_of_squares(const float* x, int64_t width) {
   return sum;
 }
 
-MOE_VECTOR_CLONES float sum_of_products(const float* a,
-                                        const float* b,
-                                        const float* c,
+MOE_VECTOR_CLONES float sum_of_products(const float* a, const float* b, const float* c,
                                         int64_t width) {
   float lane[kLanes] = {};
   const int64_t whole = width / kLanes * kLanes;
@@ -55,20 +53,15 @@ MOE_VECTOR_CLONES float sum_of_products(const float* a,
   return sum;
 }
 
-MOE_VECTOR_CLONES void scale_row(
-    const float* x, const float* weight, float scale, int64_t width, float* y) {
+MOE_VECTOR_CLONES void scale_row(const float* x, const float* weight, float scale, int64_t width,
+                                 float* y) {
   for (int64_t i = 0; i < width; ++i) {
     y[i] = x[i] * scale * weight[i];
   }
 }
 
-MOE_VECTOR_CLONES void backward_row(const float* grad,
-                                    const float* x,
-                                    const float* weight,
-                                    float scale,
-                                    float mean,
-                                    int64_t width,
-                                    float* grad_x,
+MOE_VECTOR_CLONES void backward_row(const float* grad, const float* x, const float* weight,
+                                    float scale, float mean, int64_t width, float* grad_x,
                                     float* grad_weight) {
   for (int64_t i = 0; i < width; ++i) {
     const float normed = x[i] * scale;
@@ -79,13 +72,8 @@ MOE_VECTOR_CLONES void backward_row(const float* grad,
 
 }  // namespace
 
-void rms_norm_forward_cpu(const float* x,
-                          const float* weight,
-                          float* y,
-                          float* scale,
-                          int64_t rows,
-                          int64_t width,
-                          double epsilon) {
+void rms_norm_forward_cpu(const float* x, const float* weight, float* y, float* scale, int64_t rows,
+                          int64_t width, double epsilon) {
   at::parallel_for(0, rows, kStrip, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * width;
@@ -96,13 +84,8 @@ void rms_norm_forward_cpu(const float* x,
   });
 }
 
-void rms_norm_backward_cpu(const float* grad,
-                           const float* x,
-                           const float* weight,
-                           const float* scale,
-                           float* grad_x,
-                           float* grad_weight,
-                           int64_t rows,
+void rms_norm_backward_cpu(const float* grad, const float* x, const float* weight,
+                           const float* scale, float* grad_x, float* grad_weight, int64_t rows,
                            int64_t width) {
   const int64_t strips = (rows + kStrip - 1) / kStrip;
   std::vector<float> sums(static_cast<size_t>(strips * width));
@@ -111,13 +94,7 @@ void rms_norm_backward_cpu(const float* grad,
       const float *dy = grad + row * width, *from = x + row * width;
       const float mean =
           sum_of_products(dy, from, weight, width) * scale[row] / static_cast<float>(width);
-      backward_row(dy,
-                   from,
-                   weight,
-                   scale[row],
-                   mean,
-                   width,
-                   grad_x + row * width,
+      backward_row(dy, from, weight, scale[row], mean, width, grad_x + row * width,
                    sums.data() + row / kStrip * width);
     }
   });

@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,          
                                                            const float* weight,  // [width]
                                                            T* y,                 // [rows, width]
                                                            float* scale,         // [rows]
-                                                           int width,
-                                                           float epsilon) {
+                                                           int width, float epsilon) {
   __shared__ float part[kWarps];
   const T* row = x + int64_t{blockIdx.x} * width;
   float squares = 0;
@@ -82,13 +81,12 @@ __global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,
 
 // Block (strip, columns): the sum of dy * n over the strip's rows, a lane a column.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) strip_kernel(const T* grad,       // [rows, width]
-                                                         const T* x,          // [rows, width]
-                                                         const float* scale,  // [rows]
-                                                         float* strips,  // [strip_count, width]
-                                                         int64_t rows,
-                                                         int64_t width,
-                                                         int strip_count) {
+__global__ void __launch_bounds__(kThreads)
+    strip_kernel(const T* grad,       // [rows, width]
+                 const T* x,          // [rows, width]
+                 const float* scale,  // [rows]
+                 float* strips,       // [strip_count, width]
+                 int64_t rows, int64_t width, int strip_count) {
   __shared__ float part[kWarps][kLanes];
   const int64_t across = ceil_div(width, kLanes);
   const int64_t strip = blockIdx.x / across;
@@ -114,8 +112,7 @@ __global__ void __launch_bounds__(kThreads) strip_kernel(const T* grad,       //
 
 __global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
                                   float* grad_weight,   // [width]
-                                  int64_t width,
-                                  int strip_count) {
+                                  int64_t width, int strip_count) {
   const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (column >= width) {
     return;
@@ -128,107 +125,45 @@ __global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
 }
 
 template <typename T>
-void forward(const T* x,
-             const float* weight,
-             T* y,
-             float* scale,
-             int64_t rows,
-             int64_t width,
-             double epsilon,
-             void* stream) {
+void forward(const T* x, const float* weight, T* y, float* scale, int64_t rows, int64_t width,
+             double epsilon, void* stream) {
   const bool vectors = fits_vectors(width, x, weight, y);
-  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>,
-         rows,
-         kThreads,
-         stream,
-         x,
-         weight,
-         y,
-         scale,
-         static_cast<int>(width),
-         static_cast<float>(epsilon));
+  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, rows, kThreads, stream, x,
+         weight, y, scale, static_cast<int>(width), static_cast<float>(epsilon));
 }
 
 template <typename T>
-void backward(const RmsNormGradients& to,
-              const T* grad,
-              const T* x,
-              const float* weight,
-              const float* scale,
-              int64_t rows,
-              int64_t width,
-              void* stream) {
+void backward(const RmsNormGradients& to, const T* grad, const T* x, const float* weight,
+              const float* scale, int64_t rows, int64_t width, void* stream) {
   T* grad_x = static_cast<T*>(to.x);
   const bool vectors = fits_vectors(width, x, weight, grad, grad_x);
-  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>,
-         rows,
-         kThreads,
-         stream,
-         grad,
-         x,
-         weight,
-         scale,
-         grad_x,
-         static_cast<int>(width));
+  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>, rows, kThreads,
+         stream, grad, x, weight, scale, grad_x, static_cast<int>(width));
   const int strip_count = static_cast<int>(rms_norm_strips(rows));
-  launch(strip_kernel<T>,
-         ceil_div(width, kLanes) * strip_count,
-         kThreads,
-         stream,
-         grad,
-         x,
-         scale,
-         to.strips,
-         rows,
-         width,
-         strip_count);
-  launch(add_strips_kernel,
-         ceil_div(width, kThreads),
-         kThreads,
-         stream,
-         to.strips,
-         to.weight,
-         width,
-         strip_count);
+  launch(strip_kernel<T>, ceil_div(width, kLanes) * strip_count, kThreads, stream, grad, x, scale,
+         to.strips, rows, width, strip_count);
+  launch(add_strips_kernel, ceil_div(width, kThreads), kThreads, stream, to.strips, to.weight,
+         width, strip_count);
 }
 
 }  // namespace
 
-void rms_norm_forward_cuda(const void* x,
-                           const float* weight,
-                           void* y,
-                           float* scale,
-                           int64_t rows,
-                           int64_t width,
-                           double epsilon,
-                           bool is_bf16,
-                           void* stream) {
+void rms_norm_forward_cuda(const void* x, const float* weight, void* y, float* scale, int64_t rows,
+                           int64_t width, double epsilon, bool is_bf16, void* stream) {
   const auto run = [&](auto type) {
     using T = decltype(type);
-    forward(
-        static_cast<const T*>(x), weight, static_cast<T*>(y), scale, rows, width, epsilon, stream);
+    forward(static_cast<const T*>(x), weight, static_cast<T*>(y), scale, rows, width, epsilon,
+            stream);
   };
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});
 }
 
-void rms_norm_backward_cuda(const RmsNormGradients& to,
-                            const void* grad,
-                            const void* x,
-                            const float* weight,
-                            const float* scale,
-                            int64_t rows,
-                            int64_t width,
-                            bool is_bf16,
-                            void* stream) {
+void rms_norm_backward_cuda(const RmsNormGradients& to, const void* grad, const void* x,
+                            const float* weight, const float* scale, int64_t rows, int64_t width,
+                            bool is_bf16, void* stream) {
   const auto run = [&](auto type) {
     using T = decltype(type);
-    backward(to,
-             static_cast<const T*>(grad),
-             static_cast<const T*>(x),
-             weight,
-             scale,
-             rows,
-             width,
+    backward(to, static_cast<const T*>(grad), static_cast<const T*>(x), weight, scale, rows, width,
              stream);
   };
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});

@@ -7,13 +7,8 @@
 namespace moe::kernels {
 
 template <typename Number>
-void rms_norm_forward_reference(const Number* x,
-                                const Number* weight,
-                                Number* y,
-                                Number* scale,
-                                int64_t rows,
-                                int64_t width,
-                                double epsilon) {
+void rms_norm_forward_reference(const Number* x, const Number* weight, Number* y, Number* scale,
+                                int64_t rows, int64_t width, double epsilon) {
   for (int64_t row = 0; row < rows; ++row) {
     double squares = 0;
     for (int64_t i = 0; i < width; ++i) {
@@ -29,14 +24,9 @@ void rms_norm_forward_reference(const Number* x,
 }
 
 template <typename Number>
-void rms_norm_backward_reference(const Number* grad,
-                                 const Number* x,
-                                 const Number* weight,
-                                 const Number* scale,
-                                 Number* grad_x,
-                                 Number* grad_weight,
-                                 int64_t rows,
-                                 int64_t width) {
+void rms_norm_backward_reference(const Number* grad, const Number* x, const Number* weight,
+                                 const Number* scale, Number* grad_x, Number* grad_weight,
+                                 int64_t rows, int64_t width) {
   for (int64_t i = 0; i < width; ++i) {
     double sum = 0;
     for (int64_t row = 0; row < rows; ++row) {
@@ -60,13 +50,13 @@ void rms_norm_backward_reference(const Number* grad,
   }
 }
 
-template void rms_norm_forward_reference(
-    const float*, const float*, float*, float*, int64_t, int64_t, double);
-template void rms_norm_forward_reference(
-    const double*, const double*, double*, double*, int64_t, int64_t, double);
-template void rms_norm_backward_reference(
-    const float*, const float*, const float*, const float*, float*, float*, int64_t, int64_t);
-template void rms_norm_backward_reference(
-    const double*, const double*, const double*, const double*, double*, double*, int64_t, int64_t);
+template void rms_norm_forward_reference(const float*, const float*, float*, float*, int64_t,
+                                         int64_t, double);
+template void rms_norm_forward_reference(const double*, const double*, double*, double*, int64_t,
+                                         int64_t, double);
+template void rms_norm_backward_reference(const float*, const float*, const float*, const float*,
+                                          float*, float*, int64_t, int64_t);
+template void rms_norm_backward_reference(const double*, const double*, const double*,
+                                          const double*, double*, double*, int64_t, int64_t);
 
 }  // namespace moe::kernels

@@ -40,39 +40,27 @@ Tensor turned(const Tensor& given, const Angles& angles, const RopeShape& shape)
     return turned_by_operations(x, angles, shape);
   }
   const Tensor y = at::empty_like(x);
-  rope_cuda(x.const_data_ptr(),
-            angles.cosine.const_data_ptr<float>(),
-            angles.sine.const_data_ptr<float>(),
-            angles.position.const_data_ptr<int32_t>(),
-            y.mutable_data_ptr(),
-            shape,
-            x.scalar_type() == at::kBFloat16,
-            current_stream(x));
+  rope_cuda(x.const_data_ptr(), angles.cosine.const_data_ptr<float>(),
+            angles.sine.const_data_ptr<float>(), angles.position.const_data_ptr<int32_t>(),
+            y.mutable_data_ptr(), shape, x.scalar_type() == at::kBFloat16, current_stream(x));
   return y;
 }
 
 struct Rope : torch::autograd::Function<Rope> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& x,
-                        const Tensor& cosine,
-                        const Tensor& sine,
-                        const Tensor& position,
-                        int64_t turned_heads,
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& cosine,
+                        const Tensor& sine, const Tensor& position, int64_t turned_heads,
                         int64_t heads) {
     context->save_for_backward({cosine, sine, position});
     context->saved_data["turned"] = turned_heads;
     context->saved_data["heads"] = heads;
-    return turned(x,
-                  {cosine, sine, position},
+    return turned(x, {cosine, sine, position},
                   {x.size(0), heads, turned_heads, cosine.size(1), /*backwards=*/false});
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const RopeShape shape{gradients[0].size(0),
-                          context->saved_data["heads"].toInt(),
-                          context->saved_data["turned"].toInt(),
-                          saved[0].size(1),
+    const RopeShape shape{gradients[0].size(0), context->saved_data["heads"].toInt(),
+                          context->saved_data["turned"].toInt(), saved[0].size(1),
                           /*backwards=*/true};
     return {turned(gradients[0], {saved[0], saved[1], saved[2]}, shape), {}, {}, {}, {}, {}};
   }
@@ -80,12 +68,8 @@ struct Rope : torch::autograd::Function<Rope> {
 
 }  // namespace
 
-Tensor rope(const Tensor& x,
-            const Tensor& cosine,
-            const Tensor& sine,
-            const Tensor& position,
-            int64_t turned_heads,
-            int64_t head_width) {
+Tensor rope(const Tensor& x, const Tensor& cosine, const Tensor& sine, const Tensor& position,
+            int64_t turned_heads, int64_t head_width) {
   TORCH_CHECK(x.dim() == 2 && head_width > 0 && head_width % 2 == 0 &&
                   x.size(1) % head_width == 0 && turned_heads >= 0 &&
                   turned_heads * head_width <= x.size(1) && cosine.dim() == 2 &&
@@ -94,22 +78,9 @@ Tensor rope(const Tensor& x,
                   position.dim() == 1 && position.size(0) == x.size(0) &&
                   position.scalar_type() == at::kInt && cosine.device() == x.device() &&
                   sine.device() == x.device() && position.device() == x.device(),
-              "x ",
-              x.sizes(),
-              ", tables ",
-              cosine.sizes(),
-              sine.sizes(),
-              ", positions ",
-              position.sizes(),
-              ", ",
-              turned_heads,
-              " heads of ",
-              head_width);
-  return Rope::apply(x,
-                     cosine.contiguous(),
-                     sine.contiguous(),
-                     position.contiguous(),
-                     turned_heads,
+              "x ", x.sizes(), ", tables ", cosine.sizes(), sine.sizes(), ", positions ",
+              position.sizes(), ", ", turned_heads, " heads of ", head_width);
+  return Rope::apply(x, cosine.contiguous(), sine.contiguous(), position.contiguous(), turned_heads,
                      x.size(1) / head_width);
 }
 

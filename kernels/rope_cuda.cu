@@ -42,47 +42,24 @@ __global__ void rope_kernel(const T* x,               // [tokens, heads, 2, half
 }
 
 template <typename T>
-void run(const T* x,
-         const float* cosine,
-         const float* sine,
-         const int32_t* position,
-         T* y,
-         const RopeShape& shape,
-         void* stream) {
+void run(const T* x, const float* cosine, const float* sine, const int32_t* position, T* y,
+         const RopeShape& shape, void* stream) {
   const bool vectors = fits_vectors(shape.half, x, y, cosine, sine);
   const int64_t pairs = shape.tokens * shape.heads * shape.half;
   launch(vectors ? rope_kernel<T, kVector> : rope_kernel<T, 1>,
-         ceil_div(pairs / (vectors ? kVector : 1), kThreads),
-         kThreads,
-         stream,
-         x,
-         cosine,
-         sine,
-         position,
-         y,
-         shape);
+         ceil_div(pairs / (vectors ? kVector : 1), kThreads), kThreads, stream, x, cosine, sine,
+         position, y, shape);
 }
 
 }  // namespace
 
-void rope_cuda(const void* x,
-               const float* cosine,
-               const float* sine,
-               const int32_t* position,
-               void* y,
-               const RopeShape& shape,
-               bool is_bf16,
-               void* stream) {
+void rope_cuda(const void* x, const float* cosine, const float* sine, const int32_t* position,
+               void* y, const RopeShape& shape, bool is_bf16, void* stream) {
   if (is_bf16) {
     using T = __nv_bfloat16;
     run(static_cast<const T*>(x), cosine, sine, position, static_cast<T*>(y), shape, stream);
   } else {
-    run(static_cast<const float*>(x),
-        cosine,
-        sine,
-        position,
-        static_cast<float*>(y),
-        shape,
+    run(static_cast<const float*>(x), cosine, sine, position, static_cast<float*>(y), shape,
         stream);
   }
 }

@@ -5,12 +5,8 @@
 namespace moe::kernels {
 
 template <typename Number>
-void rope_reference(const Number* x,
-                    const float* cosine,
-                    const float* sine,
-                    const int32_t* position,
-                    Number* y,
-                    const RopeShape& shape) {
+void rope_reference(const Number* x, const float* cosine, const float* sine,
+                    const int32_t* position, Number* y, const RopeShape& shape) {
   const int64_t half = shape.half;
   for (int64_t token = 0; token < shape.tokens; ++token) {
     for (int64_t head = 0; head < shape.heads; ++head) {
@@ -27,9 +23,9 @@ void rope_reference(const Number* x,
   }
 }
 
-template void rope_reference(
-    const float*, const float*, const float*, const int32_t*, float*, const RopeShape&);
-template void rope_reference(
-    const double*, const float*, const float*, const int32_t*, double*, const RopeShape&);
+template void rope_reference(const float*, const float*, const float*, const int32_t*, float*,
+                             const RopeShape&);
+template void rope_reference(const double*, const float*, const float*, const int32_t*, double*,
+                             const RopeShape&);
 
 }  // namespace moe::kernels

@@ -10,21 +10,11 @@ namespace moe::kernels {
 // logits[t, e] = sum_d x[t, d] weight[e, d], products and sums in f32 whatever x is.
 // The reference: plain loops in double. x [tokens, width], weight [experts, width], logits [tokens,
 // experts].
-void router_logits_reference(const float* x,
-                             const float* weight,
-                             float* logits,
-                             int64_t tokens,
-                             int64_t width,
-                             int64_t experts);
+void router_logits_reference(const float* x, const float* weight, float* logits, int64_t tokens,
+                             int64_t width, int64_t experts);
 // Device pointers, x f32 or bf16, a cudaStream_t.
-void router_logits_cuda(const void* x,
-                        const float* weight,
-                        float* logits,
-                        int64_t tokens,
-                        int64_t width,
-                        int64_t experts,
-                        bool is_bf16,
-                        void* stream);
+void router_logits_cuda(const void* x, const float* weight, float* logits, int64_t tokens,
+                        int64_t width, int64_t experts, bool is_bf16, void* stream);
 
 struct RouterShape {
   int64_t tokens, experts, ranks, choices;  // T, E, W with W | E, C <= E
@@ -41,16 +31,11 @@ struct RouterChoices {
 };
 
 // home [T]: the rank of each token, W for padding, which requests nothing.
-void router_choices_reference(const float* logits,
-                              const int32_t* home,
-                              const RouterShape& shape,
+void router_choices_reference(const float* logits, const int32_t* home, const RouterShape& shape,
                               const RouterChoices& to);
 
 inline constexpr int64_t kMaxRouterExperts = 256;  // of the kernel; more throw std::runtime_error
-void router_choices_cuda(const float* logits,
-                         const int32_t* home,
-                         const RouterShape& shape,
-                         const RouterChoices& to,
-                         void* stream);
+void router_choices_cuda(const float* logits, const int32_t* home, const RouterShape& shape,
+                         const RouterChoices& to, void* stream);
 
 }  // namespace moe::kernels

@@ -23,9 +23,7 @@ template <typename T, int kTokens, int kTile, int kCount>
 __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           // [tokens, width]
                                                           const float* weight,  // [experts, width]
                                                           float* logits,        // [tokens, experts]
-                                                          int64_t tokens,
-                                                          int width,
-                                                          int experts) {
+                                                          int64_t tokens, int width, int experts) {
   const int lane = threadIdx.x % kLanes;
   const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes) * kTokens;
   if (first >= tokens) {
@@ -67,36 +65,21 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           
 }
 
 template <typename T>
-void run_logits(const T* x,
-                const float* weight,
-                float* logits,
-                int64_t tokens,
-                int64_t width,
-                int64_t experts,
-                void* stream) {
+void run_logits(const T* x, const float* weight, float* logits, int64_t tokens, int64_t width,
+                int64_t experts, void* stream) {
   const bool vectors = fits_vectors(width, x, weight);
   const bool few = experts <= 8;
   const auto few_kernel = vectors ? logits_kernel<T, 4, 8, kVector> : logits_kernel<T, 4, 8, 1>;
   const auto many_kernel = vectors ? logits_kernel<T, 2, 16, kVector> : logits_kernel<T, 2, 16, 1>;
-  launch(few ? few_kernel : many_kernel,
-         ceil_div(tokens, kWarps * (few ? 4 : 2)),
-         kThreads,
-         stream,
-         x,
-         weight,
-         logits,
-         tokens,
-         static_cast<int>(width),
-         static_cast<int>(experts));
+  launch(few ? few_kernel : many_kernel, ceil_div(tokens, kWarps * (few ? 4 : 2)), kThreads, stream,
+         x, weight, logits, tokens, static_cast<int>(width), static_cast<int>(experts));
 }
 
 constexpr int kSharedCounts = 2048;
 
 // The token's scores, from its logits, of which this lane holds those of experts lane, lane + 32...
 template <int kPerLane>
-__device__ void write_scores(const float (&logit)[kPerLane],
-                             float* scores,
-                             int experts,
+__device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts,
                              bool is_relu) {
   const int lane = threadIdx.x % kLanes;
   float most = -HUGE_VALF, sum = 0;
@@ -124,8 +107,7 @@ __device__ void write_scores(const float (&logit)[kPerLane],
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits,  // [T, E]
                                                            const int32_t* home,  // [T]
-                                                           RouterShape shape,
-                                                           RouterChoices to) {
+                                                           RouterShape shape, RouterChoices to) {
   __shared__ int32_t counts[kSharedCounts];
   const int experts = static_cast<int>(shape.experts), ranks = static_cast<int>(shape.ranks);
   const int choices = static_cast<int>(shape.choices);
@@ -187,14 +169,8 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits, 
 
 }  // namespace
 
-void router_logits_cuda(const void* x,
-                        const float* weight,
-                        float* logits,
-                        int64_t tokens,
-                        int64_t width,
-                        int64_t experts,
-                        bool is_bf16,
-                        void* stream) {
+void router_logits_cuda(const void* x, const float* weight, float* logits, int64_t tokens,
+                        int64_t width, int64_t experts, bool is_bf16, void* stream) {
   const auto run = [&](auto type) {
     using T = decltype(type);
     run_logits(static_cast<const T*>(x), weight, logits, tokens, width, experts, stream);
@@ -202,16 +178,12 @@ void router_logits_cuda(const void* x,
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});
 }
 
-void router_choices_cuda(const float* logits,
-                         const int32_t* home,
-                         const RouterShape& shape,
-                         const RouterChoices& to,
-                         void* stream) {
+void router_choices_cuda(const float* logits, const int32_t* home, const RouterShape& shape,
+                         const RouterChoices& to, void* stream) {
   if (shape.experts > kMaxRouterExperts) {
     throw std::runtime_error("the router kernel takes at most 256 experts");
   }
-  CUDA_CHECK(cudaMemsetAsync(to.requested,
-                             0,
+  CUDA_CHECK(cudaMemsetAsync(to.requested, 0,
                              sizeof(int32_t) * shape.choices * shape.experts * shape.ranks,
                              static_cast<cudaStream_t>(stream)));
   constexpr int64_t kMostBlocks = 1024;  // each takes several tokens, so that its counts add up
@@ -220,13 +192,7 @@ void router_choices_cuda(const float* logits,
                       : shape.experts <= 64  ? choices_kernel<2>
                       : shape.experts <= 128 ? choices_kernel<4>
                                              : choices_kernel<8>;
-  launch(kernel,
-         blocks < kMostBlocks ? blocks : kMostBlocks,
-         kThreads,
-         stream,
-         logits,
-         home,
-         shape,
+  launch(kernel, blocks < kMostBlocks ? blocks : kMostBlocks, kThreads, stream, logits, home, shape,
          to);
 }
 

@@ -40,12 +40,8 @@ std::vector<int32_t> best_first(const float* logits, int64_t first, int64_t coun
 
 }  // namespace
 
-void router_logits_reference(const float* x,
-                             const float* weight,
-                             float* logits,
-                             int64_t tokens,
-                             int64_t width,
-                             int64_t experts) {
+void router_logits_reference(const float* x, const float* weight, float* logits, int64_t tokens,
+                             int64_t width, int64_t experts) {
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t e = 0; e < experts; ++e) {
       double sum = 0;
@@ -57,9 +53,7 @@ void router_logits_reference(const float* x,
   }
 }
 
-void router_choices_reference(const float* logits,
-                              const int32_t* home,
-                              const RouterShape& shape,
+void router_choices_reference(const float* logits, const int32_t* home, const RouterShape& shape,
                               const RouterChoices& to) {
   const int64_t experts = shape.experts, local = experts / shape.ranks;
   std::fill_n(to.requested, shape.choices * experts * shape.ranks, 0);

@@ -30,36 +30,20 @@ struct GateShape {
 
 // logits [T, E]; expert, times [T, C]; weight [T, C].
 template <typename Number>
-void row_gates_reference(const GateShape& shape,
-                         const Number* logits,
-                         const int32_t* expert,
-                         const int32_t* times,
-                         Number* weight);
+void row_gates_reference(const GateShape& shape, const Number* logits, const int32_t* expert,
+                         const int32_t* times, Number* weight);
 // grad_weight [T, C] -> grad_logits [T, E].
 template <typename Number>
-void row_gates_backward_reference(const GateShape& shape,
-                                  const Number* logits,
-                                  const int32_t* expert,
-                                  const int32_t* times,
-                                  const Number* weight,
-                                  const Number* grad_weight,
-                                  Number* grad_logits);
+void row_gates_backward_reference(const GateShape& shape, const Number* logits,
+                                  const int32_t* expert, const int32_t* times, const Number* weight,
+                                  const Number* grad_weight, Number* grad_logits);
 
 // The CUDA entry points (row_gates_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t.
-void row_gates_cuda(const GateShape& shape,
-                    const float* logits,
-                    const int32_t* expert,
-                    const int32_t* times,
-                    float* weight,
-                    void* stream);
-void row_gates_backward_cuda(const GateShape& shape,
-                             const float* logits,
-                             const int32_t* expert,
-                             const int32_t* times,
-                             const float* weight,
-                             const float* grad_weight,
-                             float* grad_logits,
-                             void* stream);
+void row_gates_cuda(const GateShape& shape, const float* logits, const int32_t* expert,
+                    const int32_t* times, float* weight, void* stream);
+void row_gates_backward_cuda(const GateShape& shape, const float* logits, const int32_t* expert,
+                             const int32_t* times, const float* weight, const float* grad_weight,
+                             float* grad_logits, void* stream);
 
 }  // namespace moe::kernels

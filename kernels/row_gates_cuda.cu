@@ -29,9 +29,7 @@ __device__ Softmax softmax_of(const float* row, int experts) {
 }
 
 // The same over the experts of a token's cells, each as often as its row counts.
-__device__ Softmax softmax_of_cells(const float* row,
-                                    const int32_t* expert,
-                                    const int32_t* times,
+__device__ Softmax softmax_of_cells(const float* row, const int32_t* expert, const int32_t* times,
                                     int columns) {
   float most = -HUGE_VALF, sum = 0;
   for (int c = 0; c < columns; ++c) {
@@ -114,42 +112,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void row_gates_cuda(const GateShape& shape,
-                    const float* logits,
-                    const int32_t* expert,
-                    const int32_t* times,
-                    float* weight,
-                    void* stream) {
-  launch(gates_kernel,
-         ceil_div(shape.tokens, kWarps),
-         kThreads,
-         stream,
-         shape,
-         logits,
-         expert,
-         times,
-         weight);
+void row_gates_cuda(const GateShape& shape, const float* logits, const int32_t* expert,
+                    const int32_t* times, float* weight, void* stream) {
+  launch(gates_kernel, ceil_div(shape.tokens, kWarps), kThreads, stream, shape, logits, expert,
+         times, weight);
 }
 
-void row_gates_backward_cuda(const GateShape& shape,
-                             const float* logits,
-                             const int32_t* expert,
-                             const int32_t* times,
-                             const float* weight,
-                             const float* grad_weight,
-                             float* grad_logits,
-                             void* stream) {
-  launch(gates_backward_kernel,
-         ceil_div(shape.tokens, kWarps),
-         kThreads,
-         stream,
-         shape,
-         logits,
-         expert,
-         times,
-         weight,
-         grad_weight,
-         grad_logits);
+void row_gates_backward_cuda(const GateShape& shape, const float* logits, const int32_t* expert,
+                             const int32_t* times, const float* weight, const float* grad_weight,
+                             float* grad_logits, void* stream) {
+  launch(gates_backward_kernel, ceil_div(shape.tokens, kWarps), kThreads, stream, shape, logits,
+         expert, times, weight, grad_weight, grad_logits);
 }
 
 }  // namespace moe::kernels

@@ -28,11 +28,8 @@ std::vector<double> softmax(const Number* logits, int64_t experts) {
 }  // namespace
 
 template <typename Number>
-void row_gates_reference(const GateShape& shape,
-                         const Number* logits,
-                         const int32_t* expert,
-                         const int32_t* times,
-                         Number* weight) {
+void row_gates_reference(const GateShape& shape, const Number* logits, const int32_t* expert,
+                         const int32_t* times, Number* weight) {
   for (int64_t t = 0; t < shape.tokens; ++t) {
     const Number* row = logits + t * shape.experts;
     const auto shares = softmax(row, shape.experts);
@@ -68,13 +65,9 @@ void row_gates_reference(const GateShape& shape,
 }
 
 template <typename Number>
-void row_gates_backward_reference(const GateShape& shape,
-                                  const Number* logits,
-                                  const int32_t* expert,
-                                  const int32_t* times,
-                                  const Number* weight,
-                                  const Number* grad_weight,
-                                  Number* grad_logits) {
+void row_gates_backward_reference(const GateShape& shape, const Number* logits,
+                                  const int32_t* expert, const int32_t* times, const Number* weight,
+                                  const Number* grad_weight, Number* grad_logits) {
   for (int64_t t = 0; t < shape.tokens; ++t) {
     const Number* row = logits + t * shape.experts;
     const auto count = static_cast<size_t>(shape.experts);
@@ -101,15 +94,11 @@ void row_gates_backward_reference(const GateShape& shape,
   }
 }
 
-#define MOE_INSTANTIATE(Number)                                                  \
-  template void row_gates_reference(                                             \
-      const GateShape&, const Number*, const int32_t*, const int32_t*, Number*); \
-  template void row_gates_backward_reference(const GateShape&,                   \
-                                             const Number*,                      \
-                                             const int32_t*,                     \
-                                             const int32_t*,                     \
-                                             const Number*,                      \
-                                             const Number*,                      \
+#define MOE_INSTANTIATE(Number)                                                               \
+  template void row_gates_reference(const GateShape&, const Number*, const int32_t*,          \
+                                    const int32_t*, Number*);                                 \
+  template void row_gates_backward_reference(const GateShape&, const Number*, const int32_t*, \
+                                             const int32_t*, const Number*, const Number*,    \
                                              Number*)
 MOE_INSTANTIATE(float);
 MOE_INSTANTIATE(double);

@@ -21,12 +21,8 @@ struct RowLayout {
 
 // Of a plan's lists (core/route/plan.h): token, expert, choice, count [rows] i64, expert_rows [E]
 // i64. Choices are below `columns`.
-RowLayout lay_out_rows(const at::Tensor& token,
-                       const at::Tensor& expert,
-                       const at::Tensor& choice,
-                       const at::Tensor& count,
-                       const at::Tensor& expert_rows,
-                       int64_t tokens,
+RowLayout lay_out_rows(const at::Tensor& token, const at::Tensor& expert, const at::Tensor& choice,
+                       const at::Tensor& count, const at::Tensor& expert_rows, int64_t tokens,
                        int64_t columns);
 
 // x [T, D] -> [P, D] of its type.
@@ -36,9 +32,7 @@ at::Tensor gather_rows(const at::Tensor& x, const RowLayout& layout);
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const RowLayout& layout);
 
 // logits [T, E] f32 (f64) -> [T, C].
-at::Tensor row_gates(const at::Tensor& logits,
-                     const RowLayout& layout,
-                     GateRule rule,
+at::Tensor row_gates(const at::Tensor& logits, const RowLayout& layout, GateRule rule,
                      bool straight_through);
 
 }  // namespace moe::kernels

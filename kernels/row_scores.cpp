@@ -82,8 +82,8 @@ RowScores row_scores(const at::Tensor& logits) {
   return scores;
 }
 
-void row_scores_reference(
-    const float* logits, float* logsumexp, int64_t* argmax, int64_t rows, int64_t vocabulary) {
+void row_scores_reference(const float* logits, float* logsumexp, int64_t* argmax, int64_t rows,
+                          int64_t vocabulary) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* z = logits + row * vocabulary;
     argmax[row] = 0;

@@ -17,17 +17,13 @@ struct RowScores {
 RowScores row_scores(const at::Tensor& logits);
 
 // The reference: plain loops in double. logits [rows, vocabulary].
-void row_scores_reference(
-    const float* logits, float* logsumexp, int64_t* argmax, int64_t rows, int64_t vocabulary);
+void row_scores_reference(const float* logits, float* logsumexp, int64_t* argmax, int64_t rows,
+                          int64_t vocabulary);
 
 // The CUDA entry point (row_scores_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t.
-void row_scores_cuda(const float* logits,
-                     float* logsumexp,
-                     int64_t* argmax,
-                     int64_t rows,
-                     int64_t vocabulary,
-                     void* stream);
+void row_scores_cuda(const float* logits, float* logsumexp, int64_t* argmax, int64_t rows,
+                     int64_t vocabulary, void* stream);
 
 // The largest of `count` numbers on the host; -infinity of none. What is no number is passed over.
 float row_largest(const float* row, int64_t count);

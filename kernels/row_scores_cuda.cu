@@ -25,21 +25,11 @@ __global__ void __launch_bounds__(kRowThreads)
 
 }  // namespace
 
-void row_scores_cuda(const float* logits,
-                     float* logsumexp,
-                     int64_t* argmax,
-                     int64_t rows,
-                     int64_t vocabulary,
-                     void* stream) {
+void row_scores_cuda(const float* logits, float* logsumexp, int64_t* argmax, int64_t rows,
+                     int64_t vocabulary, void* stream) {
   const bool vectors = fits_vectors(vocabulary, logits);
-  launch(vectors ? scores_kernel<kVector> : scores_kernel<1>,
-         rows,
-         kRowThreads,
-         stream,
-         logits,
-         logsumexp,
-         argmax,
-         static_cast<int>(vocabulary));
+  launch(vectors ? scores_kernel<kVector> : scores_kernel<1>, rows, kRowThreads, stream, logits,
+         logsumexp, argmax, static_cast<int>(vocabulary));
 }
 
 }  // namespace moe::kernels

@@ -54,10 +54,7 @@ constexpr int64_t select_rows_scratch(const SelectShape& shape) {
 
 // The CUDA entry point (select_rows_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t. T * C < 2^31.
-void select_rows_cuda(const SelectShape& shape,
-                      const SelectInput& in,
-                      const SelectedRows& to,
-                      int32_t* scratch,
-                      void* stream);
+void select_rows_cuda(const SelectShape& shape, const SelectInput& in, const SelectedRows& to,
+                      int32_t* scratch, void* stream);
 
 }  // namespace moe::kernels

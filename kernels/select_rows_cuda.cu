@@ -36,9 +36,7 @@ __device__ Segment segment_at(const SelectShape& shape, int index) {
   return index == 0 ? Segment{0, k} : Segment{k, k + 1};
 }
 
-__device__ int requests_in(const SelectShape& shape,
-                           const SelectInput& in,
-                           int64_t group,
+__device__ int requests_in(const SelectShape& shape, const SelectInput& in, int64_t group,
                            const Segment& segment) {
   int count = 0;
   for (int c = segment.first; c < segment.last; ++c) {
@@ -73,11 +71,8 @@ struct Scratch {
 };
 
 // Totals of all groups before this block's, known to all of its threads.
-__device__ Totals totals_before(const SelectShape& shape,
-                                const SelectInput& in,
-                                const int32_t* missing,
-                                int64_t group,
-                                int* part) {
+__device__ Totals totals_before(const SelectShape& shape, const SelectInput& in,
+                                const int32_t* missing, int64_t group, int* part) {
   Totals sum = {0, 0, 0};
   for (int64_t other = threadIdx.x; other < group; other += blockDim.x) {
     const Totals its = totals_of(shape, in, other);
@@ -85,15 +80,12 @@ __device__ Totals totals_before(const SelectShape& shape,
     sum.accepted += its.accepted + (missing != nullptr ? missing[other] : 0);
     sum.refused += its.refused;
   }
-  return {
-      block_sum(sum.requests, part), block_sum(sum.accepted, part), block_sum(sum.refused, part)};
+  return {block_sum(sum.requests, part), block_sum(sum.accepted, part),
+          block_sum(sum.refused, part)};
 }
 
 // The choice among the segment's by which token t asks for the expert; -1: none.
-__device__ int choice_for(const SelectShape& shape,
-                          const SelectInput& in,
-                          int64_t t,
-                          int64_t group,
+__device__ int choice_for(const SelectShape& shape, const SelectInput& in, int64_t t, int64_t group,
                           const Segment& segment) {
   if (t >= shape.tokens || in.home[t] != group % shape.ranks) {
     return -1;
@@ -108,12 +100,8 @@ __device__ int choice_for(const SelectShape& shape,
 
 // The segment's requests, in token order, to `list`: keys ascend where scores descend, values are
 // token * C + choice.
-__device__ void collect(const SelectShape& shape,
-                        const SelectInput& in,
-                        int64_t group,
-                        const Segment& segment,
-                        const KeyList& list,
-                        int* part) {
+__device__ void collect(const SelectShape& shape, const SelectInput& in, int64_t group,
+                        const Segment& segment, const KeyList& list, int* part) {
   int found = 0;
   for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
@@ -161,20 +149,16 @@ __global__ void missing_kernel(SelectShape shape, SelectInput in, Scratch scratc
   }
 }
 
-__device__ void write_row(const SelectedRows& to,
-                          int64_t row,
-                          int64_t token,
-                          int64_t expert,
-                          int64_t choice,
-                          int64_t count) {
+__device__ void write_row(const SelectedRows& to, int64_t row, int64_t token, int64_t expert,
+                          int64_t choice, int64_t count) {
   to.token[row] = token;
   to.expert[row] = expert;
   to.choice[row] = choice;
   to.count[row] = count;
 }
 
-__device__ void write_overflow(
-    const SelectedRows& to, int64_t row, int64_t token, int64_t expert, int64_t choice) {
+__device__ void write_overflow(const SelectedRows& to, int64_t row, int64_t token, int64_t expert,
+                               int64_t choice) {
   if (row < to.overflow_max) {
     to.overflow_token[row] = token;
     to.overflow_expert[row] = expert;
@@ -183,11 +167,8 @@ __device__ void write_overflow(
 }
 
 // The block after the last group: unused rows, and the rows of each expert.
-__device__ void write_rest(const SelectShape& shape,
-                           const SelectInput& in,
-                           const Scratch& scratch,
-                           const SelectedRows& to,
-                           const Totals& used) {
+__device__ void write_rest(const SelectShape& shape, const SelectInput& in, const Scratch& scratch,
+                           const SelectedRows& to, const Totals& used) {
   for (int64_t row = used.accepted + int64_t{threadIdx.x}; row < to.rows_max; row += blockDim.x) {
     write_row(to, row, 0, shape.experts, 0, 0);
   }
@@ -206,13 +187,9 @@ __device__ void write_rest(const SelectShape& shape,
 }
 
 // The tokens that are rectified in the group, in their order, from `row` on.
-__device__ void write_rectified(const SelectShape& shape,
-                                const SelectInput& in,
-                                const Scratch& scratch,
-                                const SelectedRows& to,
-                                int64_t group,
-                                int64_t row,
-                                int* part) {
+__device__ void write_rectified(const SelectShape& shape, const SelectInput& in,
+                                const Scratch& scratch, const SelectedRows& to, int64_t group,
+                                int64_t row, int* part) {
   const int64_t expert = group / shape.ranks;
   for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
@@ -269,11 +246,8 @@ int64_t requests_max(const SelectShape& shape) { return shape.tokens * (shape.k 
 
 }  // namespace
 
-void select_rows_cuda(const SelectShape& shape,
-                      const SelectInput& in,
-                      const SelectedRows& to,
-                      int32_t* scratch,
-                      void* stream) {
+void select_rows_cuda(const SelectShape& shape, const SelectInput& in, const SelectedRows& to,
+                      int32_t* scratch, void* stream) {
   const int64_t groups = shape.experts * shape.ranks, most = requests_max(shape);
   auto* lists = reinterpret_cast<uint32_t*>(scratch);
   const Scratch room{lists,
@@ -282,8 +256,7 @@ void select_rows_cuda(const SelectShape& shape,
                      lists + 3 * most,
                      scratch + 4 * most,
                      scratch + 4 * most + shape.tokens};
-  CUDA_CHECK(cudaMemsetAsync(room.served,
-                             0,
+  CUDA_CHECK(cudaMemsetAsync(room.served, 0,
                              sizeof(int32_t) * static_cast<size_t>(shape.tokens + groups),
                              static_cast<cudaStream_t>(stream)));
   launch(order_kernel, groups, kSortThreads, stream, shape, in, room);

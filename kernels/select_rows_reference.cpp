@@ -23,11 +23,8 @@ struct Group {
 };
 
 // The tokens of the group whose choice is one of first .. last - 1, best first.
-std::vector<Request> asking(const SelectShape& shape,
-                            const SelectInput& in,
-                            const Group& group,
-                            int64_t first,
-                            int64_t last) {
+std::vector<Request> asking(const SelectShape& shape, const SelectInput& in, const Group& group,
+                            int64_t first, int64_t last) {
   std::vector<Request> all;
   for (int64_t t = 0; t < shape.tokens; ++t) {
     for (int64_t c = first; c < last && in.home[t] == group.home; ++c) {
@@ -39,13 +36,13 @@ std::vector<Request> asking(const SelectShape& shape,
   const auto key = [&](const Request& each) {
     return order_key(std::bit_cast<uint32_t>(in.scores[each.token * shape.experts + group.expert]));
   };
-  std::stable_sort(
-      all.begin(), all.end(), [&](const Request& a, const Request& b) { return key(a) > key(b); });
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Request& a, const Request& b) { return key(a) > key(b); });
   return all;
 }
 
-void accept(
-    const SelectShape& shape, const SelectInput& in, Group& group, int64_t first, int64_t last) {
+void accept(const SelectShape& shape, const SelectInput& in, Group& group, int64_t first,
+            int64_t last) {
   for (const Request& each : asking(shape, in, group, first, last)) {
     if (static_cast<int64_t>(group.accepted.size()) < in.capacity[group.home]) {
       group.accepted.push_back(each);
@@ -101,8 +98,7 @@ void write(const SelectShape& shape, const std::vector<Group>& groups, const Sel
 
 }  // namespace
 
-void select_rows_reference(const SelectShape& shape,
-                           const SelectInput& in,
+void select_rows_reference(const SelectShape& shape, const SelectInput& in,
                            const SelectedRows& to) {
   std::vector<Group> groups;
   for (int64_t expert = 0; expert < shape.experts; ++expert) {

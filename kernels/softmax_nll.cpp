@@ -64,19 +64,12 @@ double row_nll(float* z, int64_t target, int64_t vocabulary, double scale) {
 double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale) {
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && target.dim() == 1 &&
                   target.size(0) == logits.size(0) && logits.scalar_type() == at::kFloat,
-              "logits ",
-              logits.sizes(),
-              ", target ",
-              target.sizes());
+              "logits ", logits.sizes(), ", target ", target.sizes());
   if (logits.is_cuda()) {
     const at::Tensor wanted = target.to(logits.device()).contiguous();
     const at::Tensor nll = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
-    softmax_nll_cuda(logits.data_ptr<float>(),
-                     wanted.const_data_ptr<int64_t>(),
-                     nll.data_ptr<double>(),
-                     logits.size(0),
-                     logits.size(1),
-                     scale,
+    softmax_nll_cuda(logits.data_ptr<float>(), wanted.const_data_ptr<int64_t>(),
+                     nll.data_ptr<double>(), logits.size(0), logits.size(1), scale,
                      current_stream(logits));
     return nll.sum().item<double>();
   }
@@ -96,8 +89,8 @@ double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale) 
   return sum;
 }
 
-double softmax_nll_reference(
-    float* logits, const int64_t* target, int64_t rows, int64_t vocabulary, double scale) {
+double softmax_nll_reference(float* logits, const int64_t* target, int64_t rows, int64_t vocabulary,
+                             double scale) {
   double nll = 0;
   for (int64_t row = 0; row < rows; ++row) {
     float* z = logits + row * vocabulary;

@@ -19,17 +19,12 @@ namespace moe::kernels {
 double softmax_nll_(at::Tensor& logits, const at::Tensor& target, double scale);
 
 // The reference: plain loops in double.
-double softmax_nll_reference(
-    float* logits, const int64_t* target, int64_t rows, int64_t vocabulary, double scale);
+double softmax_nll_reference(float* logits, const int64_t* target, int64_t rows, int64_t vocabulary,
+                             double scale);
 
 // The CUDA entry point (softmax_nll_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t; nll [rows] f64 is each row's own.
-void softmax_nll_cuda(float* logits,
-                      const int64_t* target,
-                      double* nll,
-                      int64_t rows,
-                      int64_t vocabulary,
-                      double scale,
-                      void* stream);
+void softmax_nll_cuda(float* logits, const int64_t* target, double* nll, int64_t rows,
+                      int64_t vocabulary, double scale, void* stream);
 
 }  // namespace moe::kernels

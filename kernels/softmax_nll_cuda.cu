@@ -13,8 +13,7 @@ template <int kCount>
 __global__ void __launch_bounds__(kRowThreads) nll_kernel(float* logits,  // [rows, vocabulary]
                                                           const int64_t* target,  // [rows]
                                                           double* nll,            // [rows]
-                                                          int vocabulary,
-                                                          float scale) {
+                                                          int vocabulary, float scale) {
   __shared__ RowPart parts[kRowThreads / kLanes];
   float* row = logits + int64_t{blockIdx.x} * vocabulary;
   const int wanted = static_cast<int>(target[blockIdx.x]);
@@ -37,23 +36,11 @@ __global__ void __launch_bounds__(kRowThreads) nll_kernel(float* logits,  // [ro
 
 }  // namespace
 
-void softmax_nll_cuda(float* logits,
-                      const int64_t* target,
-                      double* nll,
-                      int64_t rows,
-                      int64_t vocabulary,
-                      double scale,
-                      void* stream) {
+void softmax_nll_cuda(float* logits, const int64_t* target, double* nll, int64_t rows,
+                      int64_t vocabulary, double scale, void* stream) {
   const bool vectors = fits_vectors(vocabulary, logits);
-  launch(vectors ? nll_kernel<kVector> : nll_kernel<1>,
-         rows,
-         kRowThreads,
-         stream,
-         logits,
-         target,
-         nll,
-         static_cast<int>(vocabulary),
-         static_cast<float>(scale));
+  launch(vectors ? nll_kernel<kVector> : nll_kernel<1>, rows, kRowThreads, stream, logits, target,
+         nll, static_cast<int>(vocabulary), static_cast<float>(scale));
 }
 
 }  // namespace moe::kernels

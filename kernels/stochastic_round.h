@@ -25,12 +25,12 @@ namespace moe::kernels {
 void stochastic_round(const at::Tensor& in, const at::Tensor& out, uint64_t key, int64_t first);
 
 // The reference: neighbours and shares as written above, in double. out: bf16 bits.
-void stochastic_round_reference(
-    const float* in, uint16_t* out, int64_t count, uint64_t key, int64_t first);
+void stochastic_round_reference(const float* in, uint16_t* out, int64_t count, uint64_t key,
+                                int64_t first);
 
 // The CUDA entry point (stochastic_round_cuda.cu, or no_cuda.cpp which refuses). Device pointers, a
 // cudaStream_t.
-void stochastic_round_cuda(
-    const float* in, void* out, int64_t count, uint64_t key, int64_t first, void* stream);
+void stochastic_round_cuda(const float* in, void* out, int64_t count, uint64_t key, int64_t first,
+                           void* stream);
 
 }  // namespace moe::kernels

@@ -30,8 +30,8 @@ float round_one(float in, uint32_t draw) {
 
 }  // namespace
 
-void stochastic_round_reference(
-    const float* in, uint16_t* out, int64_t count, uint64_t key, int64_t first) {
+void stochastic_round_reference(const float* in, uint16_t* out, int64_t count, uint64_t key,
+                                int64_t first) {
   for (int64_t i = 0; i < count; ++i) {
     const auto index = static_cast<uint64_t>(first + i);
     const uint32_t draw =

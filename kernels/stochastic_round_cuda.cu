@@ -11,9 +11,7 @@ namespace {
 
 __global__ void round_kernel(const float* in,  // [count]
                              uint16_t* out,    // [count] bf16 bits
-                             int64_t count,
-                             uint64_t key,
-                             int64_t first) {
+                             int64_t count, uint64_t key, int64_t first) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= count) {
     return;
@@ -26,17 +24,10 @@ __global__ void round_kernel(const float* in,  // [count]
 
 }  // namespace
 
-void stochastic_round_cuda(
-    const float* in, void* out, int64_t count, uint64_t key, int64_t first, void* stream) {
-  launch(round_kernel,
-         ceil_div(count, kThreads),
-         kThreads,
-         stream,
-         in,
-         static_cast<uint16_t*>(out),
-         count,
-         key,
-         first);
+void stochastic_round_cuda(const float* in, void* out, int64_t count, uint64_t key, int64_t first,
+                           void* stream) {
+  launch(round_kernel, ceil_div(count, kThreads), kThreads, stream, in, static_cast<uint16_t*>(out),
+         count, key, first);
 }
 
 }  // namespace moe::kernels

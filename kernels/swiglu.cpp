@@ -53,8 +53,8 @@ at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   at::Tensor out = at::empty({rows, width}, hidden.options());
   const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
   if (hidden.is_cuda()) {
-    swiglu_forward_cuda(
-        in.data_ptr(), out.data_ptr(), rows, width, last_of(used), is_bf16, current_stream(hidden));
+    swiglu_forward_cuda(in.data_ptr(), out.data_ptr(), rows, width, last_of(used), is_bf16,
+                        current_stream(hidden));
   } else if (is_bf16) {
     swiglu_forward_cpu(bits_of(in), bits_of(out), rows, width);
   } else {
@@ -63,12 +63,11 @@ at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   return out;
 }
 
-at::Tensor swiglu_backward(const at::Tensor& grad_out,
-                           const at::Tensor& hidden,
+at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                            const at::Tensor& used) {
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
-  TORCH_CHECK(
-      grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ", grad_out.sizes());
+  TORCH_CHECK(grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ",
+              grad_out.sizes());
   at::Tensor grad = at::empty(hidden.sizes(), hidden.options());
   if (hidden.scalar_type() == at::kDouble) {
     const at::Tensor gate = hidden.narrow(1, 0, width), up = hidden.narrow(1, width, width);
@@ -79,22 +78,13 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out,
   const at::Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
   const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
   if (hidden.is_cuda()) {
-    swiglu_backward_cuda(grad_in.data_ptr(),
-                         in.data_ptr(),
-                         grad.data_ptr(),
-                         rows,
-                         width,
-                         last_of(used),
-                         is_bf16,
-                         current_stream(hidden));
+    swiglu_backward_cuda(grad_in.data_ptr(), in.data_ptr(), grad.data_ptr(), rows, width,
+                         last_of(used), is_bf16, current_stream(hidden));
   } else if (is_bf16) {
     swiglu_backward_cpu(bits_of(grad_in), bits_of(in), bits_of(grad), rows, width);
   } else {
-    swiglu_backward_cpu(grad_in.const_data_ptr<float>(),
-                        in.const_data_ptr<float>(),
-                        grad.data_ptr<float>(),
-                        rows,
-                        width);
+    swiglu_backward_cpu(grad_in.const_data_ptr<float>(), in.const_data_ptr<float>(),
+                        grad.data_ptr<float>(), rows, width);
   }
   return grad;
 }

@@ -13,21 +13,15 @@ namespace moe::kernels {
 
 namespace {
 
-MOE_VECTOR_CLONES void forward_piece(const float* gates,
-                                     const float* ups,
-                                     int64_t count,
+MOE_VECTOR_CLONES void forward_piece(const float* gates, const float* ups, int64_t count,
                                      float* out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = gates[i] / (1.0F + vector_exp(-gates[i])) * ups[i];
   }
 }
 
-MOE_VECTOR_CLONES void backward_piece(const float* grad_out,
-                                      const float* gates,
-                                      const float* ups,
-                                      int64_t count,
-                                      float* grad_gate,
-                                      float* grad_up) {
+MOE_VECTOR_CLONES void backward_piece(const float* grad_out, const float* gates, const float* ups,
+                                      int64_t count, float* grad_gate, float* grad_up) {
   for (int64_t i = 0; i < count; ++i) {
     const float gate = gates[i], up = ups[i], dy = grad_out[i];
     const float sigmoid = 1.0F / (1.0F + vector_exp(-gate));
@@ -59,10 +53,8 @@ void forward_row(const Number* hidden, Number* out, int64_t width) {
   for (int64_t i = 0; i < width; i += kPiece) {
     const int64_t count = std::min(kPiece, width - i);
     float* result = place_of(out + i, out_piece);
-    forward_piece(read(hidden + i, count, gate_piece),
-                  read(hidden + width + i, count, up_piece),
-                  count,
-                  result);
+    forward_piece(read(hidden + i, count, gate_piece), read(hidden + width + i, count, up_piece),
+                  count, result);
     write(result, count, out + i);
   }
 }
@@ -74,12 +66,8 @@ void backward_row(const Number* grad_out, const Number* hidden, Number* grad, in
     const int64_t count = std::min(kPiece, width - i);
     float* grad_gate = place_of(grad + i, grad_gate_piece);
     float* grad_up = place_of(grad + width + i, grad_up_piece);
-    backward_piece(read(grad_out + i, count, grad_piece),
-                   read(hidden + i, count, gate_piece),
-                   read(hidden + width + i, count, up_piece),
-                   count,
-                   grad_gate,
-                   grad_up);
+    backward_piece(read(grad_out + i, count, grad_piece), read(hidden + i, count, gate_piece),
+                   read(hidden + width + i, count, up_piece), count, grad_gate, grad_up);
     write(grad_gate, count, grad + i);
     write(grad_up, count, grad + width + i);
   }
@@ -100,8 +88,8 @@ void swiglu_forward_cpu(const Number* hidden, Number* out, int64_t rows, int64_t
 }
 
 template <typename Number>
-void swiglu_backward_cpu(
-    const Number* grad_out, const Number* hidden, Number* grad, int64_t rows, int64_t width) {
+void swiglu_backward_cpu(const Number* grad_out, const Number* hidden, Number* grad, int64_t rows,
+                         int64_t width) {
   at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       backward_row(grad_out + row * width, hidden + row * 2 * width, grad + row * 2 * width, width);

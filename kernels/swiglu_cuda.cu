@@ -28,9 +28,7 @@ __device__ Where where(int64_t rows, int64_t width, const int32_t* used) {
 template <typename T, int kCount>
 __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
                                T* out,           // [rows, width]
-                               int64_t rows,
-                               int64_t width,
-                               const int32_t* used) {
+                               int64_t rows, int64_t width, const int32_t* used) {
   const Where at = where<kCount>(rows, width, used);
   if (!at.is_inside) {
     return;
@@ -50,9 +48,7 @@ template <typename T, int kCount>
 __global__ void backward_kernel(const T* grad_out,  // [rows, width]
                                 const T* hidden,    // [rows, 2 * width]
                                 T* grad_hidden,     // [rows, 2 * width]
-                                int64_t rows,
-                                int64_t width,
-                                const int32_t* used) {
+                                int64_t rows, int64_t width, const int32_t* used) {
   const Where at = where<kCount>(rows, width, used);
   if (!at.is_inside) {
     return;
@@ -73,52 +69,27 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
 }
 
 template <typename T>
-void forward(
-    const T* hidden, T* out, int64_t rows, int64_t width, const int32_t* used, void* stream) {
+void forward(const T* hidden, T* out, int64_t rows, int64_t width, const int32_t* used,
+             void* stream) {
   const bool vectors = fits_vectors(width, hidden, out);
   const int64_t threads = rows * width / (vectors ? kVector : 1);
-  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>,
-         ceil_div(threads, kThreads),
-         kThreads,
-         stream,
-         hidden,
-         out,
-         rows,
-         width,
-         used);
+  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, ceil_div(threads, kThreads),
+         kThreads, stream, hidden, out, rows, width, used);
 }
 
 template <typename T>
-void backward(const T* grad_out,
-              const T* hidden,
-              T* grad_hidden,
-              int64_t rows,
-              int64_t width,
-              const int32_t* used,
-              void* stream) {
+void backward(const T* grad_out, const T* hidden, T* grad_hidden, int64_t rows, int64_t width,
+              const int32_t* used, void* stream) {
   const bool vectors = fits_vectors(width, grad_out, hidden, grad_hidden);
   const int64_t threads = rows * width / (vectors ? kVector : 1);
-  launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>,
-         ceil_div(threads, kThreads),
-         kThreads,
-         stream,
-         grad_out,
-         hidden,
-         grad_hidden,
-         rows,
-         width,
-         used);
+  launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>, ceil_div(threads, kThreads),
+         kThreads, stream, grad_out, hidden, grad_hidden, rows, width, used);
 }
 
 }  // namespace
 
-void swiglu_forward_cuda(const void* hidden,
-                         void* out,
-                         int64_t rows,
-                         int64_t width,
-                         const int32_t* used,
-                         bool is_bf16,
-                         void* stream) {
+void swiglu_forward_cuda(const void* hidden, void* out, int64_t rows, int64_t width,
+                         const int32_t* used, bool is_bf16, void* stream) {
   if (is_bf16) {
     using T = __nv_bfloat16;
     forward(static_cast<const T*>(hidden), static_cast<T*>(out), rows, width, used, stream);
@@ -127,23 +98,12 @@ void swiglu_forward_cuda(const void* hidden,
   }
 }
 
-void swiglu_backward_cuda(const void* grad_out,
-                          const void* hidden,
-                          void* grad_hidden,
-                          int64_t rows,
-                          int64_t width,
-                          const int32_t* used,
-                          bool is_bf16,
-                          void* stream) {
+void swiglu_backward_cuda(const void* grad_out, const void* hidden, void* grad_hidden, int64_t rows,
+                          int64_t width, const int32_t* used, bool is_bf16, void* stream) {
   const auto run = [&](auto type) {
     using T = decltype(type);
-    backward(static_cast<const T*>(grad_out),
-             static_cast<const T*>(hidden),
-             static_cast<T*>(grad_hidden),
-             rows,
-             width,
-             used,
-             stream);
+    backward(static_cast<const T*>(grad_out), static_cast<const T*>(hidden),
+             static_cast<T*>(grad_hidden), rows, width, used, stream);
   };
   is_bf16 ? run(__nv_bfloat16{}) : run(float{});
 }

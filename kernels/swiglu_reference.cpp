@@ -17,8 +17,8 @@ void swiglu_forward_reference(const float* hidden, float* out, int64_t rows, int
   }
 }
 
-void swiglu_backward_reference(
-    const float* grad_out, const float* hidden, float* grad_hidden, int64_t rows, int64_t width) {
+void swiglu_backward_reference(const float* grad_out, const float* hidden, float* grad_hidden,
+                               int64_t rows, int64_t width) {
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t column = 0; column < width; ++column) {
       const double gate = hidden[row * 2 * width + column];

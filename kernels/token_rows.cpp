@@ -73,9 +73,7 @@ Tensor sum_rows(const Tensor& rows, const Tensor& gate, const Tensor& token, int
       std::fill(sum + t * width + begin, sum + t * width + end, 0.0F);
     }
     for (int64_t r = 0; r < count; ++r) {
-      add_scaled(from + r * width + begin,
-                 weight == nullptr ? 1.0F : weight[r],
-                 end - begin,
+      add_scaled(from + r * width + begin, weight == nullptr ? 1.0F : weight[r], end - begin,
                  sum + to[r] * width + begin);
     }
   });
@@ -100,11 +98,8 @@ struct GatherRows : torch::autograd::Function<GatherRows> {
 };
 
 struct CombineRows : torch::autograd::Function<CombineRows> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& rows,
-                        const Tensor& gate,
-                        const Tensor& token,
-                        int64_t tokens) {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate,
+                        const Tensor& token, int64_t tokens) {
     RECORD_USER_SCOPE("combine");
     context->save_for_backward({rows, gate, token});
     return sum_rows(rows, gate, token, tokens);
@@ -137,12 +132,7 @@ Tensor gather_rows(const Tensor& x, const Tensor& token) { return GatherRows::ap
 Tensor combine_rows(const Tensor& rows, const Tensor& gate, const Tensor& token, int64_t tokens) {
   TORCH_CHECK(rows.dim() == 2 && gate.dim() == 1 && gate.size(0) == rows.size(0) &&
                   token.size(0) == rows.size(0),
-              "rows ",
-              rows.sizes(),
-              ", gate ",
-              gate.sizes(),
-              ", token ",
-              token.sizes());
+              "rows ", rows.sizes(), ", gate ", gate.sizes(), ", token ", token.sizes());
   const Tensor wide = rows.to(gate.scalar_type());
   if (is_ours(wide)) {
     return CombineRows::apply(wide, gate, token, tokens);

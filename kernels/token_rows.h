@@ -19,9 +19,7 @@ at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& token);
 
 // rows [R, D] and gate [R] f32 (or f64), token [R] i64 -> [tokens, D] in the gate's type; bf16 rows
 // are widened. Differentiable in rows and gate.
-at::Tensor combine_rows(const at::Tensor& rows,
-                        const at::Tensor& gate,
-                        const at::Tensor& token,
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& gate, const at::Tensor& token,
                         int64_t tokens);
 
 }  // namespace moe::kernels

@@ -43,9 +43,8 @@ bool may_include(const std::string& from, const std::string& to) {
   }
   const auto below = arrows_down().find(from);
   return below != arrows_down().end() &&
-         std::any_of(below->second.begin(), below->second.end(), [&](const std::string& next) {
-           return may_include(next, to);
-         });
+         std::any_of(below->second.begin(), below->second.end(),
+                     [&](const std::string& next) { return may_include(next, to); });
 }
 
 // "core/io/file.h" -> "core/io", "kernels/rope.cpp" -> "kernels", "cmake/pch.h" -> "cmake".
@@ -112,8 +111,7 @@ bool must_be_torch_free(const std::string& path) {
 }
 
 // The chain of headers by which LibTorch reaches `path`, or nothing.
-std::string way_to_libtorch(const Tree& tree,
-                            const std::string& path,
+std::string way_to_libtorch(const Tree& tree, const std::string& path,
                             std::set<std::string>& seen) {
   const auto file = tree.find(path);
   if (file == tree.end() || !seen.insert(path).second) {

@@ -61,9 +61,7 @@ double probe_disk(const fs::path& folder, uint64_t bytes) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ::close(file);
   if (!written) {
-    throw UserError("{}: writing {} bytes to try the disk failed: {}",
-                    place.string(),
-                    bytes,
+    throw UserError("{}: writing {} bytes to try the disk failed: {}", place.string(), bytes,
                     std::strerror(error));
   }
   return static_cast<double>(bytes) / std::max(seconds, 1e-9);

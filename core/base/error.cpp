@@ -6,8 +6,8 @@
 namespace moe {
 
 void fail_check(const char* condition, const char* file, int line, std::string values) {
-  throw std::logic_error(fmt::format(
-      "{}:{}: {} does not hold{}{}", file, line, condition, values.empty() ? "" : ": ", values));
+  throw std::logic_error(fmt::format("{}:{}: {} does not hold{}{}", file, line, condition,
+                                     values.empty() ? "" : ": ", values));
 }
 
 namespace {

@@ -34,9 +34,7 @@ void check_depth(std::string_view text, const std::string& where) {
       if (++depth > kMaxJsonDepth) {
         throw UserError(
             "{}: nested deeper than {} levels at byte {}: this is no file of a model or its data",
-            where,
-            kMaxJsonDepth,
-            at);
+            where, kMaxJsonDepth, at);
       }
     } else if (c == ']' || c == '}') {
       --depth;
@@ -47,9 +45,7 @@ void check_depth(std::string_view text, const std::string& where) {
 void check_utf8(std::string_view text, const std::string& where) {
   const size_t at = find_invalid_utf8(text);
   if (at != kValidUtf8) {
-    throw UserError("{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8",
-                    where,
-                    at,
+    throw UserError("{}: not UTF-8 at byte {} (0x{:02X}): save it as UTF-8", where, at,
                     static_cast<uint8_t>(text[at]));
   }
 }
@@ -175,8 +171,8 @@ Json read_json(const std::filesystem::path& file, uint64_t max_bytes) {
     throw UserError("{}: cannot be read, look at its permissions", where);
   }
   if (size > max_bytes) {
-    throw UserError(
-        "{}: has {} bytes, more than the {} that such a file may have", where, size, max_bytes);
+    throw UserError("{}: has {} bytes, more than the {} that such a file may have", where, size,
+                    max_bytes);
   }
   std::string text(size, '\0');
   in.read(text.data(), static_cast<std::streamsize>(size));
@@ -188,9 +184,7 @@ int64_t get_int(const Json& json, const std::string& key, const std::string& whe
   return as_int(require(json, key, where), key, where);
 }
 
-int64_t get_int(const Json& json,
-                const std::string& key,
-                const std::string& where,
+int64_t get_int(const Json& json, const std::string& key, const std::string& where,
                 int64_t fallback) {
   const Json* value = find_given(json, key, where);
   return value == nullptr ? fallback : as_int(*value, key, where);
@@ -200,9 +194,7 @@ double get_double(const Json& json, const std::string& key, const std::string& w
   return as_double(require(json, key, where), key, where);
 }
 
-double get_double(const Json& json,
-                  const std::string& key,
-                  const std::string& where,
+double get_double(const Json& json, const std::string& key, const std::string& where,
                   double fallback) {
   const Json* value = find_given(json, key, where);
   return value == nullptr ? fallback : as_double(*value, key, where);
@@ -223,9 +215,7 @@ std::string get_string(const Json& json, const std::string& key, const std::stri
   return as_string(require(json, key, where), key, where);
 }
 
-std::string get_string(const Json& json,
-                       const std::string& key,
-                       const std::string& where,
+std::string get_string(const Json& json, const std::string& key, const std::string& where,
                        const std::string& fallback) {
   const Json* value = find_given(json, key, where);
   return value == nullptr ? fallback : as_string(*value, key, where);

@@ -21,8 +21,7 @@ enum class DuplicateKeys { kLastWins, kRefused };
 // Parses `text`; `where` opens every error ("model/config.json" or "data.jsonl line 7"). Throws
 // UserError on broken JSON, invalid UTF-8 (with the byte's offset), numbers beyond a double, and
 // nesting beyond kMaxJsonDepth.
-Json parse_json(std::string_view text,
-                const std::string& where,
+Json parse_json(std::string_view text, const std::string& where,
                 DuplicateKeys duplicates = DuplicateKeys::kLastWins);
 
 // Reads and parses a file of at most `max_bytes`. Throws UserError when it is missing, too large or
@@ -34,20 +33,14 @@ Json read_json(const std::filesystem::path& file, uint64_t max_bytes = uint64_t{
 // Integers are whole numbers of 64 bits (4.0 is none); doubles may be written as integers, and are
 // finite.
 int64_t get_int(const Json& json, const std::string& key, const std::string& where);
-int64_t get_int(const Json& json,
-                const std::string& key,
-                const std::string& where,
+int64_t get_int(const Json& json, const std::string& key, const std::string& where,
                 int64_t fallback);
 double get_double(const Json& json, const std::string& key, const std::string& where);
-double get_double(const Json& json,
-                  const std::string& key,
-                  const std::string& where,
+double get_double(const Json& json, const std::string& key, const std::string& where,
                   double fallback);
 bool get_bool(const Json& json, const std::string& key, const std::string& where, bool fallback);
 std::string get_string(const Json& json, const std::string& key, const std::string& where);
-std::string get_string(const Json& json,
-                       const std::string& key,
-                       const std::string& where,
+std::string get_string(const Json& json, const std::string& key, const std::string& where,
                        const std::string& fallback);
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where);
 

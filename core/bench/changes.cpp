@@ -13,8 +13,8 @@ namespace moe::bench {
 namespace {
 
 bool is_measured(const std::string& name) {
-  constexpr std::array kEndings = {
-      "median_ms", "per_second", "gflops", "share", "_bytes", "faults", "parts"};
+  constexpr std::array kEndings = {"median_ms", "per_second", "gflops", "share",
+                                   "_bytes",    "faults",     "parts"};
   return std::any_of(kEndings.begin(), kEndings.end(), [&](const std::string& ending) {
     return name.size() >= ending.size() &&
            name.compare(name.size() - ending.size(), ending.size(), ending) == 0;
@@ -32,10 +32,7 @@ std::string name_in_array(const Json& element, size_t index) {
 }
 
 // `in_parts`: everything below is measured.
-void collect(const Json& before,
-             const Json& after,
-             const std::string& name,
-             bool in_parts,
+void collect(const Json& before, const Json& after, const std::string& name, bool in_parts,
              std::vector<Change>& found) {
   if (before.is_number() && after.is_number()) {
     if (in_parts || is_measured(name)) {
@@ -48,11 +45,8 @@ void collect(const Json& before,
   if (both_objects) {
     for (const auto& [key, value] : after.items()) {
       if (before.contains(key) && key != "settings") {
-        collect(before.at(key),
-                value,
-                name.empty() ? key : name + "." + key,
-                in_parts || key == "parts_ms",
-                found);
+        collect(before.at(key), value, name.empty() ? key : name + "." + key,
+                in_parts || key == "parts_ms", found);
       }
     }
   } else if (both_arrays) {
@@ -88,8 +82,7 @@ Json read_earlier(const std::filesystem::path& file, const std::string& what) {
   const bool is_bench = json.is_object() && json.contains("bench") && json["bench"].is_string();
   if (!is_bench || json["bench"].get<std::string>() != what) {
     throw UserError(
-        "--against {}: {}, not of moe bench {}",
-        file.string(),
+        "--against {}: {}, not of moe bench {}", file.string(),
         is_bench ? "is of moe bench " + json["bench"].get<std::string>() : "is no measurement",
         what);
   }

@@ -35,8 +35,7 @@ ProcessUse process_use() {
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
-  return {seconds(use.ru_utime) + seconds(use.ru_stime),
-          use.ru_minflt,
+  return {seconds(use.ru_utime) + seconds(use.ru_stime), use.ru_minflt,
           static_cast<uint64_t>(use.ru_maxrss) * 1024};
 }
 

@@ -26,10 +26,8 @@ constexpr int64_t kHeadRows = 512;  // of logits at once, in the roof too
 
 // The products of an average forward with `rows` tokens, `expert_rows` rows in each MoE layer and
 // `head_rows` rows of logits.
-std::vector<Product> products_of(const model::ModelConfig& config,
-                                 int64_t rows,
-                                 int64_t expert_rows,
-                                 int64_t head_rows) {
+std::vector<Product> products_of(const model::ModelConfig& config, int64_t rows,
+                                 int64_t expert_rows, int64_t head_rows) {
   const int64_t width = config.hidden_size, layers = config.layers;
   const int64_t queries = config.heads * config.head_dim;
   const int64_t keys = 2 * config.kv_heads * config.head_dim;
@@ -92,10 +90,8 @@ void add_routing(const eval::Scores& scores, EvalReport& report, int64_t* expert
   }
 }
 
-EvalReport measure(const model::Llama& llama,
-                   const RequestSet& set,
-                   const eval::ScoreSettings& settings,
-                   int64_t repeats) {
+EvalReport measure(const model::Llama& llama, const RequestSet& set,
+                   const eval::ScoreSettings& settings, int64_t repeats) {
   EvalReport report;
   report.name = set.name;
   report.questions = set.questions;
@@ -105,8 +101,7 @@ EvalReport measure(const model::Llama& llama,
   }
   eval::Scores scores;
   report.scoring = time_of(
-      repeats,
-      [&] { scores = eval::score_requests(llama, set.requests, settings); },
+      repeats, [&] { scores = eval::score_requests(llama, set.requests, settings); },
       llama.device());
   report.peak_bytes = process_use().peak_bytes;
   report.tokens_computed = scores.input_tokens;

@@ -57,8 +57,7 @@ std::vector<RequestSet> task_sets(const std::vector<eval::LoadedTask>& tasks,
           "choices",
           loaded.task.name);
     }
-    sets.push_back({loaded.task.name,
-                    static_cast<int64_t>(loaded.questions.size()),
+    sets.push_back({loaded.task.name, static_cast<int64_t>(loaded.questions.size()),
                     eval::encode_requests(encoder, eval::text_pairs(loaded.questions))});
   }
   return sets;

@@ -19,8 +19,7 @@ double operations(const ProductShape& shape) {
 
 }  // namespace
 
-std::vector<ProductShape> product_shapes(const model::ModelConfig& config,
-                                         int64_t tokens,
+std::vector<ProductShape> product_shapes(const model::ModelConfig& config, int64_t tokens,
                                          int64_t rows) {
   const int64_t width = config.hidden_size, inner = config.intermediate_size;
   const int64_t heads = config.heads * config.head_dim;
@@ -55,8 +54,7 @@ double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t 
          static_cast<double>(tokens) * static_cast<double>(length);
 }
 
-ProductReport bench_product(const ProductShape& shape,
-                            int64_t repeats,
+ProductReport bench_product(const ProductShape& shape, int64_t repeats,
                             const at::TensorOptions& options) {
   at::manual_seed(1);
   const auto random = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(options); };

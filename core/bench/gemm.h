@@ -22,8 +22,7 @@ struct ProductShape {
 
 // Of one step of `tokens` tokens in rows of `length`, `rows` expert rows in each MoE layer. The
 // attention core is not among them.
-std::vector<ProductShape> product_shapes(const model::ModelConfig& config,
-                                         int64_t tokens,
+std::vector<ProductShape> product_shapes(const model::ModelConfig& config, int64_t tokens,
                                          int64_t rows);
 
 // Operations of attention itself, forward and backward, counted at the causal half.
@@ -35,8 +34,7 @@ struct ProductReport {
   Timing ours[3];
 };
 // Of f32 on the host, or of the type and on the device that `options` say.
-ProductReport bench_product(const ProductShape& shape,
-                            int64_t repeats,
+ProductReport bench_product(const ProductShape& shape, int64_t repeats,
                             const at::TensorOptions& options = {});
 
 // Operations a second of products like these, each kind weighted by what it holds, from the best

@@ -39,15 +39,13 @@ World make_world(const LayerSettings& settings) {
       there(at::randn({experts, settings.width}) * 0.02),
       there(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
       there(at::randn({experts, settings.width, settings.inner}) * 0.02)};
-  const model::MoeWeights trained = {
-      leaf(weights.router), leaf(weights.gate_up), leaf(weights.down)};
+  const model::MoeWeights trained = {leaf(weights.router), leaf(weights.gate_up),
+                                     leaf(weights.down)};
   if (settings.bf16 && settings.device.is_cuda()) {
     kernels::keep_copy(trained.gate_up);
     kernels::keep_copy(trained.down);
   }
-  return {x.to(settings.bf16 ? at::kBFloat16 : at::kFloat),
-          weights,
-          trained,
+  return {x.to(settings.bf16 ? at::kBFloat16 : at::kFloat), weights, trained,
           route::spread_over_ranks(settings.tokens,
                                    settings.ep_ranks == 0 ? experts : settings.ep_ranks),
           there(at::arange(experts, at::kFloat) * -settings.skew)};
@@ -59,9 +57,7 @@ void clear_gradients(const model::MoeWeights& weights) {
   }
 }
 
-route::Routing route_once(const World& world,
-                          const Tensor& x,
-                          const Tensor& router_weight,
+route::Routing route_once(const World& world, const Tensor& x, const Tensor& router_weight,
                           const route::RouterSettings& router) {
   RECORD_USER_SCOPE("routing");
   return route::route(model::router_logits(x, router_weight) + world.skew, router, world.group);
@@ -107,33 +103,25 @@ void run_products_there(const World& world, const Tensor& rows, const Tensor& en
   clear_gradients(weights);
 }
 
-Timing time_products(const LayerSettings& settings,
-                     const World& world,
-                     const route::Routing& routing,
-                     const std::vector<int64_t>& loads,
+Timing time_products(const LayerSettings& settings, const World& world,
+                     const route::Routing& routing, const std::vector<int64_t>& loads,
                      const Tensor& gathered) {
   if (settings.device.is_cpu() || routing.input.dropless) {
     return time_of(
         settings.repeats, [&] { run_products(world, gathered, loads); }, settings.device);
   }
   const route::Plan& plan = routing.plan;
-  const kernels::RowLayout layout = kernels::lay_out_rows(plan.token,
-                                                          plan.expert,
-                                                          plan.choice,
-                                                          plan.count,
-                                                          plan.rows,
-                                                          settings.tokens,
-                                                          routing.input.k + 2);
+  const kernels::RowLayout layout =
+      kernels::lay_out_rows(plan.token, plan.expert, plan.choice, plan.count, plan.rows,
+                            settings.tokens, routing.input.k + 2);
   const Tensor rows = kernels::gather_rows(world.x, layout);
   return time_of(
       settings.repeats, [&] { run_products_there(world, rows, layout.ends); }, settings.device);
 }
 
 // The forward as evaluation runs it, launch by launch and recorded.
-void time_forward(const LayerSettings& settings,
-                  const World& world,
-                  const route::RouterSettings& router,
-                  LayerReport& report) {
+void time_forward(const LayerSettings& settings, const World& world,
+                  const route::RouterSettings& router, LayerReport& report) {
   const at::NoGradGuard no_gradients;
   Tensor y;
   const auto forward = [&] {

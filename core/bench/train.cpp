@@ -125,10 +125,8 @@ class Steps {
   std::string router() const { return config().moe ? to_string(routing_.router) : ""; }
   bool has_buffers() const { return routing_.router.capacity_factor.has_value(); }
   int64_t parameters() const {
-    return std::accumulate(
-        trained_.begin(), trained_.end(), int64_t{0}, [](int64_t sum, const auto& one) {
-          return sum + one.tensor.numel();
-        });
+    return std::accumulate(trained_.begin(), trained_.end(), int64_t{0},
+                           [](int64_t sum, const auto& one) { return sum + one.tensor.numel(); });
   }
 
  private:

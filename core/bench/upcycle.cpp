@@ -9,8 +9,7 @@
 
 namespace moe::bench {
 
-UpcycleReport bench_upcycle(const std::filesystem::path& dense,
-                            model::UpcycleSettings settings,
+UpcycleReport bench_upcycle(const std::filesystem::path& dense, model::UpcycleSettings settings,
                             int64_t repeats) {
   UpcycleReport report;
   const io::Checkpoint parent(dense);

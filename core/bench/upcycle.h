@@ -17,8 +17,7 @@ struct UpcycleReport {
 
 // `settings.out` names a folder to make and remove again, `repeats` times. UserError: what
 // plan_upcycle() and upcycle() say.
-UpcycleReport bench_upcycle(const std::filesystem::path& dense,
-                            model::UpcycleSettings settings,
+UpcycleReport bench_upcycle(const std::filesystem::path& dense, model::UpcycleSettings settings,
                             int64_t repeats);
 
 OrderedJson to_json(const UpcycleReport& report);

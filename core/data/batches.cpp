@@ -37,9 +37,7 @@ void check_lengths(const Examples& examples, int64_t seq_len) {
       throw UserError(
           "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example or use "
           "--pack stream",
-          examples.where(index),
-          examples.length(index),
-          seq_len);
+          examples.where(index), examples.length(index), seq_len);
     }
   }
 }

@@ -18,8 +18,7 @@ void push(Example& example, int64_t id, bool learned) {
 
 }  // namespace
 
-ExampleMaker::ExampleMaker(const ReadSettings& settings,
-                           int64_t vocab_size,
+ExampleMaker::ExampleMaker(const ReadSettings& settings, int64_t vocab_size,
                            const std::function<TextCodec()>& codec)
     : settings_(settings), vocab_size_(vocab_size), codec_source_(codec) {}
 
@@ -46,8 +45,7 @@ Example ExampleMaker::from_json(const Record& record, const std::string& where) 
 Example ExampleMaker::from_document(const Record& record, const std::string& where) {
   if (settings_.format && settings_.format != Format::kText) {
     throw UserError("{}: --format {}: the file is plain text, it begins with neither {{ nor [",
-                    where,
-                    format_name(*settings_.format));
+                    where, format_name(*settings_.format));
   }
   format_ = Format::kText;
   check_objective(where);
@@ -63,8 +61,7 @@ void ExampleMaker::settle_format(const Json& json, const std::string& where) {
           "{}: no known form: its keys are {}; known are instruction/input/output, "
           "instruction/context/response, system_prompt/question/response, prompt/response, "
           "prompt/completion, conversations, messages, input_ids/labels and text",
-          where,
-          keys_of(json));
+          where, keys_of(json));
     }
     format_ = settings_.format ? settings_.format : found;
     check_objective(where);
@@ -72,9 +69,7 @@ void ExampleMaker::settle_format(const Json& json, const std::string& where) {
              !json.contains(format_key(*format_))) {
     throw UserError(
         "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
-        where,
-        format_words(*format_),
-        format_words(*found));
+        where, format_words(*format_), format_words(*found));
   }
 }
 
@@ -83,8 +78,7 @@ void ExampleMaker::check_objective(const std::string& where) const {
     throw UserError("{}: plain text has no responses to learn; use --objective lm", where);
   }
   if (settings_.objective == Objective::kLm && is_conversation(*format_)) {
-    throw UserError("{}: {} are for --objective instruct; --objective lm takes text",
-                    where,
+    throw UserError("{}: {} are for --objective instruct; --objective lm takes text", where,
                     format_words(*format_));
   }
 }
@@ -125,9 +119,7 @@ Example ExampleMaker::from_row(const Json& json, const std::string& where) const
   const std::vector<int64_t> labels = get_ints(json, "labels", where);
   if (ids.size() != labels.size()) {
     throw UserError("{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
-                    where,
-                    ids.size(),
-                    labels.size());
+                    where, ids.size(), labels.size());
   }
   Example example;
   bool has_target = false;
@@ -147,24 +139,16 @@ Example ExampleMaker::from_row(const Json& json, const std::string& where) const
   return example;
 }
 
-void ExampleMaker::check_id(int64_t id,
-                            const char* key,
-                            size_t position,
+void ExampleMaker::check_id(int64_t id, const char* key, size_t position,
                             const std::string& where) const {
   if (id < 0 || id >= vocab_size_) {
     throw UserError(
         "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
-        where,
-        key,
-        position,
-        id,
-        vocab_size_);
+        where, key, position, id, vocab_size_);
   }
 }
 
-void ExampleMaker::push_text(Example& example,
-                             const std::string& text,
-                             bool learned,
+void ExampleMaker::push_text(Example& example, const std::string& text, bool learned,
                              const std::string& where) {
   const auto encode = [&] {
     try {
@@ -175,10 +159,8 @@ void ExampleMaker::push_text(Example& example,
   };
   for (const int64_t id : encode()) {
     if (id < 0 || id >= vocab_size_) {
-      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}",
-                      where,
-                      id,
-                      vocab_size_);
+      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
+                      id, vocab_size_);
     }
     push(example, id, learned);
   }

@@ -16,8 +16,7 @@ namespace moe::data {
 class ExampleMaker {
  public:
   // Keeps references to `settings` and `codec`; `codec` is called when the first text is met.
-  ExampleMaker(const ReadSettings& settings,
-               int64_t vocab_size,
+  ExampleMaker(const ReadSettings& settings, int64_t vocab_size,
                const std::function<TextCodec()>& codec);
 
   void begin_file() { format_.reset(); }

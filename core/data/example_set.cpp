@@ -15,16 +15,12 @@ class MemoryStore : public ExampleStore {
     return static_cast<int64_t>(item(index).ids.size());
   }
   int64_t line(int64_t index) const override { return item(index).line; }
-  void add_ids(int64_t index,
-               int64_t begin,
-               int64_t end,
+  void add_ids(int64_t index, int64_t begin, int64_t end,
                std::vector<int64_t>& ids) const override {
     const auto& from = item(index).ids;
     ids.insert(ids.end(), from.begin() + begin, from.begin() + end);
   }
-  void add_labels(int64_t index,
-                  int64_t begin,
-                  int64_t end,
+  void add_labels(int64_t index, int64_t begin, int64_t end,
                   std::vector<int32_t>& labels) const override {
     const auto& from = item(index).labels;
     labels.insert(labels.end(), from.begin() + begin, from.begin() + end);

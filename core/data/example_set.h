@@ -30,13 +30,9 @@ class ExampleStore {
   virtual int64_t length(int64_t index) const = 0;  // tokens, at least one
   virtual int64_t line(int64_t index) const = 0;
   // Append tokens begin..end-1 of an example, and their labels.
-  virtual void add_ids(int64_t index,
-                       int64_t begin,
-                       int64_t end,
+  virtual void add_ids(int64_t index, int64_t begin, int64_t end,
                        std::vector<int64_t>& ids) const = 0;
-  virtual void add_labels(int64_t index,
-                          int64_t begin,
-                          int64_t end,
+  virtual void add_labels(int64_t index, int64_t begin, int64_t end,
                           std::vector<int32_t>& labels) const = 0;
 };
 

@@ -24,11 +24,8 @@ struct Chunk {
 // behind those of the records before it, so the first fault in the file is the one that is told.
 class FileStream {
  public:
-  FileStream(const std::filesystem::path& file,
-             int32_t index,
-             const ReadSettings& settings,
-             ExampleMaker& maker,
-             const std::function<void(Example&&)>& sink)
+  FileStream(const std::filesystem::path& file, int32_t index, const ReadSettings& settings,
+             ExampleMaker& maker, const std::function<void(Example&&)>& sink)
       : name_(file.string()),
         index_(index),
         settings_(settings),
@@ -119,8 +116,7 @@ class FileStream {
             }
             return examples;
           },
-          maker_,
-          std::move(chunk.records)));
+          maker_, std::move(chunk.records)));
       if (pending.size() >= static_cast<size_t>(settings_.threads)) {
         give_front();
       }
@@ -150,8 +146,7 @@ std::string FileForm::words() const {
 }
 
 std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
-                                      const ReadSettings& settings,
-                                      int64_t vocab_size,
+                                      const ReadSettings& settings, int64_t vocab_size,
                                       const std::function<TextCodec()>& codec,
                                       const std::function<void(Example&&)>& sink) {
   MOE_CHECK(!sources.empty());
@@ -164,8 +159,7 @@ std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
   return forms;
 }
 
-void describe_sources(const std::vector<Source>& sources,
-                      const std::vector<FileForm>& forms,
+void describe_sources(const std::vector<Source>& sources, const std::vector<FileForm>& forms,
                       Examples& examples) {
   examples.files.clear();
   for (size_t index = 0; index < sources.size(); ++index) {
@@ -179,10 +173,8 @@ void describe_sources(const std::vector<Source>& sources,
   MOE_CHECK(examples.weights.empty() || examples.weights.size() == examples.files.size());
 }
 
-Examples read_examples(const std::vector<Source>& sources,
-                       const ReadSettings& settings,
-                       int64_t vocab_size,
-                       const std::function<TextCodec()>& codec) {
+Examples read_examples(const std::vector<Source>& sources, const ReadSettings& settings,
+                       int64_t vocab_size, const std::function<TextCodec()>& codec) {
   std::vector<Example> items;
   const auto forms = stream_examples(sources, settings, vocab_size, codec, [&](Example&& example) {
     items.push_back(std::move(example));
@@ -193,10 +185,8 @@ Examples read_examples(const std::vector<Source>& sources,
   return examples;
 }
 
-Examples read_examples(const std::vector<std::filesystem::path>& files,
-                       Objective objective,
-                       int64_t vocab_size,
-                       const std::function<TextCodec()>& codec) {
+Examples read_examples(const std::vector<std::filesystem::path>& files, Objective objective,
+                       int64_t vocab_size, const std::function<TextCodec()>& codec) {
   std::vector<Source> sources;
   for (const auto& file : files) {
     sources.push_back({file});

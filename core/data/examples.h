@@ -63,26 +63,20 @@ struct FileForm {
 // learn from, ids outside [0, vocab_size), labels of another length, invalid UTF-8, an empty file,
 // packed data that are cut short, a form that does not fit the objective.
 std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
-                                      const ReadSettings& settings,
-                                      int64_t vocab_size,
+                                      const ReadSettings& settings, int64_t vocab_size,
                                       const std::function<TextCodec()>& codec,
                                       const std::function<void(Example&&)>& sink);
 
 // Names, forms and weights of what stream_examples read of `sources`; the store is the caller's.
-void describe_sources(const std::vector<Source>& sources,
-                      const std::vector<FileForm>& forms,
+void describe_sources(const std::vector<Source>& sources, const std::vector<FileForm>& forms,
                       Examples& examples);
 
 // All of it in memory.
-Examples read_examples(const std::vector<Source>& sources,
-                       const ReadSettings& settings,
-                       int64_t vocab_size,
-                       const std::function<TextCodec()>& codec);
+Examples read_examples(const std::vector<Source>& sources, const ReadSettings& settings,
+                       int64_t vocab_size, const std::function<TextCodec()>& codec);
 
 // The same with no weights and all else at its default.
-Examples read_examples(const std::vector<std::filesystem::path>& files,
-                       Objective objective,
-                       int64_t vocab_size,
-                       const std::function<TextCodec()>& codec);
+Examples read_examples(const std::vector<std::filesystem::path>& files, Objective objective,
+                       int64_t vocab_size, const std::function<TextCodec()>& codec);
 
 }  // namespace moe::data

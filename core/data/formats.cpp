@@ -79,10 +79,7 @@ Role role_of(const Json& message, const ChatKeys& keys, const std::string& where
     return Role::kAssistant;
   }
   throw UserError("{}: '{}' is '{}', an unknown role; known: {}; remove the record or rename it",
-                  where,
-                  keys.role,
-                  printable(name, 40),
-                  keys.known);
+                  where, keys.role, printable(name, 40), keys.known);
 }
 
 // Takes the messages of one conversation in their order.
@@ -99,8 +96,7 @@ class TurnBuilder {
       require(!question_, where, "two questions in a row; join them or remove the record");
       question_ = get_string(message, keys_.text, where);
     } else {
-      require(question_ || !conversation_.turns.empty(),
-              where,
+      require(question_ || !conversation_.turns.empty(), where,
               "the conversation starts with the answer; remove the record or that message");
       require(question_.has_value(), where, "two answers in a row; join them or remove the record");
       conversation_.turns.push_back({*question_, "", get_response(message, keys_.text, where)});
@@ -110,8 +106,7 @@ class TurnBuilder {
   }
 
   Conversation take(const std::string& where) {
-    require(!conversation_.turns.empty(),
-            where,
+    require(!conversation_.turns.empty(), where,
             "no response: the conversation holds no answer; remove the record");
     return std::move(conversation_);
   }
@@ -150,9 +145,7 @@ Conversation read_chat(const Json& record, const ChatKeys& keys, const std::stri
 }
 
 // One instruction, perhaps with an input, and one response.
-Conversation read_single(const Json& record,
-                         const char* input_key,
-                         const char* response_key,
+Conversation read_single(const Json& record, const char* input_key, const char* response_key,
                          const std::string& where) {
   Turn turn;
   turn.instruction = get_string(record, "instruction", where);
@@ -184,10 +177,8 @@ Format parse_format(const std::string& name) {
     known.emplace_back(row.name);
   }
   const std::string near = nearest_name(name, known);
-  throw UserError("--format '{}' is unknown{}; known: {}",
-                  printable(name, 40),
-                  near.empty() ? "" : ", did you mean '" + near + "'?",
-                  fmt::join(known, ", "));
+  throw UserError("--format '{}' is unknown{}; known: {}", printable(name, 40),
+                  near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
 }
 
 const char* format_name(Format format) { return row_of(format).name; }

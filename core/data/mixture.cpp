@@ -44,8 +44,7 @@ class Passes {
 
 // The file of draw number `draw` (from 1), `drawn` being what each has had before: of those that
 // may draw without getting a whole example ahead, the one that would be the first to fall behind.
-size_t next_file(const std::vector<double>& shares,
-                 const std::vector<int64_t>& drawn,
+size_t next_file(const std::vector<double>& shares, const std::vector<int64_t>& drawn,
                  int64_t draw) {
   const double margin = 1.0 / std::max(1.0, 2.0 * static_cast<double>(shares.size()) - 2.0);
   constexpr double kRounding = 1e-9;
@@ -90,10 +89,7 @@ Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& n
       throw UserError(
           "--data {}: a weight of {} among {} draws none of its examples in an epoch of {}; raise "
           "it or leave the file out",
-          names[index],
-          files_[index].weight,
-          weights,
-          total);
+          names[index], files_[index].weight, weights, total);
     }
   }
 }

@@ -15,8 +15,7 @@ std::unique_ptr<std::streambuf> open_parquet(const std::filesystem::path& file) 
   void* symbol = handle == nullptr ? nullptr : ::dlsym(handle, "moe_open_parquet");
   if (symbol == nullptr) {
     throw UserError("{}: a Parquet file, but its reader cannot be loaded ({}); build moe again",
-                    file.string(),
-                    ::dlerror());
+                    file.string(), ::dlerror());
   }
   const auto open = reinterpret_cast<decltype(&moe_open_parquet)>(symbol);
   return std::unique_ptr<std::streambuf>(open(file.c_str()));

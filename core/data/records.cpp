@@ -101,10 +101,8 @@ std::optional<Record> RecordReader::next_element() {
   record.line = line_;
   if (peek() != '{') {
     throw UserError(
-        "{} line {}: broken JSON: an array of objects {{...}} is expected; {}",
-        file_.string(),
-        line_,
-        peek() == kEnd ? "the file ends before its ']': is it cut short?" : "mend the line");
+        "{} line {}: broken JSON: an array of objects {{...}} is expected; {}", file_.string(),
+        line_, peek() == kEnd ? "the file ends before its ']': is it cut short?" : "mend the line");
   }
   read_element_text(record.text);
   skip_space();
@@ -113,13 +111,10 @@ std::optional<Record> RecordReader::next_element() {
     skip_space();
     if (peek() == ']') {
       throw UserError("{} line {}: broken JSON: a comma before the ']' that ends the array",
-                      file_.string(),
-                      line_);
+                      file_.string(), line_);
     }
   } else if (peek() != ']') {
-    throw UserError("{} line {}: broken JSON: {}",
-                    file_.string(),
-                    line_,
+    throw UserError("{} line {}: broken JSON: {}", file_.string(), line_,
                     peek() == kEnd ? "the file ends before its ']': is it cut short?"
                                    : "a comma or ']' is missing after an element");
   }
@@ -138,8 +133,7 @@ void RecordReader::read_element_text(std::string& text) {
       throw UserError(
           "{} line {}: broken JSON: the element that starts here is not closed: is the file cut "
           "short?",
-          file_.string(),
-          line);
+          file_.string(), line);
     }
     text.push_back(static_cast<char>(byte));
     if (quoted) {
@@ -168,8 +162,7 @@ std::optional<Record> RecordReader::next_document() {
         throw UserError(
             "{} line {}: the document that starts here is not valid UTF-8; convert the file to "
             "UTF-8",
-            file_.string(),
-            start);
+            file_.string(), start);
       }
       return Record{std::string(trim(text)), start};
     }
@@ -205,10 +198,7 @@ void RecordReader::check_length(const std::string& text, int64_t line) const {
         "{} line {}: the record that starts here is longer than {} MiB; split it (documents of a "
         "text are separated "
         "by lines {})",
-        file_.string(),
-        line,
-        kMaxRecordBytes >> 20,
-        kSeparator);
+        file_.string(), line, kMaxRecordBytes >> 20, kSeparator);
   }
 }
 

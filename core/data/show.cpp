@@ -23,10 +23,8 @@ bool carries_loss(const Example& example, size_t position) {
 
 }  // namespace
 
-std::string show_example(const Example& example,
-                         const std::string& where,
-                         const std::function<std::string(int64_t)>& piece,
-                         bool colour) {
+std::string show_example(const Example& example, const std::string& where,
+                         const std::function<std::string(int64_t)>& piece, bool colour) {
   const Marks& marks = colour ? kColour : kBrackets;
   std::string tokens;
   size_t learned = 0;
@@ -41,11 +39,8 @@ std::string show_example(const Example& example,
     }
     tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
   }
-  return fmt::format("{}: {} tokens, {} with loss\n{}\n",
-                     printable(where, 4096),
-                     example.ids.size(),
-                     learned,
-                     tokens);
+  return fmt::format("{}: {} tokens, {} with loss\n{}\n", printable(where, 4096),
+                     example.ids.size(), learned, tokens);
 }
 
 }  // namespace moe::data

@@ -14,9 +14,7 @@ namespace moe::data {
 // learned as another one shows both, "a→b". The first line says `where` the example comes from and
 // counts its tokens; everything ends with a newline, and nothing in it can move a terminal's
 // cursor.
-std::string show_example(const Example& example,
-                         const std::string& where,
-                         const std::function<std::string(int64_t)>& piece,
-                         bool colour);
+std::string show_example(const Example& example, const std::string& where,
+                         const std::function<std::string(int64_t)>& piece, bool colour);
 
 }  // namespace moe::data

@@ -28,10 +28,8 @@ std::string plain_instruct(const Conversation& conversation, size_t index) {
 }
 
 TurnText paper_turn(const Conversation& conversation, size_t index) {
-  return {index == 0,
-          plain_instruct(conversation, index) + (conversation.verbatim ? "" : "\n"),
-          false,
-          conversation.turns[index].response};
+  return {index == 0, plain_instruct(conversation, index) + (conversation.verbatim ? "" : "\n"),
+          false, conversation.turns[index].response};
 }
 
 // tatsu-lab/stanford_alpaca, train.py, PROMPT_DICT.
@@ -76,8 +74,7 @@ char unescape(char c, const std::string& word) {
       return c;
     default:
       throw UserError("--template '{}': '\\{}' is no escape; known: \\n, \\t, \\\\, \\{{ and \\}}",
-                      printable(word),
-                      printable(std::string(1, c)));
+                      printable(word), printable(std::string(1, c)));
   }
 }
 
@@ -120,16 +117,13 @@ void check_names(const std::vector<std::string>& names, const std::string& word)
       throw UserError(
           "--template '{}': '{{{}}}' is no placeholder; known: {{instruction}} and {{response}} "
           "(write \\{{ for a brace)",
-          shown,
-          printable(name, 40));
+          shown, printable(name, 40));
     }
   }
   for (const auto& [name, count] :
        {std::pair("instruction", instructions), std::pair("response", responses)}) {
     if (count != 1) {
-      throw UserError("--template '{}': {{{}}} {}; it must stand there once",
-                      shown,
-                      name,
+      throw UserError("--template '{}': {{{}}} {}; it must stand there once", shown, name,
                       count == 0 ? "is missing" : "stands there more than once");
     }
   }
@@ -158,8 +152,7 @@ Template Template::parse(const std::string& word) {
         "--template '{}' is unknown{}; known: paper, alpaca, llama2, or a text with "
         "{{instruction}} "
         "and {{response}}",
-        printable(word, 40),
-        near.empty() ? "" : ", did you mean '" + near + "'?");
+        printable(word, 40), near.empty() ? "" : ", did you mean '" + near + "'?");
   }
   Pieces pieces = cut(word);
   check_names(pieces.names, word);
@@ -171,14 +164,8 @@ Template Template::parse(const std::string& word) {
 }
 
 std::string Template::words() const {
-  return fmt::format("{} {} {} {} {}{}{}",
-                     static_cast<int>(kind_),
-                     before_.size(),
-                     between_.size(),
-                     after_.size(),
-                     before_,
-                     between_,
-                     after_);
+  return fmt::format("{} {} {} {} {}{}{}", static_cast<int>(kind_), before_.size(), between_.size(),
+                     after_.size(), before_, between_, after_);
 }
 
 TurnText Template::render(const Conversation& conversation, size_t turn) const {
@@ -196,8 +183,7 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
   return {turn == 0,
           before_ + plain_instruct(conversation, turn) +
               between_.substr(0, between_.size() - (has_space ? 1 : 0)),
-          has_space,
-          conversation.turns[turn].response + after_};
+          has_space, conversation.turns[turn].response + after_};
 }
 
 }  // namespace moe::data

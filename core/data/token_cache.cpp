@@ -68,9 +68,7 @@ Examples examples_of(const CacheRequest& request, std::shared_ptr<const TokenFil
   return examples;
 }
 
-void write_tokens(const CacheRequest& request,
-                  const io::Descriptor& file,
-                  const fs::path& name,
+void write_tokens(const CacheRequest& request, const io::Descriptor& file, const fs::path& name,
                   const io::Digest& key) {
   TokenFileWriter writer(file, name, key, request.vocab_size);
   const auto sink = [&](Example&& example) {
@@ -83,8 +81,7 @@ void write_tokens(const CacheRequest& request,
 }
 
 // The file of an earlier run, if it is there and whole.
-std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request,
-                                             const fs::path& file,
+std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const fs::path& file,
                                              const io::Digest& key,
                                              std::vector<std::string>& notes) {
   std::error_code ignored;
@@ -93,8 +90,8 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request,
   }
   try {
     auto tokens = std::make_shared<TokenFile>(io::MappedFile(file), key, request.vocab_size);
-    notes.push_back(fmt::format(
-        "tokens from the cache {} ({})", file.string(), io::size_text(tokens->bytes())));
+    notes.push_back(fmt::format("tokens from the cache {} ({})", file.string(),
+                                io::size_text(tokens->bytes())));
     return tokens;
   } catch (const BadTokenFile& bad) {
     notes.push_back(fmt::format("{}: {}; the data are tokenised anew", file.string(), bad.what()));
@@ -104,10 +101,8 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request,
   return nullptr;
 }
 
-std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request,
-                                          const io::Descriptor& file,
-                                          const fs::path& name,
-                                          const io::Digest& key,
+std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const io::Descriptor& file,
+                                          const fs::path& name, const io::Digest& key,
                                           const std::vector<Stamp>& stamps) {
   write_tokens(request, file, name, key);
   for (size_t index = 0; index < stamps.size(); ++index) {
@@ -119,17 +114,16 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request,
   // Opened by its number, not by its name, under which another run may put its own meanwhile.
   const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
   try {
-    return std::make_shared<TokenFile>(
-        io::MappedFile(io::open_to_read(number), name), key, request.vocab_size);
+    return std::make_shared<TokenFile>(io::MappedFile(io::open_to_read(number), name), key,
+                                       request.vocab_size);
   } catch (const BadTokenFile& bad) {
-    throw std::runtime_error(fmt::format(
-        "{}: {} right after it was written; is the disk whole?", name.string(), bad.what()));
+    throw std::runtime_error(fmt::format("{}: {} right after it was written; is the disk whole?",
+                                         name.string(), bad.what()));
   }
 }
 
 // A new file to write in the cache, or none where the folder cannot be written and need not be.
-std::unique_ptr<io::PartialFile> make_file(const CachePlace& place,
-                                           const fs::path& target,
+std::unique_ptr<io::PartialFile> make_file(const CachePlace& place, const fs::path& target,
                                            std::vector<std::string>& notes) {
   std::error_code error;
   fs::create_directories(place.folder, error);
@@ -164,18 +158,14 @@ CachePlace cache_place(const std::string& word) {
   return home.empty() ? CachePlace{} : CachePlace{home / ".cache" / "moe" / "tokens", true};
 }
 
-io::Digest token_key(const std::vector<Source>& sources,
-                     const ReadSettings& settings,
-                     int64_t vocab_size,
-                     const fs::path& tokenizer,
+io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
+                     int64_t vocab_size, const fs::path& tokenizer,
                      const std::function<void()>& on_block) {
   io::ContentHash hash;
   hash.update_text(fmt::format("moe {} tokens {}", kVersion, kTokenFileVersion));
-  hash.update_text(fmt::format("vocabulary {} objective {} loss {} most {} format {}",
-                               vocab_size,
+  hash.update_text(fmt::format("vocabulary {} objective {} loss {} most {} format {}", vocab_size,
                                static_cast<int>(settings.objective),
-                               static_cast<int>(settings.loss_on),
-                               settings.most_per_file,
+                               static_cast<int>(settings.loss_on), settings.most_per_file,
                                settings.format ? format_name(*settings.format) : "open"));
   hash.update_text(settings.text_template.words());
   std::error_code ignored;
@@ -216,8 +206,8 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   const fs::path folder = temporary_folder();
   const io::Descriptor file = io::make_nameless_file(folder);
   auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps);
-  notes.push_back(fmt::format(
-      "tokens in a temporary file in {} ({})", folder.string(), io::size_text(tokens->bytes())));
+  notes.push_back(fmt::format("tokens in a temporary file in {} ({})", folder.string(),
+                              io::size_text(tokens->bytes())));
   return examples_of(request, std::move(tokens));
 }
 

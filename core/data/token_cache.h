@@ -31,10 +31,8 @@ CachePlace cache_place(const std::string& word);
 
 // What the examples of `sources` depend on: bytes of all files and how they are read. A tokenizer
 // that is not there counts as none. `on_block` is called between blocks and may throw.
-io::Digest token_key(const std::vector<Source>& sources,
-                     const ReadSettings& settings,
-                     int64_t vocab_size,
-                     const std::filesystem::path& tokenizer,
+io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
+                     int64_t vocab_size, const std::filesystem::path& tokenizer,
                      const std::function<void()>& on_block);
 
 struct CacheRequest {

@@ -20,8 +20,7 @@ void require(bool holds, const char* words) {
 }
 
 // A header that is whole and of this key; counts and offsets are still to be believed.
-layout::Header check_header(std::span<const std::byte> bytes,
-                            const io::Digest& key,
+layout::Header check_header(std::span<const std::byte> bytes, const io::Digest& key,
                             int64_t vocab_size) {
   require(bytes.size() >= sizeof(layout::Header), "is cut short");
   const auto header = load<layout::Header>(bytes.data());
@@ -152,9 +151,7 @@ int64_t TokenFile::length(int64_t index) const { return load<layout::Block>(bloc
 
 int64_t TokenFile::line(int64_t index) const { return load<layout::Block>(block(index)).line; }
 
-void TokenFile::add_ids(int64_t index,
-                        int64_t begin,
-                        int64_t end,
+void TokenFile::add_ids(int64_t index, int64_t begin, int64_t end,
                         std::vector<int64_t>& ids) const {
   const std::byte* from = block(index) + sizeof(layout::Block);
   for (int64_t t = begin; t < end; ++t) {
@@ -162,9 +159,7 @@ void TokenFile::add_ids(int64_t index,
   }
 }
 
-void TokenFile::add_labels(int64_t index,
-                           int64_t begin,
-                           int64_t end,
+void TokenFile::add_labels(int64_t index, int64_t begin, int64_t end,
                            std::vector<int32_t>& labels) const {
   const std::byte* at = block(index);
   const auto head = load<layout::Block>(at);

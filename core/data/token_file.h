@@ -31,10 +31,8 @@ class TokenFileWriter {
  public:
   // `file` is empty and open to write, `name` its name in errors; both outlive the writer. `key`
   // says what the tokens were made from.
-  TokenFileWriter(const io::Descriptor& file,
-                  const std::filesystem::path& name,
-                  const io::Digest& key,
-                  int64_t vocab_size);
+  TokenFileWriter(const io::Descriptor& file, const std::filesystem::path& name,
+                  const io::Digest& key, int64_t vocab_size);
 
   // In file order; ids and labels lie in the vocabulary. UserError when the disk is full.
   void add(const Example& example);
@@ -70,9 +68,7 @@ class TokenFile : public ExampleStore {
   int64_t length(int64_t index) const override;
   int64_t line(int64_t index) const override;
   void add_ids(int64_t index, int64_t begin, int64_t end, std::vector<int64_t>& ids) const override;
-  void add_labels(int64_t index,
-                  int64_t begin,
-                  int64_t end,
+  void add_labels(int64_t index, int64_t begin, int64_t end,
                   std::vector<int32_t>& labels) const override;
 
   const std::vector<FileForm>& forms() const { return forms_; }

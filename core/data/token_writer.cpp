@@ -49,10 +49,8 @@ uint32_t id_bytes_for(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; 
 
 }  // namespace
 
-TokenFileWriter::TokenFileWriter(const io::Descriptor& file,
-                                 const std::filesystem::path& name,
-                                 const io::Digest& key,
-                                 int64_t vocab_size)
+TokenFileWriter::TokenFileWriter(const io::Descriptor& file, const std::filesystem::path& name,
+                                 const io::Digest& key, int64_t vocab_size)
     : file_(file), name_(name), key_(key), vocab_size_(vocab_size) {
   put(bytes_of(layout::Header{{}}));  // no magic yet
   flush();
@@ -108,10 +106,9 @@ void TokenFileWriter::finish(const std::vector<FileForm>& forms) {
   header.blocks_low = blocks.low;
   std::vector<layout::File> files;
   for (size_t file = 0; file < forms.size(); ++file) {
-    files.push_back({static_cast<uint32_t>(forms[file].format),
-                     static_cast<uint32_t>(forms[file].packing),
-                     static_cast<uint64_t>(ranges_[file].count),
-                     static_cast<uint64_t>(ranges_[file].tokens)});
+    files.push_back(
+        {static_cast<uint32_t>(forms[file].format), static_cast<uint32_t>(forms[file].packing),
+         static_cast<uint64_t>(ranges_[file].count), static_cast<uint64_t>(ranges_[file].tokens)});
   }
   io::ContentHash tables;
   tables.update(bytes_of(index_));

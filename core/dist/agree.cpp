@@ -34,17 +34,15 @@ std::string first_difference(const std::string& first, const std::string& other)
 
 void agree(Comm& comm, const std::string& what, const std::string& text) {
   const auto hashes = gather_texts(comm, sha256_hex(text));
-  const auto other = std::find_if(
-      hashes.begin(), hashes.end(), [&](const auto& hash) { return hash != hashes.front(); });
+  const auto other = std::find_if(hashes.begin(), hashes.end(),
+                                  [&](const auto& hash) { return hash != hashes.front(); });
   if (other == hashes.end()) {
     return;
   }
   const auto rank = static_cast<size_t>(other - hashes.begin());
   const auto texts = gather_texts(comm, text.substr(0, kMostSent));
-  throw UserError("rank {} disagrees with rank 0 on {}{}; start all ranks with the same",
-                  rank,
-                  what,
-                  first_difference(texts.front(), texts[rank]));
+  throw UserError("rank {} disagrees with rank 0 on {}{}; start all ranks with the same", rank,
+                  what, first_difference(texts.front(), texts[rank]));
 }
 
 }  // namespace moe::dist

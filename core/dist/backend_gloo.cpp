@@ -23,10 +23,8 @@ BackendPointer make_gloo(const Membership& membership, const BackendPlace& place
                 membership.roll.members()[membership.rank].address)
           : ProcessGroupGloo::createDeviceForInterface(membership.interface));
   return c10::make_intrusive<ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>(place.name, store),
-      static_cast<int>(place.rank),
-      static_cast<int>(place.size),
-      options);
+      c10::make_intrusive<c10d::PrefixStore>(place.name, store), static_cast<int>(place.rank),
+      static_cast<int>(place.size), options);
 }
 
 }  // namespace moe::dist

@@ -62,20 +62,15 @@ class HostBackend : public c10d::Backend {
   HostBackend(const Membership& membership, const BackendPlace& place)
       : c10d::Backend(static_cast<int>(place.rank), static_cast<int>(place.size)),
         members_(membership.roll.members()),
-        memory_(*membership.store,
-                place.name + "memory",
-                place.rank,
-                place.size,
-                static_cast<size_t>(place.size * place.size) * sizeof(ByteRing),
-                membership.timeout,
+        memory_(*membership.store, place.name + "memory", place.rank, place.size,
+                static_cast<size_t>(place.size * place.size) * sizeof(ByteRing), membership.timeout,
                 [this] { expect_all(); }),
         rings_(static_cast<ByteRing*>(memory_.data())) {}
 
   const std::string getBackendName() const override { return "host"; }
   void setTimeout(std::chrono::milliseconds /*timeout*/) override {}  // who waits knows how long
 
-  c10::intrusive_ptr<c10d::Work> alltoall_base(Tensor& output,
-                                               Tensor& input,
+  c10::intrusive_ptr<c10d::Work> alltoall_base(Tensor& output, Tensor& input,
                                                std::vector<int64_t>& output_counts,
                                                std::vector<int64_t>& input_counts,
                                                const c10d::AllToAllOptions& /*options*/) override {

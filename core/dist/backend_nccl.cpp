@@ -13,18 +13,15 @@ namespace moe::dist {
 
 using c10d::ProcessGroupNCCL;
 
-BackendPointer make_nccl(const Membership& membership,
-                         const BackendPlace& place,
+BackendPointer make_nccl(const Membership& membership, const BackendPlace& place,
                          at::Device device) {
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read by the constructor below
   const auto options = ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout);
   const auto backend = c10::make_intrusive<ProcessGroupNCCL>(
-      c10::make_intrusive<c10d::PrefixStore>(place.name, store),
-      static_cast<int>(place.rank),
-      static_cast<int>(place.size),
-      options);
+      c10::make_intrusive<c10d::PrefixStore>(place.name, store), static_cast<int>(place.rank),
+      static_cast<int>(place.size), options);
   backend->setBoundDeviceId(device);
   return backend;
 }

@@ -18,8 +18,7 @@ struct BackendPlace {
 // All wait for the other ranks to come.
 BackendPointer make_host(const Membership& membership, const BackendPlace& place);
 BackendPointer make_gloo(const Membership& membership, const BackendPlace& place);
-BackendPointer make_nccl(const Membership& membership,
-                         const BackendPlace& place,
+BackendPointer make_nccl(const Membership& membership, const BackendPlace& place,
                          at::Device device);
 
 }  // namespace moe::dist

@@ -54,8 +54,8 @@ std::vector<std::string> environment_with(const Variables& added) {
 }
 
 // The way from fork to exec: nothing here allocates, for other threads held locks when we forked.
-[[noreturn]] void become_rank(
-    char** arguments, char** environment, pid_t parent, pid_t group, int standard_error) {
+[[noreturn]] void become_rank(char** arguments, char** environment, pid_t parent, pid_t group,
+                              int standard_error) {
   setpgid(0, group);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) {  // it died before we asked to be told
@@ -92,10 +92,7 @@ Child::Child(int64_t rank, const Variables& variables, pid_t group, bool speaks)
   pid_ = fork();
   if (pid_ == 0) {
     become_rank(const_cast<char**>(argument_pointers.data()),
-                const_cast<char**>(environment_pointers.data()),
-                parent,
-                group,
-                ends[1]);
+                const_cast<char**>(environment_pointers.data()), parent, group, ends[1]);
   }
   const int error = errno;
   if (!speaks) {

@@ -27,11 +27,8 @@ class Reader {
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), parsed);
     if (error != std::errc() || end != value.data() + value.size() || value.empty() ||
         parsed < least || parsed > most) {
-      throw UserError("the environment says {}='{}', which is no whole number from {} to {}",
-                      name,
-                      value,
-                      least,
-                      most);
+      throw UserError("the environment says {}='{}', which is no whole number from {} to {}", name,
+                      value, least, most);
     }
     return parsed;
   }
@@ -63,10 +60,10 @@ constexpr Words kOpenMpi = {"mpirun",
                             "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE",
                             "PMIX_NAMESPACE"};
-constexpr Words kMpich = {
-    "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"};
-constexpr Words kSlurm = {
-    "srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr, "SLURM_JOB_ID"};
+constexpr Words kMpich = {"mpirun",          "PMI_RANK",        "PMI_SIZE",
+                          "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"};
+constexpr Words kSlurm = {"srun",          "SLURM_PROCID", "SLURM_NTASKS",
+                          "SLURM_LOCALID", nullptr,        "SLURM_JOB_ID"};
 
 // The script of sbatch is told of a rank and a size too; only the processes of srun are ranks.
 bool is_batch_script(const Reader& reader) {
@@ -93,19 +90,14 @@ void read_rank(const Reader& reader, const Words& words, Environment& environmen
       throw UserError(
           "the environment has {} but no {}; set both, as torchrun, mpirun and srun do, or unset "
           "{}",
-          given,
-          missing,
-          given);
+          given, missing, given);
     }
   }
   environment.size = reader.number(words.size, 1, kMostRanks);
   environment.rank = reader.number(words.rank, 0, kMostRanks);
   if (environment.rank >= environment.size) {
-    throw UserError("the environment says {}={} of {}={}; ranks count from 0",
-                    words.rank,
-                    environment.rank,
-                    words.size,
-                    environment.size);
+    throw UserError("the environment says {}={} of {}={}; ranks count from 0", words.rank,
+                    environment.rank, words.size, environment.size);
   }
   environment.local_rank = reader.maybe(words.local_rank, 0, kMostRanks).value_or(environment.rank);
 }
@@ -144,8 +136,7 @@ void read_store(const Reader& reader, const Words& words, Environment& environme
     throw UserError(
         "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
         "name or address of rank 0's host",
-        environment.launcher,
-        environment.size);
+        environment.launcher, environment.size);
   }
   const auto port = reader.maybe("MASTER_PORT", 1, 65535);
   if (!port && words.rank == kTorchrun.rank) {
@@ -157,8 +148,8 @@ void read_store(const Reader& reader, const Words& words, Environment& environme
   const std::string served = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   environment.store_is_served = served == "True" || served == "true" || served == "1";
   // A restarted run must not read what the one before left in the agent's store.
-  environment.run_name = fmt::format(
-      "moe/{}/{}/", reader.text("TORCHELASTIC_RUN_ID"), reader.text("TORCHELASTIC_RESTART_COUNT"));
+  environment.run_name = fmt::format("moe/{}/{}/", reader.text("TORCHELASTIC_RUN_ID"),
+                                     reader.text("TORCHELASTIC_RESTART_COUNT"));
 }
 
 }  // namespace

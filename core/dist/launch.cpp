@@ -67,14 +67,12 @@ class Launcher {
  public:
   explicit Launcher(const RankSettings& settings)
       : settings_(settings),
-        store_(serve_store(
-            0, read_environment(launched_variables(0, settings.ranks, 1)).run_name, timeout())),
+        store_(serve_store(0, read_environment(launched_variables(0, settings.ranks, 1)).run_name,
+                           timeout())),
         roll_(store_, -1, settings.ranks) {
     for (int64_t rank = 0; rank < settings.ranks; ++rank) {
-      children_.emplace_back(rank,
-                             variables_of(rank, settings, store_->port()),
-                             children_.empty() ? 0 : children_.front().pid(),
-                             rank == 0);
+      children_.emplace_back(rank, variables_of(rank, settings, store_->port()),
+                             children_.empty() ? 0 : children_.front().pid(), rank == 0);
     }
   }
 
@@ -96,9 +94,8 @@ class Launcher {
 
   void report() {
     const auto notices = roll_.notices();
-    const bool all_well = std::all_of(children_.begin(), children_.end(), [](const Child& child) {
-      return child.exit_code() == 0;
-    });
+    const bool all_well = std::all_of(children_.begin(), children_.end(),
+                                      [](const Child& child) { return child.exit_code() == 0; });
     if (all_well) {
       return;
     }
@@ -112,8 +109,8 @@ class Launcher {
   Seconds timeout() const { return Seconds{settings_.timeout_s}; }
   pid_t group() const { return children_.front().pid(); }
   bool all_ended() const {
-    return std::all_of(
-        children_.begin(), children_.end(), [](const Child& child) { return child.has_ended(); });
+    return std::all_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.has_ended(); });
   }
 
   // A rank that ended badly without a word gets its notice from us, so that the others hear of it.

@@ -54,12 +54,7 @@ std::string source_of(const addrinfo& target) {
   std::array<char, NI_MAXHOST> text{};
   if (connect(probe.get(), target.ai_addr, target.ai_addrlen) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0 ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&own),
-                  length,
-                  text.data(),
-                  text.size(),
-                  nullptr,
-                  0,
+      getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text.data(), text.size(), nullptr, 0,
                   NI_NUMERICHOST) != 0) {
     return "";
   }
@@ -106,8 +101,7 @@ std::string address_towards(const std::string& host, uint16_t port) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host.c_str(), fmt::format("{}", port).c_str(), &hints, &found);
   if (error != 0) {
-    throw UserError("MASTER_ADDR '{}' is no host that this one knows ({}); use an address",
-                    host,
+    throw UserError("MASTER_ADDR '{}' is no host that this one knows ({}); use an address", host,
                     gai_strerror(error));
   }
   std::string address;

@@ -79,9 +79,7 @@ struct Waiting {
 class ProcessComm : public Comm, public Impatient {
  public:
   // `everybody`: of all ranks of the run, by their numbers there.
-  ProcessComm(std::shared_ptr<Membership> membership,
-              at::Device device,
-              const std::string& name,
+  ProcessComm(std::shared_ptr<Membership> membership, at::Device device, const std::string& name,
               std::vector<int64_t> everybody);
   ~ProcessComm() override;
 
@@ -89,8 +87,7 @@ class ProcessComm : public Comm, public Impatient {
   int64_t size() const override { return static_cast<int64_t>(everybody_.size()); }
   at::Device device() const override { return device_; }
 
-  std::unique_ptr<Transfer> all_to_all(const Tensor& input,
-                                       const std::vector<int64_t>& input_rows,
+  std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
                                        const Tensor& output,
                                        const std::vector<int64_t>& output_rows) override;
   void all_reduce(const Tensor& tensor) override;
@@ -111,9 +108,7 @@ class ProcessComm : public Comm, public Impatient {
   void finish(const WorkPointer& work, const Place& its_place, const char* operation);
 
  private:
-  WorkPointer exchange(const Tensor& input,
-                       std::vector<int64_t> input_counts,
-                       const Tensor& output,
+  WorkPointer exchange(const Tensor& input, std::vector<int64_t> input_counts, const Tensor& output,
                        std::vector<int64_t> output_counts);
   void gather(const Tensor& input, const Tensor& output, const char* operation);
   void reduce_small(const Tensor& flat);
@@ -147,10 +142,8 @@ class Pending : public Transfer {
   Place place_;
 };
 
-ProcessComm::ProcessComm(std::shared_ptr<Membership> membership,
-                         at::Device device,
-                         const std::string& name,
-                         std::vector<int64_t> everybody)
+ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device device,
+                         const std::string& name, std::vector<int64_t> everybody)
     : membership_(std::move(membership)),
       device_(device),
       name_(name),
@@ -262,10 +255,8 @@ void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const 
   fail(membership_->who_broke_off(broken, everybody_), where);
 }
 
-WorkPointer ProcessComm::exchange(const Tensor& input,
-                                  std::vector<int64_t> input_counts,
-                                  const Tensor& output,
-                                  std::vector<int64_t> output_counts) {
+WorkPointer ProcessComm::exchange(const Tensor& input, std::vector<int64_t> input_counts,
+                                  const Tensor& output, std::vector<int64_t> output_counts) {
   Tensor from = input, to = output;
   return backend_->alltoall_base(to, from, output_counts, input_counts);
 }
@@ -276,18 +267,16 @@ std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
                                                   const std::vector<int64_t>& output_rows) {
   MOE_CHECK(static_cast<int64_t>(input_rows.size()) == size() &&
                 static_cast<int64_t>(output_rows.size()) == size(),
-            "rows for each of {} ranks",
-            size());
+            "rows for each of {} ranks", size());
   MOE_CHECK(
       std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0}) == input.size(0) &&
           std::accumulate(output_rows.begin(), output_rows.end(), int64_t{0}) == output.size(0),
       "rows sent and received are those of the tensors");
-  return std::make_unique<Pending>(*this,
-                                   exchange(bytes_of(input),
-                                            times(input_rows, row_bytes(input)),
-                                            bytes_of(output),
-                                            times(output_rows, row_bytes(output))),
-                                   place);
+  return std::make_unique<Pending>(
+      *this,
+      exchange(bytes_of(input), times(input_rows, row_bytes(input)), bytes_of(output),
+               times(output_rows, row_bytes(output))),
+      place);
 }
 
 void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* operation) {

@@ -12,9 +12,7 @@ namespace moe::dist {
 
 // How this process takes part.
 struct Membership {
-  Membership(const std::shared_ptr<Store>& its_store,
-             int64_t its_rank,
-             int64_t its_size,
+  Membership(const std::shared_ptr<Store>& its_store, int64_t its_rank, int64_t its_size,
              Seconds its_timeout)
       : store(its_store),
         roll(its_store, its_rank, its_size),

@@ -83,8 +83,7 @@ std::map<int64_t, Arrival> read_arrivals(Store& store) {
       throw UserError(
           "two processes say that they are {} and {}: another run uses the same MASTER_ADDR and "
           "MASTER_PORT; give each run a port of its own",
-          describe(rank, place->second.member),
-          describe(rank, next.member));
+          describe(rank, place->second.member), describe(rank, next.member));
     }
   }
   return arrivals;
@@ -96,24 +95,19 @@ void compare(const std::map<int64_t, Arrival>& arrivals) {
   for (const auto& [rank, arrival] : arrivals) {
     if (arrival.version != first.version) {
       throw UserError("{} runs {}, {} runs {}; start the same binary everywhere",
-                      describe(rank, arrival.member),
-                      arrival.version,
-                      describe(first_rank, first.member),
-                      first.version);
+                      describe(rank, arrival.member), arrival.version,
+                      describe(first_rank, first.member), first.version);
     }
     if (arrival.size != first.size) {
       throw UserError("{} believes in {} ranks, {} in {}; start all with the same number",
-                      describe(rank, arrival.member),
-                      arrival.size,
-                      describe(first_rank, first.member),
-                      first.size);
+                      describe(rank, arrival.member), arrival.size,
+                      describe(first_rank, first.member), first.size);
     }
   }
 }
 
 // "ranks 1, 2, 3 and 2 more of 8 did not come within 30 s of the start".
-[[noreturn]] void throw_missing(const std::map<int64_t, Arrival>& arrivals,
-                                int64_t size,
+[[noreturn]] void throw_missing(const std::map<int64_t, Arrival>& arrivals, int64_t size,
                                 Seconds timeout) {
   std::vector<int64_t> missing;
   for (int64_t rank = 0; rank < size; ++rank) {
@@ -125,11 +119,9 @@ void compare(const std::map<int64_t, Arrival>& arrivals) {
   const size_t shown = std::min<size_t>(missing.size(), 8);
   const size_t hidden = missing.size() - shown;
   missing.resize(shown);
-  const std::string text = fmt::format("{} {}{} of {} did not come",
-                                       shown == 1 ? "rank" : "ranks",
-                                       fmt::join(missing, ", "),
-                                       hidden == 0 ? "" : fmt::format(" and {} more", hidden),
-                                       size);
+  const std::string text = fmt::format(
+      "{} {}{} of {} did not come", shown == 1 ? "rank" : "ranks", fmt::join(missing, ", "),
+      hidden == 0 ? "" : fmt::format(" and {} more", hidden), size);
   throw RankFailed({first, text},
                    fmt::format("{} within {:g} s of the start", text, timeout.count()));
 }
@@ -198,22 +190,18 @@ std::string RollCall::name(int64_t rank) const {
 }
 
 void RollCall::give_notice(const Notice& notice) {
-  store_->append("notices",
-                 line_of({{"rank", notice.rank},
-                          {"ending", static_cast<int>(notice.ending)},
-                          {"culprit", notice.culprit},
-                          {"text", notice.text},
-                          {"sentence", notice.sentence}}));
+  store_->append("notices", line_of({{"rank", notice.rank},
+                                     {"ending", static_cast<int>(notice.ending)},
+                                     {"culprit", notice.culprit},
+                                     {"text", notice.text},
+                                     {"sentence", notice.sentence}}));
 }
 
 std::vector<Notice> RollCall::notices() {
   std::vector<Notice> notices;
   for (const Json& line : lines_of(store_->read("notices"))) {
-    notices.push_back({line.at("rank"),
-                       static_cast<Ending>(line.at("ending").get<int>()),
-                       line.at("culprit"),
-                       line.at("text"),
-                       line.at("sentence")});
+    notices.push_back({line.at("rank"), static_cast<Ending>(line.at("ending").get<int>()),
+                       line.at("culprit"), line.at("text"), line.at("sentence")});
   }
   return notices;
 }
@@ -309,10 +297,8 @@ std::optional<Verdict> RollCall::who_is_late(const std::vector<int64_t>& among, 
   }
   for (const int64_t rank : among) {
     if (rank != rank_) {
-      return Verdict{
-          rank,
-          fmt::format(
-              "{} waits elsewhere ({})", name(rank), store_->read(waits_key(rank)).value_or(""))};
+      return Verdict{rank, fmt::format("{} waits elsewhere ({})", name(rank),
+                                       store_->read(waits_key(rank)).value_or(""))};
     }
   }
   return Verdict{-1, "nobody came"};

@@ -28,9 +28,7 @@ constexpr Seconds kReading{0.3};  // for others to read ours, before the store e
 void check(const RankSettings& settings, const Environment& environment) {
   if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
     throw UserError("--ranks {}, but {} has started {} processes; leave out --ranks",
-                    settings.ranks,
-                    environment.launcher,
-                    environment.size);
+                    settings.ranks, environment.launcher, environment.size);
   }
 }
 
@@ -48,8 +46,8 @@ at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
 std::shared_ptr<Store> open_store(const Environment& environment, Seconds timeout) {
   return !environment.store_is_served && environment.rank == 0
              ? serve_store(environment.store_port, environment.run_name, timeout)
-             : reach_store(
-                   environment.store_host, environment.store_port, environment.run_name, timeout);
+             : reach_store(environment.store_host, environment.store_port, environment.run_name,
+                           timeout);
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -79,8 +77,8 @@ End end_by(const std::exception_ptr& failure, int64_t rank) {
 }
 
 const Notice* notice_of(const std::vector<Notice>& notices, int64_t rank) {
-  const auto found = std::find_if(
-      notices.begin(), notices.end(), [&](const Notice& notice) { return notice.rank == rank; });
+  const auto found = std::find_if(notices.begin(), notices.end(),
+                                  [&](const Notice& notice) { return notice.rank == rank; });
   return found == notices.end() ? nullptr : &*found;
 }
 
@@ -104,8 +102,7 @@ bool should_speak(RollCall& roll, const Notice& mine) {
 // A launcher of ours speaks for its ranks.
 void say(const Environment& environment, RollCall& roll, const Notice& notice) {
   if (environment.launcher != "moe" && should_speak(roll, notice)) {
-    fmt::print(stderr,
-               "moe: {}{}\n",
+    fmt::print(stderr, "moe: {}{}\n",
                notice.rank == 0 ? "" : fmt::format("[rank {}] ", notice.rank),
                notice.sentence.empty() ? notice.text : notice.sentence);
   }
@@ -123,18 +120,14 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
       std::this_thread::sleep_for(kReading);
     }
   } catch (const std::exception&) {  // the store is gone
-    fmt::print(stderr,
-               "moe: [rank {}] {}\n",
-               end.notice.rank,
+    fmt::print(stderr, "moe: [rank {}] {}\n", end.notice.rank,
                end.notice.sentence.empty() ? end.notice.text : end.notice.sentence);
   }
   std::fflush(nullptr);
   std::_Exit(end.exit_code);
 }
 
-void take_part(const Environment& environment,
-               const RankSettings& settings,
-               at::Device device,
+void take_part(const Environment& environment, const RankSettings& settings, at::Device device,
                const std::function<void(Comm&)>& body) {
   const Seconds timeout{settings.timeout_s};
   if (process_variables().count("TORCH_CPP_LOG_LEVEL") == 0) {
@@ -149,8 +142,7 @@ void take_part(const Environment& environment,
   std::exception_ptr failure;
   try {
     roll.check_in(this_member(address_towards(environment.store_host, environment.store_port)),
-                  fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION),
-                  timeout);
+                  fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION), timeout);
     const auto comm = process_comm(membership, device);
     body(*comm);
     comm->barrier();
@@ -173,10 +165,7 @@ void check_card(int64_t local_rank, int64_t cards) {
     throw UserError(
         "--device cuda: rank {} of this host wants card {}, and there {} {}; give --ranks at most "
         "the number of cards, or use --device cpu",
-        local_rank,
-        local_rank,
-        cards == 1 ? "is" : "are",
-        cards);
+        local_rank, local_rank, cards == 1 ? "is" : "are", cards);
   }
 }
 

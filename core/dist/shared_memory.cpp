@@ -32,9 +32,7 @@ class File {
 constexpr std::chrono::milliseconds kPause{2};
 constexpr int kLooks = 50;  // pauses between them
 
-std::string await(Store& store,
-                  const std::string& key,
-                  Seconds timeout,
+std::string await(Store& store, const std::string& key, Seconds timeout,
                   const std::function<void()>& look) {
   const auto begin = std::chrono::steady_clock::now();
   for (int pauses = 1; std::chrono::steady_clock::now() - begin < timeout; ++pauses) {
@@ -59,13 +57,8 @@ void* map(const File& file, size_t bytes) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(Store& store,
-                           const std::string& key,
-                           int64_t rank,
-                           int64_t size,
-                           size_t bytes,
-                           Seconds timeout,
-                           const std::function<void()>& look)
+SharedMemory::SharedMemory(Store& store, const std::string& key, int64_t rank, int64_t size,
+                           size_t bytes, Seconds timeout, const std::function<void()>& look)
     : bytes_(bytes) {
   if (rank != 0) {
     const std::string path = await(store, key, timeout, look);

@@ -16,13 +16,8 @@ class SharedMemory {
   // others find it there. `look` is called now and then while one waits for them; what it throws
   // ends the wait. std::runtime_error: they do not come within `timeout`, or have no way to each
   // other's memory.
-  SharedMemory(Store& store,
-               const std::string& key,
-               int64_t rank,
-               int64_t size,
-               size_t bytes,
-               Seconds timeout,
-               const std::function<void()>& look);
+  SharedMemory(Store& store, const std::string& key, int64_t rank, int64_t size, size_t bytes,
+               Seconds timeout, const std::function<void()>& look);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

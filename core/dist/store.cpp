@@ -24,10 +24,9 @@ c10d::TCPStoreOptions options_of(uint16_t port, bool is_server, Seconds timeout)
 }
 
 std::shared_ptr<Store> prefixed(const c10::intrusive_ptr<c10d::TCPStore>& store,
-                                const std::string& prefix,
-                                Seconds patience) {
-  return std::make_shared<C10dStore>(
-      c10::make_intrusive<c10d::PrefixStore>(prefix, store), store->getPort(), patience);
+                                const std::string& prefix, Seconds patience) {
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store),
+                                     store->getPort(), patience);
 }
 
 }  // namespace
@@ -73,8 +72,7 @@ std::optional<std::string> C10dStore::read(const std::string& key) {
 std::shared_ptr<Store> serve_store(uint16_t port, const std::string& prefix, Seconds timeout) {
   try {
     return prefixed(
-        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options_of(port, true, timeout)),
-        prefix,
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options_of(port, true, timeout)), prefix,
         Seconds{0});
   } catch (const std::exception& error) {
     throw UserError(
@@ -83,27 +81,22 @@ std::shared_ptr<Store> serve_store(uint16_t port, const std::string& prefix, Sec
   }
 }
 
-std::shared_ptr<Store> reach_store(const std::string& host,
-                                   uint16_t port,
-                                   const std::string& prefix,
-                                   Seconds timeout) {
+std::shared_ptr<Store> reach_store(const std::string& host, uint16_t port,
+                                   const std::string& prefix, Seconds timeout) {
   try {
     return prefixed(c10::make_intrusive<c10d::TCPStore>(host, options_of(port, false, timeout)),
-                    prefix,
-                    timeout / 2);
+                    prefix, timeout / 2);
   } catch (const std::exception& error) {
     throw UserError(
         "nobody answers at {} port {} for {:g} s; is rank 0 running there, and are MASTER_ADDR and "
         "MASTER_PORT right?",
-        host,
-        port,
-        timeout.count());
+        host, port, timeout.count());
   }
 }
 
 std::shared_ptr<Store> local_store() {
-  return std::make_shared<C10dStore>(
-      c10::make_intrusive<c10d::HashStore>(), uint16_t{0}, Seconds{0});
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::HashStore>(), uint16_t{0},
+                                     Seconds{0});
 }
 
 }  // namespace moe::dist

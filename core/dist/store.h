@@ -39,10 +39,8 @@ class Store {
 // Of a process that others reach by TCP; port 0 = any that is free. UserError: the port is taken.
 std::shared_ptr<Store> serve_store(uint16_t port, const std::string& prefix, Seconds timeout);
 // Served elsewhere. UserError: nobody answers within `timeout`.
-std::shared_ptr<Store> reach_store(const std::string& host,
-                                   uint16_t port,
-                                   const std::string& prefix,
-                                   Seconds timeout);
+std::shared_ptr<Store> reach_store(const std::string& host, uint16_t port,
+                                   const std::string& prefix, Seconds timeout);
 // Of the threads of one process.
 std::shared_ptr<Store> local_store();
 

@@ -38,9 +38,7 @@ class Meeting {
     wait();
     for (const auto& other : shown_) {
       MOE_CHECK(std::string_view(other.operation) == shown_[rank].operation,
-                "one rank calls {}, another {}",
-                shown_[rank].operation,
-                other.operation);
+                "one rank calls {}, another {}", shown_[rank].operation, other.operation);
     }
   }
   const Shown& of(size_t rank) const { return shown_[rank]; }
@@ -100,8 +98,7 @@ class ThreadComm : public Comm {
   int64_t size() const override { return size_; }
   at::Device device() const override { return device_; }
 
-  std::unique_ptr<Transfer> all_to_all(const Tensor& input,
-                                       const std::vector<int64_t>& input_rows,
+  std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
                                        const Tensor& output,
                                        const std::vector<int64_t>& output_rows) override {
     show({"all_to_all", input, input_rows});
@@ -109,12 +106,8 @@ class ThreadComm : public Comm {
     for (int64_t rank = 0; rank < size_; ++rank) {
       const Shown& other = meeting_->of(rank);
       const auto before = other.rows.begin() + rank_;
-      MOE_CHECK(*before == output_rows[rank],
-                "rank {} sends {} rows, rank {} expects {}",
-                rank,
-                *before,
-                rank_,
-                output_rows[rank]);
+      MOE_CHECK(*before == output_rows[rank], "rank {} sends {} rows, rank {} expects {}", rank,
+                *before, rank_, output_rows[rank]);
       const int64_t from = std::accumulate(other.rows.begin(), before, int64_t{0});
       output.narrow(0, to, *before).copy_(other.tensor.narrow(0, from, *before));
       to += *before;
@@ -171,10 +164,8 @@ class ThreadComm : public Comm {
                              const std::vector<int64_t>& members) override {
     const auto mine = std::find(members.begin(), members.end(), rank_);
     MOE_CHECK(mine != members.end(), "rank {} is not in its part", rank_);
-    return std::make_unique<ThreadComm>(meeting_->part(name, members),
-                                        mine - members.begin(),
-                                        static_cast<int64_t>(members.size()),
-                                        device_);
+    return std::make_unique<ThreadComm>(meeting_->part(name, members), mine - members.begin(),
+                                        static_cast<int64_t>(members.size()), device_);
   }
 
  private:

@@ -12,8 +12,7 @@ namespace moe::dist {
 // backward thread off there: it would run the backward of all ranks, and a blocking exchange in it
 // would wait for itself. Returns when all have ended. When one throws, the others' next collective
 // throws too, and the first exception is thrown here.
-void run_as_threads(int64_t ranks,
-                    const std::function<void(Comm&)>& body,
+void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body,
                     at::Device device = at::kCPU);
 
 }  // namespace moe::dist

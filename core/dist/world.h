@@ -33,11 +33,8 @@ struct Layout {
 // Of `replicas` empty: G = gcd(P, W), 1 for a dense model (experts = 0: every process a replica).
 // UserError: replicas do not divide the processes, G does not divide W, W does not divide E; names
 // the flags.
-Layout make_layout(int64_t processes,
-                   int64_t rank,
-                   std::optional<int64_t> replicas,
-                   int64_t logical_ranks,
-                   int64_t experts);
+Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> replicas,
+                   int64_t logical_ranks, int64_t experts);
 
 // "4 processes = 2 replicas x 2 in an expert-parallel group; 8 logical ranks, 4 a process; 8
 // experts, 4 a process".

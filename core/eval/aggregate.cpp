@@ -73,10 +73,8 @@ Mean mean_of(const std::vector<double>& values) {
   return mean;
 }
 
-Mean aggregate(const Metric& metric,
-               const std::vector<double>& values,
-               const std::vector<int64_t>& golds,
-               int64_t resamples) {
+Mean aggregate(const Metric& metric, const std::vector<double>& values,
+               const std::vector<int64_t>& golds, int64_t resamples) {
   MOE_CHECK(!values.empty(), "no values");
   switch (metric.aggregation) {
     case Aggregation::kMean:

@@ -71,9 +71,7 @@ Difference compare_metric(const TaskReport& report, const Metric& metric, const 
       throw UserError(
           "--against: question {} of {} has the right answer '{}' there, '{}' here; "
           "they are different files",
-          doc_id,
-          difference.task,
-          printable(answer.target, 40),
+          doc_id, difference.task, printable(answer.target, 40),
           printable(report.loaded.questions[index].target, 40));
     }
     const double a = values[index], b = found->second;
@@ -123,8 +121,7 @@ OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks)
     throw UserError(
         "--against {}: no sample log of {} in it; evaluate the other model with -o and "
         "the same tasks",
-        folder.string(),
-        fmt::join(tasks, ", "));
+        folder.string(), fmt::join(tasks, ", "));
   }
   return run;
 }
@@ -159,48 +156,17 @@ std::string to_table(const std::vector<Difference>& differences) {
     task = std::max(task, difference.task.size());
     metric = std::max(metric, metric_name(difference).size());
   }
-  std::string table =
-      fmt::format("{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n",
-                  "Task",
-                  task,
-                  "Metric",
-                  metric,
-                  "n",
-                  "this",
-                  "other",
-                  "change",
-                  "stderr",
-                  "only",
-                  "only",
-                  "p");
+  std::string table = fmt::format(
+      "{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n", "Task", task,
+      "Metric", metric, "n", "this", "other", "change", "stderr", "only", "only", "p");
   table += fmt::format("{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n",
-                       "",
-                       task,
-                       "",
-                       metric,
-                       "",
-                       "",
-                       "",
-                       "",
-                       "",
-                       "this",
-                       "other",
-                       "");
+                       "", task, "", metric, "", "", "", "", "", "this", "other", "");
   for (const auto& d : differences) {
     table += fmt::format(
         "{:<{}}  {:<{}}  {:>6}  {:>8.4f}  {:>8.4f}  {:>+8.4f}  {:>7.4f}  {:>6}  {:>7}  {:>7.4f}\n",
-        d.task,
-        task,
-        metric_name(d),
-        metric,
-        d.questions,
-        d.ours,
-        d.theirs,
-        d.ours - d.theirs,
-        d.error,
-        d.is_binary ? std::to_string(d.only_ours) : "-",
-        d.is_binary ? std::to_string(d.only_theirs) : "-",
-        d.p);
+        d.task, task, metric_name(d), metric, d.questions, d.ours, d.theirs, d.ours - d.theirs,
+        d.error, d.is_binary ? std::to_string(d.only_ours) : "-",
+        d.is_binary ? std::to_string(d.only_theirs) : "-", d.p);
   }
   return table;
 }
@@ -209,12 +175,8 @@ std::string to_item_list(const std::vector<Difference>& differences) {
   std::string list;
   for (const auto& difference : differences) {
     for (const auto& item : difference.items) {
-      list += fmt::format("{} {} question {}: this {:.4f}, other {:.4f}\n",
-                          difference.task,
-                          metric_name(difference),
-                          item.doc_id,
-                          item.ours,
-                          item.theirs);
+      list += fmt::format("{} {} question {}: this {:.4f}, other {:.4f}\n", difference.task,
+                          metric_name(difference), item.doc_id, item.ours, item.theirs);
     }
   }
   return list;

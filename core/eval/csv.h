@@ -14,8 +14,7 @@ struct CsvRow {
 
 // Rows of `file`, blank lines skipped. UserError with the line: a quote that is never closed, or
 // text after a closing quote. `quotes`: whether fields may be quoted.
-std::vector<CsvRow> read_csv(const std::filesystem::path& file,
-                             char separator = ',',
+std::vector<CsvRow> read_csv(const std::filesystem::path& file, char separator = ',',
                              bool quotes = true);
 
 }  // namespace moe::eval

@@ -55,8 +55,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   return report;
 }
 
-Scores evaluate_requests(const EvalSettings& settings,
-                         const std::filesystem::path& file,
+Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events) {
   std::vector<TextPair> pairs = read_text_pairs(file);
   if (settings.limit && static_cast<int64_t>(pairs.size()) > *settings.limit) {
@@ -82,10 +81,9 @@ RoutingStats evaluate_texts(const EvalSettings& settings,
         "mixture of experts",
         settings.model.string());
   }
-  const TextWindows windows = read_text_windows(files,
-                                                encoder_of(subject, settings.compat),
-                                                std::max<int64_t>(0, subject.tokenizer.eos_id()),
-                                                settings.limit);
+  const TextWindows windows =
+      read_text_windows(files, encoder_of(subject, settings.compat),
+                        std::max<int64_t>(0, subject.tokenizer.eos_id()), settings.limit);
   Runner runner(settings, subject, events);
   runner.run("texts", windows.requests, windows.labels);
   return *runner.finish(settings.stats);

@@ -68,8 +68,7 @@ struct EvalEvents {
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 
 // The scores of a file of {"context", "continuation"} lines, in order; `settings` without tasks.
-Scores evaluate_requests(const EvalSettings& settings,
-                         const std::filesystem::path& file,
+Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events = {});
 
 // The routing of raw text, nothing scored (text_windows.h); `settings` without tasks and out.

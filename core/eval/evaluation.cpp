@@ -19,9 +19,7 @@ void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
     events.tell(
         fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
                     "not comparable",
-                    loaded.task.name,
-                    loaded.total_questions,
-                    whole));
+                    loaded.task.name, loaded.total_questions, whole));
   }
   for (const auto& note : loaded.notes) {
     events.tell(note);
@@ -58,9 +56,7 @@ RunReport report_head(const EvalSettings& settings, const Subject& subject) {
 }
 
 // How answers are written where that differs from how requests are scored.
-void tell_writing(const EvalEvents& events,
-                  const EvalSettings& settings,
-                  const Subject& subject,
+void tell_writing(const EvalEvents& events, const EvalSettings& settings, const Subject& subject,
                   const std::vector<LoadedTask>& tasks) {
   const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
     return loaded.task.output == OutputType::kGenerateUntil;
@@ -75,9 +71,7 @@ void tell_writing(const EvalEvents& events,
   }
 }
 
-TaskReport run_task(Runner& runner,
-                    LoadedTask loaded,
-                    const EncodedTask& encoded,
+TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
                     int64_t resamples) {
   if (loaded.task.output == OutputType::kGenerateUntil) {
     std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
@@ -93,8 +87,8 @@ TaskReport run_task(Runner& runner,
 }  // namespace
 
 int64_t count_cut(const std::vector<Request>& requests) {
-  return std::count_if(
-      requests.begin(), requests.end(), [](const auto& request) { return request.choice_cut; });
+  return std::count_if(requests.begin(), requests.end(),
+                       [](const auto& request) { return request.choice_cut; });
 }
 
 void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
@@ -103,21 +97,16 @@ void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, in
         fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
                     "{} end only "
                     "(lm-evaluation-harness refuses such items)",
-                    what,
-                    cut,
-                    cut == 1 ? " is" : "s are",
-                    window,
-                    cut == 1 ? "its" : "their"));
+                    what, cut, cut == 1 ? " is" : "s are", window, cut == 1 ? "its" : "their"));
   }
 }
 
 std::vector<LoadedTask> load_asked(const EvalSettings& settings) {
-  return load_tasks(
-      settings.tasks, settings.data, settings.limit, {settings.compat, settings.shots});
+  return load_tasks(settings.tasks, settings.data, settings.limit,
+                    {settings.compat, settings.shots});
 }
 
-Evaluation::Evaluation(const EvalSettings& settings,
-                       const EvalEvents& events,
+Evaluation::Evaluation(const EvalSettings& settings, const EvalEvents& events,
                        std::vector<LoadedTask> tasks)
     : subject(open_subject(settings, events)),
       settings_(settings),

@@ -24,11 +24,8 @@ bool same_inputs(const Request& a, const Request& b) {
 }
 
 // The family of sorted requests begin..end-1, which share their first `root` inputs.
-Family make_family(const std::vector<Request>& requests,
-                   const std::vector<size_t>& sorted,
-                   size_t begin,
-                   size_t end,
-                   int64_t root) {
+Family make_family(const std::vector<Request>& requests, const std::vector<size_t>& sorted,
+                   size_t begin, size_t end, int64_t root) {
   Family family;
   family.request = sorted[begin];
   family.root = root;
@@ -50,10 +47,8 @@ Family make_family(const std::vector<Request>& requests,
 }  // namespace
 
 int64_t Family::tokens() const {
-  return std::accumulate(
-      branches.begin(), branches.end(), root, [](int64_t sum, const Branch& branch) {
-        return sum + branch.length;
-      });
+  return std::accumulate(branches.begin(), branches.end(), root,
+                         [](int64_t sum, const Branch& branch) { return sum + branch.length; });
 }
 
 std::vector<Family> find_families(const std::vector<Request>& requests) {
@@ -61,8 +56,8 @@ std::vector<Family> find_families(const std::vector<Request>& requests) {
   std::iota(sorted.begin(), sorted.end(), size_t{0});
   const auto inputs_end = [&](size_t index) { return requests[index].tokens.end() - 1; };
   std::stable_sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) {
-    return std::lexicographical_compare(
-        requests[a].tokens.begin(), inputs_end(a), requests[b].tokens.begin(), inputs_end(b));
+    return std::lexicographical_compare(requests[a].tokens.begin(), inputs_end(a),
+                                        requests[b].tokens.begin(), inputs_end(b));
   });
   std::vector<Family> families;
   for (size_t begin = 0; begin < sorted.size();) {

@@ -12,10 +12,7 @@ ShotSampler::ShotSampler(const Task& task, const std::vector<Document>& pool, in
   const auto available = static_cast<int64_t>(pool.size()) - (spare ? 1 : 0);
   if (count > 0 && count > available) {
     throw UserError("task {}: {} examples are wanted, {} has {}{}; give a smaller --num-fewshot",
-                    task.name,
-                    count,
-                    pool.empty() ? "its file" : pool.front().where,
-                    pool.size(),
+                    task.name, count, pool.empty() ? "its file" : pool.front().where, pool.size(),
                     spare ? ", one of which is kept in reserve" : "");
   }
 }
@@ -48,9 +45,7 @@ std::vector<size_t> ShotSampler::draw(const OrderedJson& document) {
   }
   if (static_cast<int64_t>(others.size()) < count_) {
     throw UserError("task {}: {} examples are wanted, {} are left besides the question itself",
-                    task_.name,
-                    count_,
-                    others.size());
+                    task_.name, count_, others.size());
   }
   drawn.clear();
   for (const uint64_t index : random_.sample(others.size(), static_cast<uint64_t>(count_))) {
@@ -75,8 +70,8 @@ std::string shot_text(const Task& task, const Document& document) {
     const std::vector<std::string> choices = task.choices(document.fields);
     const int64_t index = target.index.value_or(-1);
     if (index < 0 || index >= static_cast<int64_t>(choices.size())) {
-      throw UserError(
-          "{}: the right choice is number {}, there are {}", document.where, index, choices.size());
+      throw UserError("{}: the right choice is number {}, there are {}", document.where, index,
+                      choices.size());
     }
     return choices[static_cast<size_t>(index)];
   };

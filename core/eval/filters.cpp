@@ -13,10 +13,8 @@ struct Match {
 };
 
 // Leftmost, then the first alternative: as a regular expression `a|b|c` searches.
-std::optional<Match> search(std::string_view text,
-                            const std::vector<std::string>& alternatives,
-                            bool whole_words,
-                            size_t from = 0) {
+std::optional<Match> search(std::string_view text, const std::vector<std::string>& alternatives,
+                            bool whole_words, size_t from = 0) {
   for (size_t at = from; at <= text.size(); ++at) {
     for (size_t entry = 0; entry < alternatives.size(); ++entry) {
       const std::string& word = alternatives[entry];
@@ -178,8 +176,7 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
   return text;
 }
 
-double exact_match(const std::string& answer,
-                   const std::string& target,
+double exact_match(const std::string& answer, const std::string& target,
                    bool ignores_case_and_marks) {
   const bool same =
       ignores_case_and_marks ? without_marks(answer) == without_marks(target) : answer == target;

@@ -38,8 +38,7 @@ std::string sorted_words(const std::string& answer, const OrderedJson& document)
 
 // exact_match: 1 or 0. `ignores_case_and_marks` drops a last full stop, commas, line feeds,
 // backslashes, double quotes, and case.
-double exact_match(const std::string& answer,
-                   const std::string& target,
+double exact_match(const std::string& answer, const std::string& target,
                    bool ignores_case_and_marks);
 
 // number_words.cpp: the digits of the first number in English words, as the harness' regular

@@ -79,8 +79,7 @@ std::vector<Document> read_quiz(const Files& files);
 
 // The strings of the array `key`; UserError when it is missing, no array or holds anything but
 // strings.
-std::vector<std::string> get_strings(const Json& json,
-                                     const std::string& key,
+std::vector<std::string> get_strings(const Json& json, const std::string& key,
                                      const std::string& where);
 // The array, or the object, `key`; UserError when it is missing or of another type.
 const Json& get_array(const Json& json, const std::string& key, const std::string& where);

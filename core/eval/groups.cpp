@@ -23,23 +23,16 @@ std::vector<Group> make_groups() {
   std::vector<std::string> areas;
   for (const auto& area : mmlu_areas()) {
     areas.push_back("mmlu_" + area.name);
-    groups.push_back({areas.back(),
-                      with_prefix("mmlu_", area.subjects),
-                      "subjects of MMLU",
-                      "acc",
-                      "2",
-                      area.name});
+    groups.push_back({areas.back(), with_prefix("mmlu_", area.subjects), "subjects of MMLU", "acc",
+                      "2", area.name});
   }
   groups.push_back({"mmlu", areas, "the 57 subjects of MMLU", "acc", "2"});
   std::vector<std::string> written, chosen;
   for (const auto& task : bbh_tasks()) {
     (task.output == OutputType::kGenerateUntil ? written : chosen).push_back(task.name);
   }
-  groups.push_back({"bbh_zeroshot",
-                    written,
-                    "BIG-Bench-Hard, answers written out",
-                    "exact_match,flexible-extract",
-                    "3.0"});
+  groups.push_back({"bbh_zeroshot", written, "BIG-Bench-Hard, answers written out",
+                    "exact_match,flexible-extract", "3.0"});
   groups.push_back(
       {"leaderboard_bbh", chosen, "BIG-Bench-Hard, answers chosen, three examples", "acc_norm"});
   groups.push_back({"super-glue-lm-eval-v1",

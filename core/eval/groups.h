@@ -44,7 +44,6 @@ struct TaskAverage {
 // 0.4.1 went through the members one by one and printed the spread of the tasks instead. Tasks that
 // are not in `tasks` are left out; none of them: no average.
 std::optional<GroupAverage> average(const Group& group,
-                                    const std::map<std::string, TaskAverage>& tasks,
-                                    Compat compat);
+                                    const std::map<std::string, TaskAverage>& tasks, Compat compat);
 
 }  // namespace moe::eval

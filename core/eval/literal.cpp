@@ -27,8 +27,7 @@ class LiteralParser {
   [[noreturn]] void fail() const {
     throw UserError(
         "{}: '{}' is no list or dictionary as Python prints it; export the data set as JSON lines",
-        where_,
-        printable(text_, 60));
+        where_, printable(text_, 60));
   }
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
   void skip_space() {

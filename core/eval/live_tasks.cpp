@@ -7,10 +7,8 @@
 
 namespace moe::eval {
 
-LiveTasks::LiveTasks(const std::filesystem::path& folder,
-                     const std::vector<std::string>& names,
-                     const std::filesystem::path& data,
-                     std::optional<int64_t> limit)
+LiveTasks::LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
+                     const std::filesystem::path& data, std::optional<int64_t> limit)
     : tasks_(load_tasks(names, data, limit)) {
   const io::Checkpoint checkpoint(folder);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());

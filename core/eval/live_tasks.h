@@ -18,10 +18,8 @@ class LiveTasks {
  public:
   // `folder` has the tokenizer and the config of the models to come. UserError: what load_tasks
   // says, a folder without tokenizer, nothing to score, a task whose answers are written.
-  LiveTasks(const std::filesystem::path& folder,
-            const std::vector<std::string>& names,
-            const std::filesystem::path& data,
-            std::optional<int64_t> limit);
+  LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
+            const std::filesystem::path& data, std::optional<int64_t> limit);
 
   // Task -> metric -> mean. `routing` is used as it is; with a capacity in the groups of SPEC
   // section 12.

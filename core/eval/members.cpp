@@ -5,15 +5,11 @@
 namespace moe::eval {
 namespace {
 
-const Json& get_member(const Json& json,
-                       const std::string& key,
-                       Json::value_t type,
+const Json& get_member(const Json& json, const std::string& key, Json::value_t type,
                        const std::string& where) {
   const auto found = json.find(key);
   if (found == json.end() || found->type() != type) {
-    throw UserError("{}: '{}' is missing or not {}",
-                    where,
-                    key,
+    throw UserError("{}: '{}' is missing or not {}", where, key,
                     type == Json::value_t::array ? "an array" : "an object");
   }
   return *found;
@@ -29,8 +25,7 @@ const Json& get_object(const Json& json, const std::string& key, const std::stri
   return get_member(json, key, Json::value_t::object, where);
 }
 
-std::vector<std::string> get_strings(const Json& json,
-                                     const std::string& key,
+std::vector<std::string> get_strings(const Json& json, const std::string& key,
                                      const std::string& where) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_array()) {

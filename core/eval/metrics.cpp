@@ -16,8 +16,8 @@ double right(const Question& question, int64_t pick) { return pick == question.g
 // The pick when each sum is divided by its choice's length.
 template <typename Length>
 int64_t pick_by_length(const Question& question, const QuestionScores& scores, Length length_of) {
-  MOE_CHECK(
-      scores.size() == question.choices.size(), "{} {}", scores.size(), question.choices.size());
+  MOE_CHECK(scores.size() == question.choices.size(), "{} {}", scores.size(),
+            question.choices.size());
   std::vector<double> values;
   for (size_t i = 0; i < scores.size(); ++i) {
     const auto length = static_cast<double>(length_of(question.choices[i]));
@@ -38,9 +38,8 @@ double acc_norm(const Question& question, const QuestionScores& scores) {
 }
 
 double acc_bytes(const Question& question, const QuestionScores& scores) {
-  return right(question, pick_by_length(question, scores, [](const std::string& choice) {
-                 return choice.size();
-               }));
+  return right(question, pick_by_length(question, scores,
+                                        [](const std::string& choice) { return choice.size(); }));
 }
 
 double exact_match(const Question& question, const QuestionScores& scores) {
@@ -152,8 +151,7 @@ Metric greedy() {
 Metric perplexity() {
   return {"perplexity",
           [](const Question&, const QuestionScores& scores) { return scores.at(0).logprob; },
-          Aggregation::kPerplexity,
-          false};
+          Aggregation::kPerplexity, false};
 }
 
 Metric entity_f1() {

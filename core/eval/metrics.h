@@ -62,10 +62,8 @@ struct Mean {
 // Over questions: at least one value; `golds` are their right choices. The standard error of a mean
 // is the sample standard deviation / sqrt(n), that of a perplexity the standard deviation of
 // `resamples` bootstrap samples drawn as the harness draws them.
-Mean aggregate(const Metric& metric,
-               const std::vector<double>& values,
-               const std::vector<int64_t>& golds,
-               int64_t resamples = 100000);
+Mean aggregate(const Metric& metric, const std::vector<double>& values,
+               const std::vector<int64_t>& golds, int64_t resamples = 100000);
 Mean mean_of(const std::vector<double>& values);
 
 }  // namespace moe::eval

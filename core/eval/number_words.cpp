@@ -29,17 +29,8 @@ Words number_words(bool bare_stems, bool bare_eight) {
   if (bare_eight) {
     words.emplace_back("eight");
   }
-  for (const char* word : {"eighteen",
-                           "eighty",
-                           "ten",
-                           "eleven",
-                           "twelve",
-                           "fourteen",
-                           "hundred",
-                           "thousand",
-                           "million",
-                           "billion",
-                           "trillion"}) {
+  for (const char* word : {"eighteen", "eighty", "ten", "eleven", "twelve", "fourteen", "hundred",
+                           "thousand", "million", "billion", "trillion"}) {
     words.emplace_back(word);
   }
   return words;

@@ -43,10 +43,8 @@ PaperTable rectify_router(const Values& values, bool with_record) {
           std::string("Rectify-Router, Table 1, SuperGLUE as ") +
               (with_record ? "8 tasks with ReCoRD's em" : "the 7 tasks with acc"),
           {"MMLU", "SuperGLUE", "TruthfulQA", "LogiQA"},
-          {find(values, "mmlu acc"),
-           super_glue(values, with_record),
-           find(values, "truthfulqa_mc1 acc"),
-           find(values, "logiqa acc")},
+          {find(values, "mmlu acc"), super_glue(values, with_record),
+           find(values, "truthfulqa_mc1 acc"), find(values, "logiqa acc")},
           2,
           true};
 }
@@ -61,9 +59,7 @@ std::vector<PaperTable> paper_tables(const Values& values) {
           {"dynamic_moe",
            "Dynamic MoE, Table 1, by acc and BBH's flexible-extract",
            {"PIQA", "Hellaswag", "ARC-e", "Commonsense QA", "BBH"},
-           {find(values, "piqa acc"),
-            find(values, "hellaswag acc"),
-            find(values, "arc_easy acc"),
+           {find(values, "piqa acc"), find(values, "hellaswag acc"), find(values, "arc_easy acc"),
             find(values, "commonsense_qa acc"),
             find(values, "bbh_zeroshot exact_match,flexible-extract")},
            1,

@@ -56,8 +56,8 @@ constexpr std::array<Range, 189> kRanges = {{
 }  // namespace
 
 bool is_punctuation(char32_t c) {
-  const auto range = std::lower_bound(
-      kRanges.begin(), kRanges.end(), c, [](const Range& r, char32_t x) { return r.last < x; });
+  const auto range = std::lower_bound(kRanges.begin(), kRanges.end(), c,
+                                      [](const Range& r, char32_t x) { return r.last < x; });
   return range != kRanges.end() && c >= range->first;
 }
 

@@ -23,8 +23,8 @@ Document read_question(const Json& json, const std::string& where, bool has_conc
   }
   const std::string key = get_string(json, "answerKey", where);
   if (std::find(labels.begin(), labels.end(), key) == labels.end()) {
-    throw UserError(
-        "{}: answerKey '{}' is none of the labels {}", where, printable(key), Json(labels).dump());
+    throw UserError("{}: answerKey '{}' is none of the labels {}", where, printable(key),
+                    Json(labels).dump());
   }
   OrderedJson fields = {{"id", get_string(json, "id", where, "")},
                         {"question", get_string(question, "stem", where)}};

@@ -38,8 +38,7 @@ OrderedJson foundry_winogrande(const Json& json, const std::string& where) {
 void check_winogrande(const OrderedJson& fields, const std::string& where) {
   if (fields["answer"] != "1" && fields["answer"] != "2") {
     throw UserError("{}: 'answer' must be 1 or 2, not {}; a split without answers cannot be scored",
-                    where,
-                    printable(fields["answer"].dump()));
+                    where, printable(fields["answer"].dump()));
   }
   if (fields["sentence"].get<std::string>().find('_') == std::string::npos) {
     throw UserError("{}: 'sentence' has no blank, an underscore", where);

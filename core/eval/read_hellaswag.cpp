@@ -32,8 +32,7 @@ int64_t read_label(const Json& json, const std::string& where) {
     throw UserError(
         "{}: 'label' must be 0 to 3, not '{}'; the test split has no answers, use the validation "
         "split",
-        where,
-        printable(text));
+        where, printable(text));
   }
   return text[0] - '0';
 }

@@ -12,13 +12,9 @@ namespace moe::eval {
 namespace {
 
 constexpr size_t kLinesPerProblem = 7;  // the blank line before each not counted
-constexpr std::array<const char*, kLinesPerProblem> kParts = {"the right letter",
-                                                              "the context",
-                                                              "the question",
-                                                              "option A",
-                                                              "option B",
-                                                              "option C",
-                                                              "option D"};
+constexpr std::array<const char*, kLinesPerProblem> kParts = {
+    "the right letter", "the context", "the question", "option A",
+    "option B",         "option C",    "option D"};
 
 std::string normalize(std::string_view text) { return strip(replace_all(text, ".", ". ")); }
 
@@ -38,8 +34,7 @@ std::string option_text(std::string_view line) {
 std::string read_label(const Line& line) {
   const std::string label = strip(line.text);
   if (label.size() != 1 || label[0] < 'a' || label[0] > 'd') {
-    throw UserError("{}: the right answer must be a letter from a to d, not '{}'",
-                    line.where,
+    throw UserError("{}: the right answer must be a letter from a to d, not '{}'", line.where,
                     printable(label));
   }
   return label;
@@ -51,8 +46,7 @@ Document read_problem(const std::vector<Line>& lines, size_t first) {
   for (size_t i = 1; i < kLinesPerProblem; ++i) {
     if (first + i >= lines.size() || strip(lines[first + i].text).empty()) {
       throw UserError("{}: this problem ends before {}; the file is cut, fetch it again",
-                      lines[first].where,
-                      kParts.at(i));
+                      lines[first].where, kParts.at(i));
     }
   }
   OrderedJson fields = {{"label", label},

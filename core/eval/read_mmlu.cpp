@@ -11,14 +11,13 @@ std::vector<Document> read_mmlu(const Files& files, const std::string& subject) 
   for (const auto& [fields, where] : read_csv(files.at(0))) {
     if (fields.size() != 6) {
       throw UserError(
-          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?",
-          where,
+          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?", where,
           fields.size());
     }
     const std::string& letter = fields[5];
     if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D') {
-      throw UserError(
-          "{}: the right answer must be a letter from A to D, not '{}'", where, printable(letter));
+      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
+                      printable(letter));
     }
     documents.push_back({{{"question", fields[0]},
                           {"subject", subject},

@@ -37,13 +37,12 @@ std::vector<Document> read_openbookqa(const Files& files) {
       throw UserError(
           "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is "
           "the line cut?",
-          where,
-          fields.size());
+          where, fields.size());
     }
     const std::string key = strip(fields[4]);
     if (key.size() != 1 || key[0] < 'A' || key[0] > 'D') {
-      throw UserError(
-          "{}: the right answer must be a letter from A to D, not '{}'", where, printable(key));
+      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
+                      printable(key));
     }
     documents.push_back(
         {{{"id", fields[0]},

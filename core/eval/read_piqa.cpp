@@ -30,10 +30,7 @@ std::vector<Document> read_piqa(const Files& files) {
   const std::vector<int> labels = read_labels(files.at(1));
   if (records.size() != labels.size()) {
     throw UserError("{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
-                    files.at(0).string(),
-                    records.size(),
-                    files.at(1).string(),
-                    labels.size());
+                    files.at(0).string(), records.size(), files.at(1).string(), labels.size());
   }
   std::vector<Document> documents;
   for (size_t i = 0; i < records.size(); ++i) {

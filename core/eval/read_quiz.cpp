@@ -10,8 +10,7 @@
 namespace moe::eval {
 namespace {
 
-int64_t answer_index(const Json& json,
-                     const std::vector<std::string>& choices,
+int64_t answer_index(const Json& json, const std::vector<std::string>& choices,
                      const std::string& where) {
   const auto answer = json.find("answer");
   const auto count = static_cast<int64_t>(choices.size());
@@ -40,10 +39,7 @@ int64_t answer_index(const Json& json,
     throw UserError(
         "{}: answer {} is none of the {} choices: give an index from 0 to {}, a letter, or a "
         "choice's text",
-        where,
-        answer->dump(),
-        count,
-        count - 1);
+        where, answer->dump(), count, count - 1);
   }
   return index;
 }
@@ -53,15 +49,13 @@ Document read_question(const Json& json, const std::string& where) {
   if (has_question == json.contains("context")) {
     throw UserError(
         "{}: give either 'question' (asked as 'Question: ..') or 'context' (the full prompt){}",
-        where,
-        has_question ? ", not both" : "");
+        where, has_question ? ", not both" : "");
   }
   const char* const key = has_question ? "question" : "context";
   const std::string text = get_string(json, key, where);
   const std::vector<std::string> choices = get_strings(json, "choices", where);
   if (choices.size() < 2) {
-    throw UserError("{}: {} in 'choices', at least 2 are needed",
-                    where,
+    throw UserError("{}: {} in 'choices', at least 2 are needed", where,
                     choices.empty() ? "nothing" : "one choice");
   }
   const int64_t gold = answer_index(json, choices, where);

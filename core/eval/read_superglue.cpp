@@ -29,11 +29,8 @@ OrderedJson entities_of(const Json& passage, const std::string& text, const std:
     check_object(entity, "an entity", where);
     const int64_t start = get_int(entity, "start", where), end = get_int(entity, "end", where);
     if (start < 0 || end < start || end >= count_code_points(text)) {
-      throw UserError("{}: an entity from {} to {}, the passage has {} characters",
-                      where,
-                      start,
-                      end,
-                      count_code_points(text));
+      throw UserError("{}: an entity from {} to {}, the passage has {} characters", where, start,
+                      end, count_code_points(text));
     }
     entities.insert(slice(text, start, end + 1));
   }
@@ -49,9 +46,7 @@ OrderedJson answers_of(const Json& query, const OrderedJson& entities, const std
     throw UserError(
         "{}: a query with {} entities and {} answers; a split without answers cannot "
         "be scored",
-        where,
-        entities.size(),
-        answers.size());
+        where, entities.size(), answers.size());
   }
   return sorted(answers);
 }

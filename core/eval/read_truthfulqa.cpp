@@ -15,11 +15,8 @@ OrderedJson read_answers(const OrderedJson& entry, const char* key, const std::s
   OrderedJson choices = OrderedJson::array(), labels = OrderedJson::array();
   for (const auto& [answer, label] : found->items()) {
     if (label != 0 && label != 1) {
-      throw UserError("{}: '{}' gives '{}' the label {}, it must be 0 or 1",
-                      where,
-                      key,
-                      printable(answer),
-                      printable(label.dump()));
+      throw UserError("{}: '{}' gives '{}' the label {}, it must be 0 or 1", where, key,
+                      printable(answer), printable(label.dump()));
     }
     choices.push_back(answer);
     labels.push_back(label);

@@ -35,8 +35,8 @@ std::map<std::string, double> values_by_name(const RunReport& report) {
       }
     }
     const auto members = tasks_of(group);
-    const bool has_all = std::all_of(
-        members.begin(), members.end(), [&](const auto& member) { return tasks.contains(member); });
+    const bool has_all = std::all_of(members.begin(), members.end(),
+                                     [&](const auto& member) { return tasks.contains(member); });
     if (has_all && !group.metric.empty()) {
       values[group.name + " " + group.metric] = average(group, tasks, report.compat)->mean.value;
     }
@@ -87,9 +87,7 @@ TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answe
   return report;
 }
 
-std::string filtered_answer(const LoadedTask& loaded,
-                            const std::string& filter,
-                            size_t question,
+std::string filtered_answer(const LoadedTask& loaded, const std::string& filter, size_t question,
                             const std::string& answer) {
   for (const auto& [name, apply] : loaded.task.generation.filters) {
     if (name == filter) {
@@ -100,9 +98,7 @@ std::string filtered_answer(const LoadedTask& loaded,
   return {};
 }
 
-double judge_answer(const LoadedTask& loaded,
-                    const Metric& metric,
-                    size_t question,
+double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
                     const std::string& answer) {
   return exact_match(filtered_answer(loaded, metric.filter, question, answer),
                      loaded.questions[question].target,

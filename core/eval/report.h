@@ -57,14 +57,10 @@ TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = 1
 // The same of written answers.
 TaskReport make_written_report(LoadedTask loaded, std::vector<std::string> answers);
 // What a filter of the task makes of a written answer.
-std::string filtered_answer(const LoadedTask& loaded,
-                            const std::string& filter,
-                            size_t question,
+std::string filtered_answer(const LoadedTask& loaded, const std::string& filter, size_t question,
                             const std::string& answer);
 // A metric's value of a written answer.
-double judge_answer(const LoadedTask& loaded,
-                    const Metric& metric,
-                    size_t question,
+double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
                     const std::string& answer);
 
 // Fills groups and papers from the tasks; `names` as the user gave them.
@@ -82,8 +78,7 @@ std::vector<std::filesystem::path> report_files(const std::filesystem::path& out
                                                 const std::vector<LoadedTask>& tasks);
 // UserError when one of `files` is there and not `force`, or when their folder is a file or
 // may not be written. `flag` is what messages name.
-void check_output(const std::vector<std::filesystem::path>& files,
-                  bool force,
+void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::string& flag = "-o");
 // `file` appears whole or not at all; its folder is there.
 void write_whole(const std::filesystem::path& file, const std::string& text);

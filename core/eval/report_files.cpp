@@ -49,8 +49,8 @@ std::vector<fs::path> report_files(const fs::path& out, const std::vector<Loaded
 void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag) {
   for (const auto& file : files) {
     if (fs::exists(file) && !force) {
-      throw UserError(
-          "{}: is there already; give another {}, or --force to replace it", file.string(), flag);
+      throw UserError("{}: is there already; give another {}, or --force to replace it",
+                      file.string(), flag);
     }
     const fs::path folder = file.parent_path();
     if (fs::exists(folder) && !fs::is_directory(folder)) {

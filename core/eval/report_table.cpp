@@ -9,18 +9,10 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-void add_row(std::vector<Row>& rows,
-             const std::string& name,
-             const std::string& version,
-             const std::string& shots,
-             int64_t questions,
-             const std::string& metric,
+void add_row(std::vector<Row>& rows, const std::string& name, const std::string& version,
+             const std::string& shots, int64_t questions, const std::string& metric,
              const Mean& mean) {
-  rows.push_back({name,
-                  version,
-                  shots,
-                  fmt::format("{}", questions),
-                  metric,
+  rows.push_back({name, version, shots, fmt::format("{}", questions), metric,
                   fmt::format("{:.4f}", mean.value),
                   mean.standard_error ? fmt::format("{:.4f}", *mean.standard_error) : "N/A"});
 }
@@ -30,23 +22,14 @@ std::vector<Row> table_rows(const RunReport& report) {
   for (const auto& task : report.tasks) {
     const auto& [name, version] = std::pair(task.loaded.task.name, task.loaded.task.version);
     for (const auto& metric : task.loaded.task.metrics) {
-      add_row(rows,
-              name,
-              version ? fmt::format("{:.1f}", *version) : "-",
-              fmt::format("{}", task.loaded.shots),
-              task.questions(),
-              metric.key(),
+      add_row(rows, name, version ? fmt::format("{:.1f}", *version) : "-",
+              fmt::format("{}", task.loaded.shots), task.questions(), metric.key(),
               task.metrics.at(metric.key()));
     }
   }
   for (const auto& [group, mean, questions] : report.groups) {
-    add_row(rows,
-            "(" + group.name + ")",
-            group.version == "N/A" ? "-" : group.version,
-            "",
-            questions,
-            group.metric,
-            mean);
+    add_row(rows, "(" + group.name + ")", group.version == "N/A" ? "-" : group.version, "",
+            questions, group.metric, mean);
   }
   return rows;
 }

@@ -68,8 +68,7 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTok
     throw UserError(
         "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
         "nothing can be scored, change the text",
-        pair.where,
-        printable(pair.continuation));
+        pair.where, printable(pair.continuation));
   }
   Request request;
   const int64_t kept = std::min(total, encoder.window + 1);
@@ -98,11 +97,8 @@ bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
 
 TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
   const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
-  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); },
-          prefix,
-          tokenizer.piece(prefix),
-          adds_bos,
-          window};
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); }, prefix,
+          tokenizer.piece(prefix), adds_bos, window};
 }
 
 Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
@@ -133,10 +129,8 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file) {
   std::vector<TextPair> pairs;
   for (const auto& [json, where] : read_jsonl(file)) {
-    pairs.push_back({get_string(json, "context", where),
-                     get_string(json, "continuation", where),
-                     where,
-                     source_of(json, file.string())});
+    pairs.push_back({get_string(json, "context", where), get_string(json, "continuation", where),
+                     where, source_of(json, file.string())});
   }
   return pairs;
 }

@@ -215,8 +215,7 @@ std::optional<std::string> ResponseCache::recall_answer(const std::vector<int64_
   return std::nullopt;
 }
 
-void ResponseCache::keep_answer(const std::vector<int64_t>& prompt,
-                                const Generation& generation,
+void ResponseCache::keep_answer(const std::vector<int64_t>& prompt, const Generation& generation,
                                 const std::string& answer) {
   if (find_invalid_utf8(answer) == kValidUtf8) {  // else JSON cannot hold it
     keep_line(key_of(prompt, generation), {{"answer", answer}});

@@ -46,8 +46,7 @@ class ResponseCache : public ForwardMemory {
 
   std::optional<std::string> recall_answer(const std::vector<int64_t>& prompt,
                                            const Generation& generation);
-  void keep_answer(const std::vector<int64_t>& prompt,
-                   const Generation& generation,
+  void keep_answer(const std::vector<int64_t>& prompt, const Generation& generation,
                    const std::string& answer);
 
   int64_t recalled() const { return recalled_; }  // requests and prompts, since it was opened

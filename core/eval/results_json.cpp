@@ -167,16 +167,15 @@ OrderedJson results_json(const RunReport& report) {
   for (const auto& group : report.groups) {
     put_group(json, group);
   }
-  json["config"] = {
-      {"model", "moe"},
-      {"model_args", "pretrained=" + report.model},
-      {"model_dtype", report.dtype},
-      {"batch_size",
-       report.batch_tokens > 0 ? OrderedJson(report.batch_tokens) : OrderedJson("auto")},
-      {"batch_size_unit", "tokens"},
-      {"device", report.device},
-      {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
-      {"bootstrap_iters", 100000}};
+  json["config"] = {{"model", "moe"},
+                    {"model_args", "pretrained=" + report.model},
+                    {"model_dtype", report.dtype},
+                    {"batch_size", report.batch_tokens > 0 ? OrderedJson(report.batch_tokens)
+                                                           : OrderedJson("auto")},
+                    {"batch_size_unit", "tokens"},
+                    {"device", report.device},
+                    {"limit", report.limit ? OrderedJson(*report.limit) : OrderedJson()},
+                    {"bootstrap_iters", 100000}};
   json["max_length"] = report.window;
   json["model_source"] = "moe";
   json["model_name"] = report.model;

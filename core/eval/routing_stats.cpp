@@ -56,8 +56,7 @@ OrderedJson token_layers_json(const std::vector<TokenCounts>& layers, const Rout
   return {{"total", std::move(total)}, {"layers", std::move(list)}};
 }
 
-void put_counters(OrderedJson& json,
-                  const std::vector<route::CounterValues>& layers,
+void put_counters(OrderedJson& json, const std::vector<route::CounterValues>& layers,
                   const RoutingStats& stats) {
   json["total"] = route::to_json(route::total_of(layers), stats.row_bytes);
   json["layers"] = route::layers_json(stats.moe_layers, layers, stats.row_bytes);
@@ -111,10 +110,8 @@ StatsBy parse_stats_by(const std::vector<std::string>& words) {
       by.token = true;
     } else if (word != "layer") {
       const std::string near = nearest_name(word, known);
-      throw UserError("--stats-by '{}' is unknown{}; known: {}",
-                      printable(word),
-                      near.empty() ? "" : ", did you mean '" + near + "'?",
-                      fmt::join(known, ", "));
+      throw UserError("--stats-by '{}' is unknown{}; known: {}", printable(word),
+                      near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
     }
   }
   return by;

@@ -44,8 +44,7 @@ model::Llama load_model(const EvalSettings& settings, const Subject& subject) {
 }  // namespace
 
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
-                                     const route::RouterRequest& request,
-                                     bool force) {
+                                     const route::RouterRequest& request, bool force) {
   if (config.moe) {
     const model::MoeConfig& moe = *config.moe;
     const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
@@ -77,8 +76,8 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
   for (const auto& note : routing.notes) {
     events.tell(note);
   }
-  return {
-      std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing), adds_bos};
+  return {std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing),
+          adds_bos};
 }
 
 TextEncoder encoder_of(const Subject& subject, Compat compat) {
@@ -154,13 +153,10 @@ void Runner::open_cache() {
     events_.tell(
         fmt::format("{}: {} kept forwards; those of this model and these settings are not "
                     "computed again",
-                    log.path().string(),
-                    log.lines().size()));
+                    log.path().string(), log.lines().size()));
   }
   if (log.damaged() > 0) {
-    events_.tell(fmt::format("{}: {} damaged line{} left out",
-                             log.path().string(),
-                             log.damaged(),
+    events_.tell(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
                              log.damaged() == 1 ? " is" : "s are"));
   }
 }
@@ -183,20 +179,15 @@ void Runner::progress(int64_t done) {
   }
   if (events_.stop_requested && events_.stop_requested()) {
     throw Interrupted(fmt::format(
-        "interrupted in {} after {} of {} requests; {}",
-        what_,
-        done,
-        requests_,
+        "interrupted in {} after {} of {} requests; {}", what_, done, requests_,
         cache_ ? fmt::format("{} keeps what is done, the same command goes on from there",
                              cache_place_->file.string())
                : "nothing was kept (-o OUT or --cache-responses FILE would have)"));
   }
 }
 
-Scores Runner::run(const std::string& what,
-                   const std::vector<Request>& requests,
-                   const std::vector<RequestLabel>& labels,
-                   const LoadedTask* loaded) {
+Scores Runner::run(const std::string& what, const std::vector<Request>& requests,
+                   const std::vector<RequestLabel>& labels, const LoadedTask* loaded) {
   start(what, static_cast<int64_t>(requests.size()));
   if (tally_) {
     tally_->begin(requests, labels);

@@ -30,8 +30,7 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events);
 // The folder's router with `request` in its place. UserError: what override_router says; a dense
 // model has none.
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
-                                     const route::RouterRequest& request,
-                                     bool force);
+                                     const route::RouterRequest& request, bool force);
 
 // As the settings' harness encodes; `subject` must outlive it.
 TextEncoder encoder_of(const Subject& subject, Compat compat);
@@ -60,10 +59,8 @@ class Runner {
   void restart(const std::string& label = "");
 
   // `what` names the task; a label a request. `loaded` is what the requests ask, where it is known.
-  Scores run(const std::string& what,
-             const std::vector<Request>& requests,
-             const std::vector<RequestLabel>& labels,
-             const LoadedTask* loaded = nullptr);
+  Scores run(const std::string& what, const std::vector<Request>& requests,
+             const std::vector<RequestLabel>& labels, const LoadedTask* loaded = nullptr);
   // One answer a prompt (written_answers.h); their routing is not counted.
   std::vector<std::string> write(const LoadedTask& loaded,
                                  const std::vector<std::vector<int64_t>>& prompts);

@@ -10,8 +10,8 @@ namespace moe::eval {
 const Metric& main_metric(const Task& task) {
   MOE_CHECK(!task.metrics.empty(), "{}", task.name);
   for (const char* name : {"acc", "exact_match"}) {
-    const auto found = std::find_if(
-        task.metrics.begin(), task.metrics.end(), [&](const auto& m) { return m.name == name; });
+    const auto found = std::find_if(task.metrics.begin(), task.metrics.end(),
+                                    [&](const auto& m) { return m.name == name; });
     if (found != task.metrics.end()) {
       return *found;
     }

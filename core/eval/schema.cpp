@@ -15,25 +15,19 @@ namespace {
 using Kind = Field::Kind;
 
 // {"first": [strings], "second": [..]}: both there and equally long.
-OrderedJson take_pairs(const Json& record,
-                       const std::string& key,
-                       const char* first,
-                       const char* second,
-                       const std::string& where) {
+OrderedJson take_pairs(const Json& record, const std::string& key, const char* first,
+                       const char* second, const std::string& where) {
   const auto found = record.find(key);
   if (found == record.end() || !found->is_object()) {
-    throw UserError(
-        "{}: '{}' is missing or not an object with '{}' and '{}'", where, key, first, second);
+    throw UserError("{}: '{}' is missing or not an object with '{}' and '{}'", where, key, first,
+                    second);
   }
   const std::vector<std::string> texts = get_strings(*found, first, where);
   const auto labels = found->find(second);
   if (labels == found->end() || !labels->is_array() || labels->size() != texts.size() ||
       texts.empty()) {
-    throw UserError("{}: '{}' must hold as many entries in '{}' as in '{}', one at least",
-                    where,
-                    key,
-                    second,
-                    first);
+    throw UserError("{}: '{}' must hold as many entries in '{}' as in '{}', one at least", where,
+                    key, second, first);
   }
   return {{first, texts}, {second, OrderedJson(*labels)}};
 }
@@ -77,8 +71,8 @@ OrderedJson take_field(const Json& record, const Field& field, const std::string
       break;
   }
   if (found == record.end()) {
-    throw UserError(
-        "{}: '{}' is missing; a split without answers cannot be scored", where, field.name);
+    throw UserError("{}: '{}' is missing; a split without answers cannot be scored", where,
+                    field.name);
   }
   return label_of(*found, field, where);
 }
@@ -142,12 +136,8 @@ int64_t label_of(const Json& value, const Field& field, const std::string& where
     number = found == field.names.end() ? -1 : found - field.names.begin();
   }
   if (number < 0 || number >= count) {
-    throw UserError("{}: '{}' is {}, it must be 0 to {} or one of {}{}",
-                    where,
-                    field.name,
-                    printable(value.dump()),
-                    count - 1,
-                    fmt::join(field.names, ", "),
+    throw UserError("{}: '{}' is {}, it must be 0 to {} or one of {}{}", where, field.name,
+                    printable(value.dump()), count - 1, fmt::join(field.names, ", "),
                     value == -1 ? "; this split has no answers" : "");
   }
   return number;

@@ -22,8 +22,7 @@ using at::Tensor;
 
 namespace {
 
-Batches pack_in_order(const std::vector<Request>& requests,
-                      const std::vector<size_t>& order,
+Batches pack_in_order(const std::vector<Request>& requests, const std::vector<size_t>& order,
                       int64_t limit) {
   Batches batches;
   int64_t filled = 0;
@@ -62,9 +61,8 @@ FamilyBatches pack_families(std::vector<Family> families, int64_t limit) {
     filled += tokens;
   }
   for (auto& batch : batches) {
-    std::stable_sort(batch.begin(), batch.end(), [](const Family& a, const Family& b) {
-      return a.root > b.root;
-    });
+    std::stable_sort(batch.begin(), batch.end(),
+                     [](const Family& a, const Family& b) { return a.root > b.root; });
   }
   return batches;
 }
@@ -107,9 +105,8 @@ class Packer {
     for (size_t number = 0; number < families.size(); ++number) {
       add_members(families[number], static_cast<int64_t>(number), root_rows[number]);
     }
-    std::stable_sort(batch_.asked.begin(), batch_.asked.end(), [](const Asked& a, const Asked& b) {
-      return a.row < b.row;
-    });
+    std::stable_sort(batch_.asked.begin(), batch_.asked.end(),
+                     [](const Asked& a, const Asked& b) { return a.row < b.row; });
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == families.size()) {
       batch_.inputs.continues.clear();  // nobody goes on
@@ -153,8 +150,7 @@ void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total)
     throw UserError(
         "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
         "numbers too large",
-        asked.owner + 1,
-        logprob);
+        asked.owner + 1, logprob);
   }
   Score& score = total.scores[asked.owner];
   score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax;
@@ -162,9 +158,7 @@ void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total)
   ++score.tokens;
 }
 
-void add_batch(const model::Llama& llama,
-               const PackedBatch& batch,
-               const Tensor& hidden,
+void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
   std::vector<int64_t> rows;  // the different ones: equal choices share theirs
   std::vector<kernels::AskedToken> asked;
@@ -179,8 +173,8 @@ void add_batch(const model::Llama& llama,
   }
   total.head_rows += static_cast<int64_t>(rows.size());
   const Tensor wanted = at::tensor(rows, at::kLong).to(hidden.device());
-  const auto scores = kernels::head_scores(
-      hidden.index_select(0, wanted), llama.head_weight(), llama.product_type(), asked);
+  const auto scores = kernels::head_scores(hidden.index_select(0, wanted), llama.head_weight(),
+                                           llama.product_type(), asked);
   for (size_t i = 0; i < scores.size(); ++i) {
     add_token(batch.asked[i], scores[i].logprob, scores[i].is_argmax, total);
   }
@@ -196,10 +190,8 @@ void add_counters(const std::vector<route::CounterValues>& values, Scores& total
   }
 }
 
-Answered run_forward(const model::Llama& llama,
-                     const PackedBatch& batch,
-                     const ScoreSettings& settings,
-                     Scores& total) {
+Answered run_forward(const model::Llama& llama, const PackedBatch& batch,
+                     const ScoreSettings& settings, Scores& total) {
   model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
   add_batch(llama, batch, result.hidden, total);
   Answered mine;
@@ -213,11 +205,8 @@ Answered run_forward(const model::Llama& llama,
   return mine;
 }
 
-Answered answer(const model::Llama& llama,
-                const std::vector<Request>& requests,
-                const PackedBatch& batch,
-                const ScoreSettings& settings,
-                Scores& total) {
+Answered answer(const model::Llama& llama, const std::vector<Request>& requests,
+                const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
   const PlannedForward forward{requests, batch.owners, batch.inputs};
   if (settings.memory != nullptr) {
     if (auto known = settings.memory->recall(forward)) {
@@ -232,9 +221,7 @@ Answered answer(const model::Llama& llama,
 }
 
 // What any rank found out about a forward.
-void account(const PackedBatch& batch,
-             const Answered& answered,
-             const ScoreSettings& settings,
+void account(const PackedBatch& batch, const Answered& answered, const ScoreSettings& settings,
              Scores& total) {
   for (size_t i = 0; i < batch.owners.size(); ++i) {
     total.scores[batch.owners[i]] = answered.answers.scores.at(i);
@@ -249,8 +236,7 @@ void account(const PackedBatch& batch,
   }
 }
 
-FamilyBatches plan_forwards(const model::Llama& llama,
-                            const std::vector<Request>& requests,
+FamilyBatches plan_forwards(const model::Llama& llama, const std::vector<Request>& requests,
                             const ScoreSettings& settings) {
   if (routes_in_groups(llama.config(), settings.routing.router)) {
     return alone(requests,
@@ -267,9 +253,8 @@ FamilyBatches plan_forwards(const model::Llama& llama,
 
 Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens) {
   std::vector<size_t> order = file_order(requests);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return requests[a].inputs() > requests[b].inputs();
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return requests[a].inputs() > requests[b].inputs(); });
   return pack_in_order(requests, order, batch_tokens);
 }
 
@@ -281,8 +266,7 @@ bool routes_in_groups(const model::ModelConfig& config, const route::RouterSetti
   return config.moe && router.family == route::Family::kTopK && router.capacity_factor;
 }
 
-Scores score_requests(const model::Llama& llama,
-                      const std::vector<Request>& requests,
+Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
   agree_on_requests(settings.ranks, requests, settings);

@@ -87,8 +87,7 @@ bool routes_in_groups(const model::ModelConfig& config, const route::RouterSetti
 
 // `on_progress` gets the number of requests done after each forward. UserError when the model's
 // numbers are not finite.
-Scores score_requests(const model::Llama& llama,
-                      const std::vector<Request>& requests,
+Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress = {});
 

@@ -85,20 +85,16 @@ std::vector<std::string> gather_written(dist::Comm* ranks, const std::optional<s
   return all;
 }
 
-void agree_on_requests(dist::Comm* ranks,
-                       const std::vector<Request>& requests,
+void agree_on_requests(dist::Comm* ranks, const std::vector<Request>& requests,
                        const ScoreSettings& settings) {
   if (ranks != nullptr && ranks->size() > 1) {
-    dist::agree(*ranks,
-                "what is evaluated",
-                fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
-                            "group-tokens {}\n",
-                            requests.size(),
-                            digest_of(requests),
-                            route::to_full_string(settings.routing.router),
-                            settings.routing.ep_ranks,
-                            settings.batch_tokens,
-                            settings.group_tokens));
+    dist::agree(
+        *ranks, "what is evaluated",
+        fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
+                    "group-tokens {}\n",
+                    requests.size(), digest_of(requests),
+                    route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
+                    settings.batch_tokens, settings.group_tokens));
   }
 }
 

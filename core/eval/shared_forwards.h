@@ -38,8 +38,7 @@ inline size_t count_of(const dist::Comm* ranks) {
 }
 
 // UserError on all ranks when they do not ask for the same.
-void agree_on_requests(dist::Comm* ranks,
-                       const std::vector<Request>& requests,
+void agree_on_requests(dist::Comm* ranks, const std::vector<Request>& requests,
                        const ScoreSettings& settings);
 
 }  // namespace moe::eval

@@ -34,9 +34,8 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 
 // "top1", "topp:0.4", "relu:k=1" begin a router; "order=score" and "max=2" go on with one.
 bool begins_router(std::string part) {
-  std::transform(part.begin(), part.end(), part.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  std::transform(part.begin(), part.end(), part.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return part.starts_with("top") || part.starts_with("relu");
 }
 
@@ -71,9 +70,7 @@ std::string max_of(const route::RouterRequest& base, const route::RouterSettings
 }
 
 // Puts one value of an axis into `request`.
-void apply(const std::string& setting,
-           const std::string& value,
-           const std::string& max,
+void apply(const std::string& setting, const std::string& value, const std::string& max,
            route::RouterRequest& request) {
   if (value.empty()) {
     throw UserError("a value is empty; remove a comma");
@@ -158,9 +155,7 @@ std::vector<std::pair<SweepColumn, Mean>> columns_of(const RunReport& report,
   return columns;
 }
 
-void add_row(SweepReport& sweep,
-             const SweepValue& value,
-             const RunReport& report,
+void add_row(SweepReport& sweep, const SweepValue& value, const RunReport& report,
              const std::vector<std::string>& names) {
   SweepRow row{value, {}};
   sweep.columns.clear();
@@ -189,8 +184,7 @@ void add_row(SweepReport& sweep,
 }
 
 // Refuses before anything is computed, but for what an interrupted sweep left to go on from.
-void check_sweep_output(const EvalSettings& settings,
-                        const std::vector<SweepValue>& values,
+void check_sweep_output(const EvalSettings& settings, const std::vector<SweepValue>& values,
                         const std::vector<LoadedTask>& tasks) {
   if (settings.out.empty()) {
     return;
@@ -224,8 +218,7 @@ SweepAxis parse_sweep(const std::string& text) {
   if (equals == std::string::npos ||
       std::find(kSettings.begin(), kSettings.end(), setting) == kSettings.end()) {
     const std::string near = nearest_name(setting, kSettings);
-    throw UserError("--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}",
-                    printable(text),
+    throw UserError("--sweep '{}' is not SETTING=VALUE,VALUE,..{}; settings: {}", printable(text),
                     near.empty() || near == setting ? "" : ", did you mean '" + near + "'?",
                     fmt::join(kSettings, ", "));
   }
@@ -238,8 +231,7 @@ SweepAxis parse_sweep(const std::string& text) {
 
 std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
                                      const route::RouterRequest& base,
-                                     const model::ModelConfig& config,
-                                     bool force) {
+                                     const model::ModelConfig& config, bool force) {
   if (!config.moe) {
     throw UserError("this model is dense, it has no router to sweep; leave out --sweep");
   }
@@ -262,10 +254,8 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
     for (const auto& other : values) {
       if (other.routing.router == value.routing.router &&
           other.routing.ep_ranks == value.routing.ep_ranks) {
-        throw UserError("--sweep: {} and {} are the same router, {}; leave one out",
-                        other.name,
-                        value.name,
-                        route::to_string(value.routing.router));
+        throw UserError("--sweep: {} and {} are the same router, {}; leave one out", other.name,
+                        value.name, route::to_string(value.routing.router));
       }
     }
     values.push_back(std::move(value));
@@ -273,8 +263,7 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
   return values;
 }
 
-SweepReport sweep(const EvalSettings& settings,
-                  const std::vector<SweepAxis>& axes,
+SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& all_events) {
   const EvalEvents events = telling_once(all_events);
   Evaluation evaluation(settings, events, load_asked(settings));

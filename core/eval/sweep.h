@@ -34,8 +34,7 @@ struct SweepValue {
 // setting that `base` or another axis gives too, a point that is there twice, a dense model.
 std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
                                      const route::RouterRequest& base,
-                                     const model::ModelConfig& config,
-                                     bool force);
+                                     const model::ModelConfig& config, bool force);
 
 // A task, or a group that was asked for and has a mean.
 struct SweepColumn {
@@ -63,8 +62,7 @@ struct SweepReport {
 
 // The settings' `out` gets sweep.json, sweep.html and VALUE/results.json with its samples. A sweep
 // that was interrupted goes on where its responses are (response_cache.h).
-SweepReport sweep(const EvalSettings& settings,
-                  const std::vector<SweepAxis>& axes,
+SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& events = {});
 
 std::string sweep_table(const SweepReport& report);

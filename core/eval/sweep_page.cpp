@@ -121,8 +121,8 @@ std::vector<std::string> places_of(const SweepAxis& axis) {
 
 Lines lines_of(const SweepReport& report) {
   Lines lines;
-  const auto number = std::find_if(
-      report.axes.begin(), report.axes.end(), [](const auto& axis) { return axis.is_number(); });
+  const auto number = std::find_if(report.axes.begin(), report.axes.end(),
+                                   [](const auto& axis) { return axis.is_number(); });
   lines.axis = number == report.axes.end() ? 0 : static_cast<size_t>(number - report.axes.begin());
   lines.places = places_of(report.axes[lines.axis]);
   for (const auto& place : lines.places) {
@@ -190,37 +190,28 @@ std::string axes_svg(const Scale& scale, const std::vector<std::string>& places)
     svg += fmt::format(
         "<line class=\"grid\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>"
         "<text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.4g}</text>\n",
-        kLeft,
-        kWidth - kRight,
-        scale.y(value),
-        kLeft - 6,
-        scale.y(value) + 4,
+        kLeft, kWidth - kRight, scale.y(value), kLeft - 6, scale.y(value) + 4,
         value + 0.0);  // never -0
   }
   // Long names would run into each other: two heights, and at most one name in `step`.
   const size_t step = (places.size() + 7) / 8;
   for (size_t i = 0; i < places.size(); i += step) {
-    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                       x_of(i, places.size()),
-                       kHeight - (places[i].size() > 8 && i / step % 2 == 1 ? 2 : 14),
-                       html(places[i]));
+    svg += fmt::format(
+        "<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", x_of(i, places.size()),
+        kHeight - (places[i].size() > 8 && i / step % 2 == 1 ? 2 : 14), html(places[i]));
   }
   return svg;
 }
 
-std::string line_svg(const SweepReport& report,
-                     const Panel& panel,
-                     const Lines& lines,
-                     size_t number,
-                     const Scale& scale) {
+std::string line_svg(const SweepReport& report, const Panel& panel, const Lines& lines,
+                     size_t number, const Scale& scale) {
   const auto& rows = lines.rows_of_line.at(lines.names[number]);
   const std::string colour = fmt::format("var(--c{})", number % kColours);
   std::string path, marks;
   for (const size_t row : rows) {
-    const auto place =
-        std::find(
-            lines.places.begin(), lines.places.end(), report.rows[row].value.of_axis[lines.axis]) -
-        lines.places.begin();
+    const auto place = std::find(lines.places.begin(), lines.places.end(),
+                                 report.rows[row].value.of_axis[lines.axis]) -
+                       lines.places.begin();
     const double x = x_of(static_cast<size_t>(place), lines.places.size());
     const double value = panel.values[row], error = panel.errors.empty() ? 0 : panel.errors[row];
     path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x, scale.y(value));
@@ -228,23 +219,16 @@ std::string line_svg(const SweepReport& report,
       marks += fmt::format(
           "<line class=\"error\" style=\"stroke: {0}\" x1=\"{1:.1f}\" x2=\"{1:.1f}\" "
           "y1=\"{2:.1f}\" y2=\"{3:.1f}\"/>",
-          colour,
-          x,
-          scale.y(value - error),
-          scale.y(value + error));
+          colour, x, scale.y(value - error), scale.y(value + error));
     }
     marks += fmt::format(
         "<circle r=\"3.2\" cx=\"{:.1f}\" cy=\"{:.1f}\" style=\"fill: {}\"><title>{}: "
         "{:.4f}{}</title></circle>\n",
-        x,
-        scale.y(value),
-        colour,
-        html(report.rows[row].value.name),
-        value,
+        x, scale.y(value), colour, html(report.rows[row].value.name), value,
         error > 0 ? fmt::format(" \u00b1 {:.4f}", error) : "");
   }
-  return fmt::format(
-      "<path class=\"line\" style=\"stroke: {}\" d=\"{}\"/>\n{}", colour, path, marks);
+  return fmt::format("<path class=\"line\" style=\"stroke: {}\" d=\"{}\"/>\n{}", colour, path,
+                     marks);
 }
 
 std::string panel_html(const SweepReport& report, const Panel& panel, const Lines& lines) {
@@ -256,19 +240,15 @@ std::string panel_html(const SweepReport& report, const Panel& panel, const Line
   return fmt::format(
       "<figure class=\"panel\"><figcaption>{0}</figcaption>\n<svg role=\"img\" aria-label=\"{0} "
       "over {1}\" viewBox=\"0 0 {2} {3}\">\n{4}</svg></figure>\n",
-      html(panel.title),
-      html(report.axes[lines.axis].setting),
-      kWidth,
-      kHeight,
-      svg);
+      html(panel.title), html(report.axes[lines.axis].setting), kWidth, kHeight, svg);
 }
 
 std::string key_html(const SweepReport& report, const Lines& lines) {
   std::string key = html(report.axes[lines.axis].setting) + " runs to the right";
   if (report.axes.size() > 1) {
     for (size_t line = 0; line < lines.names.size(); ++line) {
-      key += fmt::format(
-          "<i style=\"background: var(--c{})\"></i>{}", line % kColours, html(lines.names[line]));
+      key += fmt::format("<i style=\"background: var(--c{})\"></i>{}", line % kColours,
+                         html(lines.names[line]));
     }
   }
   return "<p class=\"key\">" + key + "; thin bars are standard errors</p>\n";
@@ -306,13 +286,8 @@ std::string sweep_page(const SweepReport& report) {
   return fmt::format(
       "{}<title>{} - moe eval --sweep</title>\n</head>\n<body>\n<p class=\"over\">moe eval "
       "--sweep {}</p>\n<h1>{}</h1>\n{}<div class=\"panels\">\n{}</div>\n{}</body>\n</html>\n",
-      kHead,
-      html(report.model),
-      html(settings),
-      html(report.model),
-      key_html(report, lines),
-      panels,
-      table_html(report));
+      kHead, html(report.model), html(settings), html(report.model), key_html(report, lines),
+      panels, table_html(report));
 }
 
 }  // namespace moe::eval

@@ -116,18 +116,13 @@ std::string sweep_bars(const SweepReport& report, size_t columns) {
   constexpr size_t kNumberWidth = 10;  // "  0.1234 |"
   const size_t room = std::clamp<size_t>(
       columns > name_width + kNumberWidth + 1 ? columns - name_width - kNumberWidth - 1 : 0, 8, 60);
-  std::string text =
-      fmt::format("{}, bars from {:.4f} to {:.4f}\n",
-                  report.columns.size() > 1 ? "average" : head_of(report.columns.front()),
-                  least,
-                  largest);
+  std::string text = fmt::format(
+      "{}, bars from {:.4f} to {:.4f}\n",
+      report.columns.size() > 1 ? "average" : head_of(report.columns.front()), least, largest);
   for (const auto& row : report.rows) {
     const double share = largest > least ? (row.average - least) / (largest - least) : 1;
     text += fmt::format(
-        "{:<{}}  {:.4f} |{}\n",
-        row.value.name,
-        name_width,
-        row.average,
+        "{:<{}}  {:.4f} |{}\n", row.value.name, name_width, row.average,
         std::string(1 + static_cast<size_t>(share * static_cast<double>(room - 1)), '='));
   }
   return text;

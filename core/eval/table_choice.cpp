@@ -263,12 +263,11 @@ std::vector<Task> choice_tasks() {
                    .schema = {{"text"}},
                    .scored = {"test", {openai}},
                    .shots = {"test", {openai}}}),
-          lambada("lambada_standard",
-                  {.hub = "cimec/lambada",
-                   .origin = "zenodo.org/record/2630551",
-                   .schema = {{"text"}},
-                   .scored = {"test", {standard}},
-                   .shots = {"validation", {development}}})};
+          lambada("lambada_standard", {.hub = "cimec/lambada",
+                                       .origin = "zenodo.org/record/2630551",
+                                       .schema = {{"text"}},
+                                       .scored = {"test", {standard}},
+                                       .shots = {"validation", {development}}})};
 }
 
 }  // namespace moe::eval

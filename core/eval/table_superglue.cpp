@@ -28,9 +28,7 @@ DataSet flat(const std::string& folder, const std::string& part, const Schema& s
           .shots = {"train", {{{"superglue/" + folder + "/train.jsonl"}, read}}}};
 }
 
-DataSet nested(const std::string& folder,
-               const std::string& part,
-               const Schema& schema,
+DataSet nested(const std::string& folder, const std::string& part, const Schema& schema,
                std::vector<Document> (*read)(const Files&)) {
   return {.hub = "aps/super_glue " + part,
           .origin = kOrigin,
@@ -39,12 +37,8 @@ DataSet nested(const std::string& folder,
           .shots = {"train", {{{"superglue/" + folder + "/train.jsonl"}, read}}}};
 }
 
-Task question_task(const std::string& name,
-                   double version,
-                   int64_t items,
-                   DataSet data,
-                   const std::string& prompt,
-                   Texts choices) {
+Task question_task(const std::string& name, double version, int64_t items, DataSet data,
+                   const std::string& prompt, Texts choices) {
   return {.name = name,
           .version = version,
           .data = std::move(data),
@@ -58,23 +52,16 @@ Task question_task(const std::string& name,
 
 Task boolq() {
   return question_task(
-      "boolq",
-      2.0,
-      3270,
-      flat("BoolQ",
-           "boolq",
+      "boolq", 2.0, 3270,
+      flat("BoolQ", "boolq",
            {{"question"}, {"passage"}, {"idx", Kind::kAny}, truth("False", "True")}),
-      "{{passage}}\nQuestion: {{question}}?\nAnswer:",
-      {"no", "yes"});
+      "{{passage}}\nQuestion: {{question}}?\nAnswer:", {"no", "yes"});
 }
 
 Task cb() {
   Task task =
-      question_task("cb",
-                    1.0,
-                    56,
-                    flat("CB",
-                         "cb",
+      question_task("cb", 1.0, 56,
+                    flat("CB", "cb",
                          {{"premise"},
                           {"hypothesis"},
                           {"idx", Kind::kAny},
@@ -86,17 +73,14 @@ Task cb() {
 }
 
 Task rte() {
-  return question_task("sglue_rte",
-                       0.0,
-                       277,
-                       flat("RTE",
-                            "rte",
-                            {{"premise"},
-                             {"hypothesis"},
-                             {"idx", Kind::kAny},
-                             truth("entailment", "not_entailment")}),
-                       "{{premise}}\nQuestion: {{hypothesis}} True or False?\nAnswer:",
-                       {"True", "False"});
+  return question_task(
+      "sglue_rte", 0.0, 277,
+      flat("RTE", "rte",
+           {{"premise"},
+            {"hypothesis"},
+            {"idx", Kind::kAny},
+            truth("entailment", "not_entailment")}),
+      "{{premise}}\nQuestion: {{hypothesis}} True or False?\nAnswer:", {"True", "False"});
 }
 
 // COPA: the sentence without its full stop, a connector; the continuation has two spaces.
@@ -120,19 +104,15 @@ std::string copa_prompt(const OrderedJson& document) {
 }
 
 Task copa() {
-  Task task = question_task("copa",
-                            1.0,
-                            100,
-                            flat("COPA",
-                                 "copa",
+  Task task = question_task("copa", 1.0, 100,
+                            flat("COPA", "copa",
                                  {{"premise"},
                                   {"choice1"},
                                   {"choice2"},
                                   {"question"},
                                   {"idx", Kind::kAny},
                                   truth("choice1", "choice2")}),
-                            "",
-                            {});
+                            "", {});
   task.prompt = copa_prompt;
   task.choices = copa_choices;
   task.target = [](const OrderedJson& document) -> Target {
@@ -147,15 +127,11 @@ Task multirc(const std::string& name, bool fixed_order) {
   const std::string yes = "{{answer}}\nIs the answer correct? yes";
   const std::string no = "{{answer}}\nIs the answer correct? no";
   Task task = question_task(
-      name,
-      2.0,
-      4848,
-      nested("MultiRC",
-             "multirc",
+      name, 2.0, 4848,
+      nested("MultiRC", "multirc",
              {{"paragraph"}, {"question"}, {"answer"}, {"idx", Kind::kAny}, truth("False", "True")},
              read_multirc),
-      "{{paragraph}}\nQuestion: {{question}}\nAnswer:",
-      {});
+      "{{paragraph}}\nQuestion: {{question}}\nAnswer:", {});
   task.choices = fixed_order ? each({no, yes}) : each({yes, no});
   if (fixed_order) {
     task.version = std::nullopt;
@@ -164,11 +140,8 @@ Task multirc(const std::string& name, bool fixed_order) {
 }
 
 Task wic() {
-  Task task = question_task("wic",
-                            1.0,
-                            638,
-                            flat("WiC",
-                                 "wic",
+  Task task = question_task("wic", 1.0, 638,
+                            flat("WiC", "wic",
                                  {{"word"},
                                   {"sentence1"},
                                   {"sentence2"},
@@ -178,8 +151,7 @@ Task wic() {
                                   {"end2", Kind::kInt},
                                   {"idx", Kind::kAny},
                                   truth("False", "True")}),
-                            "",
-                            {"no", "yes"});
+                            "", {"no", "yes"});
   task.prompt = [](const OrderedJson& document) {
     const auto sentence = document.at("sentence1").get<std::string>();
     return "Sentence 1: " + sentence +
@@ -215,8 +187,8 @@ std::string wsc_prompt(const OrderedJson& document) {
   const auto noun = document.at("span1_text").get<std::string>();
   const auto pronoun = document.at("span2_text").get<std::string>();
   const std::vector<std::string> words = split_words(text);
-  const auto count = std::clamp<int64_t>(
-      document.at("span2_index").get<int64_t>(), 0, static_cast<int64_t>(words.size()));
+  const auto count = std::clamp<int64_t>(document.at("span2_index").get<int64_t>(), 0,
+                                         static_cast<int64_t>(words.size()));
   const std::string before =
       fmt::format("{}", fmt::join(words.begin(), words.begin() + count, " "));
   const std::string after = slice(text, count_code_points(before) + count_code_points(pronoun) + 1);
@@ -226,11 +198,8 @@ std::string wsc_prompt(const OrderedJson& document) {
 }
 
 Task wsc() {
-  Task task = question_task("wsc",
-                            1.0,
-                            104,
-                            nested("WSC",
-                                   "wsc.fixed",
+  Task task = question_task("wsc", 1.0, 104,
+                            nested("WSC", "wsc.fixed",
                                    {{"text"},
                                     {"span1_index", Kind::kInt},
                                     {"span2_index", Kind::kInt},
@@ -239,8 +208,7 @@ Task wsc() {
                                     {"idx", Kind::kAny},
                                     truth("False", "True")},
                                    read_wsc),
-                            "",
-                            {"no", "yes"});
+                            "", {"no", "yes"});
   task.prompt = wsc_prompt;
   return task;
 }
@@ -317,15 +285,9 @@ Task record() {
 }  // namespace
 
 std::vector<Task> superglue_tasks() {
-  return {boolq(),
-          cb(),
-          copa(),
-          multirc("multirc", false),
-          multirc("multirc_fixed", true),
-          record(),
-          rte(),
-          wic(),
-          wsc()};
+  return {
+      boolq(), cb(),  copa(), multirc("multirc", false), multirc("multirc_fixed", true), record(),
+      rte(),   wic(), wsc()};
 }
 
 }  // namespace moe::eval

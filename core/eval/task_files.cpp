@@ -32,8 +32,8 @@ fs::path find_file(const fs::path& folder, const std::string& pattern, const std
     }
   }
   if (matches.size() > 1) {
-    throw UserError(
-        "{}: {} files match {} under {}; keep one", task, matches.size(), pattern, folder.string());
+    throw UserError("{}: {} files match {} under {}; keep one", task, matches.size(), pattern,
+                    folder.string());
   }
   return matches.empty() ? fs::path() : matches.front();
 }
@@ -66,10 +66,8 @@ Files find_form(const FileForm& form, const Task& task, const Split& split, cons
       return {};
     }
   }
-  throw UserError("task {}: {} is not there, beside {}; put it there or change --data",
-                  task.name,
-                  missing,
-                  files.front().string());
+  throw UserError("task {}: {} is not there, beside {}; put it there or change --data", task.name,
+                  missing, files.front().string());
 }
 
 FoundFiles read_any(const Task& task, const Split& split, const fs::path& data) {
@@ -89,9 +87,7 @@ FoundFiles read_any(const Task& task, const Split& split, const fs::path& data) 
       task.name,
       split.forms.empty() ? (data / exported_places(task, split).front()).string()
                           : (data / split.forms.front().files.front()).string(),
-      "expected under --data: " + places_of(task, split),
-      task.data.origin,
-      task.data.hub);
+      "expected under --data: " + places_of(task, split), task.data.origin, task.data.hub);
 }
 
 FoundFiles look_for_documents(const Task& task, const Split& split, const fs::path& data) {
@@ -100,8 +96,8 @@ FoundFiles look_for_documents(const Task& task, const Split& split, const fs::pa
     return {files, split.forms[0].read(files)};
   }
   if (data.empty()) {
-    throw UserError(
-        "task {} needs --data DIR, the folder that holds {}", task.name, places_of(task, split));
+    throw UserError("task {} needs --data DIR, the folder that holds {}", task.name,
+                    places_of(task, split));
   }
   if (!fs::is_directory(data)) {
     throw UserError("--data {}: not a folder", data.string());

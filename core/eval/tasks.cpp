@@ -46,8 +46,7 @@ Task quiz_task(const fs::path& file) {
   throw UserError(
       "unknown task '{}'{}; moe eval --list shows all; or a file of your own: TASK.json, TASK.toml "
       "or QUIZ.jsonl",
-      printable(name),
-      near.empty() ? "" : ", did you mean '" + near + "'?");
+      printable(name), near.empty() ? "" : ", did you mean '" + near + "'?");
 }
 
 Task task_named(const std::string& name) {
@@ -106,8 +105,7 @@ int64_t find_gold(const Task& task, const Target& target, const Question& questi
   }
   const auto found = std::find(question.choices.begin(), question.choices.end(), target.text);
   if (found == question.choices.end() && !task.gold_may_be_absent) {
-    throw UserError("the right answer '{}' is none of the choices {}",
-                    printable(target.text),
+    throw UserError("the right answer '{}' is none of the choices {}", printable(target.text),
                     printable(Json(question.choices).dump()));
   }
   return found == question.choices.end() ? -1 : found - question.choices.begin();
@@ -126,16 +124,13 @@ void add_choices(const Task& task, const OrderedJson& document, Question& questi
     const size_t least = task.gold_may_be_absent ? 1 : 2;
     if (question.choices.size() < least) {
       throw UserError("{} in this question, at least {} are needed",
-                      question.choices.empty() ? "no choices" : "one choice",
-                      least);
+                      question.choices.empty() ? "no choices" : "one choice", least);
     }
     question.gold = find_gold(task, target, question);
   }
 }
 
-Question make_question(const Task& task,
-                       Document& document,
-                       const std::string& before,
+Question make_question(const Task& task, Document& document, const std::string& before,
                        const std::string& file) {
   Question question;
   question.where = document.where;
@@ -165,8 +160,7 @@ int64_t shots_of(const Task& task, const TaskOptions& options, LoadedTask& loade
     loaded.notes.push_back(
         fmt::format("{}: its definition has no examples of this kind, --num-fewshot {} changes "
                     "nothing there",
-                    task.name,
-                    *options.shots));
+                    task.name, *options.shots));
     return task.shots.count;
   }
   return *options.shots;
@@ -182,9 +176,7 @@ std::vector<Document> read_split(const Task& task, const Split& split, const fs:
   return std::move(found.documents);
 }
 
-LoadedTask load_task(const Task& task,
-                     const fs::path& data,
-                     std::optional<int64_t> limit,
+LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64_t> limit,
                      const TaskOptions& options) {
   FoundFiles found = find_documents(task, task.data.scored, data);
   const auto total = static_cast<int64_t>(found.documents.size());
@@ -207,9 +199,7 @@ LoadedTask load_task(const Task& task,
   if (absent > 0 && task.name != "record") {
     loaded.notes.push_back(fmt::format(
         "{}: in {} question{} the right answer is none of the choices, which counts as wrong",
-        task.name,
-        absent,
-        absent == 1 ? "" : "s"));
+        task.name, absent, absent == 1 ? "" : "s"));
   }
   return loaded;
 }
@@ -227,10 +217,8 @@ const std::vector<Task>& known_tasks() {
   return tasks;
 }
 
-std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
-                                   const fs::path& data,
-                                   std::optional<int64_t> limit,
-                                   const TaskOptions& options) {
+std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names, const fs::path& data,
+                                   std::optional<int64_t> limit, const TaskOptions& options) {
   std::vector<LoadedTask> loaded;
   for (const auto& task : tasks_named(names, options.compat)) {
     loaded.push_back(load_task(task, data, limit, options));
@@ -261,14 +249,10 @@ std::string task_list() {
   std::string text =
       fmt::format("tasks (prompts follow lm-evaluation-harness {})\n", kHarnessVersion);
   for (const auto& task : known_tasks()) {
-    text +=
-        fmt::format("{}  {}  {}\n    files under --data: {}\n    from {}; or exported from {}\n",
-                    task.name,
-                    task.version ? fmt::format("version {:.1f}", *task.version) : "no version",
-                    to_string(task.output),
-                    places_of(task, task.data.scored),
-                    task.data.origin,
-                    task.data.hub);
+    text += fmt::format(
+        "{}  {}  {}\n    files under --data: {}\n    from {}; or exported from {}\n", task.name,
+        task.version ? fmt::format("version {:.1f}", *task.version) : "no version",
+        to_string(task.output), places_of(task, task.data.scored), task.data.origin, task.data.hub);
     if (!task.shots.fixed) {
       text += fmt::format("    examples for --num-fewshot: {}\n", places_of(task, task.data.shots));
     }

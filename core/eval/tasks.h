@@ -31,8 +31,7 @@ struct LoadedTask {
 // unknown name (the nearest known one is told), a name twice, a file that is not under `data`, a
 // document that cannot be made a question (with its line).
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
-                                   const std::filesystem::path& data,
-                                   std::optional<int64_t> limit,
+                                   const std::filesystem::path& data, std::optional<int64_t> limit,
                                    const TaskOptions& options = {});
 
 // The groups of the table that are among `names`, with the groups inside them.

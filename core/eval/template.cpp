@@ -23,8 +23,7 @@ std::string as_text(const OrderedJson& value, const std::string& hole) {
   if (value.is_null()) {
     return "None";
   }
-  throw UserError("{{{{{}}}}} is no text but {}; name one entry of it",
-                  hole,
+  throw UserError("{{{{{}}}}} is no text but {}; name one entry of it", hole,
                   value.is_array() ? "a list" : "an object");
 }
 
@@ -45,8 +44,8 @@ std::string call(const std::string& function, const std::string& text) {
 OrderedJson find(const OrderedJson& wanted, const OrderedJson& value, const std::string& hole) {
   const auto found = std::find(value.begin(), value.end(), wanted);
   if (!value.is_array() || found == value.end()) {
-    throw UserError(
-        "{{{{{}}}}}: {} is not in {}", hole, printable(wanted.dump()), printable(value.dump()));
+    throw UserError("{{{{{}}}}}: {} is not in {}", hole, printable(wanted.dump()),
+                    printable(value.dump()));
   }
   return static_cast<int64_t>(found - value.begin());
 }
@@ -169,14 +168,11 @@ Template::Template(const std::string& text) {
   }
 }
 
-const OrderedJson& Template::member(const Step& step,
-                                    const OrderedJson& value,
+const OrderedJson& Template::member(const Step& step, const OrderedJson& value,
                                     const std::string& hole) {
   if (step.kind == Step::Kind::kIndex) {
     if (!value.is_array() || step.index >= value.size()) {
-      throw UserError("{{{{{}}}}}: there is no entry {} ({})",
-                      hole,
-                      step.index,
+      throw UserError("{{{{{}}}}}: there is no entry {} ({})", hole, step.index,
                       value.is_array() ? fmt::format("{} are there", value.size())
                                        : std::string("this is no list"));
     }
@@ -187,17 +183,14 @@ const OrderedJson& Template::member(const Step& step,
     for (const auto& [key, unused] : value.items()) {
       known.push_back(key);
     }
-    throw UserError("{{{{{}}}}}: the document has no '{}'; it has {}",
-                    hole,
-                    step.name,
+    throw UserError("{{{{{}}}}}: the document has no '{}'; it has {}", hole, step.name,
                     value.is_object() ? printable(fmt::format("{}", fmt::join(known, ", ")))
                                       : std::string("no fields there"));
   }
   return value[step.name];
 }
 
-OrderedJson Template::follow(const std::vector<Step>& steps,
-                             const OrderedJson& document,
+OrderedJson Template::follow(const std::vector<Step>& steps, const OrderedJson& document,
                              const std::string& hole) {
   const OrderedJson* value = &document;
   OrderedJson made;  // what a function gave

@@ -33,11 +33,9 @@ class Template {
     std::vector<Step> steps;  // empty = no hole
   };
   class Parser;
-  static OrderedJson follow(const std::vector<Step>& steps,
-                            const OrderedJson& document,
+  static OrderedJson follow(const std::vector<Step>& steps, const OrderedJson& document,
                             const std::string& hole);
-  static const OrderedJson& member(const Step& step,
-                                   const OrderedJson& value,
+  static const OrderedJson& member(const Step& step, const OrderedJson& value,
                                    const std::string& hole);
 
   std::vector<Part> parts_;

@@ -13,8 +13,7 @@ struct Text {
   std::string text, source;
 };
 
-Text read_one(const data::RecordReader& reader,
-              data::Record& record,
+Text read_one(const data::RecordReader& reader, data::Record& record,
               const std::filesystem::path& file) {
   if (reader.form() == data::RecordForm::kText) {
     return {std::move(record.text), file.string()};
@@ -27,9 +26,7 @@ Text read_one(const data::RecordReader& reader,
   return {get_string(json, "text", where), source_of(json, file.string())};
 }
 
-void add_windows(const Text& text,
-                 const TextEncoder& encoder,
-                 int64_t end_id,
+void add_windows(const Text& text, const TextEncoder& encoder, int64_t end_id,
                  TextWindows& windows) {
   const std::vector<int64_t> ids = encode_text(encoder, text.text);
   const auto size = static_cast<int64_t>(ids.size());
@@ -47,14 +44,12 @@ void add_windows(const Text& text,
 }  // namespace
 
 TextWindows read_text_windows(const std::vector<std::filesystem::path>& files,
-                              const TextEncoder& encoder,
-                              int64_t end_id,
+                              const TextEncoder& encoder, int64_t end_id,
                               std::optional<int64_t> limit) {
   TextWindows windows;
   for (const auto& file : files) {
     if (!std::filesystem::is_regular_file(file)) {
-      throw UserError("--stats-text {}: {}",
-                      file.string(),
+      throw UserError("--stats-text {}: {}", file.string(),
                       std::filesystem::exists(file) ? "not a file" : "no such file");
     }
     data::RecordReader reader(file);

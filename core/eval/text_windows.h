@@ -23,8 +23,7 @@ struct TextWindows {
 // tokens or at the model's window. Only the first `limit` texts of each file. `end_id` stands for
 // what follows a text. UserError: a file that is missing or a folder, broken records, no text.
 TextWindows read_text_windows(const std::vector<std::filesystem::path>& files,
-                              const TextEncoder& encoder,
-                              int64_t end_id,
+                              const TextEncoder& encoder, int64_t end_id,
                               std::optional<int64_t> limit);
 
 }  // namespace moe::eval

@@ -126,8 +126,8 @@ void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_toke
 }
 
 void TokenTally::add(const Forward& forward) {
-  MOE_CHECK(
-      forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(), layers_);
+  MOE_CHECK(forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(),
+            layers_);
   const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3]
   const int64_t* first = rows.const_data_ptr<int64_t>();
   for (const size_t index : forward.requests) {

@@ -48,9 +48,7 @@ Json read_settings(const fs::path& file) {
     json << toml::json_formatter(toml::parse(text));
     return parse_json(json.str(), file.string());
   } catch (const toml::parse_error& error) {
-    throw UserError("{} line {}: {}",
-                    file.string(),
-                    error.source().begin.line,
+    throw UserError("{} line {}: {}", file.string(), error.source().begin.line,
                     printable(std::string(error.description())));
   }
 }
@@ -63,11 +61,8 @@ void check_keys(const Json& settings, const std::string& where) {
     const auto& known = known_keys();
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       const std::string near = nearest_name(key, known);
-      throw UserError("{}: '{}' is no setting of a task{}; known: {}",
-                      where,
-                      printable(key),
-                      near.empty() ? "" : ", did you mean '" + near + "'?",
-                      fmt::join(known, ", "));
+      throw UserError("{}: '{}' is no setting of a task{}; known: {}", where, printable(key),
+                      near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
     }
   }
 }
@@ -77,10 +72,8 @@ std::vector<Document> read_table(const fs::path& file) {
   std::vector<Document> documents;
   for (size_t row = 1; row < rows.size(); ++row) {
     if (rows[row].fields.size() != rows[0].fields.size()) {
-      throw UserError("{}: {} fields, the header names {}",
-                      rows[row].where,
-                      rows[row].fields.size(),
-                      rows[0].fields.size());
+      throw UserError("{}: {} fields, the header names {}", rows[row].where,
+                      rows[row].fields.size(), rows[0].fields.size());
     }
     OrderedJson fields;
     for (size_t column = 0; column < rows[0].fields.size(); ++column) {
@@ -122,8 +115,7 @@ OutputType output_of(const Json& settings, const std::string& where) {
   throw UserError(
       "{}: output_type '{}' is unknown; known: multiple_choice, loglikelihood, "
       "generate_until",
-      where,
-      printable(name));
+      where, printable(name));
 }
 
 std::function<Texts(const OrderedJson&)> choices_of(const Json& settings,
@@ -152,8 +144,7 @@ std::vector<Metric> metrics_of(const Json& settings, OutputType output, const st
     } else if (output == OutputType::kGenerateUntil && name == "exact_match") {
       metrics.push_back({.name = name});
     } else {
-      throw UserError("metric '{}' is unknown for {}; known: {}",
-                      printable(name),
+      throw UserError("metric '{}' is unknown for {}; known: {}", printable(name),
                       to_string(output),
                       output == OutputType::kLogLikelihood ? "acc, perplexity" : "exact_match");
     }
@@ -173,10 +164,8 @@ ShotRule shots_of(const Json& settings, const std::string& where) {
   if (count < 0 || count > 1000) {
     throw UserError("num_fewshot is {}, 0 to 1000 are possible", count);
   }
-  return {sampler == "default" ? ShotRule::Sampler::kRandom : ShotRule::Sampler::kFirst,
-          false,
-          count,
-          !settings.contains("fewshot_data")};
+  return {sampler == "default" ? ShotRule::Sampler::kRandom : ShotRule::Sampler::kFirst, false,
+          count, !settings.contains("fewshot_data")};
 }
 
 Generation generation_of(const Json& settings, const std::string& where) {
@@ -234,8 +223,8 @@ Task read_user_task(const fs::path& file) {
     return make_task(settings, file);
   } catch (const UserError& error) {
     const std::string message = error.what();
-    throw UserError(
-        "{}{}", message.starts_with(file.string()) ? "" : file.string() + ": ", message);
+    throw UserError("{}{}", message.starts_with(file.string()) ? "" : file.string() + ": ",
+                    message);
   }
 }
 

@@ -6,16 +6,14 @@
 
 namespace moe::eval {
 
-std::vector<int64_t> encode_prompt(const TextEncoder& encoder,
-                                   const Generation& generation,
+std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation& generation,
                                    const std::string& context) {
   const int64_t room = encoder.window - generation.max_tokens;
   if (room < 1) {
     throw UserError(
         "the model's window of {} tokens leaves no room for a question beside an "
         "answer of {}; choose a task whose answers are not written",
-        encoder.window,
-        generation.max_tokens);
+        encoder.window, generation.max_tokens);
   }
   std::vector<int64_t> tokens = encode_text(encoder, context);
   if (tokens.empty()) {
@@ -38,8 +36,7 @@ std::string cut_at(std::string text, const std::vector<std::string>& until) {
 
 std::vector<std::string> write_answers(const model::Llama& llama,
                                        const model::RoutingOptions& routing,
-                                       const io::Tokenizer& tokenizer,
-                                       const Generation& generation,
+                                       const io::Tokenizer& tokenizer, const Generation& generation,
                                        const std::vector<std::vector<int64_t>>& prompts,
                                        const std::function<void(int64_t)>& on_progress) {
   const auto has_stop_word = [&](const std::vector<int64_t>& ids) {

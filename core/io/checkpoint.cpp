@@ -31,8 +31,7 @@ void check_folder(const fs::path& folder) {
     if (is_there(replaced)) {
       throw UserError(
           "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
-          name,
-          replaced);
+          name, replaced);
     }
     throw UserError("{}: no such folder", name);
   }
@@ -55,8 +54,8 @@ void check_folder(const fs::path& folder) {
         "AutoModelForCausalLM as M; M.from_pretrained('{0}').save_pretrained('{0}')\"",
         folder.string());
   }
-  throw UserError(
-      "{}: has neither {} nor {}; fetch the weights", folder.string(), kSingleFile, kIndexFile);
+  throw UserError("{}: has neither {} nor {}; fetch the weights", folder.string(), kSingleFile,
+                  kIndexFile);
 }
 
 // tensor name -> shard name, as the index says it.
@@ -71,10 +70,8 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
     const std::string shard = get_string(index["weight_map"], tensor, where);
     if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos ||
         shard.find('\0') != std::string::npos) {
-      throw UserError("{}: '{}' is said to be in '{}', which is no file name in this folder",
-                      where,
-                      printable(tensor),
-                      printable(shard));
+      throw UserError("{}: '{}' is said to be in '{}', which is no file name in this folder", where,
+                      printable(tensor), printable(shard));
     }
     weight_map[tensor] = shard;
   }
@@ -106,8 +103,7 @@ void Checkpoint::open_file(const fs::path& path) {
   for (const auto& tensor : files_.back()->tensors()) {
     const auto [place, is_new] = where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor});
     if (!is_new) {
-      throw UserError("{}: '{}' is in {} and in {}; fetch the folder again",
-                      folder_.string(),
+      throw UserError("{}: '{}' is in {} and in {}; fetch the folder again", folder_.string(),
                       printable(tensor.name),
                       files_.at(place->second.file)->path().filename().string(),
                       path.filename().string());
@@ -124,8 +120,7 @@ void Checkpoint::open_shards(const fs::path& index_path) {
   }
   for (const auto& shard : shards) {
     if (!is_there(folder_ / shard)) {
-      throw UserError("{}: names the shard '{}', which is not in the folder; fetch it",
-                      where,
+      throw UserError("{}: names the shard '{}', which is not in the folder; fetch it", where,
                       printable(shard));
     }
     open_file(folder_ / shard);
@@ -134,18 +129,14 @@ void Checkpoint::open_shards(const fs::path& index_path) {
     const auto found = where_.find(tensor);
     if (found == where_.end() || files_.at(found->second.file)->path().filename() != shard) {
       throw UserError(
-          "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again",
-          where,
-          printable(tensor),
-          printable(shard));
+          "{}: says that '{}' is in shard '{}', which does not hold it; fetch both again", where,
+          printable(tensor), printable(shard));
     }
   }
   for (const auto& [tensor, place] : where_) {
     if (weight_map.count(tensor) == 0) {
-      throw UserError("{}: does not list '{}', which shard '{}' holds; fetch both again",
-                      where,
-                      printable(tensor),
-                      files_.at(place.file)->path().filename().string());
+      throw UserError("{}: does not list '{}', which shard '{}' holds; fetch both again", where,
+                      printable(tensor), files_.at(place.file)->path().filename().string());
     }
   }
 }

@@ -65,8 +65,7 @@ struct TensorSource {
 // `shard_bytes` gets a shard of its own. `on_bytes` is told after each tensor how many bytes of
 // tensor data are written so far. Returns their sum.
 uint64_t write_tensors(const std::filesystem::path& folder,
-                       const std::vector<TensorSource>& tensors,
-                       uint64_t shard_bytes,
+                       const std::vector<TensorSource>& tensors, uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes = {});
 
 // Copies tokenizer and generation files of `from` (tokenizer*, special_tokens_map.json,

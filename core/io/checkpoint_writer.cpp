@@ -15,19 +15,15 @@ namespace fs = std::filesystem;
 namespace {
 
 // Returns the bytes of tensor data written. `before`: those of the shards before, for on_bytes.
-uint64_t write_shard(const fs::path& path,
-                     const std::vector<TensorInfo>& infos,
-                     std::span<const TensorSource> tensors,
-                     uint64_t before,
+uint64_t write_shard(const fs::path& path, const std::vector<TensorInfo>& infos,
+                     std::span<const TensorSource> tensors, uint64_t before,
                      const std::function<void(uint64_t)>& on_bytes) {
   SafetensorsWriter writer(path, infos);
   for (const auto& tensor : tensors) {
     const uint64_t expected = writer.written_bytes() + static_cast<uint64_t>(tensor.info.bytes());
     tensor.write(writer);
-    MOE_CHECK(writer.written_bytes() == expected,
-              "{}: '{}' sent the wrong number of bytes",
-              path.string(),
-              tensor.info.name);
+    MOE_CHECK(writer.written_bytes() == expected, "{}: '{}' sent the wrong number of bytes",
+              path.string(), tensor.info.name);
     if (on_bytes) {
       on_bytes(before + writer.written_bytes());
     }
@@ -45,10 +41,8 @@ bool is_tokenizer_file(const std::string& name) {
 
 }  // namespace
 
-uint64_t write_tensors(const fs::path& folder,
-                       const std::vector<TensorSource>& tensors,
-                       uint64_t shard_bytes,
-                       const std::function<void(uint64_t)>& on_bytes) {
+uint64_t write_tensors(const fs::path& folder, const std::vector<TensorSource>& tensors,
+                       uint64_t shard_bytes, const std::function<void(uint64_t)>& on_bytes) {
   std::vector<TensorInfo> infos;
   for (const auto& tensor : tensors) {
     infos.push_back(tensor.info);
@@ -75,9 +69,7 @@ void check_space(const fs::path& folder, uint64_t bytes) {
   if (!error && space.available < bytes) {
     throw UserError(
         "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
-        folder.string(),
-        size_text(bytes),
-        size_text(space.available));
+        folder.string(), size_text(bytes), size_text(space.available));
   }
 }
 

@@ -58,14 +58,12 @@ Descriptor create_file(const std::filesystem::path& path) {
 void throw_write_error(int error, const std::filesystem::path& path) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     throw UserError("disk full: {} cannot grow ({}); free some space or write to another disk",
-                    path.string(),
-                    std::strerror(error));
+                    path.string(), std::strerror(error));
   }
   throw std::system_error(error, std::generic_category(), path.string());
 }
 
-void write_all(const Descriptor& file,
-               std::span<const std::byte> bytes,
+void write_all(const Descriptor& file, std::span<const std::byte> bytes,
                const std::filesystem::path& path) {
   constexpr size_t kLargestPiece = size_t{64} << 20;  // one write() takes at most 2 GiB anyway
   while (!bytes.empty()) {

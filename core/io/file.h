@@ -37,8 +37,7 @@ Descriptor create_file(const std::filesystem::path& path);
 // for the rest.
 [[noreturn]] void throw_write_error(int error, const std::filesystem::path& path);
 
-void write_all(const Descriptor& file,
-               std::span<const std::byte> bytes,
+void write_all(const Descriptor& file, std::span<const std::byte> bytes,
                const std::filesystem::path& path);
 void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);

@@ -77,8 +77,7 @@ std::string read_whole(const Descriptor& file, const fs::path& path) {
       continue;
     }
     if (count <= 0) {
-      throw UserError("{}: cannot be read: {}",
-                      path.string(),
+      throw UserError("{}: cannot be read: {}", path.string(),
                       count < 0 ? std::strerror(errno) : "it became shorter");
     }
     filled += static_cast<size_t>(count);
@@ -102,8 +101,7 @@ void LineLog::read(const std::string& title) {
   // A title that was cut short is the start of a file of ours that got no further.
   if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {
     throw UserError("{}: does not begin with '{}', so it is something else; give another file",
-                    path_.string(),
-                    printable(title));
+                    path_.string(), printable(title));
   }
   const size_t end = text.size() < head.size() ? 0 : text.rfind('\n') + 1;
   cut_bytes_ = static_cast<int64_t>(text.size() - end);

@@ -28,8 +28,7 @@ Descriptor make_unique_file(const std::string& front, fs::path& path) {
     if (errno == ENOSPC || errno == EDQUOT) {
       throw_write_error(errno, name);
     }
-    throw UserError("{}: no file can be written there: {}",
-                    fs::path(front).parent_path().string(),
+    throw UserError("{}: no file can be written there: {}", fs::path(front).parent_path().string(),
                     std::strerror(errno));
   }
   path = name;

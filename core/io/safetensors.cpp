@@ -26,8 +26,8 @@ struct Entry {
 // all.
 std::string_view header_text(std::span<const std::byte> file, const std::string& where) {
   if (file.size() < kLengthBytes) {
-    throw UserError(
-        "{}: {} bytes are too few for a safetensors file; fetch it again", where, file.size());
+    throw UserError("{}: {} bytes are too few for a safetensors file; fetch it again", where,
+                    file.size());
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
@@ -37,17 +37,13 @@ std::string_view header_text(std::span<const std::byte> file, const std::string&
     throw UserError(
         "{}: claims a header of {} bytes, more than the {} that safetensors allows: not a "
         "safetensors file",
-        where,
-        length,
-        kMaxHeaderBytes);
+        where, length, kMaxHeaderBytes);
   }
   if (length > file.size() - kLengthBytes) {
     throw UserError(
         "{}: truncated: claims a header of {} bytes, the file has {} after the length; fetch it "
         "again",
-        where,
-        length,
-        file.size() - kLengthBytes);
+        where, length, file.size() - kLengthBytes);
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
   if (!text.starts_with('{')) {
@@ -75,8 +71,8 @@ int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
   int64_t bytes = 0;
   overflows = overflows || __builtin_mul_overflow(product, dtype_bytes(info.dtype), &bytes);
   if (overflows) {
-    throw UserError(
-        "{}: shape {} is larger than any memory", where, printable(shape_text(info.shape)));
+    throw UserError("{}: shape {} is larger than any memory", where,
+                    printable(shape_text(info.shape)));
   }
   return bytes;
 }
@@ -89,19 +85,15 @@ Entry parse_entry(const std::string& name, const Json& value, const std::string&
   entry.info.shape = parse_shape(value, where);
   const std::vector<int64_t> offsets = get_ints(value, "data_offsets", where);
   if (offsets.size() != 2 || offsets[0] < 0 || offsets[1] < offsets[0]) {
-    throw UserError(
-        "{}: data_offsets {} must be a begin and an end", where, printable(shape_text(offsets)));
+    throw UserError("{}: data_offsets {} must be a begin and an end", where,
+                    printable(shape_text(offsets)));
   }
   const int64_t bytes = checked_bytes(entry.info, where);
   if (offsets[1] - offsets[0] != bytes) {
     throw UserError(
         "{}: {} of shape {} takes {} bytes, its data_offsets {} span {}; fetch the file again",
-        where,
-        dtype_name(entry.info.dtype),
-        printable(shape_text(entry.info.shape)),
-        bytes,
-        shape_text(offsets),
-        offsets[1] - offsets[0]);
+        where, dtype_name(entry.info.dtype), printable(shape_text(entry.info.shape)), bytes,
+        shape_text(offsets), offsets[1] - offsets[0]);
   }
   entry.begin = static_cast<uint64_t>(offsets[0]);
   entry.end = static_cast<uint64_t>(offsets[1]);
@@ -121,8 +113,7 @@ std::map<std::string, std::string> parse_metadata(const Json& value, const std::
 }
 
 // `entries` by offset must tile [0, data_bytes).
-void check_tiling(const std::vector<Entry>& entries,
-                  uint64_t data_bytes,
+void check_tiling(const std::vector<Entry>& entries, uint64_t data_bytes,
                   const std::string& where) {
   uint64_t claimed = 0;
   for (const auto& entry : entries) {
@@ -130,9 +121,7 @@ void check_tiling(const std::vector<Entry>& entries,
   }
   if (claimed > data_bytes) {
     throw UserError("{}: truncated: header says {} bytes of data, the file has {}; fetch it again",
-                    where,
-                    claimed,
-                    data_bytes);
+                    where, claimed, data_bytes);
   }
   uint64_t at = 0;
   for (const auto& entry : entries) {
@@ -140,10 +129,7 @@ void check_tiling(const std::vector<Entry>& entries,
       throw UserError(
           "{}: '{}' begins at byte {} of the data, the tensor before it ends at {}: {}; fetch the "
           "file again",
-          where,
-          printable(entry.info.name),
-          entry.begin,
-          at,
+          where, printable(entry.info.name), entry.begin, at,
           entry.begin < at ? "they overlap" : "a gap");
     }
     at = entry.end;
@@ -152,9 +138,7 @@ void check_tiling(const std::vector<Entry>& entries,
     throw UserError(
         "{}: {} bytes follow the last tensor, which ends at byte {} of the data; fetch the file "
         "again",
-        where,
-        data_bytes - at,
-        at);
+        where, data_bytes - at, at);
   }
 }
 

@@ -24,11 +24,8 @@ std::string header_text(const std::vector<TensorInfo>& tensors) {
   for (const auto& tensor : tensors) {
     MOE_CHECK(names.insert(tensor.name).second, "{} is written twice", tensor.name);
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",
-                        Json(tensor.name).dump(),
-                        dtype_name(tensor.dtype),
-                        Json(tensor.shape).dump(),
-                        offset,
-                        offset + tensor.bytes());
+                        Json(tensor.name).dump(), dtype_name(tensor.dtype),
+                        Json(tensor.shape).dump(), offset, offset + tensor.bytes());
     offset += tensor.bytes();
   }
   text += '}';

@@ -22,10 +22,7 @@ constexpr uint64_t kFlushStep = uint64_t{32} << 20;
 // Copies up to `length` bytes between two files inside the kernel. Returns how many went; the rest
 // must go another way (file systems that cannot, sources in /proc, kernels before 4.5). Throws when
 // the target is full.
-uint64_t copy_in_kernel(int source,
-                        int64_t offset,
-                        uint64_t length,
-                        const Descriptor& target,
+uint64_t copy_in_kernel(int source, int64_t offset, uint64_t length, const Descriptor& target,
                         const std::filesystem::path& target_path) {
   uint64_t copied = 0;
   while (copied < length) {
@@ -70,21 +67,15 @@ void SafetensorsWriter::count(uint64_t bytes) {
   written_bytes_ += bytes;
   if (written_bytes_ - flushed_bytes_ >= kFlushStep) {
     // Asynchronous and only a hint: where it is not supported fsync does all the work.
-    ::sync_file_range(file_.get(),
-                      static_cast<off64_t>(header_bytes_ + flushed_bytes_),
-                      static_cast<off64_t>(written_bytes_ - flushed_bytes_),
-                      SYNC_FILE_RANGE_WRITE);
+    ::sync_file_range(file_.get(), static_cast<off64_t>(header_bytes_ + flushed_bytes_),
+                      static_cast<off64_t>(written_bytes_ - flushed_bytes_), SYNC_FILE_RANGE_WRITE);
     flushed_bytes_ = written_bytes_;
   }
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> piece) {
-  MOE_CHECK(written_bytes_ + piece.size() <= expected_bytes_,
-            "{}: {} bytes after {} of {}",
-            path_.string(),
-            piece.size(),
-            written_bytes_,
-            expected_bytes_);
+  MOE_CHECK(written_bytes_ + piece.size() <= expected_bytes_, "{}: {} bytes after {} of {}",
+            path_.string(), piece.size(), written_bytes_, expected_bytes_);
   while (!piece.empty()) {
     const auto block = piece.first(std::min<size_t>(piece.size(), kFlushStep));
     write_all(file_, block, path_);
@@ -95,10 +86,8 @@ void SafetensorsWriter::write(std::span<const std::byte> piece) {
 
 void SafetensorsWriter::copy(const SafetensorsFile& source, const std::string& name) {
   std::span<const std::byte> rest = source.bytes(name);
-  MOE_CHECK(written_bytes_ + rest.size() <= expected_bytes_,
-            "{}: '{}' is one too many",
-            path_.string(),
-            name);
+  MOE_CHECK(written_bytes_ + rest.size() <= expected_bytes_, "{}: '{}' is one too many",
+            path_.string(), name);
   bool in_kernel = true;
   while (!rest.empty()) {
     const auto block = rest.first(std::min(rest.size(), kCopyBlock));
@@ -119,11 +108,8 @@ void SafetensorsWriter::copy(const SafetensorsFile& source, const std::string& n
 }
 
 void SafetensorsWriter::finish() {
-  MOE_CHECK(written_bytes_ == expected_bytes_,
-            "{}: {} of {} bytes written",
-            path_.string(),
-            written_bytes_,
-            expected_bytes_);
+  MOE_CHECK(written_bytes_ == expected_bytes_, "{}: {} of {} bytes written", path_.string(),
+            written_bytes_, expected_bytes_);
   sync(file_, path_);
 }
 

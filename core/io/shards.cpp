@@ -21,10 +21,9 @@ std::vector<Shard> plan_shards(const std::vector<TensorInfo>& tensors, uint64_t 
     filled += bytes;
   }
   for (size_t number = 0; number < shards.size(); ++number) {
-    shards[number].file =
-        shards.size() == 1
-            ? "model.safetensors"
-            : fmt::format("model-{:05}-of-{:05}.safetensors", number + 1, shards.size());
+    shards[number].file = shards.size() == 1 ? "model.safetensors"
+                                             : fmt::format("model-{:05}-of-{:05}.safetensors",
+                                                           number + 1, shards.size());
   }
   return shards;
 }

@@ -18,9 +18,7 @@ namespace {
 
 constexpr size_t kBlock = size_t{32} << 20;  // then the kernel is told to begin writing back
 
-void write_at(const Descriptor& file,
-              std::span<const std::byte> bytes,
-              uint64_t offset,
+void write_at(const Descriptor& file, std::span<const std::byte> bytes, uint64_t offset,
               const fs::path& path) {
   while (!bytes.empty()) {
     const ssize_t written =
@@ -59,26 +57,19 @@ void create_safetensors(const fs::path& path, const std::vector<TensorInfo>& ten
 SafetensorsPatch::SafetensorsPatch(const fs::path& path)
     : path_(path), contents_(path), file_(open_to_write(path)) {}
 
-void SafetensorsPatch::write(const std::string& name,
-                             uint64_t begin,
+void SafetensorsPatch::write(const std::string& name, uint64_t begin,
                              std::span<const std::byte> bytes) {
   const auto tensor = contents_.bytes(name);
   MOE_CHECK(begin <= tensor.size() && bytes.size() <= tensor.size() - begin,
-            "{}: bytes {} to {} of '{}', which has {}",
-            path_.string(),
-            begin,
-            begin + bytes.size(),
-            name,
-            tensor.size());
+            "{}: bytes {} to {} of '{}', which has {}", path_.string(), begin, begin + bytes.size(),
+            name, tensor.size());
   auto offset = static_cast<uint64_t>(tensor.data() - contents_.file().bytes().data()) + begin;
   while (!bytes.empty()) {
     const auto block = bytes.first(std::min(bytes.size(), kBlock));
     write_at(file_, block, offset, path_);
     if (block.size() == kBlock) {  // only a hint
-      ::sync_file_range(file_.get(),
-                        static_cast<off64_t>(offset),
-                        static_cast<off64_t>(block.size()),
-                        SYNC_FILE_RANGE_WRITE);
+      ::sync_file_range(file_.get(), static_cast<off64_t>(offset),
+                        static_cast<off64_t>(block.size()), SYNC_FILE_RANGE_WRITE);
     }
     offset += block.size();
     bytes = bytes.subspan(block.size());

@@ -158,8 +158,7 @@ void StagedFolder::commit() {
     owns_partial_ = false;  // hours of work: kept where the message says
     throw UserError(
         "{}: was made by another while this run wrote; what this run made is in {}: rename it",
-        out_.string(),
-        partial_.string());
+        out_.string(), partial_.string());
   }
   sync_folder(parent_of(out_));
 }

@@ -19,16 +19,11 @@ struct DTypeRow {
 };
 
 constexpr std::array kDTypes = {
-    DTypeRow{DType::kF32, "F32", 4, true},
-    DTypeRow{DType::kF16, "F16", 2, true},
-    DTypeRow{DType::kBF16, "BF16", 2, true},
-    DTypeRow{DType::kF64, "F64", 8, false},
-    DTypeRow{DType::kI64, "I64", 8, false},
-    DTypeRow{DType::kI32, "I32", 4, false},
-    DTypeRow{DType::kI16, "I16", 2, false},
-    DTypeRow{DType::kI8, "I8", 1, false},
-    DTypeRow{DType::kU8, "U8", 1, false},
-    DTypeRow{DType::kBool, "BOOL", 1, false},
+    DTypeRow{DType::kF32, "F32", 4, true},   DTypeRow{DType::kF16, "F16", 2, true},
+    DTypeRow{DType::kBF16, "BF16", 2, true}, DTypeRow{DType::kF64, "F64", 8, false},
+    DTypeRow{DType::kI64, "I64", 8, false},  DTypeRow{DType::kI32, "I32", 4, false},
+    DTypeRow{DType::kI16, "I16", 2, false},  DTypeRow{DType::kI8, "I8", 1, false},
+    DTypeRow{DType::kU8, "U8", 1, false},    DTypeRow{DType::kBool, "BOOL", 1, false},
 };
 
 const DTypeRow& row_of(DType dtype) {

@@ -48,9 +48,7 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
     throw UserError(
         "{}: has {} tokens, config.json says vocab_size {}: tokenizer and model do not belong "
         "together",
-        file.string(),
-        tokenizer.vocab_size(),
-        vocab_size);
+        file.string(), tokenizer.vocab_size(), vocab_size);
   }
   tokenizer.word_rule_ = word_rule_of(bytes);
   const fs::path config = folder / "tokenizer_config.json";

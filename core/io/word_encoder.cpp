@@ -21,8 +21,7 @@ std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view t
     throw UserError(
         "{} of text without a place to cut it at (a space) are too much for the tokenizer, which "
         "takes at most {} at once; split the record",
-        size_text(text.size()),
-        size_text(kLargestWhole_bytes));
+        size_text(text.size()), size_text(kLargestWhole_bytes));
   }
   return tokenizer.encode(text);
 }

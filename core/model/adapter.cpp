@@ -15,9 +15,7 @@ using at::Tensor;
 
 namespace {
 
-Tensor with_adapter(const Tensor& product,
-                    const Tensor& rows,
-                    const Adapter& adapter,
+Tensor with_adapter(const Tensor& product, const Tensor& rows, const Adapter& adapter,
                     const std::vector<int64_t>& rows_per_expert) {
   if (!adapter.defined()) {
     return product;
@@ -28,8 +26,8 @@ Tensor with_adapter(const Tensor& product,
 
 }  // namespace
 
-Adapter make_adapter(
-    const Tensor& weight, int64_t rank, double scale, uint64_t seed, const AdapterShare& share) {
+Adapter make_adapter(const Tensor& weight, int64_t rank, double scale, uint64_t seed,
+                     const AdapterShare& share) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<int64_t> a = weight.sizes().vec(), b = a;
   a[a.size() - 2] = rank;
@@ -46,9 +44,7 @@ Tensor merged_weight(const Tensor& weight, const Adapter& adapter) {
   return adapter.defined() ? weight + at::matmul(adapter.b, adapter.a) * adapter.scale : weight;
 }
 
-Tensor adapted_linear(const Tensor& x,
-                      const Tensor& weight,
-                      const Tensor& bias,
+Tensor adapted_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                       const Adapter& adapter) {
   const Tensor y = kernels::linear(x, weight, bias);
   return adapter.defined()
@@ -56,22 +52,17 @@ Tensor adapted_linear(const Tensor& x,
              : y;
 }
 
-Tensor adapted_swiglu(const Tensor& rows,
-                      const Tensor& gate_up,
-                      const Tensor& down,
-                      const Adapter& gate_up_adapter,
-                      const Adapter& down_adapter,
+Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                      const Adapter& gate_up_adapter, const Adapter& down_adapter,
                       const std::vector<int64_t>& rows_per_expert) {
   if (!gate_up_adapter.defined() && !down_adapter.defined()) {
     return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
   }
-  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, rows_per_expert),
-                                     rows,
-                                     gate_up_adapter,
-                                     rows_per_expert);
+  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, rows_per_expert), rows,
+                                     gate_up_adapter, rows_per_expert);
   const Tensor inner = kernels::swiglu(hidden);
-  return with_adapter(
-      kernels::grouped_linear(inner, down, rows_per_expert), inner, down_adapter, rows_per_expert);
+  return with_adapter(kernels::grouped_linear(inner, down, rows_per_expert), inner, down_adapter,
+                      rows_per_expert);
 }
 
 }  // namespace moe::model

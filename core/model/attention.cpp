@@ -53,8 +53,7 @@ Heads turned_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config, 
   const RopeTable table = rope_table(
       rope_frequencies(config.rope, width, config.max_position_embeddings, first + length)
           .to(qkv.device()),
-      first,
-      length);
+      first, length);
   const auto type = score_type(qkv);  // the table is f32, so rotating is never done in bf16
   return {apply_rope(rows.narrow(1, 0, heads), table).to(type),
           apply_rope(rows.narrow(1, heads, kv_heads), table).to(type),
@@ -62,27 +61,19 @@ Heads turned_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config, 
 }
 
 // softmax(query key^T) value, [B * S, H A] in the type of `like`.
-Tensor attended(const Heads& heads,
-                const std::optional<Tensor>& mask,
-                bool causal,
+Tensor attended(const Heads& heads, const std::optional<Tensor>& mask, bool causal,
                 const Tensor& like) {
   const int64_t count = heads.query.size(1);
-  const Tensor out = at::scaled_dot_product_attention(heads.query,
-                                                      spread_heads(heads.key, count),
-                                                      spread_heads(heads.value, count),
-                                                      mask,
-                                                      0.0,
-                                                      causal);
+  const Tensor out =
+      at::scaled_dot_product_attention(heads.query, spread_heads(heads.key, count),
+                                       spread_heads(heads.value, count), mask, 0.0, causal);
   const int64_t rows = out.size(0) * out.size(2);
   return out.transpose(1, 2).reshape({rows, count * out.size(3)}).to(like.scalar_type());
 }
 
 // One batch of equal sequences: qkv [B * S, (H + 2G) A] -> [B * S, H A]. `seen` is told the keys
 // and values of each.
-Tensor attend(const Tensor& qkv,
-              int64_t batch,
-              const ModelConfig& config,
-              LayerCache* cache,
+Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
               std::vector<LayerCache>* seen) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t past = cache != nullptr && cache->keys.defined() ? cache->keys.size(2) : 0;
@@ -107,9 +98,7 @@ Tensor attend(const Tensor& qkv,
 
 // Sequences that all go on from `prefix` and do not see each other, their qkv rows one after the
 // other: -> [rows, H A]. They are few and short: one product under a mask.
-Tensor attend_after(const Tensor& qkv,
-                    std::span<const int64_t> lengths,
-                    const ModelConfig& config,
+Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const ModelConfig& config,
                     const LayerCache& prefix) {
   const int64_t past = prefix.keys.size(2), rows = qkv.size(0);
   Tensor mask = at::zeros({rows, past + rows}, at::TensorOptions(at::kBool).device(qkv.device()));
@@ -132,8 +121,7 @@ Tensor attend_after(const Tensor& qkv,
 // All of a pack whose sequences see themselves alone, on the CPU: [T, (H + 2G) A] -> [T, H A].
 // Sequences are taken together where one table of rotations serves them: dynamic NTK turns longer
 // ones otherwise.
-Tensor attend_packed(const Tensor& qkv,
-                     std::span<const int64_t> lengths,
+Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
                      const ModelConfig& config) {
   const bool is_dynamic = config.rope.type == RopeType::kDynamic;
   std::vector<Tensor> parts;
@@ -148,12 +136,10 @@ Tensor attend_packed(const Tensor& qkv,
     const int64_t rows = std::accumulate(run.begin(), run.end(), int64_t{0});
     const int64_t longest = *std::max_element(run.begin(), run.end());
     const RopeTable table = rope_table(
-        rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest),
-        0,
+        rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
         longest);
     parts.push_back(kernels::causal_attention(qkv.narrow(0, first, rows),
-                                              {config.heads, config.kv_heads, config.head_dim},
-                                              run,
+                                              {config.heads, config.kv_heads, config.head_dim}, run,
                                               {table.cosine, table.sine}));
     first += rows;
     begin = end;
@@ -175,11 +161,8 @@ size_t end_of_run(const Sequences& sequences, size_t begin) {
 
 }  // namespace
 
-Tensor attention_forward(const Tensor& x,
-                         const AttentionWeights& weights,
-                         const ModelConfig& config,
-                         const Sequences& sequences,
-                         LayerCache* cache) {
+Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
+                         const ModelConfig& config, const Sequences& sequences, LayerCache* cache) {
   const std::span<const int64_t> lengths = sequences.lengths;
   const bool shares = !sequences.continues.empty();
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
@@ -187,14 +170,12 @@ Tensor attention_forward(const Tensor& x,
   MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
   const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
   if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
-    return adapted_linear(
-        attend_packed(qkv, lengths, config), weights.output, {}, weights.output_adapter);
+    return adapted_linear(attend_packed(qkv, lengths, config), weights.output, {},
+                          weights.output_adapter);
   }
   if (cache == nullptr && sequences.tables != nullptr) {
     return adapted_linear(packed_attention(qkv, sequences.lengths, *sequences.tables, config),
-                          weights.output,
-                          {},
-                          weights.output_adapter);
+                          weights.output, {}, weights.output_adapter);
   }
   std::vector<Tensor> parts;
   std::vector<LayerCache> seen;  // one a sequence so far, where some go on from others
@@ -217,9 +198,7 @@ Tensor attention_forward(const Tensor& x,
   }
   MOE_CHECK(cache == nullptr || (parts.size() == 1 && !shares),
             "a cache needs sequences of one length");
-  return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0),
-                        weights.output,
-                        {},
+  return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0), weights.output, {},
                         weights.output_adapter);
 }
 

@@ -40,10 +40,8 @@ at::Tensor spread_heads(const at::Tensor& x, int64_t heads);
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
 // are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
 // not included.
-at::Tensor attention_forward(const at::Tensor& x,
-                             const AttentionWeights& weights,
-                             const ModelConfig& config,
-                             const Sequences& sequences,
+at::Tensor attention_forward(const at::Tensor& x, const AttentionWeights& weights,
+                             const ModelConfig& config, const Sequences& sequences,
                              LayerCache* cache);
 
 }  // namespace moe::model

@@ -25,8 +25,7 @@ Tensor read_router(const io::Checkpoint& child, int64_t layer) {
   const std::string name = fmt::format("model.layers.{}.mlp.gate.weight", layer);
   const io::TensorInfo& info = child.info(name);
   const Tensor router = at::empty(info.shape);
-  convert(child.bytes(name),
-          info.dtype,
+  convert(child.bytes(name), info.dtype,
           {reinterpret_cast<std::byte*>(router.data_ptr<float>()),
            static_cast<size_t>(router.numel()) * sizeof(float)},
           io::DType::kF32);
@@ -34,9 +33,7 @@ Tensor read_router(const io::Checkpoint& child, int64_t layer) {
 }
 
 // Adds what `router` makes of `input` [T, D] to `gates`.
-void measure_layer(const Tensor& input,
-                   const Tensor& router,
-                   const MoeConfig& moe,
+void measure_layer(const Tensor& input, const Tensor& router, const MoeConfig& moe,
                    LayerGates& gates) {
   const auto group = route::spread_over_ranks(input.size(0), moe.ep_ranks);
   const route::Routing routing = route::route(at::mm(input, router.t()), moe.router, group);
@@ -72,8 +69,7 @@ double GateMeasure::mean_gate_sum() const {
   return places > 0 ? sum / static_cast<double>(places) : 0;
 }
 
-GateMeasure measure_gates(const io::Checkpoint& parent,
-                          const io::Checkpoint& child,
+GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& child,
                           const VerifyText& text) {
   const at::NoGradGuard no_gradients;
   const ModelConfig config = parse_config(child.config(), child.config_name());
@@ -106,9 +102,7 @@ double gate_scale_of(const GateMeasure& measure) {
         "--gate-scale auto: the gates of all {} tokens of {} sum to {}, no factor brings that to "
         "1; "
         "another --seed draws other routers, another --calibration measures elsewhere",
-        measure.tokens,
-        measure.text,
-        mean);
+        measure.tokens, measure.text, mean);
   }
   return 1 / mean;
 }
@@ -127,27 +121,20 @@ std::vector<std::string> dead_experts(const GateMeasure& measure) {
       sentences.push_back(
           fmt::format("layer {} starts dead: no expert has a positive logit on {}; its router gets "
                       "no gradient there; another --seed draws another",
-                      layer.layer,
-                      where));
+                      layer.layer, where));
     } else if (!dead.empty()) {
       sentences.push_back(
           fmt::format("layer {}: {} of {} experts start dead, without a positive logit on {}: {}; "
                       "another --seed "
                       "draws others",
-                      layer.layer,
-                      dead.size(),
-                      layer.load.size(),
-                      where,
-                      fmt::join(dead, ", ")));
+                      layer.layer, dead.size(), layer.load.size(), where, fmt::join(dead, ", ")));
     }
   }
   return sentences;
 }
 
-Calibration calibrate(const io::Checkpoint& parent,
-                      const std::filesystem::path& staged,
-                      const UpcycleSettings& settings,
-                      const VerifyText& text) {
+Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path& staged,
+                      const UpcycleSettings& settings, const VerifyText& text) {
   const bool is_auto = !settings.gate_scale;
   Calibration result{settings.gate_scale.value_or(1.0), {}, {}};
   if (is_auto && route::weights_sum_to_one(settings.router)) {
@@ -162,10 +149,7 @@ Calibration calibrate(const io::Checkpoint& parent,
     result.report["words"] = fmt::format(
         "the weights of a token sum to {:.4g} in the mean over {} tokens of {}: gate_scale "
         "is {:.6g}",
-        measure.mean_gate_sum(),
-        measure.tokens,
-        measure.text,
-        result.gate_scale);
+        measure.mean_gate_sum(), measure.tokens, measure.text, result.gate_scale);
   }
   if (settings.router.family == route::Family::kRelu) {
     result.warnings = dead_experts(measure);

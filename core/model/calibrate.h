@@ -34,8 +34,7 @@ struct GateMeasure {
 
 // Runs the parent in f32 over windows of at most 512 tokens, one routing group each, with the
 // router and logical ranks that `child` stores.
-GateMeasure measure_gates(const io::Checkpoint& parent,
-                          const io::Checkpoint& child,
+GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& child,
                           const VerifyText& text);
 
 // 1 / mean gate sum. UserError where no token has a gate.
@@ -46,9 +45,7 @@ std::vector<std::string> dead_experts(const GateMeasure& measure);
 
 // What upcycle() wants of a written folder: gate_scale where `settings` leave it open, and for a
 // ReLU router the warnings of dead_experts(). Nothing is run for routers whose weights sum to 1.
-Calibration calibrate(const io::Checkpoint& parent,
-                      const std::filesystem::path& staged,
-                      const UpcycleSettings& settings,
-                      const VerifyText& text);
+Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path& staged,
+                      const UpcycleSettings& settings, const VerifyText& text);
 
 }  // namespace moe::model

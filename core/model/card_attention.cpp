@@ -25,8 +25,7 @@ PackHeads turned(const Tensor& qkv, const PackTables& tables, const ModelConfig&
   const Tensor all =
       kernels::rope(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width)
           .view({qkv.size(0), heads + 2 * kv_heads, width});
-  return {all.narrow(1, 0, heads),
-          all.narrow(1, heads, kv_heads),
+  return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads),
           all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
@@ -36,13 +35,8 @@ bool fits_flash(const Tensor& qkv, const ModelConfig& config) {
 }
 
 Tensor by_flash(const PackHeads& heads, const PackTables& tables) {
-  return std::get<0>(at::_flash_attention_forward(heads.query,
-                                                  heads.key,
-                                                  heads.value,
-                                                  tables.ends,
-                                                  tables.ends,
-                                                  tables.longest,
-                                                  tables.longest,
+  return std::get<0>(at::_flash_attention_forward(heads.query, heads.key, heads.value, tables.ends,
+                                                  tables.ends, tables.longest, tables.longest,
                                                   /*dropout_p=*/0.0,
                                                   /*is_causal=*/true,
                                                   /*return_debug_mask=*/false));
@@ -75,8 +69,7 @@ Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
 }  // namespace
 
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
-                                      const ModelConfig& config,
-                                      at::Device device) {
+                                      const ModelConfig& config, at::Device device) {
   const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   if (longest == 0 ||
       (config.rope.type == RopeType::kDynamic && longest > config.max_position_embeddings)) {
@@ -90,23 +83,18 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
     std::iota(position.begin() + static_cast<int64_t>(before), position.end(), 0);
   }
   const RopeTable table = rope_table(
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest),
-      0,
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
       longest);
   const auto half = [&](const Tensor& both) {
     return both.narrow(1, 0, config.head_dim / 2).contiguous().to(device);
   };
   return PackTables{at::tensor(ends, at::kInt).to(device),
-                    at::tensor(position, at::kInt).to(device),
-                    half(table.cosine),
-                    half(table.sine),
+                    at::tensor(position, at::kInt).to(device), half(table.cosine), half(table.sine),
                     longest};
 }
 
-Tensor packed_attention(const Tensor& qkv,
-                        const std::vector<int64_t>& lengths,
-                        const PackTables& tables,
-                        const ModelConfig& config) {
+Tensor packed_attention(const Tensor& qkv, const std::vector<int64_t>& lengths,
+                        const PackTables& tables, const ModelConfig& config) {
   RECORD_USER_SCOPE("attention");
   const PackHeads heads = turned(qkv, tables, config);
   const Tensor out = fits_flash(qkv, config) ? by_flash(heads, tables) : by_lengths(heads, lengths);

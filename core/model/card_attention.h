@@ -24,14 +24,11 @@ struct PackTables {
 // nullopt where no one table of rotations serves all sequences: dynamic NTK turns those that are
 // longer than the model was made for by angles of their own.
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
-                                      const ModelConfig& config,
-                                      at::Device device);
+                                      const ModelConfig& config, at::Device device);
 
 // qkv [T, (H + 2 G) A] f32 or bf16 -> [T, H A] in its type: causal within each of `lengths`.
 // Differentiable in qkv.
-at::Tensor packed_attention(const at::Tensor& qkv,
-                            const std::vector<int64_t>& lengths,
-                            const PackTables& tables,
-                            const ModelConfig& config);
+at::Tensor packed_attention(const at::Tensor& qkv, const std::vector<int64_t>& lengths,
+                            const PackTables& tables, const ModelConfig& config);
 
 }  // namespace moe::model

@@ -18,8 +18,8 @@ Choice parse(const std::array<const char*, N>& names, const char* flag, const st
       return static_cast<Choice>(index);
     }
   }
-  throw UserError(
-      "{} '{}' is unknown; known: {}, {}, {}", flag, text, names[0], names[1], names[2]);
+  throw UserError("{} '{}' is unknown; known: {}, {}, {}", flag, text, names[0], names[1],
+                  names[2]);
 }
 
 }  // namespace

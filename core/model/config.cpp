@@ -49,15 +49,12 @@ std::string read_model_type(const Json& json, const std::string& where) {
       "{}: architecture '{}' with model_type '{}' is not read; known are LlamaForCausalLM (llama), "
       "MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), and moe_relu or moe_scaled "
       "as moe writes them",
-      where,
-      architecture,
-      type);
+      where, architecture, type);
 }
 
 bool may_have_qkv_bias(const std::string& type) { return type != "llama" && type != "mixtral"; }
 
-void refuse_what_is_not_computed(const Json& json,
-                                 const std::string& type,
+void refuse_what_is_not_computed(const Json& json, const std::string& type,
                                  const std::string& where) {
   const std::string activation = get_string(json, "hidden_act", where, "silu");
   if (activation != "silu") {
@@ -68,8 +65,8 @@ void refuse_what_is_not_computed(const Json& json,
       continue;
     }
     if (get_bool(json, key, where, false)) {
-      throw UserError(
-          "{}: {} is true; such models are not supported, only those without it", where, key);
+      throw UserError("{}: {} is true; such models are not supported, only those without it", where,
+                      key);
     }
   }
   if (given(json, "quantization_config")) {
@@ -86,53 +83,42 @@ std::string read_dtype(const Json& json, const std::string& where) {
     name = name.substr(6);
   }
   if (name != "float32" && name != "bfloat16" && name != "float16") {
-    throw UserError(
-        "{}: dtype '{}' is not supported; known are float32, bfloat16 and float16", where, name);
+    throw UserError("{}: dtype '{}' is not supported; known are float32, bfloat16 and float16",
+                    where, name);
   }
   return name;
 }
 
-void read_attention(const Json& json,
-                    const TypeDefaults& defaults,
-                    const std::string& where,
+void read_attention(const Json& json, const TypeDefaults& defaults, const std::string& where,
                     ModelConfig& config) {
   config.heads = read_size(json, "num_attention_heads", where);
   const bool written = json.contains("num_key_value_heads");  // null means as many as query heads
-  config.kv_heads = read_size_or(json,
-                                 "num_key_value_heads",
-                                 where,
+  config.kv_heads = read_size_or(json, "num_key_value_heads", where,
                                  written ? config.heads : defaults.kv_heads.value_or(config.heads));
   if (config.heads % config.kv_heads != 0) {
-    throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}",
-                    where,
-                    config.heads,
-                    config.kv_heads);
+    throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", where,
+                    config.heads, config.kv_heads);
   }
   if (!given(json, "head_dim") && config.hidden_size % config.heads != 0) {
     throw UserError(
         "{}: hidden_size {} is not a multiple of num_attention_heads {} and head_dim is not given",
-        where,
-        config.hidden_size,
-        config.heads);
+        where, config.hidden_size, config.heads);
   }
   config.head_dim = read_size_or(json, "head_dim", where, config.hidden_size / config.heads);
   if (config.head_dim % 2 != 0) {
-    throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even",
-                    where,
+    throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even", where,
                     config.head_dim);
   }
 }
 
-void read_mixture(const Json& json,
-                  const std::string& type,
-                  const std::string& where,
+void read_mixture(const Json& json, const std::string& type, const std::string& where,
                   ModelConfig& config) {
   refuse_stock_extras(json, type, where, config.max_position_embeddings);
   config.moe = given(json, "moe") ? read_moe(json, type, where, config)
                                   : read_stock_moe(json, type, where, config);
   if (type == "mixtral") {
-    config.moe->router_jitter = finite(
-        get_double(json, "router_jitter_noise", where, 0), "router_jitter_noise", where, true);
+    config.moe->router_jitter = finite(get_double(json, "router_jitter_noise", where, 0),
+                                       "router_jitter_noise", where, true);
   }
 }
 
@@ -153,8 +139,7 @@ void check_total_size(const ModelConfig& config, const std::string& where) {
     throw UserError(
         "{}: these sizes make {:.3g} parameters, beyond the limit of 2^50; one of them must be "
         "wrong",
-        where,
-        total);
+        where, total);
   }
 }
 
@@ -170,8 +155,8 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
   }
   const std::string type = read_model_type(json, where);
   if (type.rfind("moe_", 0) == 0 && !given(json, "moe")) {
-    throw UserError(
-        "{}: a {} folder without the \"moe\" object that moe writes into it", where, type);
+    throw UserError("{}: a {} folder without the \"moe\" object that moe writes into it", where,
+                    type);
   }
   refuse_what_is_not_computed(json, type, where);
   const TypeDefaults& defaults = type_defaults(type);
@@ -183,8 +168,8 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
   read_attention(json, defaults, where, config);
   config.max_position_embeddings =
       read_size_or(json, "max_position_embeddings", where, defaults.max_position_embeddings);
-  config.rms_norm_eps = finite(
-      get_double(json, "rms_norm_eps", where, defaults.rms_norm_eps), "rms_norm_eps", where, false);
+  config.rms_norm_eps = finite(get_double(json, "rms_norm_eps", where, defaults.rms_norm_eps),
+                               "rms_norm_eps", where, false);
   config.tie_word_embeddings = get_bool(json, "tie_word_embeddings", where, false);
   config.qkv_bias = may_have_qkv_bias(type) && get_bool(json, "qkv_bias", where, defaults.qkv_bias);
   config.initializer_range =

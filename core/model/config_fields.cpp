@@ -13,26 +13,19 @@ int64_t bounded(int64_t value, const std::string& key, const std::string& where,
   return value;
 }
 
-int64_t read_size(const Json& json,
-                  const std::string& key,
-                  const std::string& where,
+int64_t read_size(const Json& json, const std::string& key, const std::string& where,
                   int64_t most) {
   return bounded(get_int(json, key, where), key, where, most);
 }
 
-int64_t read_size_or(const Json& json,
-                     const std::string& key,
-                     const std::string& where,
+int64_t read_size_or(const Json& json, const std::string& key, const std::string& where,
                      int64_t fallback) {
   return bounded(get_int(json, key, where, fallback), key, where, kMaxSize);
 }
 
 double finite(double value, const std::string& key, const std::string& where, bool zero_is_fine) {
   if (!std::isfinite(value) || value < 0 || (value == 0 && !zero_is_fine)) {
-    throw UserError("{}: {} is {}; it must be {} number",
-                    where,
-                    key,
-                    value,
+    throw UserError("{}: {} is {}; it must be {} number", where, key, value,
                     zero_is_fine ? "zero or a positive" : "a positive");
   }
   return value;

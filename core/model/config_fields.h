@@ -20,17 +20,11 @@ bool given(const Json& json, const std::string& key);  // there and not null
 const Json& object_at(const Json& json, const std::string& key, const std::string& where);
 
 // `value` if it is in 1..most, and the same for a field, required or with a fallback.
-int64_t bounded(int64_t value,
-                const std::string& key,
-                const std::string& where,
+int64_t bounded(int64_t value, const std::string& key, const std::string& where,
                 int64_t most = kMaxSize);
-int64_t read_size(const Json& json,
-                  const std::string& key,
-                  const std::string& where,
+int64_t read_size(const Json& json, const std::string& key, const std::string& where,
                   int64_t most = kMaxSize);
-int64_t read_size_or(const Json& json,
-                     const std::string& key,
-                     const std::string& where,
+int64_t read_size_or(const Json& json, const std::string& key, const std::string& where,
                      int64_t fallback);
 
 // `value` if it is finite and positive, or not negative where `zero_is_fine`.
@@ -53,23 +47,17 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
 
 // Keys of Mixtral and Qwen2-MoE that would change the function and are not computed here: a shared
 // expert, a window shorter than the context.
-void refuse_stock_extras(const Json& json,
-                         const std::string& type,
-                         const std::string& where,
+void refuse_stock_extras(const Json& json, const std::string& type, const std::string& where,
                          int64_t max_positions);
 
 // The mixture of a folder that has no "moe" object: all that stock tools know of one. The router is
 // top-k without dropping, with the gradients and the loss of transformers: st=off where weights are
 // renormalised (elsewhere it means nothing), lb=selected.
-MoeConfig read_stock_moe(const Json& json,
-                         const std::string& type,
-                         const std::string& where,
+MoeConfig read_stock_moe(const Json& json, const std::string& type, const std::string& where,
                          const ModelConfig& config);
 
 // E, at most so many that all experts can still be listed by name.
-int64_t read_experts(const Json& json,
-                     const std::string& type,
-                     const std::string& where,
+int64_t read_experts(const Json& json, const std::string& type, const std::string& where,
                      size_t moe_layers);
 
 // The layers that mlp_only_layers and decoder_sparse_step make mixtures, ascending.
@@ -80,9 +68,7 @@ void check_stored_router(const MoeConfig& moe, const std::string& where);
 
 // The "moe" object (SPEC section 10) and the stock keys beside it, which must agree. `type` is the
 // folder's model_type, `config` holds the dense part.
-MoeConfig read_moe(const Json& json,
-                   const std::string& type,
-                   const std::string& where,
+MoeConfig read_moe(const Json& json, const std::string& type, const std::string& where,
                    const ModelConfig& config);
 
 // What model_type says of a folder with this mixture: the name of a stock architecture only where

@@ -17,32 +17,23 @@ std::vector<int64_t> read_moe_layers(const Json& moe, const std::string& where, 
   }
   for (size_t i = 0; i < list.size(); ++i) {
     if (list[i] < 0 || list[i] >= layers) {
-      throw UserError("{}: moe.layers names layer {}; the model has layers 0 to {}",
-                      where,
-                      list[i],
+      throw UserError("{}: moe.layers names layer {}; the model has layers 0 to {}", where, list[i],
                       layers - 1);
     }
     if (i > 0 && list[i] <= list[i - 1]) {
-      throw UserError("{}: moe.layers must ascend without repetition, but {} follows {}",
-                      where,
-                      list[i],
-                      list[i - 1]);
+      throw UserError("{}: moe.layers must ascend without repetition, but {} follows {}", where,
+                      list[i], list[i - 1]);
     }
   }
   return list;
 }
 
 // What stock tools take for mixtures must be what we take for them.
-void check_stock_layers(const Json& json,
-                        const std::string& type,
-                        const std::string& where,
-                        int64_t layers,
-                        const std::vector<int64_t>& list) {
+void check_stock_layers(const Json& json, const std::string& type, const std::string& where,
+                        int64_t layers, const std::vector<int64_t>& list) {
   if (type == "mixtral" && static_cast<int64_t>(list.size()) != layers) {
     throw UserError("{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE",
-                    where,
-                    list.size(),
-                    layers);
+                    where, list.size(), layers);
   }
   if (type == "mixtral" ||
       (!given(json, "mlp_only_layers") && !given(json, "decoder_sparse_step"))) {
@@ -55,10 +46,7 @@ void check_stock_layers(const Json& json,
       throw UserError(
           "{}: layer {} is {} by mlp_only_layers and decoder_sparse_step, but {} by moe.layers; "
           "make them agree",
-          where,
-          layer,
-          stock ? "MoE" : "dense",
-          stock ? "dense" : "MoE");
+          where, layer, stock ? "MoE" : "dense", stock ? "dense" : "MoE");
     }
   }
 }
@@ -77,9 +65,7 @@ FolderForm read_form(const Json& moe, const std::string& type, const std::string
     throw UserError(
         "{}: moe.form is '{}', which a folder with model_type {} cannot have; known "
         "are moe, and qwen2_moe in a qwen2_moe folder",
-        where,
-        form,
-        type);
+        where, form, type);
   }
   return FolderForm::kQwen2Moe;
 }
@@ -90,12 +76,8 @@ void check_model_type(const std::string& type, const MoeConfig& moe, const std::
   const std::string expected = written_model_type(moe);
   if (type != "llama" && type != expected) {
     throw UserError(
-        "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}",
-        where,
-        type,
-        route::to_string(moe.router),
-        moe.gate_scale,
-        expected);
+        "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}", where,
+        type, route::to_string(moe.router), moe.gate_scale, expected);
   }
 }
 
@@ -107,18 +89,14 @@ void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out)
   out.ep_ranks =
       bounded(get_int(moe, "ep_ranks", inside, out.experts), "moe.ep_ranks", where, kMaxSize);
   if (out.experts % out.ep_ranks != 0) {
-    throw UserError(
-        "{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts, out.ep_ranks);
+    throw UserError("{}: {} experts do not divide over moe.ep_ranks {}", where, out.experts,
+                    out.ep_ranks);
   }
   out.lb_coef = finite(get_double(moe, "lb_coef", inside, route::default_lb_coef(out.router)),
-                       "moe.lb_coef",
-                       where,
-                       true);
+                       "moe.lb_coef", where, true);
   out.entropy_coef =
       finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
-             "moe.entropy_coef",
-             where,
-             true);
+             "moe.entropy_coef", where, true);
   if (given(moe, "lambda")) {
     out.lambda = finite(get_double(moe, "lambda", inside), "moe.lambda", where, true);
   }
@@ -127,8 +105,8 @@ void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out)
 void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& out) {
   if (given(moe, "router_init")) {
     const Json& init = object_at(moe, "router_init", where);
-    out.router_std = finite(
-        get_double(init, "std", where + ".router_init", 0.02), "moe.router_init.std", where, true);
+    out.router_std = finite(get_double(init, "std", where + ".router_init", 0.02),
+                            "moe.router_init.std", where, true);
     out.router_seed = get_int(init, "seed", where + ".router_init", 0);
   }
   if (given(moe, "source")) {
@@ -140,9 +118,7 @@ void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& o
 
 }  // namespace
 
-MoeConfig read_moe(const Json& json,
-                   const std::string& type,
-                   const std::string& where,
+MoeConfig read_moe(const Json& json, const std::string& type, const std::string& where,
                    const ModelConfig& config) {
   const Json& moe = object_at(json, "moe", where);
   const std::string inside = where + ": moe";
@@ -160,9 +136,7 @@ MoeConfig read_moe(const Json& json,
   out.expert_width =
       out.form == FolderForm::kMixtral
           ? config.intermediate_size
-          : read_size_or(json,
-                         "moe_intermediate_size",
-                         where,
+          : read_size_or(json, "moe_intermediate_size", where,
                          std::max<int64_t>(1, config.intermediate_size / out.granularity));
   if (!given(moe, "router")) {
     throw UserError("{}: moe.router is missing", where);
@@ -171,10 +145,8 @@ MoeConfig read_moe(const Json& json,
   check_stored_router(out, where);
   if (out.router.family == route::Family::kTopK &&
       get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
-    throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal",
-                    where,
-                    get_int(json, "num_experts_per_tok", where),
-                    out.router.k);
+    throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal", where,
+                    get_int(json, "num_experts_per_tok", where), out.router.k);
   }
   read_moe_numbers(moe, where, out);
   read_moe_provenance(moe, inside, out);

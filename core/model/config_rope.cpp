@@ -25,8 +25,7 @@ RopeType rope_type(const Json& json, const std::string& where) {
     }
   }
   throw UserError(
-      "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3",
-      where,
+      "{}: rope type '{}' is not supported; known are default, linear, dynamic and llama3", where,
       name);
 }
 
@@ -34,8 +33,8 @@ RopeType rope_type(const Json& json, const std::string& where) {
 RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
   for (const auto& [key, value] : json.items()) {
     if (value.is_object()) {
-      throw UserError(
-          "{}: '{}' gives a rope of its own to some layers, which is not supported", where, key);
+      throw UserError("{}: '{}' gives a rope of its own to some layers, which is not supported",
+                      where, key);
     }
   }
   if (get_double(json, "partial_rotary_factor", where, 1.0) != 1.0) {
@@ -48,9 +47,7 @@ RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
   if (rope.original_max_position_embeddings < 0 ||
       rope.original_max_position_embeddings > kMaxSize) {
     throw UserError("{}: original_max_position_embeddings is {}; it must be between 0 and {}",
-                    where,
-                    rope.original_max_position_embeddings,
-                    kMaxSize);
+                    where, rope.original_max_position_embeddings, kMaxSize);
   }
   if (rope.type == RopeType::kDefault) {
     return rope;
@@ -65,10 +62,8 @@ RopeConfig read_rope_dictionary(const Json& json, const std::string& where) {
     rope.high_freq_factor =
         finite(get_double(json, "high_freq_factor", where), "high_freq_factor", where, false);
     if (rope.high_freq_factor <= rope.low_freq_factor) {
-      throw UserError("{}: high_freq_factor {} must be above low_freq_factor {}",
-                      where,
-                      rope.high_freq_factor,
-                      rope.low_freq_factor);
+      throw UserError("{}: high_freq_factor {} must be above low_freq_factor {}", where,
+                      rope.high_freq_factor, rope.low_freq_factor);
     }
     if (rope.original_max_position_embeddings == 0) {
       throw UserError("{}: llama3 rope needs original_max_position_embeddings", where);

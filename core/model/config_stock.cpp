@@ -40,10 +40,7 @@ void refuse_window(const Json& json, const std::string& where, int64_t max_posit
         "{}: sliding_window is {}, shorter than the {} of max_position_embeddings; windowed "
         "attention is not supported: set max_position_embeddings to {}, or sliding_window to null "
         "if the model was trained without one",
-        where,
-        window,
-        max_positions,
-        window);
+        where, window, max_positions, window);
   }
 }
 
@@ -67,9 +64,7 @@ const TypeDefaults& type_defaults(const std::string& type) {
   return type == "mixtral" ? kMixtral : type == "qwen2_moe" ? kQwen2Moe : kLlama;
 }
 
-void refuse_stock_extras(const Json& json,
-                         const std::string& type,
-                         const std::string& where,
+void refuse_stock_extras(const Json& json, const std::string& type, const std::string& where,
                          int64_t max_positions) {
   if (type == "mixtral") {
     refuse_window(json, where, max_positions);
@@ -77,31 +72,25 @@ void refuse_stock_extras(const Json& json,
   }
   refuse_window_layers(json, where);
   const bool absent = !given(json, "shared_expert_intermediate_size");
-  const int64_t shared = get_int(
-      json, "shared_expert_intermediate_size", where, type_defaults(type).shared_expert_width);
+  const int64_t shared = get_int(json, "shared_expert_intermediate_size", where,
+                                 type_defaults(type).shared_expert_width);
   if (shared != 0) {
     throw UserError(
         "{}: shared_expert_intermediate_size is {}; shared experts are not supported, "
         "it must be 0",
-        where,
-        absent ? fmt::format("absent, which means {}", shared) : fmt::format("{}", shared));
+        where, absent ? fmt::format("absent, which means {}", shared) : fmt::format("{}", shared));
   }
 }
 
-int64_t read_experts(const Json& json,
-                     const std::string& type,
-                     const std::string& where,
+int64_t read_experts(const Json& json, const std::string& type, const std::string& where,
                      size_t moe_layers) {
   const std::string key = type == "mixtral" ? "num_local_experts" : "num_experts";
   const int64_t fallback = type_defaults(type).experts;
   const int64_t experts =
       fallback > 0 ? read_size_or(json, key, where, fallback) : read_size(json, key, where);
   if (experts > kMaxExperts / static_cast<int64_t>(moe_layers)) {
-    throw UserError("{}: {} experts in {} layers are too many; at most {} in all",
-                    where,
-                    experts,
-                    moe_layers,
-                    kMaxExperts);
+    throw UserError("{}: {} experts in {} layers are too many; at most {} in all", where, experts,
+                    moe_layers, kMaxExperts);
   }
   return experts;
 }
@@ -111,8 +100,8 @@ std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where
                                    ? get_ints(json, "mlp_only_layers", where)
                                    : std::vector<int64_t>();
   std::sort(dense.begin(), dense.end());
-  const int64_t step = bounded(
-      get_int(json, "decoder_sparse_step", where, 1), "decoder_sparse_step", where, kMaxSize);
+  const int64_t step = bounded(get_int(json, "decoder_sparse_step", where, 1),
+                               "decoder_sparse_step", where, kMaxSize);
   std::vector<int64_t> list;
   for (int64_t layer = 0; layer < layers; ++layer) {
     if ((layer + 1) % step == 0 && !std::binary_search(dense.begin(), dense.end(), layer)) {
@@ -130,9 +119,7 @@ void check_stored_router(const MoeConfig& moe, const std::string& where) {
   }
 }
 
-MoeConfig read_stock_moe(const Json& json,
-                         const std::string& type,
-                         const std::string& where,
+MoeConfig read_stock_moe(const Json& json, const std::string& type, const std::string& where,
                          const ModelConfig& config) {
   const bool mixtral = type == "mixtral";
   const TypeDefaults& defaults = type_defaults(type);
@@ -164,9 +151,7 @@ MoeConfig read_stock_moe(const Json& json,
   out.router.lb_count = route::LbCount::kSelected;
   check_stored_router(out, where);
   out.lb_coef = finite(get_double(json, "router_aux_loss_coef", where, kDefaultAuxLossCoef),
-                       "router_aux_loss_coef",
-                       where,
-                       true);
+                       "router_aux_loss_coef", where, true);
   out.router_std = config.initializer_range;
   return out;
 }

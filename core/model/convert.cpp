@@ -100,16 +100,12 @@ float f16_to_float(uint16_t bits) {
   return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000U));
 }
 
-void convert(std::span<const std::byte> in,
-             io::DType from,
-             std::span<std::byte> out,
+void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out,
              io::DType to) {
   MOE_CHECK(io::is_floating(from) && io::is_floating(to));
   const size_t count = in.size() / static_cast<size_t>(io::dtype_bytes(from));
   MOE_CHECK(out.size() == count * static_cast<size_t>(io::dtype_bytes(to)),
-            "{} bytes for {} values",
-            out.size(),
-            count);
+            "{} bytes for {} values", out.size(), count);
   switch (from) {
     case io::DType::kF32:
       return convert_from<io::DType::kF32>(in.data(), out.data(), count, to);
@@ -120,9 +116,7 @@ void convert(std::span<const std::byte> in,
   }
 }
 
-void write_converted(std::span<const std::byte> in,
-                     io::DType from,
-                     io::SafetensorsWriter& writer,
+void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,
                      io::DType to) {
   const auto in_step = static_cast<size_t>(io::dtype_bytes(from));
   const auto out_step = static_cast<size_t>(io::dtype_bytes(to));

@@ -20,9 +20,7 @@ float f16_to_float(uint16_t bits);
 void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out, io::DType to);
 
 // Sends a mapped tensor to `writer` as `to`, through a block of at most 4 MiB.
-void write_converted(std::span<const std::byte> in,
-                     io::DType from,
-                     io::SafetensorsWriter& writer,
+void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,
                      io::DType to);
 
 }  // namespace moe::model

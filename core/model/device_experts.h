@@ -8,9 +8,7 @@
 namespace moe::model {
 
 // As run_experts of moe_layer.h, without adapters: y [T, D] of x [T, D].
-at::Tensor run_experts_on_device(const at::Tensor& x,
-                                 const MoeWeights& weights,
-                                 const route::Routing& routing,
-                                 double gate_scale);
+at::Tensor run_experts_on_device(const at::Tensor& x, const MoeWeights& weights,
+                                 const route::Routing& routing, double gate_scale);
 
 }  // namespace moe::model

@@ -19,9 +19,7 @@ Tensor gathered(const Tensor& x, const route::Routing& routing, const std::vecto
 }
 
 // [rows that leave | rows that stay | rows at borrowed experts].
-Tensor departing(const Tensor& x,
-                 const route::Routing& routing,
-                 const std::vector<int64_t>& loads,
+Tensor departing(const Tensor& x, const route::Routing& routing, const std::vector<int64_t>& loads,
                  const TravelPlan& plan) {
   if (plan.has_padding) {
     return placed(gathered(x, routing, loads), plan.place, plan.away + plan.home + plan.borrowed);
@@ -36,11 +34,8 @@ struct Made {
 };
 
 // Everything waits for what travels, and every expert has one product.
-Made run_together(const TravelPlan& plan,
-                  const RowExchange& exchange,
-                  const std::vector<Tensor>& leaving,
-                  int64_t place,
-                  const RunRows& run) {
+Made run_together(const TravelPlan& plan, const RowExchange& exchange,
+                  const std::vector<Tensor>& leaving, int64_t place, const RunRows& run) {
   const Tensor received = exchange(leaving[0]);
   const ExpertOrder order = order_by_expert(plan, received, place, /*with_home=*/true);
   const Tensor out = run(picked(at::cat({received, leaving[1]}), order.index), order.loads);
@@ -51,11 +46,8 @@ Made run_together(const TravelPlan& plan,
 }
 
 // The rows that stay have a product of their own while the others travel.
-Made run_apart(const TravelPlan& plan,
-               const RowExchange& exchange,
-               const std::vector<Tensor>& leaving,
-               int64_t place,
-               const RunRows& run) {
+Made run_apart(const TravelPlan& plan, const RowExchange& exchange,
+               const std::vector<Tensor>& leaving, int64_t place, const RunRows& run) {
   const Tensor arriving = exchange.start(leaving[0]);
   const Tensor home = run(leaving[1], plan.home_loads);
   const Tensor received = exchange.finish(arriving);
@@ -66,27 +58,21 @@ Made run_apart(const TravelPlan& plan,
 
 }  // namespace
 
-Tensor dispatch_here(const Tensor& x,
-                     const route::Routing& routing,
-                     const std::vector<int64_t>& loads,
-                     const RunRows& run) {
+Tensor dispatch_here(const Tensor& x, const route::Routing& routing,
+                     const std::vector<int64_t>& loads, const RunRows& run) {
   return run(gathered(x, routing, loads), loads);
 }
 
-Tensor dispatch_among(const Tensor& x,
-                      const route::Routing& routing,
-                      const Sharing& sharing,
-                      const std::vector<int64_t>& loads,
-                      const RunRows& run,
-                      const Lend& lend) {
+Tensor dispatch_among(const Tensor& x, const route::Routing& routing, const Sharing& sharing,
+                      const std::vector<int64_t>& loads, const RunRows& run, const Lend& lend) {
   const ExpertParallel& parallel = sharing.spread.parallel;
   const TravelPlan plan = plan_travel(routing, sharing, loads, static_cast<bool>(lend));
   const RunLent runs = plan.lent.empty() ? RunLent{run, {}} : lend(plan.lent);
   const auto leaving =
       departing(x, routing, loads, plan).split_with_sizes({plan.away, plan.home, plan.borrowed});
   const RowExchange there(*parallel.group, plan.sent, plan.received);
-  const Made made = (parallel.overlaps ? run_apart : run_together)(
-      plan, there, leaving, parallel.place(), runs.own);
+  const Made made = (parallel.overlaps ? run_apart : run_together)(plan, there, leaving,
+                                                                   parallel.place(), runs.own);
   const RowExchange back(*parallel.group, plan.received, plan.sent);
   const Tensor returning = back.start(made.received);
   // Here, as who borrows is who has few rows of its own and would wait.

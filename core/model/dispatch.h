@@ -28,21 +28,16 @@ using Lend = std::function<RunLent(const std::vector<int64_t>& experts)>;
 
 // [R, D] in the plan's order: x's rows at the plan's tokens as its experts made them. `loads` [E]:
 // rows of each expert, R their sum; unused rows of the plan are left out. x [T, D].
-at::Tensor dispatch_here(const at::Tensor& x,
-                         const route::Routing& routing,
-                         const std::vector<int64_t>& loads,
-                         const RunRows& run);
+at::Tensor dispatch_here(const at::Tensor& x, const route::Routing& routing,
+                         const std::vector<int64_t>& loads, const RunRows& run);
 
 // The same where experts are shared: a collective of the group, forward and backward, that every
 // process joins whatever it has. An expert sees the rows of one process in the same order (by
 // logical rank, then slot, IR rows last), in one product unless
 // `sharing.spread.parallel.overlaps`; where `lend` is given and experts are lent, on every process
 // its own.
-at::Tensor dispatch_among(const at::Tensor& x,
-                          const route::Routing& routing,
-                          const Sharing& sharing,
-                          const std::vector<int64_t>& loads,
-                          const RunRows& run,
-                          const Lend& lend = {});
+at::Tensor dispatch_among(const at::Tensor& x, const route::Routing& routing,
+                          const Sharing& sharing, const std::vector<int64_t>& loads,
+                          const RunRows& run, const Lend& lend = {});
 
 }  // namespace moe::model

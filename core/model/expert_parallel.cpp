@@ -11,8 +11,8 @@ namespace moe::model {
 namespace {
 
 int64_t with_tokens(const std::vector<int64_t>& rank_tokens) {
-  return std::count_if(
-      rank_tokens.begin(), rank_tokens.end(), [](int64_t tokens) { return tokens > 0; });
+  return std::count_if(rank_tokens.begin(), rank_tokens.end(),
+                       [](int64_t tokens) { return tokens > 0; });
 }
 
 std::vector<int64_t> count_by_rank(const route::RoutingGroup& group) {
@@ -39,8 +39,7 @@ TokenSpread::TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertPara
     return;
   }
   MOE_CHECK(among.group != nullptr && among.group->size() == processes,
-            "experts of {} processes, and no group of as many",
-            processes);
+            "experts of {} processes, and no group of as many", processes);
   MOE_CHECK(logical_ranks % processes == 0, "{} logical ranks on {}", logical_ranks, processes);
   const int64_t local = logical_ranks / processes, first = among.place() * local;
   const route::RoutingGroup spread = route::spread_over_ranks(tokens, local);

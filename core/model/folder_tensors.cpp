@@ -54,10 +54,8 @@ void make_files(const std::filesystem::path& folder, const std::vector<io::Shard
 }
 
 // The tensors of `rank` in all shards.
-void write_mine(const std::filesystem::path& folder,
-                const std::vector<io::Shard>& shards,
-                const std::vector<FolderTensor>& tensors,
-                const std::vector<int64_t>& writers,
+void write_mine(const std::filesystem::path& folder, const std::vector<io::Shard>& shards,
+                const std::vector<FolderTensor>& tensors, const std::vector<int64_t>& writers,
                 int64_t rank) {
   size_t index = 0;
   for (const auto& shard : shards) {
@@ -103,8 +101,7 @@ std::vector<io::TensorSource> sources_of(const std::vector<FolderTensor>& tensor
   return sources;
 }
 
-void write_tensors(const SharedFolder& folder,
-                   const std::vector<FolderTensor>& tensors,
+void write_tensors(const SharedFolder& folder, const std::vector<FolderTensor>& tensors,
                    uint64_t shard_bytes) {
   std::vector<io::TensorInfo> infos;
   for (const auto& tensor : tensors) {

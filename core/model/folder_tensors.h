@@ -28,8 +28,7 @@ std::vector<io::TensorSource> sources_of(const std::vector<FolderTensor>& tensor
 // rank writes what it alone holds and its part of what many hold, by bytes. A collective; all list
 // the same tensors in the same order. UserError on all ranks when one fails: disk full, a rank
 // without the others' disk.
-void write_tensors(const SharedFolder& folder,
-                   const std::vector<FolderTensor>& tensors,
+void write_tensors(const SharedFolder& folder, const std::vector<FolderTensor>& tensors,
                    uint64_t shard_bytes);
 
 }  // namespace moe::model

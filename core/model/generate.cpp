@@ -43,10 +43,8 @@ int64_t pick_token(const Tensor& logits, double temperature, double top_p, doubl
   return order[kept - 1].item<int64_t>();
 }
 
-std::vector<int64_t> generate(const Llama& model,
-                              const RoutingOptions& routing,
-                              const std::vector<int64_t>& prompt,
-                              const GenerateSettings& settings,
+std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
+                              const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token) {
   MOE_CHECK(!prompt.empty());
   const at::NoGradGuard no_gradients;

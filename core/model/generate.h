@@ -25,10 +25,8 @@ RoutingOptions generation_routing(const RoutingOptions& stored);
 
 // The new ids after `prompt` (not empty), eos included; stops at max_position_embeddings. on_token
 // sees each as it comes.
-std::vector<int64_t> generate(const Llama& model,
-                              const RoutingOptions& routing,
-                              const std::vector<int64_t>& prompt,
-                              const GenerateSettings& settings,
+std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
+                              const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
 
 // The sampling rule alone: logits [V] f32 and a uniform number in [0, 1) -> token id. Ties go to

@@ -28,15 +28,11 @@ void check_granularity(const InitSettings& settings, const ModelConfig& config) 
     throw UserError(
         "--granularity {}: the feed-forward is {} wide and cannot be cut into so many equal parts; "
         "give a divisor of {}",
-        granularity,
-        config.intermediate_size,
-        config.intermediate_size);
+        granularity, config.intermediate_size, config.intermediate_size);
   }
   if (*settings.experts < 1 || *settings.experts > kMaxExperts / granularity) {
     throw UserError("--experts {} with --granularity {}: a layer has 1 to {} experts in all",
-                    *settings.experts,
-                    granularity,
-                    kMaxExperts);
+                    *settings.experts, granularity, kMaxExperts);
   }
 }
 
@@ -83,8 +79,7 @@ std::string stream_name(const std::string& name, bool same_experts) {
   return name.substr(0, number) + "0" + name.substr(name.find('.', number));
 }
 
-io::TensorSource random_tensor(const io::TensorInfo& info,
-                               const InitSettings& settings,
+io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& settings,
                                const ModelConfig& config) {
   if (is_norm(info.name)) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 1.0F); }};
@@ -184,8 +179,7 @@ InitPlan plan_init(const InitSettings& settings) {
   return plan;
 }
 
-OrderedJson init(const InitPlan& plan,
-                 const InitSettings& settings,
+OrderedJson init(const InitPlan& plan, const InitSettings& settings,
                  const std::function<void(uint64_t)>& on_bytes) {
   io::check_space(settings.out, plan.bytes + kSpaceMargin);
   io::StagedFolder staged(settings.out, settings.force);

@@ -53,8 +53,7 @@ InitPlan plan_init(const InitSettings& settings);
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json. Returns what
 // init.json holds. UserError: OUT is there already, not enough space, a tokenizer that is missing
 // or larger than the vocabulary.
-OrderedJson init(const InitPlan& plan,
-                 const InitSettings& settings,
+OrderedJson init(const InitPlan& plan, const InitSettings& settings,
                  const std::function<void(uint64_t)>& on_bytes = {});
 
 }  // namespace moe::model

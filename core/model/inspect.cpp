@@ -23,12 +23,10 @@ std::string tokenizer_of(const fs::path& folder) {
 // Stock qwen2_moe and mixtral: softmax over all experts, the best k of them, renormalised or not,
 // nothing dropped.
 void explain_top_k(const route::RouterSettings& router, Inspection& out) {
-  out.stock.push_back(fmt::format("top-{} of {} experts without dropping, weights {}",
-                                  router.k,
-                                  out.config.moe->experts,
-                                  router.gate_norm == route::GateNorm::kSelected
-                                      ? "summing to 1"
-                                      : "as the softmax gives them"));
+  out.stock.push_back(fmt::format(
+      "top-{} of {} experts without dropping, weights {}", router.k, out.config.moe->experts,
+      router.gate_norm == route::GateNorm::kSelected ? "summing to 1"
+                                                     : "as the softmax gives them"));
   if (router.capacity_factor) {
     out.needs_moe.push_back(
         fmt::format("expert capacity (cf={}): stock tools drop nothing", *router.capacity_factor));
@@ -62,8 +60,7 @@ void explain(Inspection& out) {
   if (moe.router.family == route::Family::kTopP) {
     out.stock.push_back(
         fmt::format("the folder loads, routed as top-{} of {} experts, not renormalised",
-                    std::min(moe.router.max_experts.value_or(2), moe.experts),
-                    moe.experts));
+                    std::min(moe.router.max_experts.value_or(2), moe.experts), moe.experts));
     out.needs_moe.push_back(fmt::format("top-p routing (p={})", moe.router.p));
     return;
   }

@@ -15,19 +15,11 @@ struct LayerCase {
   route::RoutingGroup group;
 };
 
-void check_shape(const Tensor& matrix,
-                 int64_t rows,
-                 int64_t columns,
-                 const std::string& name,
+void check_shape(const Tensor& matrix, int64_t rows, int64_t columns, const std::string& name,
                  const std::string& where) {
   if (matrix.size(0) != rows || matrix.size(1) != columns) {
-    throw UserError("{}: '{}' is [{}, {}], the other keys want [{}, {}]",
-                    where,
-                    name,
-                    matrix.size(0),
-                    matrix.size(1),
-                    rows,
-                    columns);
+    throw UserError("{}: '{}' is [{}, {}], the other keys want [{}, {}]", where, name,
+                    matrix.size(0), matrix.size(1), rows, columns);
   }
 }
 
@@ -36,8 +28,8 @@ void read_experts(const Json& input, const std::string& where, MoeWeights& weigh
   const int64_t experts = weights.router.size(0), width = weights.router.size(1);
   if (!input.contains("experts") || !input["experts"].is_array() ||
       static_cast<int64_t>(input["experts"].size()) != experts) {
-    throw UserError(
-        "{}: 'experts' is not a list of {} experts, one a row of router_weight", where, experts);
+    throw UserError("{}: 'experts' is not a list of {} experts, one a row of router_weight", where,
+                    experts);
   }
   std::vector<Tensor> gate_up, down;
   int64_t inner = 0;
@@ -77,10 +69,8 @@ LayerCase read_layer(const Json& input, const std::string& where) {
 
 // The auxiliary losses that the case names, each put into `losses`, and their weighted sum. The
 // counting that a load-balance loss wants is named by its key.
-Tensor weighted_losses(const Json& input,
-                       const std::string& where,
-                       const route::AuxLosses& computed,
-                       OrderedJson& losses) {
+Tensor weighted_losses(const Json& input, const std::string& where,
+                       const route::AuxLosses& computed, OrderedJson& losses) {
   Tensor total = at::zeros({});
   const Json coefficients = input.value("aux", Json::object());
   for (const auto& [name, coefficient] : coefficients.items()) {
@@ -89,8 +79,8 @@ Tensor weighted_losses(const Json& input,
                         : name.starts_with("lb_") ? computed.load_balance
                                                   : Tensor();
     if (!loss.defined() || !coefficient.is_number()) {
-      throw UserError(
-          "{}: aux '{}' is no loss of this router with a number for its weight", where, name);
+      throw UserError("{}: aux '{}' is no loss of this router with a number for its weight", where,
+                      name);
     }
     losses[name] = route::number_json(loss);
     total = total + coefficient.get<double>() * loss;

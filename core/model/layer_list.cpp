@@ -13,24 +13,19 @@ int64_t parse_layer(std::string_view word, const std::string& text, int64_t laye
   int64_t layer = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), layer);
   if (error == std::errc::result_out_of_range || (error == std::errc() && layer >= layers)) {
-    throw UserError("--layers {}: layer {} does not exist; the model has layers 0 to {}",
-                    text,
-                    std::string(word),
-                    layers - 1);
+    throw UserError("--layers {}: layer {} does not exist; the model has layers 0 to {}", text,
+                    std::string(word), layers - 1);
   }
   if (error != std::errc() || end != word.data() + word.size() || layer < 0) {
     throw UserError(
         "--layers {}: '{}' is not understood; give even, odd, all or a list like 0,3,5 or 0-3",
-        text,
-        std::string(word));
+        text, std::string(word));
   }
   return layer;
 }
 
 // One word of a list, "5" or "0-3".
-void add_word(std::string_view word,
-              const std::string& text,
-              int64_t layers,
+void add_word(std::string_view word, const std::string& text, int64_t layers,
               std::set<int64_t>& out) {
   const size_t dash = word.find('-', 1);
   const int64_t first = parse_layer(word.substr(0, dash), text, layers);
@@ -63,8 +58,8 @@ std::vector<int64_t> parse_layers(const std::string& text, int64_t layers) {
     }
   }
   if (chosen.empty()) {
-    throw UserError(
-        "--layers {}: a model of {} layer has none of these; give even, all or 0", text, layers);
+    throw UserError("--layers {}: a model of {} layer has none of these; give even, all or 0", text,
+                    layers);
   }
   return {chosen.begin(), chosen.end()};
 }

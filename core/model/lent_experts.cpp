@@ -125,8 +125,7 @@ void give_back(const Tensor& gradient, const Tensor& borrowed, const Lending& le
 }
 
 struct Lend : torch::autograd::Function<Lend> {
-  static variable_list forward(AutogradContext* context,
-                               const Tensor& held,
+  static variable_list forward(AutogradContext* context, const Tensor& held,
                                const c10::intrusive_ptr<KeptLending>& kept) {
     context->saved_data["lending"] = c10::IValue::make_capsule(kept);
     return {held.view(held.sizes()), borrow(held, kept->lending)};

@@ -22,11 +22,8 @@ at::ScalarType activation_type(const ComputeOptions& compute) {
 
 // What all layers of one forward share. It lives as long as a backward may need it.
 struct Pass {
-  Pass(const ModelConfig& model,
-       const ComputeOptions& compute,
-       const Packed& tokens,
-       const RoutingOptions& options,
-       const ExpertParallel& parallel)
+  Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& tokens,
+       const RoutingOptions& options, const ExpertParallel& parallel)
       : config(model),
         type(activation_type(compute)),
         lengths(tokens.lengths),
@@ -61,11 +58,9 @@ struct Pass {
 // other ranks have it: products of no rows with every weight.
 Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) {
   const AttentionWeights& attention = layer.attention;
-  const Tensor qkv = adapted_linear(
-      pass.norm(x, layer.input_norm), attention.qkv, attention.bias, attention.qkv_adapter);
-  return x + adapted_linear(qkv.narrow(1, 0, attention.output.size(1)),
-                            attention.output,
-                            {},
+  const Tensor qkv = adapted_linear(pass.norm(x, layer.input_norm), attention.qkv, attention.bias,
+                                    attention.qkv_adapter);
+  return x + adapted_linear(qkv.narrow(1, 0, attention.output.size(1)), attention.output, {},
                             attention.output_adapter);
 }
 
@@ -74,11 +69,8 @@ Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, Lay
   if (x.size(0) == 0) {
     return attention_of_none(x, layer, pass);
   }
-  return x + attention_forward(pass.norm(x, layer.input_norm),
-                               layer.attention,
-                               pass.config,
-                               {pass.lengths, pass.continues, pass.tables_or_null()},
-                               cache);
+  return x + attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
+                               {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
 }
 
 // For the sentence of an exchange that fails.
@@ -95,36 +87,23 @@ struct FeedForwardOutput {
   Tensor token_rows = {};
 };
 
-FeedForwardOutput feed_forward_half(const Tensor& x,
-                                    const Layer& layer,
-                                    const Pass& pass,
+FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const Pass& pass,
                                     std::optional<route::Routing>* decided) {
   const Tensor normed = pass.norm(x, layer.post_norm);
   if (!layer.router.defined()) {
-    return {x + adapted_swiglu(normed,
-                               layer.gate_up,
-                               layer.down,
-                               layer.gate_up_adapter,
-                               layer.down_adapter,
-                               {x.size(0)})};
+    return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
+                               layer.down_adapter, {x.size(0)})};
   }
   MoeOutput out = moe_forward(
-      normed,
-      {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
-      pass.routing.router,
-      pass.spread,
-      pass.gate_scale,
-      pass.routing.count_tokens,
-      decided);
+      normed, {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
+      pass.routing.router, pass.spread, pass.gate_scale, pass.routing.count_tokens, decided);
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
 // The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which
 // outlives its backward; tokens go the second time where they went the first.
-FeedForwardOutput recomputed_half(const Tensor& x,
-                                  const Layer& layer,
-                                  const std::shared_ptr<const Pass>& pass,
-                                  int64_t index,
+FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
+                                  const std::shared_ptr<const Pass>& pass, int64_t index,
                                   bool with_attention) {
   const auto decided = std::make_shared<std::optional<route::Routing>>();
   const auto first = std::make_shared<FeedForwardOutput>();
@@ -138,8 +117,8 @@ FeedForwardOutput recomputed_half(const Tensor& x,
           first->counters = std::move(out.counters);
           first->token_rows = std::move(out.token_rows);
         }
-        return std::vector<Tensor>{
-            out.x, out.losses.load_balance, out.losses.entropy, out.losses.l1};
+        return std::vector<Tensor>{out.x, out.losses.load_balance, out.losses.entropy,
+                                   out.losses.l1};
       },
       x);
   return {tensors[0],
@@ -216,8 +195,7 @@ at::Device Llama::device() const { return weights_->embedding.device(); }
 
 void Llama::set_group(dist::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
-            "a model of {} places in a group of another size",
-            layout().group());
+            "a model of {} places in a group of another size", layout().group());
   weights_->parallel.group = group;
   weights_->parallel.overlaps = group != nullptr && !group->device().is_cpu();
   weights_->parallel.lends = group != nullptr && group->device().is_cpu();
@@ -232,9 +210,7 @@ const LoraSettings& Llama::lora() const { return weights_->lora; }
 
 void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
 
-ForwardResult Llama::forward(const Packed& tokens,
-                             const RoutingOptions& routing,
-                             KvCache* cache,
+ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
   if (cache != nullptr) {

@@ -85,10 +85,8 @@ class Llama {
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
   // `device`, where all is computed and kept then. Of the experts only those of `layout`'s place,
   // and no others are read.
-  static Llama load(const io::Checkpoint& checkpoint,
-                    const dist::Layout& layout = {},
-                    at::Device device = at::kCPU,
-                    Storage storage = Storage::kF32);
+  static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {},
+                    at::Device device = at::kCPU, Storage storage = Storage::kF32);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
   Llama clone() const;                      // f32 weights of its own, without gradients
@@ -111,10 +109,8 @@ class Llama {
   RoutingOptions default_routing() const;  // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
-  ForwardResult forward(const Packed& tokens,
-                        const RoutingOptions& routing,
-                        KvCache* cache = nullptr,
-                        const OnFeedForward& on_feed_forward = {}) const;
+  ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
+                        KvCache* cache = nullptr, const OnFeedForward& on_feed_forward = {}) const;
   at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
   at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
   at::ScalarType product_type() const;              // of operands: f32 or bf16
@@ -144,36 +140,23 @@ struct LossCoefficients {
 // Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and
 // the coefficients, other keys of `parent` kept), tensors with adapters merged, tokenizer files of
 // `parent`. The caller may add files and commits.
-void write_folder(const Llama& model,
-                  const RoutingOptions& routing,
-                  const io::Checkpoint& parent,
-                  const io::StagedFolder& folder,
-                  const LossCoefficients& coefficients = {});
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const io::StagedFolder& folder, const LossCoefficients& coefficients = {});
 
 // The same by all ranks of a run at once: every one writes what it alone holds, and its part of
 // what many hold. The bytes are those that one process writes. A collective of folder.ranks(); the
 // caller may add files and commits. UserError on all ranks when one fails.
-void write_folder(const Llama& model,
-                  const RoutingOptions& routing,
-                  const io::Checkpoint& parent,
-                  const SharedFolder& folder,
-                  const LossCoefficients& coefficients = {});
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const SharedFolder& folder, const LossCoefficients& coefficients = {});
 
 // write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
-void save_folder(const Llama& model,
-                 const RoutingOptions& routing,
-                 const io::Checkpoint& parent,
-                 const std::filesystem::path& out,
-                 bool force,
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force,
                  const LossCoefficients& coefficients = {});
 
 // The same by all ranks of a run.
-void save_folder(const Llama& model,
-                 const RoutingOptions& routing,
-                 const io::Checkpoint& parent,
-                 const std::filesystem::path& out,
-                 bool force,
-                 dist::Comm& ranks,
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
                  const LossCoefficients& coefficients = {});
 
 }  // namespace moe::model

@@ -35,10 +35,8 @@ Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) 
 }
 
 // What the matrices of a model lie in. One of them may be made of several that are stored.
-at::ScalarType matrix_type(const io::Checkpoint& checkpoint,
-                           const ModelConfig& config,
-                           Storage storage,
-                           at::Device device) {
+at::ScalarType matrix_type(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                           Storage storage, at::Device device) {
   if (storage == Storage::kF32 || !device.is_cpu()) {
     return at::kFloat;
   }
@@ -51,10 +49,8 @@ at::ScalarType matrix_type(const io::Checkpoint& checkpoint,
 }
 
 // config.json of a folder.
-std::string config_text(const ModelConfig& model,
-                        const RoutingOptions& routing,
-                        const io::Checkpoint& parent,
-                        const LossCoefficients& coefficients) {
+std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
+                        const io::Checkpoint& parent, const LossCoefficients& coefficients) {
   ModelConfig config = config_with(model, routing);
   if (config.moe) {
     config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
@@ -68,16 +64,12 @@ std::string config_text(const ModelConfig& model,
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint,
-                  const dist::Layout& layout,
-                  at::Device device,
+Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout, at::Device device,
                   Storage storage) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config,
-                                             ExpertParallel{nullptr, layout},
-                                             device,
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device,
                                              matrix_type(checkpoint, config, storage, device));
   for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
     view.copy_(stored_tensor(checkpoint, name));
@@ -112,11 +104,8 @@ std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routin
   return sources_of(folder_tensors(routing));
 }
 
-void write_folder(const Llama& model,
-                  const RoutingOptions& routing,
-                  const io::Checkpoint& parent,
-                  const io::StagedFolder& folder,
-                  const LossCoefficients& coefficients) {
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const io::StagedFolder& folder, const LossCoefficients& coefficients) {
   folder.write_text("config.json", config_text(model.config(), routing, parent, coefficients));
   const std::optional<Llama> merged =
       model.lora().rank > 0 ? std::optional(model.merged()) : std::nullopt;
@@ -124,11 +113,8 @@ void write_folder(const Llama& model,
   io::copy_tokenizer_files(parent.folder(), folder.path());
 }
 
-void write_folder(const Llama& model,
-                  const RoutingOptions& routing,
-                  const io::Checkpoint& parent,
-                  const SharedFolder& folder,
-                  const LossCoefficients& coefficients) {
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const SharedFolder& folder, const LossCoefficients& coefficients) {
   std::vector<FolderTensor> tensors;
   folder.by_all([&] {
     tensors = (model.lora().rank > 0 ? model.merged().folder_tensors(routing)
@@ -142,23 +128,16 @@ void write_folder(const Llama& model,
   write_tensors(folder, tensors, kShardBytes);
 }
 
-void save_folder(const Llama& model,
-                 const RoutingOptions& routing,
-                 const io::Checkpoint& parent,
-                 const std::filesystem::path& out,
-                 bool force,
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force,
                  const LossCoefficients& coefficients) {
   io::StagedFolder folder(out, force);
   write_folder(model, routing, parent, folder, coefficients);
   folder.commit();
 }
 
-void save_folder(const Llama& model,
-                 const RoutingOptions& routing,
-                 const io::Checkpoint& parent,
-                 const std::filesystem::path& out,
-                 bool force,
-                 dist::Comm& ranks,
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
                  const LossCoefficients& coefficients) {
   SharedFolder folder(out, force, ranks);
   write_folder(model, routing, parent, folder, coefficients);

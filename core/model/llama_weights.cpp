@@ -11,15 +11,11 @@ namespace {
 void check_layout(const ModelConfig& config, const dist::Layout& layout) {
   MOE_CHECK(layout.group() == 1 || (config.moe && layout.experts == config.moe->experts &&
                                     layout.experts % layout.group() == 0),
-            "experts of {} processes",
-            layout.group());
+            "experts of {} processes", layout.group());
 }
 
-Layer empty_layer(const ModelConfig& config,
-                  int64_t index,
-                  int64_t places,
-                  const at::TensorOptions& options,
-                  const at::TensorOptions& matrix) {
+Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places,
+                  const at::TensorOptions& options, const at::TensorOptions& matrix) {
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
   const int64_t experts = is_moe ? config.moe->experts : 1;
@@ -52,10 +48,8 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
           {"mlp.down", "ffn", &layer.down, &layer.down_adapter}};
 }
 
-Llama::Weights::Weights(const ModelConfig& model_config,
-                        const ExpertParallel& expert_parallel,
-                        at::Device device,
-                        at::ScalarType matrices)
+Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
+                        at::Device device, at::ScalarType matrices)
     : config(model_config), parallel(expert_parallel) {
   check_layout(config, parallel.layout);
   const at::TensorOptions options(device), matrix = options.dtype(matrices);
@@ -102,8 +96,7 @@ void Llama::Weights::add_attention_views(int64_t index,
   views[prefix + "self_attn.o_proj.weight"] = layer.attention.output.detach();
 }
 
-void Llama::Weights::add_feed_forward_views(int64_t index,
-                                            const MoeNames& names,
+void Llama::Weights::add_feed_forward_views(int64_t index, const MoeNames& names,
                                             std::map<std::string, Tensor>& views) const {
   const Layer& layer = layers[index];
   const bool is_moe = layer.router.defined();

@@ -47,10 +47,8 @@ struct Llama::Weights {
   std::map<std::string, at::Tensor>
       idle;  // gates of shared experts that are not there: kept, not used
 
-  Weights(const ModelConfig& model_config,
-          const ExpertParallel& expert_parallel,
-          at::Device device = at::kCPU,
-          at::ScalarType matrices = at::kFloat);
+  Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
+          at::Device device = at::kCPU, at::ScalarType matrices = at::kFloat);
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
   // their number among all; those of other processes are left out.
@@ -58,8 +56,7 @@ struct Llama::Weights {
 
  private:
   void add_attention_views(int64_t index, std::map<std::string, at::Tensor>& views) const;
-  void add_feed_forward_views(int64_t index,
-                              const MoeNames& names,
+  void add_feed_forward_views(int64_t index, const MoeNames& names,
                               std::map<std::string, at::Tensor>& views) const;
 };
 

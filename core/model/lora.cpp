@@ -16,8 +16,8 @@ double LoraSettings::scale() const { return alpha == 0 ? 1.0 : alpha / static_ca
 void check_lora(const LoraSettings& settings) {
   constexpr int64_t kMaxRank = int64_t{1} << 16;
   if (settings.rank < 0 || settings.rank > kMaxRank) {
-    throw UserError(
-        "--lora {}: the rank must lie in 1 .. {} (0: no adapters)", settings.rank, kMaxRank);
+    throw UserError("--lora {}: the rank must lie in 1 .. {} (0: no adapters)", settings.rank,
+                    kMaxRank);
   }
   if (!std::isfinite(settings.alpha) || settings.alpha < 0) {
     throw UserError("--lora-alpha {}: must be a positive number", settings.alpha);

@@ -38,11 +38,8 @@ Lend lend_by(const MoeWeights& weights, const ExpertParallel& parallel) {
 
 }  // namespace
 
-at::Tensor run_experts(const at::Tensor& x,
-                       const MoeWeights& weights,
-                       const route::Routing& routing,
-                       double gate_scale,
-                       const Sharing* sharing) {
+at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
+                       const route::Routing& routing, double gate_scale, const Sharing* sharing) {
   const bool is_shared = sharing != nullptr && sharing->spread.is_shared();
   const bool adapts = weights.gate_up_adapter.defined() || weights.down_adapter.defined();
   // Without a capacity the plan has room for every expert of every token: too much to leave empty.
@@ -54,12 +51,8 @@ at::Tensor run_experts(const at::Tensor& x,
   const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
   const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
   const RunRows run = [&weights](const at::Tensor& of, const std::vector<int64_t>& expert_rows) {
-    return adapted_swiglu(of,
-                          weights.gate_up,
-                          weights.down,
-                          weights.gate_up_adapter,
-                          weights.down_adapter,
-                          expert_rows);
+    return adapted_swiglu(of, weights.gate_up, weights.down, weights.gate_up_adapter,
+                          weights.down_adapter, expert_rows);
   };
   const Lend lend = adapts || !is_shared ? Lend() : lend_by(weights, sharing->spread.parallel);
   const at::Tensor out = is_shared ? dispatch_among(x, routing, *sharing, loads, run, lend)
@@ -84,17 +77,12 @@ route::AuxLosses share_of(const route::AuxLosses& losses, const TokenSpread& spr
 
 }  // namespace
 
-MoeOutput moe_forward(const at::Tensor& x,
-                      const MoeWeights& weights,
-                      const route::RouterSettings& router,
-                      const TokenSpread& spread,
-                      double gate_scale,
-                      bool count_tokens,
+MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
+                      const route::RouterSettings& router, const TokenSpread& spread,
+                      double gate_scale, bool count_tokens,
                       std::optional<route::Routing>* decided) {
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
-            "x has {} dimensions, width {}, the router {}",
-            x.dim(),
-            x.size(-1),
+            "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
             weights.router.size(1));
   const bool again = decided != nullptr && decided->has_value();
   const route::Routing routing = [&] {
@@ -109,8 +97,7 @@ MoeOutput moe_forward(const at::Tensor& x,
     (*decided)->losses = {};
   }
   const Sharing sharing{spread, router};
-  return {run_experts(x, weights, routing, gate_scale, &sharing),
-          share_of(routing.losses, spread),
+  return {run_experts(x, weights, routing, gate_scale, &sharing), share_of(routing.losses, spread),
           routing.counters,
           count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
 }

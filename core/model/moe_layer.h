@@ -32,21 +32,16 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 
 // y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
 // here. `sharing`, when given and there are others, says who has the experts.
-at::Tensor run_experts(const at::Tensor& x,
-                       const MoeWeights& weights,
-                       const route::Routing& routing,
-                       double gate_scale,
+at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
+                       const route::Routing& routing, double gate_scale,
                        const Sharing* sharing = nullptr);
 
 // Routes and runs the experts. x [T, D] is the normed input. `spread.here.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
 // empty, it is filled; else tokens go where it says.
-MoeOutput moe_forward(const at::Tensor& x,
-                      const MoeWeights& weights,
-                      const route::RouterSettings& router,
-                      const TokenSpread& spread,
-                      double gate_scale,
-                      bool count_tokens = false,
+MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
+                      const route::RouterSettings& router, const TokenSpread& spread,
+                      double gate_scale, bool count_tokens = false,
                       std::optional<route::Routing>* decided = nullptr);
 
 }  // namespace moe::model

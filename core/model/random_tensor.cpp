@@ -15,8 +15,7 @@ constexpr int64_t kBlockValues =
     int64_t{1} << 16;  // 256 KiB of F32 stay in the cache between drawing and rounding
 
 // Sends `info` in blocks that `fill` makes; at most 512 KiB of memory.
-void write_blocks(io::SafetensorsWriter& writer,
-                  const io::TensorInfo& info,
+void write_blocks(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                   const std::function<void(std::span<float>)>& fill) {
   std::vector<float> values(static_cast<size_t>(std::min(info.elements(), kBlockValues)));
   std::vector<std::byte> bytes(values.size() * static_cast<size_t>(io::dtype_bytes(info.dtype)));
@@ -33,18 +32,15 @@ void write_blocks(io::SafetensorsWriter& writer,
 
 }  // namespace
 
-void write_normal(io::SafetensorsWriter& writer,
-                  const io::TensorInfo& info,
-                  double std,
-                  uint64_t seed,
-                  const std::string& stream) {
+void write_normal(io::SafetensorsWriter& writer, const io::TensorInfo& info, double std,
+                  uint64_t seed, const std::string& stream) {
   Random random(seed, stream);
   write_blocks(writer, info, [&](std::span<float> block) { random.fill_normal(block, std); });
 }
 
 void write_constant(io::SafetensorsWriter& writer, const io::TensorInfo& info, float value) {
-  write_blocks(
-      writer, info, [&](std::span<float> block) { std::fill(block.begin(), block.end(), value); });
+  write_blocks(writer, info,
+               [&](std::span<float> block) { std::fill(block.begin(), block.end(), value); });
 }
 
 }  // namespace moe::model

@@ -20,18 +20,15 @@ struct KeptSegment : torch::CustomClassHolder {
 
 variable_list defined_ones(const std::vector<Tensor>& tensors) {
   variable_list defined;
-  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(defined), [](const Tensor& one) {
-    return one.defined();
-  });
+  std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(defined),
+               [](const Tensor& one) { return one.defined(); });
   return defined;
 }
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
   // `anchor` needs a gradient, so that weights get theirs where x needs none. `is_defined` is told
   // which of the segment's tensors come back.
-  static variable_list forward(AutogradContext* context,
-                               const Tensor& x,
-                               const Tensor& /*anchor*/,
+  static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& /*anchor*/,
                                const c10::intrusive_ptr<KeptSegment>& kept,
                                std::vector<bool>* is_defined) {
     context->save_for_backward({x});

@@ -21,9 +21,7 @@ Tensor plain_frequencies(double theta, int64_t head_dim) {
 }
 
 // Dynamic NTK: theta * (factor * length / max - (factor - 1)) ^ (A / (A - 2)) beyond max positions.
-double dynamic_theta(const RopeConfig& rope,
-                     int64_t head_dim,
-                     int64_t max_positions,
+double dynamic_theta(const RopeConfig& rope, int64_t head_dim, int64_t max_positions,
                      int64_t length) {
   if (length <= max_positions) {
     return rope.theta;
@@ -50,9 +48,7 @@ Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
 
 }  // namespace
 
-Tensor rope_frequencies(const RopeConfig& rope,
-                        int64_t head_dim,
-                        int64_t max_position_embeddings,
+Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                         int64_t sequence_length) {
   switch (rope.type) {
     case RopeType::kDefault:

@@ -10,10 +10,8 @@ namespace moe::model {
 
 // The frequencies [A / 2] f32 for a sequence that reaches `sequence_length` positions (only dynamic
 // NTK depends on it: its base grows once the sequence is longer than max_position_embeddings).
-at::Tensor rope_frequencies(const RopeConfig& rope,
-                            int64_t head_dim,
-                            int64_t max_position_embeddings,
-                            int64_t sequence_length);
+at::Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim,
+                            int64_t max_position_embeddings, int64_t sequence_length);
 
 // cos and sin of positions first .. first + count - 1, each [count, A] f32 (both halves alike).
 struct RopeTable {

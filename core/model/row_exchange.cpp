@@ -22,8 +22,7 @@ struct RowsOnTheWay {
         received(std::move(from_others)) {}
 
   // `rows` of `out_rows` leave; what comes is there after end().
-  Tensor begin(const Tensor& rows,
-               const std::vector<int64_t>& out_rows,
+  Tensor begin(const Tensor& rows, const std::vector<int64_t>& out_rows,
                const std::vector<int64_t>& in_rows) {
     const int64_t coming = std::accumulate(in_rows.begin(), in_rows.end(), int64_t{0});
     leaving = rows.contiguous();
@@ -94,8 +93,7 @@ struct Finish : torch::autograd::Function<Finish> {
 
 }  // namespace
 
-RowExchange::RowExchange(dist::Comm& group,
-                         std::vector<int64_t> sent,
+RowExchange::RowExchange(dist::Comm& group, std::vector<int64_t> sent,
                          std::vector<int64_t> received)
     : state_(std::make_shared<RowsOnTheWay>(group, std::move(sent), std::move(received))) {}
 

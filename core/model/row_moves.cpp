@@ -30,9 +30,7 @@ struct Picked : torch::autograd::Function<Picked> {
 };
 
 struct Placed : torch::autograd::Function<Placed> {
-  static Tensor forward(AutogradContext* context,
-                        const Tensor& rows,
-                        const Tensor& index,
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& index,
                         int64_t size) {
     context->save_for_backward({index});
     return place(rows, index, size);

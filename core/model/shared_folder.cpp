@@ -32,8 +32,7 @@ void await_mark(const fs::path& folder, const std::string& mark, int64_t rank, d
       throw UserError(
           "rank {} does not see {}, which rank 0 makes: all ranks write one folder; give an output "
           "on a file system that they share",
-          rank,
-          folder.string());
+          rank, folder.string());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -34,9 +34,7 @@ class SharedFolder {
 
 // UserError when `mark`, a file that rank 0 made in `folder`, does not show within `seconds`: other
 // machines may learn of it late.
-void await_mark(const std::filesystem::path& folder,
-                const std::string& mark,
-                int64_t rank,
+void await_mark(const std::filesystem::path& folder, const std::string& mark, int64_t rank,
                 double seconds);
 
 }  // namespace moe::model

@@ -40,17 +40,14 @@ struct Here {
 // [R]: rows that stay stand behind `away` others, in order; `elsewhere` [R] says where those stand.
 Tensor with_home_rows(const Tensor& elsewhere, const Here& here, int64_t away) {
   const Tensor home = at::arange(away, away + here.end - here.begin, elsewhere.options());
-  return at::cat({elsewhere.narrow(0, 0, here.begin),
-                  home,
+  return at::cat({elsewhere.narrow(0, 0, here.begin), home,
                   elsewhere.narrow(0, here.end, here.rows - here.end)});
 }
 
 // [R] i64: the slot of each row among the buffers of all experts but those here; what it says of
 // rows that stay means nothing. `capacity` [W], `slots_here`: its sum over the ranks with tokens
 // here.
-Tensor buffer_slots(const route::Routing& routing,
-                    const Here& here,
-                    const Numbers& capacity,
+Tensor buffer_slots(const route::Routing& routing, const Here& here, const Numbers& capacity,
                     int64_t slots_here) {
   const route::RouteInput& input = routing.input;
   const route::Rows rows = {routing.plan.token.narrow(0, 0, here.rows),
@@ -71,11 +68,8 @@ Tensor buffer_slots(const route::Routing& routing,
   return buffer * slots_here + first_slot.index_select(0, home) + slot;
 }
 
-void plan_slots(const route::Routing& routing,
-                const Sharing& sharing,
-                const Here& here,
-                const Numbers& capacity,
-                TravelPlan& plan) {
+void plan_slots(const route::Routing& routing, const Sharing& sharing, const Here& here,
+                const Numbers& capacity, TravelPlan& plan) {
   const ExpertParallel& parallel = sharing.spread.parallel;
   const auto local_ranks = static_cast<int64_t>(capacity.size()) / parallel.size();
   for (int64_t place = 0; place < parallel.size(); ++place) {
@@ -110,10 +104,7 @@ Tensor places_of_rows(const Here& here, const Numbers& loads, const TravelPlan& 
   return at::tensor(places, at::kLong);
 }
 
-void plan_rows(const Sharing& sharing,
-               const Here& here,
-               const Numbers& loads,
-               bool may_lend,
+void plan_rows(const Sharing& sharing, const Here& here, const Numbers& loads, bool may_lend,
                TravelPlan& plan) {
   const ExpertParallel& parallel = sharing.spread.parallel;
   std::vector<Numbers> wanted = dist::gather_numbers(*parallel.group, loads);
@@ -160,10 +151,8 @@ std::vector<bool> used_rows(const Tensor& rows) {
 
 }  // namespace
 
-TravelPlan plan_travel(const route::Routing& routing,
-                       const Sharing& sharing,
-                       const std::vector<int64_t>& loads,
-                       bool may_lend) {
+TravelPlan plan_travel(const route::Routing& routing, const Sharing& sharing,
+                       const std::vector<int64_t>& loads, bool may_lend) {
   const Here here(sharing.spread.parallel, loads);
   TravelPlan plan;
   plan.home = here.end - here.begin;
@@ -178,9 +167,7 @@ TravelPlan plan_travel(const route::Routing& routing,
   return plan;
 }
 
-ExpertOrder order_by_expert(const TravelPlan& plan,
-                            const Tensor& received,
-                            int64_t this_place,
+ExpertOrder order_by_expert(const TravelPlan& plan, const Tensor& received, int64_t this_place,
                             bool with_home) {
   const std::vector<bool> used = plan.has_padding && received.is_cpu()
                                      ? used_rows(received)

@@ -34,10 +34,8 @@ struct TravelPlan {
 
 // A collective of the group for dropless routers, none for the others. `loads` [E]. `may_lend`:
 // what the experts are allows it.
-TravelPlan plan_travel(const route::Routing& routing,
-                       const Sharing& sharing,
-                       const std::vector<int64_t>& loads,
-                       bool may_lend = false);
+TravelPlan plan_travel(const route::Routing& routing, const Sharing& sharing,
+                       const std::vector<int64_t>& loads, bool may_lend = false);
 
 // The rows that the experts here run, sorted by expert, in the order of one process: `index` [n]
 // i64 into [received rows | rows that stay], loads [E/G].
@@ -48,9 +46,7 @@ struct ExpertOrder {
 
 // Of `received` rows [sum of plan.received, D] and, unless those are run by themselves, of the rows
 // that stay. On the CPU empty slots are left out.
-ExpertOrder order_by_expert(const TravelPlan& plan,
-                            const at::Tensor& received,
-                            int64_t this_place,
+ExpertOrder order_by_expert(const TravelPlan& plan, const at::Tensor& received, int64_t this_place,
                             bool with_home);
 
 }  // namespace moe::model

@@ -18,14 +18,12 @@ namespace fs = std::filesystem;
 constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
 constexpr int64_t kMaxExperts = 65536;
 
-void check_settings(const UpcycleSettings& settings,
-                    const io::Checkpoint& dense,
+void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
                     const ModelConfig& parent) {
   if (parent.moe) {
     throw UserError(
         "{}: is a mixture of experts already (router {}); upcycling starts from a dense folder",
-        dense.folder().string(),
-        route::to_string(parent.moe->router));
+        dense.folder().string(), route::to_string(parent.moe->router));
   }
   if (settings.experts < 1 || settings.experts > kMaxExperts) {
     throw UserError("--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
@@ -34,10 +32,8 @@ void check_settings(const UpcycleSettings& settings,
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
   if (ranks < 1 || settings.experts % ranks != 0) {
     throw UserError(
-        "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}",
-        ranks,
-        settings.experts,
-        settings.experts);
+        "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}", ranks,
+        settings.experts, settings.experts);
   }
   if (settings.granularity != 1) {
     throw UserError(
@@ -75,10 +71,8 @@ bool given(const Json& json, const char* key) {
   return json.contains(key) && !json.at(key).is_null();
 }
 
-ModelConfig child_config(const io::Checkpoint& dense,
-                         const UpcycleSettings& settings,
-                         const ModelConfig& parent,
-                         const std::string& sha256) {
+ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& settings,
+                         const ModelConfig& parent, const std::string& sha256) {
   ModelConfig child = parent;
   if (const auto target = target_dtype(settings.dtype)) {
     child.dtype = config_dtype(*target);
@@ -104,10 +98,8 @@ ModelConfig child_config(const io::Checkpoint& dense,
 
 // One tensor of the child: drawn if it is a router, else a copy of the parent's, converted where
 // types differ.
-io::TensorSource child_tensor(io::TensorInfo info,
-                              const io::Checkpoint& dense,
-                              const MoeConfig& moe,
-                              std::optional<io::DType> target) {
+io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
+                              const MoeConfig& moe, std::optional<io::DType> target) {
   if (is_router(info.name)) {
     const double std = moe.router_std;
     const auto seed = static_cast<uint64_t>(moe.router_seed);
@@ -151,8 +143,8 @@ void check_out(const fs::path& dense, const fs::path& out) {
   const fs::path place = target.has_filename() ? target : target.parent_path();
   if (std::mismatch(place.begin(), place.end(), parent.begin(), parent.end()).first ==
       place.end()) {
-    throw UserError(
-        "{}: holds the dense model {}; give another output folder", out.string(), dense.string());
+    throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
+                    dense.string());
   }
 }
 
@@ -197,8 +189,8 @@ std::string sampled_sha256(const io::Checkpoint& checkpoint) {
   constexpr size_t kSampleBytes = 4096;
   Sha256 hash;
   for (const auto& info : checkpoint.tensors()) {
-    hash.update(fmt::format(
-        "{} {} {}\n", info.name, io::dtype_name(info.dtype), io::shape_text(info.shape)));
+    hash.update(fmt::format("{} {} {}\n", info.name, io::dtype_name(info.dtype),
+                            io::shape_text(info.shape)));
     const auto bytes = checkpoint.bytes(info.name);
     hash.update(bytes.first(std::min(bytes.size(), kSampleBytes)));
   }
@@ -224,12 +216,9 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
   return plan;
 }
 
-OrderedJson upcycle(const io::Checkpoint& dense,
-                    const UpcyclePlan& plan,
-                    const UpcycleSettings& settings,
-                    const OnBytes& on_bytes,
-                    const Certify& certify,
-                    const Calibrate& calibrate) {
+OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
+                    const UpcycleSettings& settings, const OnBytes& on_bytes,
+                    const Certify& certify, const Calibrate& calibrate) {
   MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
   check_out(dense.folder(), settings.out);
   io::check_space(settings.out, plan.bytes + kSpaceMargin);

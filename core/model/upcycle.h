@@ -71,12 +71,9 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 // streamed; only `calibrate` and `certify` hold a model. `calibrate` must be there where gate_scale
 // is open. Returns what upcycle.json holds. UserError: OUT is there already (unless force), OUT
 // would replace its own parent, not enough space.
-OrderedJson upcycle(const io::Checkpoint& dense,
-                    const UpcyclePlan& plan,
-                    const UpcycleSettings& settings,
-                    const OnBytes& on_bytes = {},
-                    const Certify& certify = {},
-                    const Calibrate& calibrate = {});
+OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
+                    const UpcycleSettings& settings, const OnBytes& on_bytes = {},
+                    const Certify& certify = {}, const Calibrate& calibrate = {});
 
 // SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
 // apart without reading them whole, and does not depend on how they are cut into shards.

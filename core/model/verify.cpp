@@ -48,8 +48,7 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
 }
 
 // gate_scale is named where there is one, or would be.
-std::string verdict(const Certificate& certificate,
-                    const route::RouterSettings& router,
+std::string verdict(const Certificate& certificate, const route::RouterSettings& router,
                     bool names_scale) {
   const auto preserves = route::preserves_function(router, certificate.gate_scale);
   return fmt::format(
@@ -59,20 +58,13 @@ std::string verdict(const Certificate& certificate,
       "{:.1f} % of requests dropped",
       route::to_string(router),
       names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
-      preserves.words,
-      certificate.tokens,
-      certificate.text,
-      certificate.max_abs_logit_difference,
-      certificate.mean_kl,
-      100 * certificate.dropped_share);
+      preserves.words, certificate.tokens, certificate.text, certificate.max_abs_logit_difference,
+      certificate.mean_kl, 100 * certificate.dropped_share);
 }
 
 // Adds one window's difference; the KL is left a sum over tokens.
-void compare_window(const Llama& parent,
-                    const Llama& child,
-                    const std::vector<int64_t>& ids,
-                    const RoutingOptions& routing,
-                    Certificate& certificate,
+void compare_window(const Llama& parent, const Llama& child, const std::vector<int64_t>& ids,
+                    const RoutingOptions& routing, Certificate& certificate,
                     route::CounterValues& counted) {
   const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
   const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
@@ -101,10 +93,8 @@ OrderedJson to_json(const Certificate& certificate) {
           {"words", certificate.words}};
 }
 
-VerifyText verify_text(const io::Checkpoint& parent,
-                       const std::filesystem::path& text_file,
-                       int64_t max_tokens,
-                       const char* flag) {
+VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
+                       int64_t max_tokens, const char* flag) {
   const int64_t vocab_size = parse_config(parent.config(), parent.config_name()).vocab_size;
   VerifyText result;
   if (std::filesystem::exists(parent.folder() / "tokenizer.model")) {
@@ -122,8 +112,7 @@ VerifyText verify_text(const io::Checkpoint& parent,
   } else {
     throw UserError(
         "{}: no tokenizer.model, so {} cannot be tokenised; leave it out to verify on ids",
-        parent.folder().string(),
-        flag);
+        parent.folder().string(), flag);
   }
   if (static_cast<int64_t>(result.ids.size()) > max_tokens) {
     result.ids.resize(max_tokens);
@@ -143,10 +132,8 @@ std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
   return windows;
 }
 
-Certificate verify_equality(const io::Checkpoint& parent,
-                            const io::Checkpoint& child,
-                            const VerifyText& text,
-                            std::optional<double> gate_scale) {
+Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                            const VerifyText& text, std::optional<double> gate_scale) {
   const at::NoGradGuard no_gradients;
   const Llama parent_model = Llama::load(parent, {}, text.device, Storage::kStored);
   const Llama child_model = Llama::load(child, {}, text.device, Storage::kStored);
@@ -171,8 +158,7 @@ Certificate verify_equality(const io::Checkpoint& parent,
   return certificate;
 }
 
-OrderedJson certify_equality(const io::Checkpoint& parent,
-                             const io::Checkpoint& child,
+OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                              const VerifyText& text) {
   const Certificate certificate = verify_equality(parent, child, text);
   OrderedJson json = to_json(certificate);

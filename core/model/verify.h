@@ -39,24 +39,19 @@ struct VerifyText {
   std::string name;
   c10::Device device = c10::kCPU;  // where models run on it
 };
-VerifyText verify_text(const io::Checkpoint& parent,
-                       const std::filesystem::path& text_file,
-                       int64_t max_tokens,
-                       const char* flag = "--verify-text");
+VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
+                       int64_t max_tokens, const char* flag = "--verify-text");
 
 // The ids in windows of at most 512, or of what the model was made for: a routing group each.
 std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
 
 // Runs both folders in f32 over the windows of `text`. `gate_scale` stands in for the child's own.
-Certificate verify_equality(const io::Checkpoint& parent,
-                            const io::Checkpoint& child,
-                            const VerifyText& text,
-                            std::optional<double> gate_scale = {});
+Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                            const VerifyText& text, std::optional<double> gate_scale = {});
 
 // The certificate of `child` as JSON; where its gate_scale is not 1, what it would be with 1 stands
 // inside as "without_gate_scale", so that the difference is seen.
-OrderedJson certify_equality(const io::Checkpoint& parent,
-                             const io::Checkpoint& child,
+OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                              const VerifyText& text);
 
 }  // namespace moe::model

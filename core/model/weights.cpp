@@ -23,12 +23,8 @@ io::DType stored_dtype(const ModelConfig& config) {
 std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
 // gate, up [F, D] and down [D, F] under `prefix`, in the order of LLaMA's files.
-void add_feed_forward(std::vector<io::TensorInfo>& out,
-                      const std::string& prefix,
-                      const MoeNames& names,
-                      io::DType dtype,
-                      int64_t hidden,
-                      int64_t width) {
+void add_feed_forward(std::vector<io::TensorInfo>& out, const std::string& prefix,
+                      const MoeNames& names, io::DType dtype, int64_t hidden, int64_t width) {
   out.push_back({prefix + names.gate, dtype, Shape{width, hidden}});
   out.push_back({prefix + names.up, dtype, Shape{width, hidden}});
   out.push_back({prefix + names.down, dtype, Shape{hidden, width}});
@@ -40,16 +36,11 @@ void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, in
   const FolderForm form = written_form(moe);
   const MoeNames names = moe_names(form);
   const std::string prefix = layer_prefix(layer);
-  out.push_back({prefix + names.router,
-                 form == FolderForm::kMoe ? io::DType::kF32 : dtype,
+  out.push_back({prefix + names.router, form == FolderForm::kMoe ? io::DType::kF32 : dtype,
                  Shape{moe.experts, config.hidden_size}});
   for (int64_t expert = 0; expert < moe.experts; ++expert) {
-    add_feed_forward(out,
-                     fmt::format("{}{}{}", prefix, names.experts, expert),
-                     names,
-                     dtype,
-                     config.hidden_size,
-                     moe.expert_width);
+    add_feed_forward(out, fmt::format("{}{}{}", prefix, names.experts, expert), names, dtype,
+                     config.hidden_size, moe.expert_width);
   }
 }
 
@@ -73,8 +64,8 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
   if (config.is_moe_layer(layer)) {
     add_mixture(out, config, layer);
   } else {
-    add_feed_forward(
-        out, prefix + "mlp", moe_names(FolderForm::kMoe), dtype, hidden, config.intermediate_size);
+    add_feed_forward(out, prefix + "mlp", moe_names(FolderForm::kMoe), dtype, hidden,
+                     config.intermediate_size);
   }
 }
 
@@ -92,29 +83,22 @@ void refuse_fused_experts(const io::Checkpoint& checkpoint) {
       throw UserError(
           "{}: '{}' {} holds the matrices of all experts; save the folder with "
           "save_pretrained(save_original_format=True), which writes them one by one",
-          checkpoint.folder().string(),
-          found.name,
-          io::shape_text(found.shape));
+          checkpoint.folder().string(), found.name, io::shape_text(found.shape));
     }
   }
 }
 
-void check_one(const io::TensorInfo& found,
-               const io::TensorInfo& expected,
+void check_one(const io::TensorInfo& found, const io::TensorInfo& expected,
                const io::Checkpoint& checkpoint) {
   if (found.shape != expected.shape) {
     throw UserError(
         "{}: '{}' is {}, config.json says {}: they belong to different models; fetch both again",
-        checkpoint.folder().string(),
-        found.name,
-        io::shape_text(found.shape),
+        checkpoint.folder().string(), found.name, io::shape_text(found.shape),
         io::shape_text(expected.shape));
   }
   if (!io::is_floating(found.dtype)) {
     throw UserError("{}: '{}' is stored as {}; weights must be F32, F16 or BF16",
-                    checkpoint.folder().string(),
-                    found.name,
-                    io::dtype_name(found.dtype));
+                    checkpoint.folder().string(), found.name, io::dtype_name(found.dtype));
   }
 }
 
@@ -122,16 +106,10 @@ void check_one(const io::TensorInfo& found,
 
 MoeNames moe_names(FolderForm form) {
   if (form == FolderForm::kMixtral) {
-    return {"block_sparse_moe.gate.weight",
-            "block_sparse_moe.experts.",
-            ".w1.weight",
-            ".w3.weight",
+    return {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", ".w1.weight", ".w3.weight",
             ".w2.weight"};
   }
-  return {"mlp.gate.weight",
-          "mlp.experts.",
-          ".gate_proj.weight",
-          ".up_proj.weight",
+  return {"mlp.gate.weight", "mlp.experts.", ".gate_proj.weight", ".up_proj.weight",
           ".down_proj.weight"};
 }
 
@@ -185,9 +163,7 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
       throw UserError(
           "{}: tensor '{}' {} is missing; is every shard there, and config.json that of this "
           "model?",
-          checkpoint.folder().string(),
-          info.name,
-          io::shape_text(info.shape));
+          checkpoint.folder().string(), info.name, io::shape_text(info.shape));
     }
     required.emplace(info.name, info);
   }
@@ -198,9 +174,7 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
       check_one(found, extra->second, checkpoint);
     } else if (!is_rope_leftover(found.name)) {
       throw UserError("{}: tensor '{}' {} is not one of the {} layers that config.json describes",
-                      checkpoint.folder().string(),
-                      found.name,
-                      io::shape_text(found.shape),
+                      checkpoint.folder().string(), found.name, io::shape_text(found.shape),
                       config.layers);
     }
   }

@@ -122,21 +122,15 @@ const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValue
   return next + values.load.size();
 }
 
-constexpr std::array kCounts = {&CounterValues::tokens,
-                                &CounterValues::requests,
-                                &CounterValues::dropped_requests,
-                                &CounterValues::dropped_tokens,
-                                &CounterValues::unserved_tokens,
-                                &CounterValues::fr_requests,
-                                &CounterValues::fr_filled,
-                                &CounterValues::fr_rejected,
-                                &CounterValues::ir_tokens,
-                                &CounterValues::slots_total,
-                                &CounterValues::slots_used,
-                                &CounterValues::padding,
+constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues::requests,
+                                &CounterValues::dropped_requests, &CounterValues::dropped_tokens,
+                                &CounterValues::unserved_tokens,  &CounterValues::fr_requests,
+                                &CounterValues::fr_filled,        &CounterValues::fr_rejected,
+                                &CounterValues::ir_tokens,        &CounterValues::slots_total,
+                                &CounterValues::slots_used,       &CounterValues::padding,
                                 &CounterValues::rows_sent};
-constexpr std::array kLists = {
-    &CounterValues::load, &CounterValues::rank_dropped, &CounterValues::rank_ir};
+constexpr std::array kLists = {&CounterValues::load, &CounterValues::rank_dropped,
+                               &CounterValues::rank_ir};
 
 void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
   sums.resize(std::max(sums.size(), terms.size()));
@@ -153,11 +147,8 @@ Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSetti
   const at::Tensor entropy = settings.family == Family::kRelu
                                  ? at::zeros({1}, input.logits.options().dtype(at::kDouble))
                                  : entropy_sum(input).reshape(1);
-  return {known_values(input, settings),
-          settings.family == Family::kTopK,
-          plan.rows,
-          at::cat({rows_by_rank(input, plan, settings.ir),
-                   served.reshape(1),
+  return {known_values(input, settings), settings.family == Family::kTopK, plan.rows,
+          at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
                    entropy.view(at::kLong)})};  // its bits, to travel with the rest
 }
 
@@ -214,19 +205,16 @@ std::vector<double> numbers_of(const CounterValues& values) {
 
 CounterValues counters_from(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
   MOE_CHECK(numbers.size() == kCounts.size() + 1 + static_cast<size_t>(experts + 2 * ranks),
-            "{} numbers of {} experts and {} ranks",
-            numbers.size(),
-            experts,
-            ranks);
+            "{} numbers of {} experts and {} ranks", numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
   for (const auto field : kCounts) {
     values.*field = static_cast<int64_t>(*next++);
   }
   values.entropy_sum = *next++;
-  for (const auto& [list, size] : {std::pair(&CounterValues::load, experts),
-                                   std::pair(&CounterValues::rank_dropped, ranks),
-                                   std::pair(&CounterValues::rank_ir, ranks)}) {
+  for (const auto& [list, size] :
+       {std::pair(&CounterValues::load, experts), std::pair(&CounterValues::rank_dropped, ranks),
+        std::pair(&CounterValues::rank_ir, ranks)}) {
     (values.*list).assign(next, next + size);
     next += size;
   }

@@ -72,26 +72,20 @@ bool always(const CounterValues&) { return true; }
 const std::vector<Column>& columns() {
   using Values = const CounterValues&;
   static const std::vector<Column> all = {
-      {"drop %",
-       [](Values c, double, int64_t) { return percent(c.dropped_requests, c.requests); },
+      {"drop %", [](Values c, double, int64_t) { return percent(c.dropped_requests, c.requests); },
        [](Values c) { return c.slots_total > 0; }},
-      {"unserved %",
-       [](Values c, double, int64_t) { return percent(c.unserved_tokens, c.tokens); },
+      {"unserved %", [](Values c, double, int64_t) { return percent(c.unserved_tokens, c.tokens); },
        [](Values c) { return c.unserved_tokens > 0; }},
-      {"fill %",
-       [](Values c, double, int64_t) { return percent(c.fr_filled, c.fr_requests); },
+      {"fill %", [](Values c, double, int64_t) { return percent(c.fr_filled, c.fr_requests); },
        [](Values c) { return c.fr_requests > 0; }},
-      {"IR %",
-       [](Values c, double, int64_t) { return percent(c.ir_tokens, c.tokens); },
+      {"IR %", [](Values c, double, int64_t) { return percent(c.ir_tokens, c.tokens); },
        [](Values c) { return c.ir_tokens > 0; }},
-      {"padding %",
-       [](Values c, double, int64_t) { return percent(c.padding, c.slots_total); },
+      {"padding %", [](Values c, double, int64_t) { return percent(c.padding, c.slots_total); },
        [](Values c) { return c.slots_total > 0; }},
       {"experts/token",
        [](Values c, double, int64_t) { return fmt::format("{:.3f}", c.experts_per_token()); },
        always},
-      {"load max/mean",
-       [](Values, double load, int64_t) { return fmt::format("{:.2f}", load); },
+      {"load max/mean", [](Values, double load, int64_t) { return fmt::format("{:.2f}", load); },
        always},
       {"dead", [](Values, double, int64_t dead) { return fmt::format("{}", dead); }, always},
       {"entropy",
@@ -126,8 +120,7 @@ OrderedJson to_json(const CounterTotal& total, int64_t row_bytes) {
 }
 
 OrderedJson layers_json(const std::vector<int64_t>& numbers,
-                        const std::vector<CounterValues>& layers,
-                        int64_t row_bytes) {
+                        const std::vector<CounterValues>& layers, int64_t row_bytes) {
   MOE_CHECK(numbers.size() == layers.size(), "{} and {} layers", numbers.size(), layers.size());
   OrderedJson list = OrderedJson::array();
   for (size_t i = 0; i < layers.size(); ++i) {

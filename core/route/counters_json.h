@@ -25,8 +25,7 @@ OrderedJson to_json(const CounterTotal& total, int64_t row_bytes);
 
 // [{"layer": number, counters}, ...]
 OrderedJson layers_json(const std::vector<int64_t>& numbers,
-                        const std::vector<CounterValues>& layers,
-                        int64_t row_bytes);
+                        const std::vector<CounterValues>& layers, int64_t row_bytes);
 
 // part / whole; 0 where there is nothing.
 double share_of(double part, double whole);

@@ -18,11 +18,8 @@ at::Tensor normalised_weights(const at::Tensor& logits, const at::Tensor& count)
 }
 
 struct SoftmaxGates : torch::autograd::Function<SoftmaxGates> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& logits,
-                            const at::Tensor& count,
-                            bool normalise,
-                            bool straight_through) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
+                            const at::Tensor& count, bool normalise, bool straight_through) {
     const bool through_all = straight_through || !normalise;
     const at::Tensor probabilities = through_all ? at::softmax(logits, 1) : at::Tensor();
     at::Tensor weights = normalise ? normalised_weights(logits, count) : probabilities * count;
@@ -52,9 +49,7 @@ at::Tensor multiplicities(const RouteInput& input, const Plan& plan) {
       .view({input.tokens(), input.experts()});
 }
 
-at::Tensor softmax_gates(const at::Tensor& logits,
-                         const at::Tensor& count,
-                         bool normalise,
+at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool normalise,
                          bool straight_through) {
   return SoftmaxGates::apply(logits, count, normalise, straight_through);
 }
@@ -63,9 +58,7 @@ at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count) {
   return at::relu(logits) * count;
 }
 
-at::Tensor row_weights(const at::Tensor& combine,
-                       const at::Tensor& count,
-                       const RouteInput& input,
+at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const RouteInput& input,
                        const Plan& plan) {
   const at::Tensor cell = cells(input, plan);
   const at::Tensor share =

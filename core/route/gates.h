@@ -20,9 +20,7 @@ at::Tensor multiplicities(const RouteInput& input, const Plan& plan);
 // Gradient, with U = dL/dw (SPEC section 6, no division):
 //   straight_through or not normalise:  dL/da_il = w_il U_il - g_il sum_j w_ij U_ij
 //   otherwise:                          dL/da_il = w_il U_il - w_il sum_j w_ij U_ij
-at::Tensor softmax_gates(const at::Tensor& logits,
-                         const at::Tensor& count,
-                         bool normalise,
+at::Tensor softmax_gates(const at::Tensor& logits, const at::Tensor& count, bool normalise,
                          bool straight_through);
 
 // w_ij = n_ij max(0, a_ij) (P3).
@@ -30,9 +28,7 @@ at::Tensor relu_gates(const at::Tensor& logits, const at::Tensor& count);
 
 // [rows_max] the weight of each row of the plan: w of its token and expert, shared out by
 // multiplicity where two rows of the plan name the same pair. 0 for unused rows.
-at::Tensor row_weights(const at::Tensor& combine,
-                       const at::Tensor& count,
-                       const RouteInput& input,
+at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const RouteInput& input,
                        const Plan& plan);
 
 }  // namespace moe::route

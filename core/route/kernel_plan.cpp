@@ -17,8 +17,8 @@ using kernels::SelectShape;
 // [W] i32 on the device of the logits, filled there: a copy from the host would wait.
 at::Tensor slots_of_ranks(const RouteInput& input) {
   const auto ranks = static_cast<int64_t>(input.capacity.size());
-  const at::Tensor slots = at::full(
-      {ranks}, std::numeric_limits<int32_t>::max(), input.logits.options().dtype(at::kInt));
+  const at::Tensor slots = at::full({ranks}, std::numeric_limits<int32_t>::max(),
+                                    input.logits.options().dtype(at::kInt));
   for (int64_t first = 0, end = 0; !input.dropless && first < ranks; first = end) {
     const int64_t capacity = input.capacity[first];
     while (end < ranks && input.capacity[end] == capacity) {
@@ -46,14 +46,8 @@ Plan room_for(const RouteInput& input, const SelectShape& shape) {
   };
   const int64_t rows = most_rows(input, shape);
   const int64_t refused = input.dropless ? 0 : shape.tokens * shape.k;
-  return {longs(rows),
-          longs(rows),
-          longs(rows),
-          longs(rows),
-          longs(shape.experts),
-          longs(refused),
-          longs(refused),
-          longs(refused)};
+  return {longs(rows),          longs(rows),    longs(rows),    longs(rows),
+          longs(shape.experts), longs(refused), longs(refused), longs(refused)};
 }
 
 kernels::SelectedRows memory_of(const Plan& plan) {
@@ -80,10 +74,9 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const Sele
                          at::empty({shape.tokens, shape.choices}, ints),
                          at::empty({shape.tokens}, ints),
                          at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
-  const kernels::RouterShape router{
-      shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false};
-  const kernels::RouterChoices memory{to.scores.data_ptr<float>(),
-                                      to.choice.data_ptr<int32_t>(),
+  const kernels::RouterShape router{shape.tokens, shape.experts, shape.ranks, shape.choices,
+                                    /*is_relu=*/false};
+  const kernels::RouterChoices memory{to.scores.data_ptr<float>(), to.choice.data_ptr<int32_t>(),
                                       to.at_home.data_ptr<int32_t>(),
                                       to.requested.data_ptr<int32_t>()};
   const at::Tensor logits = input.logits.contiguous();
@@ -103,30 +96,21 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
   MOE_CHECK(settings.family == Family::kTopK && input.logits.scalar_type() == at::kFloat);
   const int64_t experts = input.experts();
   const bool has_next = input.k < experts;
-  const SelectShape shape{input.tokens(),
-                          experts,
-                          input.ranks,
-                          has_next ? input.k + 1 : input.k,
-                          input.k,
-                          settings.fr && has_next,
-                          settings.ir,
-                          settings.slot_order == SlotOrder::kScore};
+  const SelectShape shape{input.tokens(), experts,
+                          input.ranks,    has_next ? input.k + 1 : input.k,
+                          input.k,        settings.fr && has_next,
+                          settings.ir,    settings.slot_order == SlotOrder::kScore};
   const at::Tensor home = input.home.to(at::kInt), slots = slots_of_ranks(input);
   const at::Tensor scores = input.scores.contiguous();  // what the rules compare by
   const ChoiceTensors from = choose(input, home, shape);
-  const kernels::SelectInput in{scores.const_data_ptr<float>(),
-                                from.choice.const_data_ptr<int32_t>(),
-                                from.at_home.const_data_ptr<int32_t>(),
-                                home.const_data_ptr<int32_t>(),
-                                from.requested.const_data_ptr<int32_t>(),
-                                slots.const_data_ptr<int32_t>()};
+  const kernels::SelectInput in{
+      scores.const_data_ptr<float>(),           from.choice.const_data_ptr<int32_t>(),
+      from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
+      from.requested.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>()};
   Plan plan = room_for(input, shape);
   if (input.logits.is_cuda()) {
     const at::Tensor scratch = at::empty({kernels::select_rows_scratch(shape)}, home.options());
-    kernels::select_rows_cuda(shape,
-                              in,
-                              memory_of(plan),
-                              scratch.data_ptr<int32_t>(),
+    kernels::select_rows_cuda(shape, in, memory_of(plan), scratch.data_ptr<int32_t>(),
                               kernels::current_stream(input.logits));
   } else {
     kernels::select_rows_reference(shape, in, memory_of(plan));

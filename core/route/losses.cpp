@@ -37,8 +37,7 @@ TokenShare token_share(const RouteInput& input) {
 
 // [T, E]: for each token the share of its rank's tokens that `selected` [T, E] counts for an
 // expert.
-at::Tensor fractions(const RouteInput& input,
-                     const at::Tensor& selected,
+at::Tensor fractions(const RouteInput& input, const at::Tensor& selected,
                      const at::Tensor& rank_tokens) {
   return sum_by_rank(input, selected).index_select(0, input.home) / rank_tokens.unsqueeze(1);
 }
@@ -52,10 +51,8 @@ AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
   return *this;
 }
 
-at::Tensor load_balance_loss(const at::Tensor& logits,
-                             const RouteInput& input,
-                             const at::Tensor& count,
-                             const RouterSettings& settings) {
+at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                             const at::Tensor& count, const RouterSettings& settings) {
   at::Tensor selected;  // [T, E] of 0 and 1
   if (settings.family == Family::kTopK) {
     const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
@@ -76,9 +73,7 @@ at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
   return (token_share(input).share * entropy).sum();
 }
 
-at::Tensor l1_loss(const at::Tensor& logits,
-                   const RouteInput& input,
-                   const at::Tensor& count,
+at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                    const RouterSettings& settings) {
   const TokenShare tokens = token_share(input);
   at::Tensor coefficient = tokens.share.unsqueeze(1);

@@ -22,18 +22,14 @@ struct AuxLosses {
 // E sum_j f_j Q_j: f_j = share of the rank's tokens that count expert j (a constant), Q_j = its
 // mean probability. lb=first counts first choices, before capacity; lb=selected the k requests of
 // top-k, the chosen set of top-p (D10).
-at::Tensor load_balance_loss(const at::Tensor& logits,
-                             const RouteInput& input,
-                             const at::Tensor& count,
-                             const RouterSettings& settings);
+at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                             const at::Tensor& count, const RouterSettings& settings);
 
 // Mean over tokens of -sum_j P_ij ln P_ij (P2 Eq. 7).
 at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input);
 
 // sum_j f_j mean_i R_ij, R = max(0, a): f_j = E / (k T) #{i : R_ij > 0} (refined), or 1 (plain).
-at::Tensor l1_loss(const at::Tensor& logits,
-                   const RouteInput& input,
-                   const at::Tensor& count,
+at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                    const RouterSettings& settings);
 
 // SPEC section 9: the coefficient of the next step; raised while the model is too dense, lowered

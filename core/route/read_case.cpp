@@ -18,17 +18,8 @@ const char* family_name(Family family) {
 // The keys of a case's input that describe its router, by the names of config.json.
 RouterSettings read_router(const std::string& kind, const Json& input, const std::string& where) {
   Json router = {{"family", kind}};
-  for (const char* key : {"k",
-                          "ir",
-                          "fr",
-                          "capacity_factor",
-                          "gate_norm",
-                          "slot_order",
-                          "p",
-                          "max_experts",
-                          "lambda0",
-                          "lambda_multiplier",
-                          "l1"}) {
+  for (const char* key : {"k", "ir", "fr", "capacity_factor", "gate_norm", "slot_order", "p",
+                          "max_experts", "lambda0", "lambda_multiplier", "l1"}) {
     if (input.contains(key)) {
       router[key] = input[key];
     }
@@ -59,18 +50,15 @@ at::Tensor read_matrix(const Json& input, const std::string& key, const std::str
   numbers.reserve(rows.size() * width);
   for (size_t row = 0; row < rows.size(); ++row) {
     if (!rows[row].is_array() || rows[row].size() != width) {
-      throw UserError(
-          "{}: row {} of '{}' does not have {} numbers as the first has", where, row, key, width);
+      throw UserError("{}: row {} of '{}' does not have {} numbers as the first has", where, row,
+                      key, width);
     }
     for (const auto& number : rows[row]) {
       const double value = number.is_number() ? number.get<double>() : NAN;
       numbers.push_back(static_cast<float>(value));
       if (!std::isfinite(numbers.back())) {
-        throw UserError("{}: row {} of '{}' holds {}, which is no finite 32-bit number",
-                        where,
-                        row,
-                        key,
-                        number.dump());
+        throw UserError("{}: row {} of '{}' holds {}, which is no finite 32-bit number", where, row,
+                        key, number.dump());
       }
     }
   }
@@ -78,9 +66,7 @@ at::Tensor read_matrix(const Json& input, const std::string& key, const std::str
       .view({static_cast<int64_t>(rows.size()), static_cast<int64_t>(width)});
 }
 
-RoutingGroup read_group(const Json& input,
-                        int64_t tokens,
-                        int64_t experts,
+RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                         const std::string& where) {
   const int64_t ranks = get_int(input, "num_ranks", where, 1);
   if (ranks < 1 || experts % ranks != 0) {
@@ -121,8 +107,7 @@ RoutingGroup read_group(const Json& input,
   return group;
 }
 
-RoutingCase read_routing_case(const std::string& kind,
-                              const Json& input,
+RoutingCase read_routing_case(const std::string& kind, const Json& input,
                               const std::string& where) {
   RoutingCase one;
   one.router = read_router(kind, input, where);

@@ -54,8 +54,8 @@ Json read_csv(const std::string& text, const std::string& where) {
     if (fields.empty() || fields[0].starts_with('#')) {
       continue;
     }
-    const bool no_numbers = std::none_of(
-        fields.begin(), fields.end(), [](auto field) { return number_of(field).has_value(); });
+    const bool no_numbers = std::none_of(fields.begin(), fields.end(),
+                                         [](auto field) { return number_of(field).has_value(); });
     if (no_numbers && rows.empty() && !named) {
       named = true;  // names of the columns
       continue;
@@ -65,17 +65,12 @@ Json read_csv(const std::string& text, const std::string& where) {
       const auto value = number_of(field);
       if (!value) {
         throw UserError("{} line {}: '{}' is no number; each line holds the logits of one token",
-                        where,
-                        number,
-                        field);
+                        where, number, field);
       }
       row.push_back(*value);
     }
     if (!rows.empty() && row.size() != rows[0].size()) {
-      throw UserError("{} line {}: {} numbers, the lines before have {}",
-                      where,
-                      number,
-                      row.size(),
+      throw UserError("{} line {}: {} numbers, the lines before have {}", where, number, row.size(),
                       rows[0].size());
     }
     rows.push_back(std::move(row));

@@ -23,9 +23,8 @@ constexpr const char* kForms =
     "relu:k=1,lambda0=1e-8,mult=1.2,l1=refined";
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
@@ -50,12 +49,8 @@ bool parse_capacity_factor(const std::string& text, std::optional<double>& facto
 
 // Stores whether `value` is the first or the second of two words.
 template <typename Choice>
-bool parse_choice(const std::string& value,
-                  const char* first,
-                  Choice first_value,
-                  const char* second,
-                  Choice second_value,
-                  Choice& choice) {
+bool parse_choice(const std::string& value, const char* first, Choice first_value,
+                  const char* second, Choice second_value, Choice& choice) {
   if (value != first && value != second) {
     return false;
   }
@@ -81,52 +76,43 @@ struct Option {
 
 std::vector<Option> top_k_options() {
   return {
-      {"cf",
-       "a number above 0, or inf",
+      {"cf", "a number above 0, or inf",
        [](const auto& v, auto& s) { return parse_capacity_factor(v, s.capacity_factor); }},
-      {"gate",
-       "selected or none",
+      {"gate", "selected or none",
        [](const auto& v, auto& s) {
-         return parse_choice(
-             v, "selected", GateNorm::kSelected, "none", GateNorm::kNone, s.gate_norm);
+         return parse_choice(v, "selected", GateNorm::kSelected, "none", GateNorm::kNone,
+                             s.gate_norm);
        }},
-      {"st",
-       "on or off",
+      {"st", "on or off",
        [](const auto& v, auto& s) {
          return parse_choice(v, "on", true, "off", false, s.straight_through);
        }},
-      {"lb",
-       "first or selected",
+      {"lb", "first or selected",
        [](const auto& v, auto& s) {
-         return parse_choice(
-             v, "first", LbCount::kFirst, "selected", LbCount::kSelected, s.lb_count);
+         return parse_choice(v, "first", LbCount::kFirst, "selected", LbCount::kSelected,
+                             s.lb_count);
        }},
-      {"order",
-       "choice or score",
+      {"order", "choice or score",
        [](const auto& v, auto& s) {
-         return parse_choice(
-             v, "choice", SlotOrder::kChoice, "score", SlotOrder::kScore, s.slot_order);
+         return parse_choice(v, "choice", SlotOrder::kChoice, "score", SlotOrder::kScore,
+                             s.slot_order);
        }},
   };
 }
 
 std::vector<Option> top_p_options() {
-  return {{"max", "a whole number from 1", [](const auto& v, auto& s) {
-             return parse_number(v, s.max_experts.emplace());
-           }}};
+  return {{"max", "a whole number from 1",
+           [](const auto& v, auto& s) { return parse_number(v, s.max_experts.emplace()); }}};
 }
 
 std::vector<Option> relu_options() {
   return {
       {"k", "a whole number from 1", [](const auto& v, auto& s) { return parse_number(v, s.k); }},
-      {"lambda0",
-       "a number from 0",
+      {"lambda0", "a number from 0",
        [](const auto& v, auto& s) { return parse_finite(v, s.lambda0); }},
-      {"mult",
-       "a number from 1",
+      {"mult", "a number from 1",
        [](const auto& v, auto& s) { return parse_finite(v, s.lambda_multiplier); }},
-      {"l1",
-       "refined or plain",
+      {"l1", "refined or plain",
        [](const auto& v, auto& s) {
          return parse_choice(v, "refined", true, "plain", false, s.l1_refined);
        }},
@@ -141,10 +127,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
 }
 
 // Reads "name=value,name=value" into `settings`; returns the names it saw.
-std::set<std::string> read_options(const std::string& where,
-                                   const std::vector<std::string>& words,
-                                   const std::vector<Option>& options,
-                                   RouterSettings& settings) {
+std::set<std::string> read_options(const std::string& where, const std::vector<std::string>& words,
+                                   const std::vector<Option>& options, RouterSettings& settings) {
   std::vector<std::string> known;
   known.reserve(options.size());
   for (const auto& option : options) {
@@ -154,8 +138,8 @@ std::set<std::string> read_options(const std::string& where,
   for (const auto& word : words) {
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
-    const auto option = std::find_if(
-        options.begin(), options.end(), [&](const auto& each) { return each.name == name; });
+    const auto option = std::find_if(options.begin(), options.end(),
+                                     [&](const auto& each) { return each.name == name; });
     if (option == options.end()) {
       throw UserError("{}: unknown option '{}', {}", where, word, did_you_mean(name, known));
     }
@@ -163,32 +147,28 @@ std::set<std::string> read_options(const std::string& where,
       throw UserError("{}: '{}' is given twice, give it once", where, name);
     }
     if (equals == std::string::npos || !option->store(word.substr(equals + 1), settings)) {
-      throw UserError(
-          "{}: '{}' is not understood, '{}=' takes {}", where, word, name, option->takes);
+      throw UserError("{}: '{}' is not understood, '{}=' takes {}", where, word, name,
+                      option->takes);
     }
   }
   return seen;
 }
 
 // `head` is what stands before the colon ("top2+ir"), `words` the options after it.
-RouterSettings parse_top_k(const std::string& where,
-                           const std::string& head,
+RouterSettings parse_top_k(const std::string& where, const std::string& head,
                            const std::vector<std::string>& words) {
   RouterSettings settings;
   const std::vector<std::string> parts = split(head, '+');
   const std::string number = parts[0].substr(3);
   if (!parse_number(number, settings.k)) {
     throw UserError(
-        "{}: 'top' needs a whole number of experts per token, e.g. top1 or top2, not '{}'",
-        where,
+        "{}: 'top' needs a whole number of experts per token, e.g. top1 or top2, not '{}'", where,
         parts[0]);
   }
   settings.capacity_factor = static_cast<double>(settings.k);
   for (size_t i = 1; i < parts.size(); ++i) {
     if (parts[i] != "ir" && parts[i] != "fr") {
-      throw UserError("{}: unknown modifier '+{}', {}",
-                      where,
-                      parts[i],
+      throw UserError("{}: unknown modifier '+{}', {}", where, parts[i],
                       did_you_mean("+" + parts[i], {"+ir", "+fr"}));
     }
     bool& flag = parts[i] == "ir" ? settings.ir : settings.fr;
@@ -225,11 +205,8 @@ RouterSettings parse_relu(const std::string& where, const std::vector<std::strin
 
 [[noreturn]] void fail_unknown(const std::string& where, const std::string& head) {
   const std::string nearest = nearest_name(head, {"top1", "top2", "topp", "relu"});
-  throw UserError("{}: unknown router '{}'{} Known forms: {}",
-                  where,
-                  head,
-                  nearest.empty() ? "." : fmt::format(", did you mean '{}'?", nearest),
-                  kForms);
+  throw UserError("{}: unknown router '{}'{} Known forms: {}", where, head,
+                  nearest.empty() ? "." : fmt::format(", did you mean '{}'?", nearest), kForms);
 }
 
 RouterSettings parse_family(const std::string& where, const std::string& text) {
@@ -244,15 +221,12 @@ RouterSettings parse_family(const std::string& where, const std::string& text) {
       throw UserError(
           "{}: '{}' has no modifiers: +ir and +fr mend what capacity refuses, and only top-k has "
           "a capacity; leave '{}' out",
-          where,
-          family,
-          head.substr(family.size()));
+          where, family, head.substr(family.size()));
     }
     return family == "topp" ? parse_top_p(where, words) : parse_relu(where, words);
   }
   const bool is_top_k = head.rfind("top", 0) == 0 &&
-                        std::all_of(head.begin() + 3,
-                                    head.begin() + family.size(),
+                        std::all_of(head.begin() + 3, head.begin() + family.size(),
                                     [](unsigned char c) { return std::isdigit(c) != 0; });
   if (!is_top_k) {
     fail_unknown(where, head);

@@ -43,11 +43,8 @@ bool has(const Json& json, const std::string& key) {
 }
 
 // True for `second`, false for `first`; anything else is an error. A missing key means `first`.
-bool is_second(const Json& json,
-               const std::string& key,
-               const std::string& where,
-               const std::string& first,
-               const std::string& second) {
+bool is_second(const Json& json, const std::string& key, const std::string& where,
+               const std::string& first, const std::string& second) {
   const std::string value = get_string(json, key, where, first);
   if (value != first && value != second) {
     throw UserError("{}: '{}' is '{}', known: {}, {}", where, key, value, first, second);

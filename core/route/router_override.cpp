@@ -13,9 +13,8 @@ namespace {
 
 // Whether the text of --router names the option itself.
 bool names_option(std::string text, std::string_view option) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const size_t at = text.find(std::string(option) + "=");
   return at != std::string::npos &&
          (text[at - 1] == ':' || text[at - 1] == ',' || text[at - 1] == ' ');
@@ -34,8 +33,7 @@ std::optional<double> capacity_factor(const std::string& cf) {
 
 // Between routers of one family: what --router leaves out is not changed. +ir, +fr, k, p and max
 // are always said.
-void keep_unnamed_options(const std::string& text,
-                          const RouterSettings& stored,
+void keep_unnamed_options(const std::string& text, const RouterSettings& stored,
                           RouterSettings& router) {
   const auto keep = [&](const char* option, auto RouterSettings::*member) {
     if (!names_option(text, option)) {
@@ -61,8 +59,8 @@ void apply_cf(const RouterRequest& given, RouterSettings& router) {
   }
   const auto cf = capacity_factor(given.cf);
   if (router.family != Family::kTopK) {
-    throw UserError(
-        "--cf {}: only top-k routers have a capacity, this one is {}", given.cf, to_string(router));
+    throw UserError("--cf {}: only top-k routers have a capacity, this one is {}", given.cf,
+                    to_string(router));
   }
   if (names_option(given.router, "cf") && router.capacity_factor != cf) {
     throw UserError("--cf {} contradicts --router {}; give one of them", given.cf, given.router);
@@ -71,10 +69,8 @@ void apply_cf(const RouterRequest& given, RouterSettings& router) {
 }
 
 // Another family: refused, or noted.
-void check_family(const RouterSettings& stored,
-                  const RouterSettings& router,
-                  const std::string& change,
-                  std::vector<std::string>& notes) {
+void check_family(const RouterSettings& stored, const RouterSettings& router,
+                  const std::string& change, std::vector<std::string>& notes) {
   if ((stored.family == Family::kRelu) != (router.family == Family::kRelu)) {
     throw UserError(
         "--router: {}: ReLU and softmax logits mean different things; choose a router of the "
@@ -90,11 +86,8 @@ void check_family(const RouterSettings& stored,
 }
 
 // Another gate norm: refused, or noted when forced.
-void check_gate(const RouterSettings& stored,
-                const RouterSettings& router,
-                const std::string& change,
-                bool force,
-                std::vector<std::string>& notes) {
+void check_gate(const RouterSettings& stored, const RouterSettings& router,
+                const std::string& change, bool force, std::vector<std::string>& notes) {
   if (stored.family != Family::kTopK || router.family != Family::kTopK ||
       stored.gate_norm == router.gate_norm) {
     return;
@@ -107,11 +100,8 @@ void check_gate(const RouterSettings& stored,
   notes.push_back("warning: " + change + ": another gate rescales every MoE output");
 }
 
-void note_k(const RouterSettings& stored,
-            const RouterSettings& router,
-            const std::string& change,
-            Purpose purpose,
-            std::vector<std::string>& notes) {
+void note_k(const RouterSettings& stored, const RouterSettings& router, const std::string& change,
+            Purpose purpose, std::vector<std::string>& notes) {
   if (stored.family != router.family || stored.k == router.k) {
     return;
   }
@@ -124,10 +114,8 @@ void note_k(const RouterSettings& stored,
 }
 
 // Evaluation does not read these: the stored ones stay, so that results name a router that was.
-void ignore_training_options(const RouterSettings& stored,
-                             RouterSettings& router,
-                             const std::string& change,
-                             std::vector<std::string>& notes) {
+void ignore_training_options(const RouterSettings& stored, RouterSettings& router,
+                             const std::string& change, std::vector<std::string>& notes) {
   if (stored.family != router.family) {
     return;
   }
@@ -147,18 +135,15 @@ void ignore_training_options(const RouterSettings& stored,
     put_back("k", &RouterSettings::k);
   }
   if (!ignored.empty()) {
-    notes.push_back(fmt::format("{}: {} {} in training only, ignored here",
-                                change,
+    notes.push_back(fmt::format("{}: {} {} in training only, ignored here", change,
                                 fmt::join(ignored, ", "),
                                 ignored.size() == 1 ? "matters" : "matter"));
   }
 }
 
 // gate_scale was measured for the stored gates; other gates have another sum.
-void note_gate_scale(const StoredRouter& stored,
-                     const RouterSettings& router,
-                     const std::string& change,
-                     std::vector<std::string>& notes) {
+void note_gate_scale(const StoredRouter& stored, const RouterSettings& router,
+                     const std::string& change, std::vector<std::string>& notes) {
   const RouterSettings& old = stored.router;
   const bool same_gates =
       old.family == router.family && old.p == router.p && old.max_experts == router.max_experts &&
@@ -167,8 +152,7 @@ void note_gate_scale(const StoredRouter& stored,
     notes.push_back(
         fmt::format("warning: {}: the folder's gate_scale {:.6g} was chosen for the stored "
                     "router and stays",
-                    change,
-                    stored.gate_scale));
+                    change, stored.gate_scale));
   }
 }
 
@@ -180,9 +164,7 @@ RouterSettings requested_router(const RouterRequest& request, const RouterSettin
   return router;
 }
 
-ResolvedRouter override_router(const StoredRouter& stored,
-                               const RouterRequest& request,
-                               bool force,
+ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& request, bool force,
                                Purpose purpose) {
   ResolvedRouter resolved{
       requested_router(request, stored.router), request.ep_ranks.value_or(stored.ep_ranks), {}};
@@ -204,8 +186,7 @@ ResolvedRouter override_router(const StoredRouter& stored,
   }
   if (resolved.ep_ranks < 1 || stored.experts % resolved.ep_ranks != 0) {
     throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor",
-                    resolved.ep_ranks,
-                    stored.experts);
+                    resolved.ep_ranks, stored.experts);
   }
   if (router.family == Family::kTopK && router.fr && !router.capacity_factor) {
     resolved.notes.push_back(

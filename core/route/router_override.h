@@ -45,9 +45,7 @@ struct ResolvedRouter {
 // none). What only training reads (st, lb; ReLU's k, lambda0, mult, l1) stays too when evaluating,
 // with a note. UserError: experts of another meaning (relu <-> softmax), gate changed without
 // `force`, ep_ranks that do not divide the experts, k > E, and what requested_router refuses.
-ResolvedRouter override_router(const StoredRouter& stored,
-                               const RouterRequest& request,
-                               bool force,
+ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& request, bool force,
                                Purpose purpose);
 
 }  // namespace moe::route

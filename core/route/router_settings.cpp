@@ -40,17 +40,14 @@ class OptionTexts {
 std::string top_k_text(const RouterSettings& s, bool every_option) {
   const RouterSettings defaults;
   OptionTexts options(every_option);
-  options.add("cf",
-              s.capacity_factor ? fmt::format("{}", *s.capacity_factor) : std::string("inf"),
+  options.add("cf", s.capacity_factor ? fmt::format("{}", *s.capacity_factor) : std::string("inf"),
               s.capacity_factor == static_cast<double>(s.k));
-  options.add("gate",
-              s.gate_norm == GateNorm::kSelected ? "selected" : "none",
+  options.add("gate", s.gate_norm == GateNorm::kSelected ? "selected" : "none",
               s.gate_norm == defaults.gate_norm);
   options.add("st", s.straight_through ? "on" : "off", s.straight_through);
-  options.add(
-      "lb", s.lb_count == LbCount::kFirst ? "first" : "selected", s.lb_count == defaults.lb_count);
-  options.add("order",
-              s.slot_order == SlotOrder::kChoice ? "choice" : "score",
+  options.add("lb", s.lb_count == LbCount::kFirst ? "first" : "selected",
+              s.lb_count == defaults.lb_count);
+  options.add("order", s.slot_order == SlotOrder::kChoice ? "choice" : "score",
               s.slot_order == defaults.slot_order);
   return fmt::format("top{}{}{}{}", s.k, s.ir ? "+ir" : "", s.fr ? "+fr" : "", options.joined(":"));
 }
@@ -69,8 +66,8 @@ std::string text_of(const RouterSettings& s, bool every_option) {
     case Family::kTopK:
       return top_k_text(s, every_option);
     case Family::kTopP:  // p and max are all it has
-      return fmt::format(
-          "topp:{}{}", s.p, s.max_experts ? fmt::format(",max={}", *s.max_experts) : "");
+      return fmt::format("topp:{}{}", s.p,
+                         s.max_experts ? fmt::format(",max={}", *s.max_experts) : "");
     case Family::kRelu:
       return relu_text(s, every_option);
   }
@@ -97,38 +94,34 @@ Preserves unnormalised(const RouterSettings& settings, double gate_scale) {
   return {false,
           fmt::format("not preserved token by token: {}; gate_scale {:.6g} is there to correct the "
                       "mean",
-                      what,
-                      gate_scale)};
+                      what, gate_scale)};
 }
 
 }  // namespace
 
 void check_ranges(const RouterSettings& s, const std::string& where) {
   if (s.family != Family::kTopP && (s.k < 1 || s.k > kMaxExperts)) {
-    throw UserError(
-        "{}: k must be a whole number from 1 to the number of experts, is {}", where, s.k);
+    throw UserError("{}: k must be a whole number from 1 to the number of experts, is {}", where,
+                    s.k);
   }
   if (s.capacity_factor && !(*s.capacity_factor > 0 && *s.capacity_factor <= kMaxCapacityFactor)) {
     throw UserError(
         "{}: the capacity factor cf must be above 0 and at most {}, is {}; cf=inf drops nothing",
-        where,
-        kMaxCapacityFactor,
-        *s.capacity_factor);
+        where, kMaxCapacityFactor, *s.capacity_factor);
   }
   if (!(s.p >= 0 && s.p <= 1)) {
     throw UserError("{}: p is a share of probability from 0 to 1, is {}", where, s.p);
   }
   if (s.max_experts && (*s.max_experts < 1 || *s.max_experts > kMaxExperts)) {
-    throw UserError("{}: max must be a whole number from 1 to the number of experts, is {}",
-                    where,
+    throw UserError("{}: max must be a whole number from 1 to the number of experts, is {}", where,
                     *s.max_experts);
   }
   if (!(s.lambda0 >= 0 && std::isfinite(s.lambda0))) {
     throw UserError("{}: lambda0 must be a number from 0, is {}", where, s.lambda0);
   }
   if (!(s.lambda_multiplier >= 1 && std::isfinite(s.lambda_multiplier))) {
-    throw UserError(
-        "{}: the multiplier of lambda must be a number from 1, is {}", where, s.lambda_multiplier);
+    throw UserError("{}: the multiplier of lambda must be a number from 1, is {}", where,
+                    s.lambda_multiplier);
   }
 }
 
@@ -145,16 +138,12 @@ void check_router(const RouterSettings& settings, int64_t experts) {
     throw UserError(
         "router '{}' asks for {} experts per token, the layers have {}: give a smaller k or more "
         "experts",
-        to_string(settings),
-        settings.k,
-        experts);
+        to_string(settings), settings.k, experts);
   }
   if (settings.max_experts && *settings.max_experts > experts) {
     throw UserError(
         "router '{}' keeps up to {} experts per token, the layers have {}: give a smaller max",
-        to_string(settings),
-        *settings.max_experts,
-        experts);
+        to_string(settings), *settings.max_experts, experts);
   }
 }
 

@@ -21,53 +21,42 @@ std::vector<Rule> top_k_rules(const RouterSettings& settings) {
 std::vector<Rule> top_p_rules(const RouterSettings& settings) { return {top_p(settings.p)}; }
 std::vector<Rule> relu_rules(const RouterSettings&) { return {positive}; }
 
-at::Tensor top_k_gates(const at::Tensor& logits,
-                       const at::Tensor& count,
+at::Tensor top_k_gates(const at::Tensor& logits, const at::Tensor& count,
                        const RouterSettings& settings) {
   const bool normalise = settings.gate_norm == GateNorm::kSelected;
   return softmax_gates(logits, count, normalise, settings.straight_through);
 }
-at::Tensor probability_gates(const at::Tensor& logits,
-                             const at::Tensor& count,
+at::Tensor probability_gates(const at::Tensor& logits, const at::Tensor& count,
                              const RouterSettings&) {
   return softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
 }
-at::Tensor positive_gates(const at::Tensor& logits,
-                          const at::Tensor& count,
+at::Tensor positive_gates(const at::Tensor& logits, const at::Tensor& count,
                           const RouterSettings&) {
   return relu_gates(logits, count);
 }
 
-AuxLosses balance(const at::Tensor& logits,
-                  const RouteInput& input,
-                  const at::Tensor& count,
+AuxLosses balance(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                   const RouterSettings& settings) {
   return {load_balance_loss(logits, input, count, settings), {}, {}};
 }
-AuxLosses balance_and_entropy(const at::Tensor& logits,
-                              const RouteInput& input,
-                              const at::Tensor& count,
-                              const RouterSettings& settings) {
+AuxLosses balance_and_entropy(const at::Tensor& logits, const RouteInput& input,
+                              const at::Tensor& count, const RouterSettings& settings) {
   return {load_balance_loss(logits, input, count, settings), entropy_loss(logits, input), {}};
 }
-AuxLosses sparsity(const at::Tensor& logits,
-                   const RouteInput& input,
-                   const at::Tensor& count,
+AuxLosses sparsity(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                    const RouterSettings& settings) {
   return {{}, {}, l1_loss(logits, input, count, settings)};
 }
 
 const RouterFamily& family_of(const RouterSettings& settings) {
   const auto& families = router_families();
-  const auto entry = std::find_if(families.begin(), families.end(), [&](const auto& each) {
-    return each.family == settings.family;
-  });
+  const auto entry = std::find_if(families.begin(), families.end(),
+                                  [&](const auto& each) { return each.family == settings.family; });
   MOE_CHECK(entry != families.end(), "router '{}' is not in the table", to_string(settings));
   return *entry;
 }
 
-Plan plan_by_rules(const RouteInput& input,
-                   const RouterFamily& family,
+Plan plan_by_rules(const RouteInput& input, const RouterFamily& family,
                    const RouterSettings& settings) {
   Plan plan;
   for (const auto& rule : family.rules(settings)) {
@@ -82,9 +71,7 @@ Plan plan_by_rules(const RouteInput& input,
 }
 
 // What has a gradient: all that `routing` holds besides is decided.
-void weigh(Routing& routing,
-           const at::Tensor& logits,
-           const RouterFamily& family,
+void weigh(Routing& routing, const at::Tensor& logits, const RouterFamily& family,
            const RouterSettings& settings) {
   routing.combine = family.gates(logits, routing.count, settings);
   routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
@@ -125,9 +112,7 @@ Routing route(const at::Tensor& logits, const RouterSettings& settings, const Ro
   return route(logits, family_of(settings), settings, group);
 }
 
-Routing route(const at::Tensor& logits,
-              const RouterFamily& family,
-              const RouterSettings& settings,
+Routing route(const at::Tensor& logits, const RouterFamily& family, const RouterSettings& settings,
               const RoutingGroup& group) {
   Routing routing;
   {
@@ -145,8 +130,7 @@ Routing route(const at::Tensor& logits,
   return routing;
 }
 
-Routing route_again(const at::Tensor& logits,
-                    const Routing& decided,
+Routing route_again(const at::Tensor& logits, const Routing& decided,
                     const RouterSettings& settings) {
   Routing routing = decided;
   weigh(routing, logits, family_of(settings), settings);

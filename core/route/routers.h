@@ -19,12 +19,9 @@ struct RouterFamily {
   at::Tensor (*scores)(const at::Tensor& logits);
   std::vector<Rule> (*rules)(const RouterSettings& settings);
   // [T, E] combine weights with gradient, of logits and constant multiplicities.
-  at::Tensor (*gates)(const at::Tensor& logits,
-                      const at::Tensor& count,
+  at::Tensor (*gates)(const at::Tensor& logits, const at::Tensor& count,
                       const RouterSettings& settings);
-  AuxLosses (*losses)(const at::Tensor& logits,
-                      const RouteInput& input,
-                      const at::Tensor& count,
+  AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                       const RouterSettings& settings);
 };
 
@@ -53,13 +50,10 @@ struct Routing {
 Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group);
 // The gates and losses of `logits` under decisions that were made before: activation checkpointing
 // must not send a token elsewhere because its logits came out otherwise the second time.
-Routing route_again(const at::Tensor& logits,
-                    const Routing& decided,
+Routing route_again(const at::Tensor& logits, const Routing& decided,
                     const RouterSettings& settings);
 // route() by a family that need not stand in the table.
-Routing route(const at::Tensor& logits,
-              const RouterFamily& family,
-              const RouterSettings& settings,
+Routing route(const at::Tensor& logits, const RouterFamily& family, const RouterSettings& settings,
               const RoutingGroup& group);
 
 }  // namespace moe::route

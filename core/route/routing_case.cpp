@@ -33,9 +33,7 @@ struct Answer {
   OrderedJson expect = OrderedJson::object(), loss = OrderedJson::object(),
               grad = OrderedJson::object();
 
-  void add_loss(const std::string& name,
-                const at::Tensor& value,
-                const at::Tensor& logits,
+  void add_loss(const std::string& name, const at::Tensor& value, const at::Tensor& logits,
                 const std::string& gradient_name) {
     loss[name] = number_json(value);
     grad[gradient_name] = matrix_json(gradient(value, logits));
@@ -131,8 +129,8 @@ OrderedJson answer_capacity(const Json& input, const std::string& where) {
                       row[1].is_number_integer() && row[2].is_number_integer() &&
                       row[1].get<int64_t>() >= 0 && row[2].get<int64_t>() > 0;
     if (!good) {
-      throw UserError(
-          "{}: row {} is not [capacity factor or null, tokens, experts]", where, slots.size() + 1);
+      throw UserError("{}: row {} is not [capacity factor or null, tokens, experts]", where,
+                      slots.size() + 1);
     }
     const auto factor = row[0].is_null() ? std::nullopt : std::optional(row[0].get<double>());
     slots.push_back(capacity_slots(factor, row[1].get<int64_t>(), row[2].get<int64_t>()));

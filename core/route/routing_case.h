@@ -43,9 +43,7 @@ OrderedJson input_json(const RoutingCase& one);
 at::Tensor read_matrix(const Json& input, const std::string& key, const std::string& where);
 // num_ranks, home and valid of `input` for `tokens` tokens. Without home, valid tokens are spread
 // by D1.
-RoutingGroup read_group(const Json& input,
-                        int64_t tokens,
-                        int64_t experts,
+RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
                         const std::string& where);
 // [n, m] as nested lists, each number with as few digits as name it in f32.
 OrderedJson matrix_json(const at::Tensor& matrix);

@@ -25,41 +25,32 @@ std::vector<int64_t> to_host(const at::Tensor& numbers) {
 
 Rows rows_of(const Plan& plan) { return {plan.token, plan.expert, plan.choice, plan.count}; }
 
-Rows requests(const RouteInput& input,
-              const at::Tensor& expert,
-              const at::Tensor& keep,
+Rows requests(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
               int64_t first_choice) {
   const int64_t columns = expert.size(1);
   const at::Tensor position = index_range(input.tokens() * columns, input.logits);
   const at::Tensor real =
       at::logical_and(keep, (input.home < input.ranks).unsqueeze(1)).reshape(-1);
-  const Rows all = {position.floor_divide(std::max<int64_t>(columns, 1)),
-                    expert.reshape(-1),
+  const Rows all = {position.floor_divide(std::max<int64_t>(columns, 1)), expert.reshape(-1),
                     position.remainder(std::max<int64_t>(columns, 1)) + first_choice,
                     at::ones_like(position)};
   return keep_only(all, real, input.experts());
 }
 
 Rows take(const Rows& rows, const at::Tensor& index) {
-  return {rows.token.index_select(0, index),
-          rows.expert.index_select(0, index),
-          rows.choice.index_select(0, index),
-          rows.count.index_select(0, index)};
+  return {rows.token.index_select(0, index), rows.expert.index_select(0, index),
+          rows.choice.index_select(0, index), rows.count.index_select(0, index)};
 }
 
 Rows keep_only(const Rows& rows, const at::Tensor& keep, int64_t experts) {
   const at::Tensor drop = keep.logical_not();
-  return {rows.token.masked_fill(drop, 0),
-          rows.expert.masked_fill(drop, experts),
-          rows.choice.masked_fill(drop, 0),
-          rows.count.masked_fill(drop, 0)};
+  return {rows.token.masked_fill(drop, 0), rows.expert.masked_fill(drop, experts),
+          rows.choice.masked_fill(drop, 0), rows.count.masked_fill(drop, 0)};
 }
 
 Rows concatenate(const Rows& first, const Rows& second) {
-  return {at::cat({first.token, second.token}),
-          at::cat({first.expert, second.expert}),
-          at::cat({first.choice, second.choice}),
-          at::cat({first.count, second.count})};
+  return {at::cat({first.token, second.token}), at::cat({first.expert, second.expert}),
+          at::cat({first.choice, second.choice}), at::cat({first.count, second.count})};
 }
 
 at::Tensor groups_of(const RouteInput& input, const Rows& rows) {

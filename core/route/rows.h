@@ -17,9 +17,7 @@ Rows rows_of(const Plan& plan);
 
 // Rows that ask for `expert` [T, n] at choice `first_choice` + column, token-major; `keep` [T, n]
 // bool says which are real. Padding tokens never are.
-Rows requests(const RouteInput& input,
-              const at::Tensor& expert,
-              const at::Tensor& keep,
+Rows requests(const RouteInput& input, const at::Tensor& expert, const at::Tensor& keep,
               int64_t first_choice);
 
 // The rows at `index` [n] i64.

@@ -19,8 +19,7 @@ RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks) {
   return group;
 }
 
-int64_t capacity_slots(std::optional<double> capacity_factor,
-                       int64_t rank_tokens,
+int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_tokens,
                        int64_t experts) {
   if (rank_tokens == 0 || !capacity_factor) {
     return rank_tokens;
@@ -60,20 +59,14 @@ at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
 
 }  // namespace
 
-RouteInput make_input(const at::Tensor& logits,
-                      const at::Tensor& scores,
-                      const RouterSettings& settings,
-                      const RoutingGroup& group) {
+RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
+                      const RouterSettings& settings, const RoutingGroup& group) {
   const int64_t tokens = logits.size(0);
   const int64_t experts = logits.size(1);
-  MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens,
-            "{} homes for {} tokens",
-            group.home.size(),
-            tokens);
+  MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens, "{} homes for {} tokens",
+            group.home.size(), tokens);
   MOE_CHECK(group.ranks > 0 && experts % group.ranks == 0,
-            "{} ranks, {} experts: every rank holds as many experts",
-            group.ranks,
-            experts);
+            "{} ranks, {} experts: every rank holds as many experts", group.ranks, experts);
   RouteInput input;
   input.logits = logits.detach();
   input.scores = scores.detach();
@@ -88,10 +81,7 @@ RouteInput make_input(const at::Tensor& logits,
   std::vector<int64_t> rank_tokens(group.ranks, 0);
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t home = group.home[token];
-    MOE_CHECK(home >= -1 && home < group.ranks,
-              "token {} at home on rank {} of {}",
-              token,
-              home,
+    MOE_CHECK(home >= -1 && home < group.ranks, "token {} at home on rank {} of {}", token, home,
               group.ranks);
     if (home >= 0) {
       ++rank_tokens[home];

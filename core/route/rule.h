@@ -45,10 +45,8 @@ struct RouteInput {
 
 // Checks the group (homes within -1..W-1, W divides E) and gathers what rules read. `scores` [T,
 // E].
-RouteInput make_input(const at::Tensor& logits,
-                      const at::Tensor& scores,
-                      const RouterSettings& settings,
-                      const RoutingGroup& group);
+RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
+                      const RouterSettings& settings, const RoutingGroup& group);
 
 using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 

@@ -37,11 +37,11 @@ model::ModelConfig read_config(const std::filesystem::path& model, int64_t upcyc
 }
 
 void check_rates(const ClusterRates& rates) {
-  for (const auto& [flag, value] : {std::pair("--nodes", static_cast<double>(rates.nodes)),
-                                    std::pair("--gpus", static_cast<double>(rates.gpus)),
-                                    std::pair("--gpu-tflops", rates.tflops),
-                                    std::pair("--link-gbs", rates.link_gbs),
-                                    std::pair("--network-gbs", rates.network_gbs)}) {
+  for (const auto& [flag, value] :
+       {std::pair("--nodes", static_cast<double>(rates.nodes)),
+        std::pair("--gpus", static_cast<double>(rates.gpus)),
+        std::pair("--gpu-tflops", rates.tflops), std::pair("--link-gbs", rates.link_gbs),
+        std::pair("--network-gbs", rates.network_gbs)}) {
     if (!(value > 0)) {
       throw UserError("{} {}: must be positive", flag, value);
     }
@@ -49,9 +49,7 @@ void check_rates(const ClusterRates& rates) {
 }
 
 // FLOP of a forward over `tokens` tokens, of one GPU.
-double forward_flop(const model::ModelConfig& config,
-                    const ClusterPlan& plan,
-                    double tokens,
+double forward_flop(const model::ModelConfig& config, const ClusterPlan& plan, double tokens,
                     double seq_len) {
   const auto width = static_cast<double>(config.hidden_size);
   const auto heads = static_cast<double>(config.heads * config.head_dim);
@@ -118,8 +116,7 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 
 }  // namespace
 
-ClusterPlan plan_cluster(const TrainSettings& settings,
-                         const ClusterRates& rates,
+ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
                          int64_t upcycled_experts) {
   check_rates(rates);
   const model::ModelConfig config = read_config(settings.model, upcycled_experts);
@@ -130,18 +127,13 @@ ClusterPlan plan_cluster(const TrainSettings& settings,
   int64_t logical_ranks = 1;
   if (config.moe) {
     const auto& moe = *config.moe;
-    const auto resolved =
-        route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
-                               settings.router,
-                               /*force=*/true,
-                               route::Purpose::kTrain);
+    const auto resolved = route::override_router(
+        {moe.router, moe.ep_ranks, moe.experts, moe.gate_scale}, settings.router,
+        /*force=*/true, route::Purpose::kTrain);
     plan.router = resolved.router;
     logical_ranks = resolved.ep_ranks;
   }
-  plan.layout = dist::make_layout(rates.nodes * rates.gpus,
-                                  0,
-                                  settings.replicas,
-                                  logical_ranks,
+  plan.layout = dist::make_layout(rates.nodes * rates.gpus, 0, settings.replicas, logical_ranks,
                                   config.moe ? config.moe->experts : 0);
   plan.settings.global_batch =
       settings.global_batch.value_or(*plan.settings.micro_batch * plan.layout.replicas);

@@ -45,8 +45,7 @@ struct ClusterPlan {
 // `settings.model` is a folder or a config.json; weights and data are not looked at. A dense model
 // is planned as one whose even layers were upcycled to `upcycled_experts`, 0 = as it is. UserError:
 // what the config, the router or the layout say; rates that are not positive.
-ClusterPlan plan_cluster(const TrainSettings& settings,
-                         const ClusterRates& rates,
+ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
                          int64_t upcycled_experts);
 
 }  // namespace moe::train

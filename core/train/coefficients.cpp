@@ -18,17 +18,14 @@ void refuse(const std::optional<double>& coefficient, const char* flag, const st
 void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
   const std::string name = to_string(router);
   if (router.family == Family::kRelu) {
-    refuse(settings.lb_coef,
-           "--lb-coef",
+    refuse(settings.lb_coef, "--lb-coef",
            fmt::format("{} has no load-balance loss, its adaptive L1 spreads the load", name));
   } else {
-    refuse(settings.lambda,
-           "--lambda",
+    refuse(settings.lambda, "--lambda",
            fmt::format("{} has no L1 loss that lambda would weigh, only relu has", name));
   }
   if (router.family != Family::kTopP) {
-    refuse(settings.entropy_coef,
-           "--entropy-coef",
+    refuse(settings.entropy_coef, "--entropy-coef",
            fmt::format("{} has no entropy loss, only topp has", name));
   }
 }
@@ -49,18 +46,12 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
       " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
       "1 "
       "- {}/{} = {:.6g}, else divided by it",
-      loss,
-      lambda,
-      router.lambda_multiplier,
-      router.k,
-      experts,
-      target);
+      loss, lambda, router.lambda_multiplier, router.k, experts, target);
 }
 
 }  // namespace
 
-void resolve_coefficients(TrainSettings& settings,
-                          const model::MoeConfig& stored,
+void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved) {
   const route::RouterSettings& router = resolved.router;
   refuse_others(settings, router);
@@ -91,8 +82,7 @@ void refuse_coefficients(const TrainSettings& settings) {
   refuse(settings.lambda, "--lambda", reason);
 }
 
-std::string losses_in_force(const TrainSettings& settings,
-                            const route::RouterSettings& router,
+std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts) {
   std::string words = "language model";
   if (router.family == Family::kRelu) {

@@ -15,16 +15,14 @@ namespace moe::train {
 // else the default. Lambda is the flag's, else lambda0 where --router names it, else what the
 // folder was trained up to, else lambda0. UserError: a coefficient for a loss that the router does
 // not have.
-void resolve_coefficients(TrainSettings& settings,
-                          const model::MoeConfig& stored,
+void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved);
 
 // UserError: any of the three flags, for a folder that is dense.
 void refuse_coefficients(const TrainSettings& settings);
 
 // "language model + 0.01 x load balance (of first choices)": of settings that are resolved.
-std::string losses_in_force(const TrainSettings& settings,
-                            const route::RouterSettings& router,
+std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts);
 
 }  // namespace moe::train

@@ -29,10 +29,10 @@ void check_evaluation(const EvaluationSettings& settings) {
   check_least(settings.rows, "--eval-rows", 0);
   check_least(settings.tasks_limit, "--eval-limit", 1);
   check_needs(settings.rows.has_value(), !settings.data.empty(), "--eval-rows", "--eval-data");
-  check_needs(
-      settings.tasks_limit.has_value(), !settings.tasks.empty(), "--eval-limit", "--eval-tasks");
-  check_needs(
-      !settings.tasks_folder.empty(), !settings.tasks.empty(), "--eval-data-dir", "--eval-tasks");
+  check_needs(settings.tasks_limit.has_value(), !settings.tasks.empty(), "--eval-limit",
+              "--eval-tasks");
+  check_needs(!settings.tasks_folder.empty(), !settings.tasks.empty(), "--eval-data-dir",
+              "--eval-tasks");
   for (const auto& source : data::parse_sources(settings.data)) {
     if (source.weight > 0) {
       throw UserError("--eval-data {}: held-out files are not mixed; leave out the weight",

@@ -20,10 +20,8 @@ std::string line_of(const TextSample& sample) {
 
 }  // namespace
 
-Evaluator::Evaluator(const TrainSettings& settings,
-                     const io::Checkpoint& checkpoint,
-                     int64_t vocab_size,
-                     EvaluateTasks evaluate_tasks)
+Evaluator::Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint,
+                     int64_t vocab_size, EvaluateTasks evaluate_tasks)
     : settings_(settings.evaluation),
       steps_(*settings.steps),
       evaluate_tasks_(std::move(evaluate_tasks)) {
@@ -38,12 +36,11 @@ std::vector<std::string> Evaluator::description() const {
     lines.push_back(held_out_->description());
   }
   if (settings_.any()) {
-    lines.push_back(
-        fmt::format("evaluates {}{}{} before the first step, every {} and at the end",
-                    held_out_ ? "held-out loss" : "",
-                    held_out_ && !settings_.tasks.empty() ? ", " : "",
-                    fmt::join(settings_.tasks, ", "),
-                    *settings_.every == 1 ? "step" : fmt::format("{} steps", *settings_.every)));
+    lines.push_back(fmt::format(
+        "evaluates {}{}{} before the first step, every {} and at the end",
+        held_out_ ? "held-out loss" : "", held_out_ && !settings_.tasks.empty() ? ", " : "",
+        fmt::join(settings_.tasks, ", "),
+        *settings_.every == 1 ? "step" : fmt::format("{} steps", *settings_.every)));
   }
   return lines;
 }

@@ -18,9 +18,7 @@ using EvaluateTasks =
 class Evaluator {
  public:
   // Of a resolved run. UserError: what HeldOut says.
-  Evaluator(const TrainSettings& settings,
-            const io::Checkpoint& checkpoint,
-            int64_t vocab_size,
+  Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
             EvaluateTasks evaluate_tasks);
 
   // For people: what is held out and when it is looked at; nothing where nothing is evaluated.
@@ -32,8 +30,7 @@ class Evaluator {
   bool is_due(int64_t step) const { return is_evaluation_due(settings_, step, steps_); }
   // What is due after `step` steps, or nothing. Samples go to the file that begin() was told of.
   std::optional<Evaluation> evaluate(const model::Llama& model,
-                                     const model::RoutingOptions& routing,
-                                     int64_t step) const;
+                                     const model::RoutingOptions& routing, int64_t step) const;
 
  private:
   void write(const std::vector<TextSample>& samples) const;

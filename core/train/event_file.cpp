@@ -66,9 +66,7 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void add_numbers(const Json& object,
-                 const std::string& group,
-                 const std::set<std::string>& keys,
+void add_numbers(const Json& object, const std::string& group, const std::set<std::string>& keys,
                  std::vector<std::pair<std::string, double>>& curves) {
   for (const auto& [key, value] : object.items()) {
     if (keys.count(key) > 0 && value.is_number() && std::isfinite(value.get<double>())) {
@@ -120,17 +118,11 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "l1_loss",
                                               "auxiliary_loss",
                                               "lambda"};
-  static const std::set<std::string> routing = {"dropped_share",
-                                                "unserved_share",
-                                                "filled_share",
-                                                "ir_share",
-                                                "experts_per_token",
-                                                "sparsity",
-                                                "entropy",
-                                                "load_max_over_mean",
-                                                "dead_experts"};
-  static const std::set<std::string> layer = {
-      "dropped_share", "experts_per_token", "load_max_over_mean", "dead_experts"};
+  static const std::set<std::string> routing = {
+      "dropped_share", "unserved_share", "filled_share",       "ir_share",    "experts_per_token",
+      "sparsity",      "entropy",        "load_max_over_mean", "dead_experts"};
+  static const std::set<std::string> layer = {"dropped_share", "experts_per_token",
+                                              "load_max_over_mean", "dead_experts"};
   std::vector<std::pair<std::string, double>> curves;
   add_numbers(line, "train/", train, curves);
   add_numbers(line, "routing/", routing, curves);

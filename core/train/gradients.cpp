@@ -76,8 +76,8 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World*
     const dist::Layout& layout = world->layout;
     if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
       const auto rows = static_cast<int64_t>(batch.rows.size());
-      share.batches.push_back(data::rows_of(
-          batch, layout.first_of(rows, layout.place()), layout.first_of(rows, layout.place() + 1)));
+      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.place()),
+                                            layout.first_of(rows, layout.place() + 1)));
       share.numbers.push_back(number);
     }
   }
@@ -87,10 +87,8 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World*
 // What every micro-batch routed, layers inside: of all processes together. `mine` is in the order
 // of `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& mine,
-                                                  const Share& share,
-                                                  size_t micro_batches,
-                                                  const model::ModelConfig& config,
-                                                  int64_t ranks,
+                                                  const Share& share, size_t micro_batches,
+                                                  const model::ModelConfig& config, int64_t ranks,
                                                   dist::World* world) {
   if (world == nullptr || !config.moe) {
     return mine;
@@ -118,8 +116,7 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
 
 // Sums the counters over micro-batches. `all` holds them micro-batch after micro-batch, layers
 // inside.
-void add_counters(const std::vector<route::CounterValues>& all,
-                  size_t micro_batches,
+void add_counters(const std::vector<route::CounterValues>& all, size_t micro_batches,
                   StepLosses& step) {
   const size_t layers = all.size() / micro_batches;
   step.layers.resize(layers);
@@ -147,10 +144,8 @@ void backward(const HeadLoss& language, const Tensor& auxiliary, bool joins) {
 
 }  // namespace
 
-StepLosses add_gradients(const model::Llama& model,
-                         const std::vector<data::Batch>& micro_batches,
-                         const model::RoutingOptions& routing,
-                         const AuxCoefficients& coefficients,
+StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
+                         const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          dist::World* world) {
   StepLosses step;
   for (const auto& batch : micro_batches) {
@@ -165,8 +160,8 @@ StepLosses add_gradients(const model::Llama& model,
   std::vector<route::Counters> counters;
   for (const auto& batch : share.batches) {
     const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
-    const HeadLoss language = head_loss(
-        model.head_weight(), result.hidden, batch.targets, target_share, model.product_type());
+    const HeadLoss language = head_loss(model.head_weight(), result.hidden, batch.targets,
+                                        target_share, model.product_type());
     Tensor auxiliary;
     add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
     add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);
@@ -181,12 +176,8 @@ StepLosses add_gradients(const model::Llama& model,
     means.add_over(world->all);
   }
   means.report(step);
-  const auto routed = gather_counters(route::read_counters(counters),
-                                      share,
-                                      micro_batches.size(),
-                                      model.config(),
-                                      routing.ep_ranks,
-                                      world);
+  const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
+                                      model.config(), routing.ep_ranks, world);
   if (!routed.empty()) {
     add_counters(routed, micro_batches.size(), step);
   }

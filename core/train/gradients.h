@@ -35,10 +35,8 @@ struct StepLosses {
 // them (core/dist/world.h) and adds its share of the gradient: of a parameter that several hold,
 // theirs sum up to the gradient of L (rank_shards.h does that). What is returned is the whole
 // step's on every process.
-StepLosses add_gradients(const model::Llama& model,
-                         const std::vector<data::Batch>& micro_batches,
-                         const model::RoutingOptions& routing,
-                         const AuxCoefficients& coefficients,
+StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
+                         const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
                          dist::World* world = nullptr);
 
 }  // namespace moe::train

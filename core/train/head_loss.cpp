@@ -17,8 +17,7 @@ using at::Tensor;
 namespace {
 
 // weight's gradient += left^T right, in f32.
-void add_to_gradient(const Tensor& weight,
-                     const kernels::Operand& left,
+void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
                      const kernels::Operand& right) {
   Tensor& gradient = weight.mutable_grad();
   const bool is_new = !gradient.defined();
@@ -30,12 +29,8 @@ void add_to_gradient(const Tensor& weight,
 
 }  // namespace
 
-HeadLoss head_loss(const Tensor& weight,
-                   const Tensor& hidden,
-                   const std::vector<int64_t>& targets,
-                   double scale,
-                   at::ScalarType type,
-                   int64_t logits_per_block) {
+HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
+                   double scale, at::ScalarType type, int64_t logits_per_block) {
   RECORD_USER_SCOPE("head");
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
   std::vector<int64_t> rows, wanted;

@@ -49,9 +49,8 @@ void append(data::Batch& batch, const data::Batch& row) {
 // What stands before the first response; of plain text its beginning.
 std::vector<int64_t> prompt_of(const data::Example& example) {
   constexpr ptrdiff_t kOfText = 32;
-  const auto first = std::find_if(example.labels.begin(), example.labels.end(), [](int32_t label) {
-    return label != data::kNoLoss;
-  });
+  const auto first = std::find_if(example.labels.begin(), example.labels.end(),
+                                  [](int32_t label) { return label != data::kNoLoss; });
   auto length = first - example.labels.begin();
   if (length <= 1) {  // nothing but BOS
     length = std::min<ptrdiff_t>(kOfText, (std::ssize(example.ids) + 1) / 2);
@@ -70,8 +69,7 @@ std::shared_ptr<const io::Tokenizer> find_tokenizer(const io::Checkpoint& checkp
 
 }  // namespace
 
-RowsOnce rows_once(const data::Examples& examples,
-                   data::BatchSettings settings,
+RowsOnce rows_once(const data::Examples& examples, data::BatchSettings settings,
                    int64_t most_rows) {
   const int64_t rows_a_batch = settings.rows;
   settings.rows = 1;
@@ -93,8 +91,7 @@ RowsOnce rows_once(const data::Examples& examples,
   return once;
 }
 
-HeldOut::HeldOut(const TrainSettings& settings,
-                 const io::Checkpoint& checkpoint,
+HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                  int64_t vocab_size) {
   TrainSettings held_out = settings;
   held_out.data = settings.evaluation.data;
@@ -104,12 +101,8 @@ HeldOut::HeldOut(const TrainSettings& settings,
   MOE_CHECK(examples.weights.empty());  // check_evaluation refused them
   const int64_t most_rows = settings.evaluation.rows.value_or(0);
   RowsOnce once = rows_once(examples,
-                            {*settings.pack,
-                             false,
-                             *settings.seq_len,
-                             *settings.micro_batch,
-                             settings.seed,
-                             settings.pack_mask},
+                            {*settings.pack, false, *settings.seq_len, *settings.micro_batch,
+                             settings.seed, settings.pack_mask},
                             most_rows);
   batches_ = std::move(once.batches);
   for (const auto& batch : batches_) {
@@ -122,10 +115,8 @@ HeldOut::HeldOut(const TrainSettings& settings,
   tokenizer_ = find_tokenizer(checkpoint, vocab_size);
   take_prompts(examples, *settings.seq_len);
   description_ = fmt::format(
-      "held out: {}; {} target tokens in {}{} rows",
-      fmt::join(describe_data(examples), "; "),
-      targets_,
-      once.rows,
+      "held out: {}; {} target tokens in {}{} rows", fmt::join(describe_data(examples), "; "),
+      targets_, once.rows,
       once.rows == once.rows_there ? std::string() : fmt::format(" of {}", once.rows_there));
 }
 
@@ -157,8 +148,7 @@ double HeldOut::loss(const model::Llama& model, const model::RoutingOptions& rou
 }
 
 std::vector<TextSample> HeldOut::samples(const model::Llama& model,
-                                         const model::RoutingOptions& routing,
-                                         int64_t step) const {
+                                         const model::RoutingOptions& routing, int64_t step) const {
   model::GenerateSettings greedy;
   greedy.max_tokens = kNewTokens;
   greedy.eos_id = tokenizer_ ? tokenizer_->eos_id() : -1;

@@ -34,8 +34,7 @@ class HeldOut {
   int64_t targets() const { return targets_; }
 
   // At most three, of up to 64 tokens; a router with a capacity runs dropless here.
-  std::vector<TextSample> samples(const model::Llama& model,
-                                  const model::RoutingOptions& routing,
+  std::vector<TextSample> samples(const model::Llama& model, const model::RoutingOptions& routing,
                                   int64_t step) const;
 
   // "held out: a.jsonl: Alpaca records; 200 examples; 64 of 81 rows, 5120 targets"

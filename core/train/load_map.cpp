@@ -8,10 +8,10 @@ namespace moe::train {
 namespace {
 
 bool have_one_shape(const std::vector<LayerLoad>& one, const std::vector<LayerLoad>& other) {
-  return std::equal(
-      one.begin(), one.end(), other.begin(), other.end(), [](const auto& a, const auto& b) {
-        return a.layer == b.layer && a.rows.size() == b.rows.size();
-      });
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.layer == b.layer && a.rows.size() == b.rows.size();
+                    });
 }
 
 void add_loads(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {

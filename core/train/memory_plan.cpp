@@ -39,8 +39,8 @@ struct FeedForwardBytes {
 };
 
 // `inner` F, `rows` R; a dense layer routes every token to its one expert, without a gate.
-FeedForwardBytes feed_forward_bytes(
-    const Sizes& s, int64_t inner, int64_t rows, int64_t experts, bool has_adapters) {
+FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows, int64_t experts,
+                                    bool has_adapters) {
   const bool is_moe = experts > 1;
   FeedForwardBytes bytes;
   bytes.kept = kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
@@ -70,8 +70,7 @@ struct Trained {
   int64_t copied = 0;   // of those that train, what has a copy in bf16
 };
 
-Trained what_trains(const model::ModelConfig& config,
-                    const TrainSettings& settings,
+Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings,
                     const dist::Layout& layout) {
   model::Llama shapes = model::Llama::without_weights(config, layout);
   shapes.add_lora(settings.lora, 0);
@@ -100,8 +99,7 @@ Trained what_trains(const model::ModelConfig& config,
 }
 
 // What gather_experts.h takes for the time of an evaluation.
-uint64_t gathered_bytes(const model::ModelConfig& config,
-                        const TrainSettings& settings,
+uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
                         const dist::Layout& layout) {
   return settings.evaluation.any() && layout.group() > 1
              ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all)
@@ -111,28 +109,20 @@ uint64_t gathered_bytes(const model::ModelConfig& config,
 // Bytes above weights, moments and program while a step runs, at each moment that may be the most.
 class StepWalk {
  public:
-  StepWalk(const model::ModelConfig& config,
-           const TrainSettings& settings,
-           const route::RouterSettings& router,
-           int64_t tokens,
-           const Trained& trained,
+  StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
+           const route::RouterSettings& router, int64_t tokens, const Trained& trained,
            int64_t group)
       : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
     const int64_t here = (tokens + group - 1) / group;
-    sizes_ = {here,
-              config.hidden_size,
-              config.heads * config.head_dim,
-              config.kv_heads * config.head_dim,
-              bf16 ? 2 : kF32};
+    sizes_ = {here, config.hidden_size, config.heads * config.head_dim,
+              config.kv_heads * config.head_dim, bf16 ? 2 : kF32};
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       const bool is_moe = config.is_moe_layer(layer);
       layers_.push_back(
-          feed_forward_bytes(sizes_,
-                             is_moe ? config.moe->expert_width : config.intermediate_size,
+          feed_forward_bytes(sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
                              is_moe ? routed_rows(router, here, config.moe->experts) : here,
-                             is_moe ? config.moe->experts : 1,
-                             settings.lora.is_on("ffn")));
+                             is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
     }
     const bool accumulates = *settings.global_batch > *settings.micro_batch;
     walk(accumulates ? kF32 * trained.trained : 0);
@@ -217,11 +207,8 @@ int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t
   return static_cast<int64_t>(std::min(rows, all));
 }
 
-MemoryPlan plan_memory(const model::ModelConfig& config,
-                       const TrainSettings& settings,
-                       const route::RouterSettings& router,
-                       int64_t tokens,
-                       uint64_t program,
+MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
+                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
                        const dist::Layout& layout) {
   const Trained trained = what_trains(config, settings, layout);
   const StepWalk step(config, settings, router, tokens, trained, layout.group());

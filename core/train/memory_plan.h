@@ -36,11 +36,8 @@ struct MemoryPlan {
 // expert-parallel group have equal parts, and a process that takes `program` now. Routers without a
 // capacity route as many rows as their text says; a top-p or ReLU router is taken as one that has
 // learned nothing, which is when it routes most (README.md of core has the letters).
-MemoryPlan plan_memory(const model::ModelConfig& config,
-                       const TrainSettings& settings,
-                       const route::RouterSettings& router,
-                       int64_t tokens,
-                       uint64_t program,
+MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
+                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
                        const dist::Layout& layout = {});
 
 // Rows that a layer of experts routes of `tokens` tokens, as above.

@@ -40,8 +40,7 @@ std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parame
   return slices;
 }
 
-AdamW::AdamW(const std::vector<model::NamedParameter>& parameters,
-             const AdamWSettings& settings,
+AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
              uint64_t seed)
     : AdamW(whole_slices(parameters), settings, seed) {}
 
@@ -52,9 +51,7 @@ AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, ui
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
     Group& group = is_decayed(slice, settings) ? decayed_ : kept_;
-    group.slots.push_back({slice,
-                           weight,
-                           at::zeros_like(weight, type),
+    group.slots.push_back({slice, weight, at::zeros_like(weight, type),
                            at::zeros_like(weight, type),
                            at::zeros({}, weight.options().device(at::kCPU)),
                            Random(seed, "exp_avg." + slice.name).bits(),
@@ -132,38 +129,22 @@ void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint6
     const Tensor kept_m = mean.narrow(0, begin, length), kept_v = square.narrow(0, begin, length);
     m.copy_(kept_m);
     v.copy_(kept_v);
-    update({weight.narrow(0, begin, length)},
-           {gradient.narrow(0, begin, length)},
-           {m},
-           {v},
-           {slot.updates},
-           lr,
-           weight_decay);
+    update({weight.narrow(0, begin, length)}, {gradient.narrow(0, begin, length)}, {m}, {v},
+           {slot.updates}, lr, weight_decay);
     const int64_t place = slot.slice.begin + begin;
     kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), place);
     kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), place);
   }
 }
 
-void AdamW::update(const std::vector<Tensor>& weights,
-                   const std::vector<Tensor>& gradients,
-                   const std::vector<Tensor>& means,
-                   const std::vector<Tensor>& squares,
-                   const std::vector<Tensor>& updates,
-                   double lr,
-                   double weight_decay) const {
+void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients,
+                   const std::vector<Tensor>& means, const std::vector<Tensor>& squares,
+                   const std::vector<Tensor>& updates, double lr, double weight_decay) const {
   if (weights.front().is_cuda()) {
     for (size_t i = 0; i < weights.size(); ++i) {
-      kernels::adamw_(gradients[i],
-                      weights[i],
-                      means[i],
-                      squares[i],
+      kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
                       kernels::kept_copy(weights[i]),
-                      {lr,
-                       settings_.beta1,
-                       settings_.beta2,
-                       settings_.eps,
-                       weight_decay,
+                      {lr, settings_.beta1, settings_.beta2, settings_.eps, weight_decay,
                        updates[i].to(at::kLong).item<int64_t>()},
                       /*gradient_scale=*/{});
       weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
@@ -171,17 +152,9 @@ void AdamW::update(const std::vector<Tensor>& weights,
     }
     return;
   }
-  at::_fused_adamw_(weights,
-                    gradients,
-                    means,
-                    squares,
-                    /*max_exp_avg_sqs=*/{},
-                    updates,
-                    lr,
-                    settings_.beta1,
-                    settings_.beta2,
-                    weight_decay,
-                    settings_.eps,
+  at::_fused_adamw_(weights, gradients, means, squares,
+                    /*max_exp_avg_sqs=*/{}, updates, lr, settings_.beta1, settings_.beta2,
+                    weight_decay, settings_.eps,
                     /*amsgrad=*/false,
                     /*maximize=*/false);
 }
@@ -204,8 +177,7 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
   return std::sqrt(sum.item<double>());
 }
 
-void clip_gradients(const std::vector<model::NamedParameter>& parameters,
-                    double norm,
+void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
                     double max_norm) {
   const double scale = max_norm / (norm + 1e-6);
   if (max_norm <= 0 || scale >= 1) {

@@ -41,8 +41,7 @@ class AdamW {
   // `seed`: of the rounding of moments in bf16, which the place in the whole parameter then
   // decides. The gradient of a slice is that of its `values`.
   AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed = 0);
-  AdamW(const std::vector<model::NamedParameter>& parameters,
-        const AdamWSettings& settings,
+  AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSettings& settings,
         uint64_t seed = 0);
 
   // One update of every parameter that has a gradient, as torch does: one without keeps its moments
@@ -69,13 +68,9 @@ class AdamW {
   // One parameter whose moments are bf16, for the t-th time.
   void step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const;
   // One pass over each.
-  void update(const std::vector<at::Tensor>& weights,
-              const std::vector<at::Tensor>& gradients,
-              const std::vector<at::Tensor>& means,
-              const std::vector<at::Tensor>& squares,
-              const std::vector<at::Tensor>& updates,
-              double lr,
-              double weight_decay) const;
+  void update(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
+              const std::vector<at::Tensor>& means, const std::vector<at::Tensor>& squares,
+              const std::vector<at::Tensor>& updates, double lr, double weight_decay) const;
 
   AdamWSettings settings_;
   Group decayed_, kept_;
@@ -87,8 +82,7 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters);
 
 // As torch.nn.utils.clip_grad_norm_: scales all gradients by max_norm / (norm + 1e-6) where that is
 // below 1. `norm` is gradient_norm's; max_norm 0 = never.
-void clip_gradients(const std::vector<model::NamedParameter>& parameters,
-                    double norm,
+void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
                     double max_norm);
 
 }  // namespace moe::train

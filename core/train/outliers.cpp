@@ -41,11 +41,7 @@ std::string judge_value(std::vector<double>& values, const char* name, double va
       why = fmt::format(
           "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
           "the last {} steps",
-          name,
-          value,
-          (value - spread.mean) / spread.deviation,
-          spread.mean,
-          values.size());
+          name, value, (value - spread.mean) / spread.deviation, spread.mean, values.size());
       entered = bound;
     }
   }
@@ -71,8 +67,7 @@ std::optional<std::string> judge_step(OutlierWindow& window, double loss, double
     why += fmt::format(
         "; it is the {}th in a row, so this is taken for the new level: the next {} "
         "steps are not judged",
-        kMostOutliersInARow,
-        kOutlierStart - 1);
+        kMostOutliersInARow, kOutlierStart - 1);
   }
   return why;
 }

@@ -45,23 +45,19 @@ std::string clock_text(double seconds) {
 }
 
 std::string fact(const std::string& name, const std::string& value, const std::string& note = "") {
-  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n",
-                     html(name),
-                     html(value),
+  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", html(name), html(value),
                      note.empty() ? "" : " <small>" + html(note) + "</small>");
 }
 
 std::string facts(const History& history, std::optional<double> steps) {
   std::string out =
-      fact("Steps",
-           grouped(history.steps),
+      fact("Steps", grouped(history.steps),
            steps && *steps < 1e15 ? "of " + grouped(static_cast<int64_t>(*steps)) : "");
   for (const auto& [title, curve] : {std::pair("Loss", "loss"), {"Held out", "held_out_loss"}}) {
     const auto found = history.curves().find(curve);
     if (found != history.curves().end()) {
       const auto& [first, last] = std::pair(found->second.first, found->second.last);
-      out += fact(title,
-                  fmt::format("{:.4f}", last.value),
+      out += fact(title, fmt::format("{:.4f}", last.value),
                   first.step == last.step ? "" : fmt::format("from {:.4f}", first.value));
     }
   }
@@ -76,10 +72,8 @@ std::string notes(const History& history, const std::vector<Json>& starts) {
     out += fmt::format(
         "<li class=\"warn\">{} step{} skipped ({} by a loss or gradient that was no number, {} as "
         "outliers): {}{}</li>\n",
-        grouped(history.skipped_count),
-        history.skipped_count == 1 ? "" : "s",
-        history.skipped_count - history.skipped_outliers,
-        history.skipped_outliers,
+        grouped(history.skipped_count), history.skipped_count == 1 ? "" : "s",
+        history.skipped_count - history.skipped_outliers, history.skipped_outliers,
         fmt::join(history.skipped, ", "),
         history.skipped_count > std::ssize(history.skipped) ? ", .." : "");
   }
@@ -117,11 +111,11 @@ std::string curve_rows(const History& history) {
   for (const auto& panel : panels_of(history)) {
     for (const auto& line : panel.lines) {
       const std::string name = line.name.empty() ? panel.title : panel.title + ", " + line.name;
-      out += row(panel.unit.empty() ? name : fmt::format("{} ({})", name, panel.unit),
-                 {number(line.curve->first.value * panel.scale),
-                  number(line.curve->last.value * panel.scale),
-                  at_step(line.curve->least, panel.scale),
-                  at_step(line.curve->largest, panel.scale)});
+      out +=
+          row(panel.unit.empty() ? name : fmt::format("{} ({})", name, panel.unit),
+              {number(line.curve->first.value * panel.scale),
+               number(line.curve->last.value * panel.scale),
+               at_step(line.curve->least, panel.scale), at_step(line.curve->largest, panel.scale)});
     }
   }
   return out;
@@ -198,8 +192,7 @@ std::string samples(const fs::path& file) {
     }
     out += "<article class=\"sample\"><p class=\"prompt\">" + html(prompt) + "</p>\n<dl>\n";
     for (const auto* sample : a_few(of_prompt)) {
-      out += fmt::format("<div><dt>step {}</dt><dd>{}</dd></div>\n",
-                         grouped(sample->step),
+      out += fmt::format("<div><dt>step {}</dt><dd>{}</dd></div>\n", grouped(sample->step),
                          sample->text.empty() ? "<i>nothing</i>" : html(trimmed(sample->text)));
     }
     out += "</dl></article>\n";
@@ -282,18 +275,18 @@ std::string report_page(const fs::path& run, const History& history) {
   const std::vector<Json> starts = read_starts(run / "starts.jsonl");
   const std::string name = fs::weakly_canonical(run).filename().string();
   const bool is_done = fs::exists(run / "final");
-  return fill(kReportPage,
-              {{"name", html(name)},
-               {"state", is_done ? "finished" : "not finished"},
-               {"written", html(time_text())},
-               {"facts", facts(history, number_in(toml, "steps"))},
-               {"notes", notes(history, starts)},
-               {"numbers", numbers(history)},
-               {"samples", samples(run / "samples.jsonl")},
-               {"about", about(starts)},
-               {"settings", settings(toml)},
-               {"data",
-                json_in_script(report_data(history, number_in(toml, "clip"))
+  return fill(
+      kReportPage,
+      {{"name", html(name)},
+       {"state", is_done ? "finished" : "not finished"},
+       {"written", html(time_text())},
+       {"facts", facts(history, number_in(toml, "steps"))},
+       {"notes", notes(history, starts)},
+       {"numbers", numbers(history)},
+       {"samples", samples(run / "samples.jsonl")},
+       {"about", about(starts)},
+       {"settings", settings(toml)},
+       {"data", json_in_script(report_data(history, number_in(toml, "clip"))
                                    .dump(-1, ' ', false, OrderedJson::error_handler_t::replace))}});
 }
 

@@ -16,8 +16,7 @@ namespace moe::train {
 std::string report_page(const std::filesystem::path& run, const History& history);
 
 // The same as the file `out`, whole or not at all. UserError when it cannot be written.
-void write_report(const std::filesystem::path& run,
-                  const History& history,
+void write_report(const std::filesystem::path& run, const History& history,
                   const std::filesystem::path& out);
 
 }  // namespace moe::train

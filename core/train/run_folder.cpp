@@ -29,8 +29,8 @@ std::string read_text(const fs::path& file) {
 
 // The "key = value" lines of a recipe of ours, but for keys that change no number.
 std::map<std::string, std::string> values_of(const std::string& toml) {
-  static const std::set<std::string> free = {
-      "save-every", "save-minutes", "keep", "keep-every", "threads", "cache"};
+  static const std::set<std::string> free = {"save-every", "save-minutes", "keep",
+                                             "keep-every", "threads",      "cache"};
   std::map<std::string, std::string> values;
   std::istringstream lines(toml);
   for (std::string line; std::getline(lines, line);) {
@@ -96,8 +96,8 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force)
         run_.string());
   }
   if (lies_in(model, run_)) {
-    throw UserError(
-        "{}: the model {} lies inside it; give another -o", run_.string(), model.string());
+    throw UserError("{}: the model {} lies inside it; give another -o", run_.string(),
+                    model.string());
   }
 }
 
@@ -117,8 +117,7 @@ RunState RunFolder::state(const std::string& settings_toml) const {
     throw UserError(
         "{}: a run with other settings is there ({}); give the same to go on, another -o, or "
         "--force to begin anew",
-        run_.string(),
-        fmt::join(differing, "; "));
+        run_.string(), fmt::join(differing, "; "));
   }
   return fs::exists(run_ / "final") ? RunState::kDone : RunState::kGoesOn;
 }
@@ -131,14 +130,8 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   }
   lock_ = io::lock_folder(run_, run_);
   if (state == RunState::kNew) {
-    for (const char* name : {kSettings,
-                             "metrics.jsonl",
-                             "samples.jsonl",
-                             "starts.jsonl",
-                             "report.html",
-                             "checkpoints",
-                             "final",
-                             "final.partial"}) {
+    for (const char* name : {kSettings, "metrics.jsonl", "samples.jsonl", "starts.jsonl",
+                             "report.html", "checkpoints", "final", "final.partial"}) {
       fs::remove_all(run_ / name);
     }
   }
@@ -195,8 +188,8 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
     if (!damage) {
       return checkpoint(step);
     }
-    damaged.push_back(fmt::format(
-        "{}: {}; the checkpoint before it is used", checkpoint(step).string(), *damage));
+    damaged.push_back(fmt::format("{}: {}; the checkpoint before it is used",
+                                  checkpoint(step).string(), *damage));
   }
   return std::nullopt;
 }

@@ -38,8 +38,7 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     plan.notes.push_back(
         fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
                     "routers without noise",
-                    moe.router_jitter,
-                    settings.model.string()));
+                    moe.router_jitter, settings.model.string()));
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
   // Whatever the folder stores, settings.toml makes this router again.
@@ -51,13 +50,9 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
 }
 
 // Who does what.
-dist::Layout plan_layout(const RunPlan& plan,
-                         const model::ModelConfig& config,
-                         int64_t processes,
+dist::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config, int64_t processes,
                          int64_t rank) {
-  const dist::Layout layout = dist::make_layout(processes,
-                                                rank,
-                                                plan.settings.replicas,
+  const dist::Layout layout = dist::make_layout(processes, rank, plan.settings.replicas,
                                                 plan.is_moe ? plan.routing.ep_ranks : 1,
                                                 plan.is_moe ? config.moe->experts : 0);
   check_batches(plan.settings, layout);
@@ -95,8 +90,7 @@ void warn_of_memory(RunPlan& plan) {
     plan.notes.push_back(fmt::format(
         "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
         "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
-        static_cast<double>(more) / 1e9,
-        static_cast<double>(there) / 1e9));
+        static_cast<double>(more) / 1e9, static_cast<double>(there) / 1e9));
   }
 }
 
@@ -108,26 +102,17 @@ void check_batches(const TrainSettings& settings, const dist::Layout& layout) {
     throw UserError(
         "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
         "give a multiple of {}",
-        *settings.global_batch,
-        batches,
-        *settings.micro_batch,
-        layout.replicas,
+        *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
         *settings.micro_batch * layout.replicas);
   }
 }
 
 data::BatchSettings batch_settings(const TrainSettings& settings) {
-  return {*settings.pack,
-          settings.shuffle,
-          *settings.seq_len,
-          *settings.micro_batch,
-          settings.seed,
-          settings.pack_mask};
+  return {*settings.pack,        settings.shuffle, *settings.seq_len,
+          *settings.micro_batch, settings.seed,    settings.pack_mask};
 }
 
-Prepared prepare(const TrainSettings& settings,
-                 const TrainCallbacks& callbacks,
-                 int64_t processes,
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks, int64_t processes,
                  int64_t rank) {
   check_numbers(settings);
   check_data_named(settings);
@@ -138,10 +123,7 @@ Prepared prepare(const TrainSettings& settings,
   plan.settings = settings;
   plan_routing(plan, config);
   run.examples =
-      read_data(settings,
-                run.checkpoint,
-                config.vocab_size,
-                {[&](int64_t count, int64_t tokens) {
+      read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
                   if (callbacks.stop_requested()) {
                     throw Interrupted("stopped while the data were read, nothing was saved");
                   }
@@ -167,12 +149,8 @@ Prepared prepare(const TrainSettings& settings,
   }
   plan.parameters = model::count_parameters(config).total;
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
-  plan.memory = plan_memory(config,
-                            plan.settings,
-                            plan.routing.router,
-                            plan.group_tokens,
-                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(),
-                            plan.layout);
+  plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
+                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
   warn_of_memory(plan);
   return run;
 }

@@ -58,10 +58,8 @@ struct Prepared {
 // UserError: what check_numbers, the readers and held_out.h say, --router on a dense folder.
 // Interrupted: stop_requested said so while the data were read.
 // `rank` of `processes` is this process.
-Prepared prepare(const TrainSettings& settings,
-                 const TrainCallbacks& callbacks,
-                 int64_t processes = 1,
-                 int64_t rank = 0);
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
+                 int64_t processes = 1, int64_t rank = 0);
 
 // UserError where the replicas of `layout` cannot take the same number of a step's micro-batches.
 void check_batches(const TrainSettings& settings, const dist::Layout& layout);

@@ -81,9 +81,7 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan)
   return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
 }
 
-RunStart begin_run(RunFolder& folder,
-                   RunPlan& plan,
-                   const io::Checkpoint& checkpoint,
+RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                    dist::Comm& everybody) {
   RunStart start;
   dist::together(everybody, [&] {

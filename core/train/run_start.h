@@ -19,9 +19,7 @@ struct RunStart {
 // Decides, checks the disk and begins RUN: settings.toml and a line of starts.jsonl. Puts into
 // `plan` the first step and notes of what was found. Every rank calls it. UserError: what
 // RunFolder::state() says, too little space.
-RunStart begin_run(RunFolder& folder,
-                   RunPlan& plan,
-                   const io::Checkpoint& checkpoint,
+RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                    dist::Comm& everybody);
 
 // Of one checkpoint: a model folder, and of every parameter the weight in f32 and two moments.

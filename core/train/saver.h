@@ -15,8 +15,7 @@ class Saver {
  public:
   // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
   // another thread.
-  Saver(const io::Checkpoint& parent,
-        dist::World& world,
+  Saver(const io::Checkpoint& parent, dist::World& world,
         std::function<void(const std::filesystem::path&)> on_saved);
   ~Saver();  // waits; a failure that nobody asked for is lost with it
   Saver(const Saver&) = delete;

@@ -23,8 +23,8 @@ constexpr Name kNames[] = {{ScheduleKind::kCosine, "cosine"},
 double progress(int64_t step, int64_t first, int64_t last) {
   return last <= first
              ? 0.0
-             : std::clamp(
-                   static_cast<double>(step - first) / static_cast<double>(last - first), 0.0, 1.0);
+             : std::clamp(static_cast<double>(step - first) / static_cast<double>(last - first),
+                          0.0, 1.0);
 }
 
 }  // namespace

@@ -27,16 +27,12 @@ void check_count(const std::optional<int64_t>& value, const char* flag, int64_t 
 }
 
 void check_not_negative(double value, const char* flag) {
-  require(std::isfinite(value) && value >= 0,
-          flag,
-          fmt::format("{}", value),
+  require(std::isfinite(value) && value >= 0, flag, fmt::format("{}", value),
           "must be 0 or a positive number");
 }
 
 void check_deviations(double value, const char* flag) {
-  require(std::isfinite(value) && value >= 1,
-          flag,
-          fmt::format("{}", value),
+  require(std::isfinite(value) && value >= 1, flag, fmt::format("{}", value),
           "must be a number of standard deviations of at least 1; 6 is usual");
 }
 
@@ -61,8 +57,7 @@ void resolve_batches(TrainSettings& settings) {
     throw UserError(
         "--global-batch {} is no multiple of --micro-batch {}; a step is a whole number of "
         "micro-batches",
-        *settings.global_batch,
-        *settings.micro_batch);
+        *settings.global_batch, *settings.micro_batch);
   }
 }
 
@@ -75,14 +70,13 @@ void resolve_length(TrainSettings& settings, int64_t longest) {
     throw UserError(
         "--seq-len {}: the model was made for {} positions (max_position_embeddings in "
         "config.json); give at most that",
-        *settings.seq_len,
-        longest);
+        *settings.seq_len, longest);
   }
 }
 
 std::string quote(const std::string& text) {
-  return Json(text).dump(
-      -1, ' ', false, Json::error_handler_t::replace);  // JSON's escapes are TOML's
+  return Json(text).dump(-1, ' ', false,
+                         Json::error_handler_t::replace);  // JSON's escapes are TOML's
 }
 
 std::string quote_list(const std::vector<std::string>& texts) {
@@ -209,17 +203,13 @@ void check_numbers(const TrainSettings& settings) {
   check_count(settings.keep, "--keep");
   check_count(settings.keep_every, "--keep-every", 0);
   if (settings.save_minutes) {
-    require(std::isfinite(*settings.save_minutes) && *settings.save_minutes > 0,
-            "--save-minutes",
-            fmt::format("{}", *settings.save_minutes),
-            "must be more than 0");
+    require(std::isfinite(*settings.save_minutes) && *settings.save_minutes > 0, "--save-minutes",
+            fmt::format("{}", *settings.save_minutes), "must be more than 0");
   }
   check_count(settings.warmup, "--warmup", 0);
   if (settings.epochs) {
     require(std::isfinite(*settings.epochs) && *settings.epochs > 0 && *settings.epochs < 1e9,
-            "--epochs",
-            fmt::format("{}", *settings.epochs),
-            "must be a positive number");
+            "--epochs", fmt::format("{}", *settings.epochs), "must be a positive number");
   }
   check_not_negative(settings.lr, "--lr");
   check_not_negative(settings.min_lr.value_or(0), "--min-lr");
@@ -236,8 +226,7 @@ void check_numbers(const TrainSettings& settings) {
   }
   if (settings.min_lr && *settings.min_lr > settings.lr) {
     throw UserError("--min-lr {} is above --lr {}; the rate falls from the one to the other",
-                    *settings.min_lr,
-                    settings.lr);
+                    *settings.min_lr, settings.lr);
   }
   if (settings.compute.precision == model::Precision::kTf32 && !settings.on_cuda) {
     throw UserError(
@@ -250,8 +239,7 @@ void check_numbers(const TrainSettings& settings) {
   check_evaluation(settings.evaluation);
 }
 
-TrainSettings resolve(TrainSettings settings,
-                      const model::ModelConfig& config,
+TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples) {
   check_numbers(settings);
   resolve_batches(settings);

@@ -74,8 +74,7 @@ struct TrainSettings {
 
 // Closes what is open but for router and steps (they need model and data) and checks every number.
 // UserError names the flag.
-TrainSettings resolve(TrainSettings settings,
-                      const model::ModelConfig& config,
+TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples);
 
 // UserError names the flag for numbers that no run can have; resolve() calls it, call it before

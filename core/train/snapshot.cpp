@@ -59,14 +59,11 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
   if (!json.is_object()) {
     throw UserError("{}: must be an object", where);
   }
-  OutlierWindow window{read_values(json, "losses", where),
-                       read_values(json, "norms", where),
+  OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
                        get_int(json, "in_a_row", where, 0)};
   if (window.losses.size() != window.norms.size()) {
-    throw UserError("{}: {} losses and {} norms are not of the same steps",
-                    where,
-                    window.losses.size(),
-                    window.norms.size());
+    throw UserError("{}: {} losses and {} norms are not of the same steps", where,
+                    window.losses.size(), window.norms.size());
   }
   return window;
 }
@@ -120,8 +117,7 @@ void write_slices(const fs::path& file, const std::vector<Slice>& slices) {
   io::SafetensorsPatch patch(file);
   for (const auto& slice : slices) {
     const Tensor& values = slice.values;
-    patch.write(slice.name,
-                static_cast<uint64_t>(slice.begin) * values.element_size(),
+    patch.write(slice.name, static_cast<uint64_t>(slice.begin) * values.element_size(),
                 {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
   }
   patch.finish();
@@ -137,11 +133,8 @@ void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& want
     const auto found = types.find(name);
     if (found != types.end() && found->second != stored_type(tensor)) {
       const bool is_moment = name.starts_with("exp_avg");
-      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}",
-                      file.path().string(),
-                      name,
-                      io::dtype_name(found->second),
-                      io::dtype_name(stored_type(tensor)),
+      throw UserError("{}: '{}' is {}, this run keeps it in {}; {}", file.path().string(), name,
+                      io::dtype_name(found->second), io::dtype_name(stored_type(tensor)),
                       is_moment ? "give the --optimizer-state that it was saved with, or begin a "
                                   "new run from the folder's weights"
                                 : "it is another run's");
@@ -151,11 +144,9 @@ void check_types(const io::SafetensorsFile& file, const std::vector<Slice>& want
 
 }  // namespace
 
-Snapshot::Snapshot(const model::Llama& model,
-                   const AdamW& optimizer,
+Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
                    const model::RoutingOptions& routing,
-                   const model::LossCoefficients& coefficients,
-                   const Position& position)
+                   const model::LossCoefficients& coefficients, const Position& position)
     : model_(model.clone_to(at::kCPU)),
       routing_(routing),
       coefficients_(coefficients),
@@ -186,18 +177,14 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
     throw UserError(
         "{}: has no {}, so training cannot go on from it bit for bit; start a new run from it "
         "instead (moe train {} -o ANOTHER)",
-        folder.string(),
-        fs::exists(folder / kTensors) ? kPosition : kTensors,
-        folder.string());
+        folder.string(), fs::exists(folder / kTensors) ? kPosition : kTensors, folder.string());
   }
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
   if (model.layout().is_speaker() && file.tensors().size() != wanted.size()) {
     throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
-                    file.path().string(),
-                    file.tensors().size(),
-                    wanted.size());
+                    file.path().string(), file.tensors().size(), wanted.size());
   }
   check_types(file, wanted);
   for (const auto& [name, tensor, shape, begin] : wanted) {
@@ -205,9 +192,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
     const size_t element = tensor.element_size();
     if (all.size() != static_cast<size_t>(c10::multiply_integers(shape)) * element) {
       throw UserError("{}: '{}' has {} bytes, this model wants {}; it is another run's",
-                      file.path().string(),
-                      name,
-                      all.size(),
+                      file.path().string(), name, all.size(),
                       static_cast<size_t>(c10::multiply_integers(shape)) * element);
     }
     const auto bytes = all.subspan(static_cast<size_t>(begin) * element, tensor.nbytes());

@@ -40,19 +40,15 @@ struct Position {
 class Snapshot {
  public:
   // `optimizer`: of the slices that this process of `layout` updates.
-  Snapshot(const model::Llama& model,
-           const AdamW& optimizer,
-           const model::RoutingOptions& routing,
-           const model::LossCoefficients& coefficients,
-           const Position& position);
+  Snapshot(const model::Llama& model, const AdamW& optimizer, const model::RoutingOptions& routing,
+           const model::LossCoefficients& coefficients, const Position& position);
 
   // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
   // tokenizer files and the config's other keys. UserError when the disk is full.
   //
   // Every process of `world` calls it and writes what it updates, each tensor under its name and
   // expert in the whole model: the bytes do not tell how many processes there were.
-  void write(const io::Checkpoint& parent,
-             const std::filesystem::path& out,
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out,
              dist::World& world) const;
 
  private:

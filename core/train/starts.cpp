@@ -34,13 +34,9 @@ std::string machine() {
   ::uname(&system);
   const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
   const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
-  return fmt::format("{}, {} cores, {} of memory, {} {} {}",
-                     processor_name(),
-                     ::sysconf(_SC_NPROCESSORS_ONLN),
-                     io::size_text(pages * page_bytes),
-                     system.sysname,
-                     system.release,
-                     system.machine);
+  return fmt::format("{}, {} cores, {} of memory, {} {} {}", processor_name(),
+                     ::sysconf(_SC_NPROCESSORS_ONLN), io::size_text(pages * page_bytes),
+                     system.sysname, system.release, system.machine);
 }
 
 }  // namespace
@@ -49,21 +45,14 @@ std::string time_text() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   std::tm utc{};
   ::gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC",
-                     utc.tm_year + 1900,
-                     utc.tm_mon + 1,
-                     utc.tm_mday,
-                     utc.tm_hour,
-                     utc.tm_min);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", utc.tm_year + 1900, utc.tm_mon + 1,
+                     utc.tm_mday, utc.tm_hour, utc.tm_min);
 }
 
 OrderedJson describe_start(int64_t step) {
-  return {{"step", step},
-          {"time", time_text()},
-          {"moe", kVersion},
-          {"libtorch", TORCH_VERSION},
-          {"machine", machine()},
-          {"threads", at::get_num_threads()}};
+  return {{"step", step},         {"time", time_text()},
+          {"moe", kVersion},      {"libtorch", TORCH_VERSION},
+          {"machine", machine()}, {"threads", at::get_num_threads()}};
 }
 
 void append_start(const std::filesystem::path& file, const OrderedJson& start) {

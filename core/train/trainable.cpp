@@ -12,8 +12,8 @@ namespace moe::train {
 namespace {
 
 const std::vector<std::string>& groups() {
-  static const std::vector<std::string> names = {
-      "experts", "router", "attention", "dense", "norms", "embeddings"};
+  static const std::vector<std::string> names = {"experts", "router", "attention",
+                                                 "dense",   "norms",  "embeddings"};
   return names;
 }
 
@@ -60,14 +60,13 @@ void check_words(const std::vector<std::string>& words) {
   for (const auto& word : words) {
     const auto stars = std::count(word.begin(), word.end(), '*');
     if (stars > kMostStars) {
-      throw UserError(
-          "--train '{}': a pattern may have {} stars, this has {}", word, kMostStars, stars);
+      throw UserError("--train '{}': a pattern may have {} stars, this has {}", word, kMostStars,
+                      stars);
     }
     if (stars == 0 && std::find(groups().begin(), groups().end(), word) == groups().end()) {
       const std::string near = nearest_name(word, groups());
       throw UserError("--train '{}' is unknown{}; known: {}, or a pattern like model.layers.0.*",
-                      word,
-                      near.empty() ? "" : ", did you mean '" + near + "'?",
+                      word, near.empty() ? "" : ", did you mean '" + near + "'?",
                       fmt::join(groups(), ", "));
     }
   }
@@ -75,8 +74,7 @@ void check_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
-bool keeps_copy(const model::NamedParameter& parameter,
-                const model::ModelConfig& config,
+bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings) {
   const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
   return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
@@ -119,9 +117,7 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
   for (const auto& word : words) {
     if (used.count(word) == 0) {
       throw UserError("--train '{}' names nothing in this model, whose parameters go from {} to {}",
-                      word,
-                      all.front().name,
-                      all.back().name);
+                      word, all.front().name, all.back().name);
     }
   }
   return chosen;

@@ -21,8 +21,7 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
 // Whether a parameter that trains keeps a bf16 copy (kernels/rounded_weight.h): the matrices of a
 // run in bf16 on cards, but routers, whose products are in f32, and an embedding that is only
 // looked up. Not where layers are computed again: that run is short of memory.
-bool keeps_copy(const model::NamedParameter& parameter,
-                const model::ModelConfig& config,
+bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings);
 
 // The layer of a parameter of that name; -1 for those outside of layers.

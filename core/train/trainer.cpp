@@ -31,8 +31,7 @@ namespace moe::train {
 namespace {
 
 // The model of a run, with weights as `checkpoint` has them.
-model::Llama load_model(const io::Checkpoint& checkpoint,
-                        const TrainSettings& settings,
+model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
                         dist::World& world) {
   model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
   model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
@@ -47,14 +46,9 @@ model::Llama load_model(const io::Checkpoint& checkpoint,
 // One run, from the first batch to RUN/final.
 class Run {
  public:
-  Run(const RunPlan& plan,
-      const data::Examples& examples,
-      const io::Checkpoint& parent,
-      const RunFolder& folder,
-      const RunStart& start,
-      Evaluator& evaluator,
-      const TrainCallbacks& callbacks,
-      dist::World& world)
+  Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
+      const RunFolder& folder, const RunStart& start, Evaluator& evaluator,
+      const TrainCallbacks& callbacks, dist::World& world)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
@@ -67,8 +61,8 @@ class Run {
         updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
         saver_(parent, world, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
-    schedule_ = {
-        settings.schedule, settings.lr, *settings.min_lr, settings.warmup, *settings.steps};
+    schedule_ = {settings.schedule, settings.lr, *settings.min_lr, settings.warmup,
+                 *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
       position_.lambda = settings.lambda.value_or(0);
@@ -125,13 +119,8 @@ class Run {
     if (speaks()) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
-    model::save_folder(model_,
-                       routing_,
-                       parent_,
-                       folder_.final_model(),
-                       /*force=*/true,
-                       world_.all,
-                       coefficients());
+    model::save_folder(model_, routing_, parent_, folder_.final_model(),
+                       /*force=*/true, world_.all, coefficients());
     report();
     callbacks_.on_saved(folder_.final_model());
   }
@@ -189,8 +178,8 @@ class Run {
     const data::StepBatches data = loader_->next();
     const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
     position_.cursor = data.cursor;
-    const AuxCoefficients coefficients{
-        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda};
+    const AuxCoefficients coefficients{settings.lb_coef.value_or(0),
+                                       settings.entropy_coef.value_or(0), position_.lambda};
     updater_.clear_gradients();
     const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
     const double norm = updater_.gradient_norm();
@@ -214,10 +203,8 @@ class Run {
   void move(StepRecord& record, double sparsity) {
     if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
       const bool is_loss = !std::isfinite(record.loss);
-      note_skipped(record,
-                   "not finite",
-                   fmt::format("the {} is {}",
-                               is_loss ? "loss" : "gradient norm",
+      note_skipped(record, "not finite",
+                   fmt::format("the {} is {}", is_loss ? "loss" : "gradient norm",
                                is_loss ? record.loss : record.grad_norm));
       skip(record.skipped_why);
     } else {
@@ -280,8 +267,7 @@ class Run {
     throw std::runtime_error(fmt::format(
         "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
         "help",
-        good + 1,
-        why,
+        good + 1, why,
         bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
         last ? "the last good checkpoint is " + last->string()
              : std::string("no checkpoint was saved before (--save-every)")));
@@ -335,8 +321,7 @@ class Run {
 
   // A loss that the router does not have is stored as off.
   model::LossCoefficients coefficients() const {
-    return {plan_.settings.lb_coef.value_or(0),
-            plan_.settings.entropy_coef.value_or(0),
+    return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
             is_relu() ? std::optional(position_.lambda) : std::nullopt};
   }
 
@@ -354,9 +339,7 @@ class Run {
     }
     throw Interrupted(
         fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
-                    position_.step,
-                    *plan_.settings.steps,
-                    out.string()));
+                    position_.step, *plan_.settings.steps, out.string()));
   }
 
   const RunPlan& plan_;
@@ -381,8 +364,7 @@ class Run {
 };
 
 // What makes a run the run it is: two ranks that differ in it would not compute one.
-std::string fingerprint(const RunPlan& plan,
-                        const data::Examples& examples,
+std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
                         const io::Checkpoint& checkpoint) {
   std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
   text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);

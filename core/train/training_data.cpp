@@ -36,10 +36,8 @@ bool adds_space(const io::Tokenizer& tokenizer) {
 
 data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
-  return {[words](std::string_view text) { return words->encode(text); },
-          tokenizer->bos_id(),
-          tokenizer->eos_id(),
-          adds_space(*tokenizer)};
+  return {[words](std::string_view text) { return words->encode(text); }, tokenizer->bos_id(),
+          tokenizer->eos_id(), adds_space(*tokenizer)};
 }
 
 SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
@@ -67,21 +65,17 @@ void check_data_named(const TrainSettings& settings) {
   }
 }
 
-data::Examples read_data(const TrainSettings& settings,
-                         const io::Checkpoint& checkpoint,
+data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines) {
   const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
   std::vector<std::string> notes;
-  data::Examples examples = data::open_or_tokenise({data::parse_sources(settings.data),
-                                                    read_settings(settings),
-                                                    vocab_size,
-                                                    checkpoint.folder() / "tokenizer.model",
-                                                    codec,
-                                                    data::cache_place(settings.cache),
-                                                    on_progress},
-                                                   notes);
+  data::Examples examples =
+      data::open_or_tokenise({data::parse_sources(settings.data), read_settings(settings),
+                              vocab_size, checkpoint.folder() / "tokenizer.model", codec,
+                              data::cache_place(settings.cache), on_progress},
+                             notes);
   lines = describe_data(examples);
   lines.insert(lines.end(), notes.begin(), notes.end());
   return examples;
@@ -91,10 +85,8 @@ std::vector<std::string> describe_data(const data::Examples& examples) {
   const double total = std::accumulate(examples.weights.begin(), examples.weights.end(), 0.0);
   std::vector<std::string> lines;
   for (size_t file = 0; file < examples.files.size(); ++file) {
-    lines.push_back(fmt::format("{}: {}; {} examples",
-                                examples.files[file],
-                                examples.forms.at(file),
-                                examples.ranges.at(file).count));
+    lines.push_back(fmt::format("{}: {}; {} examples", examples.files[file],
+                                examples.forms.at(file), examples.ranges.at(file).count));
     if (total > 0) {
       lines.back() +=
           fmt::format(", {:.4g} % of those drawn", 100 * examples.weights[file] / total);

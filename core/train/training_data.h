@@ -18,8 +18,7 @@ void check_data_named(const TrainSettings& settings);
 // file was found to be and where the tokens are; `on_progress` is called often, with the examples
 // and tokens made so far, and may throw.
 // UserError: what the readers of core/data say, a folder without tokenizer where text is met.
-data::Examples read_data(const TrainSettings& settings,
-                         const io::Checkpoint& checkpoint,
+data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines);

@@ -16,10 +16,8 @@ std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
 
 }  // namespace
 
-Updater::Updater(const std::vector<model::NamedParameter>& trained,
-                 const AdamWSettings& settings,
-                 uint64_t seed,
-                 dist::World* world)
+Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
+                 uint64_t seed, dist::World* world)
     : trained_(trained),
       shards_(world == nullptr ? std::nullopt : std::optional<RankShards>({trained, *world})),
       updated_(shards_ ? named(shards_->slices()) : trained),

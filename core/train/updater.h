@@ -13,10 +13,8 @@ namespace moe::train {
 class Updater {
  public:
   // `world`: of several processes, else nullptr; outlives the updater.
-  Updater(const std::vector<model::NamedParameter>& trained,
-          const AdamWSettings& settings,
-          uint64_t seed,
-          dist::World* world);
+  Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
+          uint64_t seed, dist::World* world);
 
   void clear_gradients();
   // The norm of all gradients that were added since clear_gradients(), over all processes; called

@@ -42,9 +42,7 @@ size_t lines_in(const std::string& text) {
 }
 
 // The rows of `analysis` without its head, each of which begins with the given words.
-void check_table(const Words& words,
-                 const std::string& head,
-                 const Words& rows,
+void check_table(const Words& words, const std::string& head, const Words& rows,
                  const std::string& settings = "") {
   const RunResult result = run_script(words, settings);
   CAPTURE(words, result.out, result.err);
@@ -67,26 +65,15 @@ TEST_CASE("Rectify-Router's tables at test are sweeps of its own k", "[cli][reci
   const TempDir folder;
   const std::string model = mixture(folder, "top2");
   const std::string value = "value ";
-  check_table(with({"table2", model}, kQuiz),
-              value,
+  check_table(with({"table2", model}, kQuiz), value,
               {"router=top2", "router=top2+ir", "router=top2+fr", "router=top2+ir+fr"});
   check_table(with({"table5", model}, kQuiz), value, {"ep-ranks=4", "ep-ranks=2", "ep-ranks=1"});
-  check_table(with({"table8", model}, kQuiz),
-              value,
-              {"router=top2,cf=2",
-               "router=top2,cf=1.5",
-               "router=top2,cf=1",
-               "router=top2+ir,cf=2",
-               "router=top2+ir,cf=1.5",
-               "router=top2+ir,cf=1"});
-  check_table(with({"table9", model}, kQuiz),
-              value,
-              {"router=top2,cf=2",
-               "router=top2,cf=2.5",
-               "router=top2,cf=3",
-               "router=top2+fr,cf=2",
-               "router=top2+fr,cf=2.5",
-               "router=top2+fr,cf=3"});
+  check_table(with({"table8", model}, kQuiz), value,
+              {"router=top2,cf=2", "router=top2,cf=1.5", "router=top2,cf=1", "router=top2+ir,cf=2",
+               "router=top2+ir,cf=1.5", "router=top2+ir,cf=1"});
+  check_table(with({"table9", model}, kQuiz), value,
+              {"router=top2,cf=2", "router=top2,cf=2.5", "router=top2,cf=3", "router=top2+fr,cf=2",
+               "router=top2+fr,cf=2.5", "router=top2+fr,cf=3"});
 }
 
 TEST_CASE("Dynamic MoE's tables read sources, tasks, layers and the vocabulary", "[cli][recipes]") {
@@ -97,8 +84,7 @@ TEST_CASE("Dynamic MoE's tables read sources, tasks, layers and the vocabulary",
                    "{\"text\": \"The opposite of big is small.\", \"source\": \"Wiki\"}\n"
                    "{\"text\": \"One two three four, big and small.\", \"source\": \"Book\"}\n");
   const Words text = {"--stats-text", file, "--threads", "1", "-q"};
-  check_table(with({"topp-fig2", model}, kQuiz),
-              "value ",
+  check_table(with({"topp-fig2", model}, kQuiz), "value ",
               {"p=0.1", "p=0.2", "p=0.3", "p=0.4", "p=0.5", "p=0.6", "p=0.7"});
   check_table(with({"topp-table2", model}, text), "source ", {"Wiki", "Book", "all"});
   check_table(with({"remoe-domains", model}, text), "source ", {"Wiki", "Book", "all"});
@@ -119,26 +105,12 @@ TEST_CASE("what training did is read from the run", "[cli][recipes]") {
   const TempDir folder;
   const std::string model = mixture(folder, "relu:k=1");
   const std::string run = (folder / "run").string();
-  REQUIRE(test::run_moe({"train",
-                         model,
-                         "-o",
-                         run,
-                         "--data",
-                         tiny("instruct.jsonl"),
-                         "--steps",
-                         "4",
-                         "--seq-len",
-                         "64",
-                         "--micro-batch",
-                         "1",
-                         "--threads",
-                         "1",
-                         "--save-every",
-                         "2",
-                         "-q"})
+  REQUIRE(test::run_moe({"train", model, "-o", run, "--data", tiny("instruct.jsonl"), "--steps",
+                         "4", "--seq-len", "64", "--micro-batch", "1", "--threads", "1",
+                         "--save-every", "2", "-q"})
               .exit_code == 0);
-  check_table(
-      {"remoe-sparsity", run}, "   step  sparsity ", {"      2", "      4", "      1"}, "EVERY=2");
+  check_table({"remoe-sparsity", run}, "   step  sparsity ", {"      2", "      4", "      1"},
+              "EVERY=2");
   test::write_file(folder / "text.txt", "The opposite of big is small.\n");
   const RunResult along = run_script(
       {"topp-fig3", run, "--stats-text", (folder / "text.txt").string(), "--threads", "1"});

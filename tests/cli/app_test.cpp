@@ -90,12 +90,9 @@ TEST_CASE("a recipe's mistakes are named", "[cli]") {
   moe::test::write_tiny_checkpoint(folder / "dense", {});
   const auto run_with = [&](const std::string& recipe) {
     moe::test::write_file(folder / "run.toml", recipe);
-    const auto result = run_moe({"upcycle",
-                                 (folder / "dense").string(),
-                                 "-o",
-                                 (folder / "out").string(),
-                                 "--config",
-                                 (folder / "run.toml").string()});
+    const auto result =
+        run_moe({"upcycle", (folder / "dense").string(), "-o", (folder / "out").string(),
+                 "--config", (folder / "run.toml").string()});
     CHECK(result.exit_code == 2);
     CHECK_FALSE(std::filesystem::exists(folder / "out"));
     return result.err;

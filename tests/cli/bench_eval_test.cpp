@@ -63,13 +63,8 @@ TEST_CASE("bench eval scores tasks, and says what a capacity drops", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
   const std::string model = (folder / "moe").string();
-  const auto made = run_moe({"upcycle",
-                             (shared_data() / "stories260K-hf").string(),
-                             "-o",
-                             model,
-                             "--router",
-                             "top1:cf=0.5",
-                             "--quiet"});
+  const auto made = run_moe({"upcycle", (shared_data() / "stories260K-hf").string(), "-o", model,
+                             "--router", "top1:cf=0.5", "--quiet"});
   INFO(made.err);
   REQUIRE(made.exit_code == 0);
   const std::string data = (shared_data() / "bench").string();

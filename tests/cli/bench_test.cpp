@@ -12,21 +12,9 @@
 namespace moe::test {
 namespace {
 
-const std::vector<std::string> kSmall = {"--tokens",
-                                         "96",
-                                         "--width",
-                                         "16",
-                                         "--inner",
-                                         "12",
-                                         "--experts",
-                                         "4",
-                                         "--repeats",
-                                         "3",
-                                         "--router",
-                                         "top1",
-                                         "topp:0.4",
-                                         "relu:k=1",
-                                         "top2+ir+fr"};
+const std::vector<std::string> kSmall = {
+    "--tokens",  "96", "--width",  "16",   "--inner",  "12",       "--experts", "4",
+    "--repeats", "3",  "--router", "top1", "topp:0.4", "relu:k=1", "top2+ir+fr"};
 
 std::vector<std::string> with(std::vector<std::string> first,
                               const std::vector<std::string>& rest) {
@@ -89,29 +77,14 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   TinyCheckpoint shape;
   shape.layers = 2;
   write_tiny_checkpoint(dir / "dense", shape);
-  REQUIRE(run_moe({"upcycle",
-                   (dir / "dense").string(),
-                   "-o",
-                   (dir / "moe").string(),
-                   "--experts",
-                   "4",
-                   "--layers",
-                   "all"})
+  REQUIRE(run_moe({"upcycle", (dir / "dense").string(), "-o", (dir / "moe").string(), "--experts",
+                   "4", "--layers", "all"})
               .exit_code == 0);
-  const std::vector<std::string> command = {"bench",
-                                            "train",
-                                            (dir / "moe").string(),
-                                            "--router",
-                                            "top1+ir+fr",
-                                            "--seq-len",
-                                            "16",
-                                            "--rows",
-                                            "2",
-                                            "--repeats",
-                                            "3",
-                                            "--threads",
-                                            "1",
-                                            "--json"};
+  const std::vector<std::string> command = {"bench",     "train",      (dir / "moe").string(),
+                                            "--router",  "top1+ir+fr", "--seq-len",
+                                            "16",        "--rows",     "2",
+                                            "--repeats", "3",          "--threads",
+                                            "1",         "--json"};
   const auto run = run_moe(command);
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
@@ -169,16 +142,8 @@ TEST_CASE("bench load holds one copy of the weights", "[cli]") {
 TEST_CASE("bench upcycle leaves nothing behind", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  const auto run = run_moe({"bench",
-                            "upcycle",
-                            (dir / "dense").string(),
-                            "-o",
-                            (dir / "out").string(),
-                            "--experts",
-                            "4",
-                            "--repeats",
-                            "1",
-                            "--json"});
+  const auto run = run_moe({"bench", "upcycle", (dir / "dense").string(), "-o",
+                            (dir / "out").string(), "--experts", "4", "--repeats", "1", "--json"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json json = parse_json(run.out, "bench");

@@ -22,22 +22,9 @@ const char* kPair = R"({"instruction": "Say", "output": "yes"})";
 
 RunResult train(const TempDir& dir, const std::string& file, const std::string& objective) {
   const auto model = moe::test::source_folder() / "recipes" / "tiny" / "model";
-  return run_moe({"train",
-                  model.string(),
-                  "-o",
-                  (dir / "run").string(),
-                  "--data",
-                  (dir / file).string(),
-                  "--objective",
-                  objective,
-                  "--steps",
-                  "1",
-                  "--micro-batch",
-                  "1",
-                  "--seq-len",
-                  "16",
-                  "--threads",
-                  "1"});
+  return run_moe({"train", model.string(), "-o", (dir / "run").string(), "--data",
+                  (dir / file).string(), "--objective", objective, "--steps", "1", "--micro-batch",
+                  "1", "--seq-len", "16", "--threads", "1"});
 }
 
 struct Fault {
@@ -68,39 +55,30 @@ TEST_CASE("every fault of a data file ends with code 2 and names file and line",
       {"a.jsonl", pair + "{\"instruction\": \"x\", \n", "a.jsonl line 2: broken JSON"},
       {"a.jsonl", pair + "\n\n{'instruction': 'x'}\n", "a.jsonl line 4: broken JSON"},
       {"a.json", "[" + pair + "," + pair, "a.json line 3: broken JSON: the file ends before its"},
-      {"a.jsonl",
-       pair + R"({"instruction": ["x"], "output": "y"})",
+      {"a.jsonl", pair + R"({"instruction": ["x"], "output": "y"})",
        "a.jsonl line 2: 'instruction' must be a string, is a list of 1"},
-      {"a.jsonl",
-       pair + R"({"instruction": "x", "output": null})",
+      {"a.jsonl", pair + R"({"instruction": "x", "output": null})",
        "a.jsonl line 2: 'output' must be a string, is null"},
       {"a.jsonl", pair + R"({"instruction": "x"})", "a.jsonl line 2: 'output' is missing"},
       {"a.jsonl", pair + "{\"instruction\": \"\xC3(\", \"output\": \"y\"}", "line 2: not UTF-8"},
-      {"a.jsonl",
-       pair + R"({"instruction": "\ud800", "output": "y"})",
+      {"a.jsonl", pair + R"({"instruction": "\ud800", "output": "y"})",
        "a.jsonl line 2: broken JSON"},
-      {"a.jsonl",
-       pair + R"({"instruction": "x", "output": "\udc00 y"})",
+      {"a.jsonl", pair + R"({"instruction": "x", "output": "\udc00 y"})",
        "a.jsonl line 2: broken JSON"},
       {"a.jsonl",
        pair + "{\"instruction\": \"\xED\xA0\x80\", \"output\": \"y\"}",  // the same in bytes
        "a.jsonl line 2: not UTF-8"},
-      {"a.jsonl",
-       pair + R"({"instruction": "x", "output": " \n\t"})",
+      {"a.jsonl", pair + R"({"instruction": "x", "output": " \n\t"})",
        "a.jsonl line 2: no response: 'output' is empty"},
-      {"a.jsonl",
-       R"({"messages": [{"role": "assistant", "content": "b"}]})",
+      {"a.jsonl", R"({"messages": [{"role": "assistant", "content": "b"}]})",
        "a.jsonl line 1, 'messages'[0]: the conversation starts with the answer"},
       {"a.jsonl",
        R"({"conversations": [{"from": "system", "value": "s"}, {"from": "gpt", "value": "b"}]})",
        "a.jsonl line 1, 'conversations'[1]: the conversation starts with the answer"},
-      {"a.json",
-       "[\r\n" + chat + ",\r\n{\"messages\": []}]",
+      {"a.json", "[\r\n" + chat + ",\r\n{\"messages\": []}]",
        "a.json line 4: no response: the conversation holds no answer"},
       {"a.txt", "good\n<|endoftext|>\n\xFF\n", "a.txt line 3: the document that starts", "lm"},
-      {"a.jsonl",
-       "{\"text\": \"good\"}\n{\"text\": \"\"}\n",
-       "line 2: the document is empty",
+      {"a.jsonl", "{\"text\": \"good\"}\n{\"text\": \"\"}\n", "line 2: the document is empty",
        "lm"},
       {"a.jsonl", "\xEF\xBB\xBF", "a.jsonl: the file is empty"},
   };
@@ -123,11 +101,10 @@ TEST_CASE("a byte order mark, Windows newlines, blank lines and a missing last n
   write_file(plain / "a.jsonl", pair + "\n" + other + "\n");
   REQUIRE(train(plain, "a.jsonl", "instruct").exit_code == 0);
   const std::string weights = read_file(plain / "run/final/model.safetensors");
-  for (const std::string& text : {"\xEF\xBB\xBF" + pair + "\n" + other + "\n",
-                                  pair + "\r\n" + other + "\r\n",
-                                  "\n" + pair + "\n\n \t\n" + other + "\n\n",
-                                  pair + "\n" + other,
-                                  "\xEF\xBB\xBF[\r\n" + pair + ",\r\n" + other + "\r\n]"}) {
+  for (const std::string& text :
+       {"\xEF\xBB\xBF" + pair + "\n" + other + "\n", pair + "\r\n" + other + "\r\n",
+        "\n" + pair + "\n\n \t\n" + other + "\n\n", pair + "\n" + other,
+        "\xEF\xBB\xBF[\r\n" + pair + ",\r\n" + other + "\r\n]"}) {
     const TempDir dir;
     write_file(dir / "a.jsonl", text);
     const RunResult result = train(dir, "a.jsonl", "instruct");

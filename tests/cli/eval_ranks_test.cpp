@@ -20,15 +20,8 @@ const fs::path& tiny() {
 
 // A mixture made of the tiny model.
 void upcycle(const fs::path& out) {
-  REQUIRE(run_moe({"upcycle",
-                   (tiny() / "model").string(),
-                   "-o",
-                   out.string(),
-                   "--experts",
-                   "4",
-                   "--router",
-                   "top1+ir:cf=1",
-                   "--quiet"})
+  REQUIRE(run_moe({"upcycle", (tiny() / "model").string(), "-o", out.string(), "--experts", "4",
+                   "--router", "top1+ir:cf=1", "--quiet"})
               .exit_code == 0);
 }
 

@@ -32,15 +32,8 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 void write_mixture(const std::filesystem::path& out) {
-  REQUIRE(run_moe({"upcycle",
-                   tiny("model"),
-                   "-o",
-                   out.string(),
-                   "--experts",
-                   "4",
-                   "--router",
-                   "top1:cf=1",
-                   "--quiet"})
+  REQUIRE(run_moe({"upcycle", tiny("model"), "-o", out.string(), "--experts", "4", "--router",
+                   "top1:cf=1", "--quiet"})
               .exit_code == 0);
 }
 
@@ -225,14 +218,10 @@ TEST_CASE("without an output an interrupt says what would have kept it", "[cli]"
 TEST_CASE("a sweep ends in one table, one page and a folder a value", "[cli]") {
   const TempDir folder;
   write_mixture(folder / "moe");
-  const Words base = {"eval",
-                      (folder / "moe").string(),
-                      "--tasks",
-                      tiny("quiz.jsonl"),
-                      "--limit",
-                      "20",
-                      "--threads",
-                      "1"};
+  const Words base = {"eval",      (folder / "moe").string(),
+                      "--tasks",   tiny("quiz.jsonl"),
+                      "--limit",   "20",
+                      "--threads", "1"};
   const auto with = [&](const Words& more) {
     Words words = base;
     words.insert(words.end(), more.begin(), more.end());

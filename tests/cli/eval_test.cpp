@@ -50,18 +50,9 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   const TempDir folder;
   test::write_file(folder / "mine.jsonl", kQuiz);
   const std::string out = (folder / "out").string();
-  const RunResult result = run_moe({"eval",
-                                    stories(),
-                                    "--tasks",
-                                    "arc_easy," + (folder / "mine.jsonl").string(),
-                                    "--data",
-                                    bench(),
-                                    "--limit",
-                                    "5",
-                                    "--threads",
-                                    "1",
-                                    "-o",
-                                    out});
+  const RunResult result =
+      run_moe({"eval", stories(), "--tasks", "arc_easy," + (folder / "mine.jsonl").string(),
+               "--data", bench(), "--limit", "5", "--threads", "1", "-o", out});
   REQUIRE(result.exit_code == 0);
   CHECK(contains(result.out, "Task"));
   CHECK(contains(result.out, "arc_easy"));
@@ -76,17 +67,8 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
   CHECK(samples.at(1)["acc"] == 1.0);  // "Once upon a time" is what this model knows best
   check_refused({"eval", stories(), "--tasks", "arc_easy", "--data", bench(), "-o", out},
                 "results.json: is there already; give another -o, or --force to replace it");
-  CHECK(run_moe({"eval",
-                 stories(),
-                 "--tasks",
-                 "arc_easy",
-                 "--data",
-                 bench(),
-                 "--limit",
-                 "1",
-                 "-o",
-                 out,
-                 "--force"})
+  CHECK(run_moe({"eval", stories(), "--tasks", "arc_easy", "--data", bench(), "--limit", "1", "-o",
+                 out, "--force"})
             .exit_code == 0);
 }
 
@@ -116,16 +98,8 @@ TEST_CASE("a task of one's own, examples, and a second run beside the first", "[
   const std::string task = (folder / "mine.toml").string();
   const std::string first = (folder / "first").string();
   REQUIRE(run_moe({"eval", stories(), "--tasks", task, "-o", first, "--quiet"}).exit_code == 0);
-  const RunResult second = run_moe({"eval",
-                                    stories(),
-                                    "--tasks",
-                                    task,
-                                    "--num-fewshot",
-                                    "2",
-                                    "--against",
-                                    first,
-                                    "--items",
-                                    "--quiet"});
+  const RunResult second = run_moe({"eval", stories(), "--tasks", task, "--num-fewshot", "2",
+                                    "--against", first, "--items", "--quiet"});
   REQUIRE(second.exit_code == 0);
   CHECK(contains(second.out, "mine        -      2  5  acc"));
   CHECK(contains(second.out, "Task  Metric         n      this     other    change   stderr"));
@@ -137,17 +111,9 @@ TEST_CASE("a task of one's own, examples, and a second run beside the first", "[
 TEST_CASE("answers are written, filtered and compared", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
-  const RunResult result = run_moe({"eval",
-                                    stories(),
-                                    "--tasks",
-                                    "bbh_zeroshot_boolean_expressions",
-                                    "--data",
-                                    bench(),
-                                    "--limit",
-                                    "2",
-                                    "-o",
-                                    folder.path().string(),
-                                    "--quiet"});
+  const RunResult result =
+      run_moe({"eval", stories(), "--tasks", "bbh_zeroshot_boolean_expressions", "--data", bench(),
+               "--limit", "2", "-o", folder.path().string(), "--quiet"});
   REQUIRE(result.exit_code == 0);
   CHECK(contains(result.out, "exact_match,flexible-extract"));
   CHECK(json_lines(test::read_file(folder / "samples_bbh_zeroshot_boolean_expressions.jsonl"))
@@ -156,18 +122,8 @@ TEST_CASE("answers are written, filtered and compared", "[cli]") {
 
 TEST_CASE("--json prints what results.json holds, and --quiet nothing else", "[cli]") {
   MOE_NEED_SHARED_DATA();
-  const RunResult result = run_moe({"eval",
-                                    stories(),
-                                    "--tasks",
-                                    "piqa",
-                                    "--data",
-                                    bench(),
-                                    "--limit",
-                                    "3",
-                                    "--json",
-                                    "--quiet",
-                                    "--threads",
-                                    "1"});
+  const RunResult result = run_moe({"eval", stories(), "--tasks", "piqa", "--data", bench(),
+                                    "--limit", "3", "--json", "--quiet", "--threads", "1"});
   REQUIRE(result.exit_code == 0);
   CHECK(result.err.empty());
   CHECK(Json::parse(result.out)["results"]["piqa"]["sample_len"] == 3);
@@ -182,15 +138,8 @@ TEST_CASE("requests are answered in order, a line each", "[cli]") {
                    "{\"context\": \"Once upon a time, there was a little girl named\", "
                    "\"continuation\": \" Zebra\"}\n"
                    "{\"context\": \"\", \"continuation\": \"Once\"}\r\n");
-  const RunResult result = run_moe({"eval",
-                                    stories(),
-                                    "--requests",
-                                    (folder / "r.jsonl").string(),
-                                    "--bos",
-                                    "on",
-                                    "--quiet",
-                                    "--threads",
-                                    "1"});
+  const RunResult result = run_moe({"eval", stories(), "--requests", (folder / "r.jsonl").string(),
+                                    "--bos", "on", "--quiet", "--threads", "1"});
   REQUIRE(result.exit_code == 0);
   const auto lines = json_lines(result.out);
   REQUIRE(lines.size() == 3);
@@ -209,13 +158,8 @@ TEST_CASE("the real model's first story, through the tokenizer", "[cli]") {
   // The greedy text from BOS: every token of it is the argmax.
   const OrderedJson request = {{"context", ""}, {"continuation", reference["greedy_256_text"]}};
   test::write_file(folder / "r.jsonl", request.dump() + "\n");
-  const RunResult result = run_moe({"eval",
-                                    stories(),
-                                    "--requests",
-                                    (folder / "r.jsonl").string(),
-                                    "--quiet",
-                                    "--threads",
-                                    "1"});
+  const RunResult result = run_moe({"eval", stories(), "--requests", (folder / "r.jsonl").string(),
+                                    "--quiet", "--threads", "1"});
   REQUIRE(result.exit_code == 0);
   const Json line = json_lines(result.out).at(0);
   CHECK(line["is_greedy"] == true);
@@ -226,10 +170,9 @@ TEST_CASE("a mixture reports its routing, and takes another router at test", "[c
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
   const std::string moe = (folder / "moe").string();
-  REQUIRE(
-      run_moe(
-          {"upcycle", stories(), "-o", moe, "--experts", "4", "--router", "top1:cf=1", "--quiet"})
-          .exit_code == 0);
+  REQUIRE(run_moe({"upcycle", stories(), "-o", moe, "--experts", "4", "--router", "top1:cf=1",
+                   "--quiet"})
+              .exit_code == 0);
   test::write_file(folder / "mine.jsonl", kQuiz);
   const std::vector<std::string> base = {
       "eval", moe, "--tasks", (folder / "mine.jsonl").string(), "--threads", "1"};
@@ -247,14 +190,8 @@ TEST_CASE("a mixture reports its routing, and takes another router at test", "[c
   const RunResult dropless = run_moe(with({"--cf", "inf"}));
   REQUIRE(dropless.exit_code == 0);
   CHECK(contains(dropless.out, "no capacity, 0.00 % of requests dropped"));
-  const RunResult written = run_moe({"eval",
-                                     moe,
-                                     "--tasks",
-                                     "bbh_zeroshot_boolean_expressions",
-                                     "--data",
-                                     bench(),
-                                     "--limit",
-                                     "1"});
+  const RunResult written = run_moe({"eval", moe, "--tasks", "bbh_zeroshot_boolean_expressions",
+                                     "--data", bench(), "--limit", "1"});
   REQUIRE(written.exit_code == 0);
   CHECK(contains(written.err, "note: answers are written without a capacity and without +fr"));
   CHECK_FALSE(contains(written.out, "of requests dropped"));
@@ -268,14 +205,7 @@ TEST_CASE("--stats writes what --stats-by names, and the layers are told after t
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
   const std::string moe = (folder / "moe").string();
-  REQUIRE(run_moe({"upcycle",
-                   stories(),
-                   "-o",
-                   moe,
-                   "--experts",
-                   "4",
-                   "--router",
-                   "top1+ir+fr:cf=1",
+  REQUIRE(run_moe({"upcycle", stories(), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
                    "--quiet"})
               .exit_code == 0);
   test::write_file(folder / "mine.jsonl", kQuiz);
@@ -283,17 +213,8 @@ TEST_CASE("--stats writes what --stats-by names, and the layers are told after t
   const std::string quiz = (folder / "mine.jsonl").string();
   const std::string file = (folder / "stats.json").string();
   const auto stats_by = [&](const std::string& words) {
-    const RunResult result = run_moe({"eval",
-                                      moe,
-                                      "--tasks",
-                                      quiz,
-                                      "--stats",
-                                      file,
-                                      "--stats-by",
-                                      words,
-                                      "--threads",
-                                      "1",
-                                      "--force"});
+    const RunResult result = run_moe({"eval", moe, "--tasks", quiz, "--stats", file, "--stats-by",
+                                      words, "--threads", "1", "--force"});
     CAPTURE(result.err);
     REQUIRE(result.exit_code == 0);
     CHECK(contains(result.out, "layer  drop %  fill %    IR %  padding %  experts/token  load"));
@@ -313,14 +234,8 @@ TEST_CASE("--stats writes what --stats-by names, and the layers are told after t
   CHECK(all["task"][0]["task"] == "mine");
   CHECK(all["source"][0]["source"] == quiz);
   CHECK(all["token"][0]["piece"].is_string());
-  const RunResult texts = run_moe({"eval",
-                                   moe,
-                                   "--stats-text",
-                                   (folder / "text.txt").string(),
-                                   "--json",
-                                   "--quiet",
-                                   "--threads",
-                                   "1"});
+  const RunResult texts = run_moe({"eval", moe, "--stats-text", (folder / "text.txt").string(),
+                                   "--json", "--quiet", "--threads", "1"});
   REQUIRE(texts.exit_code == 0);
   CHECK(Json::parse(texts.out)["total"]["tokens"] > 5);
 
@@ -389,16 +304,14 @@ TEST_CASE("bad lines are named by file and number", "[cli]") {
     test::write_file(folder / "f.jsonl", text);
     check_refused({"eval", model, flag, (folder / "f.jsonl").string()}, part);
   };
-  refuse(
-      "--requests", "{\"context\": \"a\", \"continuation\": \"b\"}\nnot json\n", "f.jsonl line 2");
+  refuse("--requests", "{\"context\": \"a\", \"continuation\": \"b\"}\nnot json\n",
+         "f.jsonl line 2");
   refuse("--requests", "{\"context\": \"a\"}\n", "continuation");
   refuse("--requests", "", "f.jsonl: the file is empty");
   refuse("--requests", "{\"context\": \"\xFF\"}\n", "f.jsonl line 1: not UTF-8");
-  refuse("--tasks",
-         "{\"question\": \"q\", \"choices\": [\"a\"], \"answer\": 0}\n",
+  refuse("--tasks", "{\"question\": \"q\", \"choices\": [\"a\"], \"answer\": 0}\n",
          "f.jsonl line 1: one choice");
-  refuse("--tasks",
-         kQuiz + "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 7}\n",
+  refuse("--tasks", kQuiz + "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 7}\n",
          "f.jsonl line 3: answer 7");
   refuse("--tasks", kQuiz.substr(0, kQuiz.size() - 20), "f.jsonl line 2");
 }

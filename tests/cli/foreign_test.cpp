@@ -33,19 +33,9 @@ struct World {
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
   RunResult train(const std::vector<std::string>& flags) const {
-    std::vector<std::string> words = {"train",
-                                      path("stock"),
-                                      "-o",
-                                      path("run"),
-                                      "--data",
-                                      path("rows.jsonl"),
-                                      "--steps",
-                                      "2",
-                                      "--lr",
-                                      "1e-2",
-                                      "--threads",
-                                      "1",
-                                      "--force"};
+    std::vector<std::string> words = {
+        "train", path("stock"), "-o",   path("run"), "--data", path("rows.jsonl"), "--steps",
+        "2",     "--lr",        "1e-2", "--threads", "1",      "--force"};
     words.insert(words.end(), flags.begin(), flags.end());
     return run_moe(words);
   }

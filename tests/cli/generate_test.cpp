@@ -23,19 +23,8 @@ TEST_CASE("sampling depends on the seed alone", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const std::string model = (moe::test::shared_data() / "stories260K-hf").string();
   const auto sample = [&](const char* seed) {
-    return run_moe({"generate",
-                    model,
-                    "--prompt",
-                    "The",
-                    "--temperature",
-                    "1",
-                    "--top-p",
-                    "0.9",
-                    "--seed",
-                    seed,
-                    "--max-tokens",
-                    "30",
-                    "--json"})
+    return run_moe({"generate", model, "--prompt", "The", "--temperature", "1", "--top-p", "0.9",
+                    "--seed", seed, "--max-tokens", "30", "--json"})
         .out;
   };
   CHECK(sample("1") == sample("1"));

@@ -32,19 +32,9 @@ TEST_CASE("moe init makes a dense folder that moe inspect reads", "[cli][init]")
 
 TEST_CASE("moe init --experts makes a mixture from scratch", "[cli][init]") {
   const TempDir folder;
-  const auto run = run_moe({"init",
-                            write_config(folder),
-                            "-o",
-                            (folder / "out").string(),
-                            "--experts",
-                            "4",
-                            "--layers",
-                            "0-1",
-                            "--router",
-                            "topp:0.4",
-                            "--experts-init",
-                            "same",
-                            "--json"});
+  const auto run =
+      run_moe({"init", write_config(folder), "-o", (folder / "out").string(), "--experts", "4",
+               "--layers", "0-1", "--router", "topp:0.4", "--experts-init", "same", "--json"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json json = parse_json(run.out, "stdout");
@@ -56,17 +46,8 @@ TEST_CASE("moe init --experts makes a mixture from scratch", "[cli][init]") {
 TEST_CASE("moe init --granularity says what results", "[cli][init]") {
   const TempDir folder;
   const std::string out = (folder / "out").string();
-  const auto run = run_moe({"init",
-                            write_config(folder),
-                            "-o",
-                            out,
-                            "--experts",
-                            "4",
-                            "--granularity",
-                            "2",
-                            "--router",
-                            "relu:k=1",
-                            "--quiet"});
+  const auto run = run_moe({"init", write_config(folder), "-o", out, "--experts", "4",
+                            "--granularity", "2", "--router", "relu:k=1", "--quiet"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   CHECK(
@@ -94,22 +75,10 @@ TEST_CASE("models from scratch learn plain text with the routers of papers 2 and
     for (const std::string layers : {"all", "even"}) {
       CAPTURE(router, layers);
       const std::string model = (folder / "model").string(), run = (folder / "run").string();
-      const auto made = run_moe({"init",
-                                 (folder / "config.json").string(),
-                                 "-o",
-                                 model,
-                                 "--experts",
-                                 "4",
-                                 "--layers",
-                                 layers,
-                                 "--granularity",
-                                 layers == "all" ? "2" : "1",
-                                 "--router",
-                                 router,
-                                 "--tokenizer",
-                                 tiny,
-                                 "--force",
-                                 "--quiet"});
+      const auto made =
+          run_moe({"init", (folder / "config.json").string(), "-o", model, "--experts", "4",
+                   "--layers", layers, "--granularity", layers == "all" ? "2" : "1", "--router",
+                   router, "--tokenizer", tiny, "--force", "--quiet"});
       INFO(made.err);
       REQUIRE(made.exit_code == 0);
       const auto trained =

@@ -13,16 +13,8 @@ TEST_CASE("moe inspect prints a table of what a mixture holds", "[cli][inspect]"
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
   const std::string out = (folder / "out").string();
-  const auto made = run_moe({"upcycle",
-                             (folder / "dense").string(),
-                             "-o",
-                             out,
-                             "--experts",
-                             "4",
-                             "--router",
-                             "top1+ir",
-                             "--ep-ranks",
-                             "2"});
+  const auto made = run_moe({"upcycle", (folder / "dense").string(), "-o", out, "--experts", "4",
+                             "--router", "top1+ir", "--ep-ranks", "2"});
   INFO(made.err);
   REQUIRE(made.exit_code == 0);
   const auto run = run_moe({"inspect", out});
@@ -31,10 +23,8 @@ TEST_CASE("moe inspect prints a table of what a mixture holds", "[cli][inspect]"
   for (const char* line :
        {"model type    qwen2_moe\n",
         "layers        3 of width 16, 4 heads of 4 (2 for keys and values), vocabulary 64\n",
-        "mixtures      layers 0, 2: 4 experts of width 24\n",
-        "router        top1+ir\n",
-        "upcycled      from dense\n",
-        " on each of 2 expert-parallel ranks\n",
+        "mixtures      layers 0, 2: 4 experts of width 24\n", "router        top1+ir\n",
+        "upcycled      from dense\n", " on each of 2 expert-parallel ranks\n",
         "tokenizer     none\n",
         "stock tools   top-1 of 4 experts without dropping, weights summing to 1\n",
         "needs moe     expert capacity (cf=1): stock tools drop nothing\n",

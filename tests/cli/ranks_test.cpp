@@ -26,8 +26,7 @@ std::string rank_of_two(int rank, const std::string& its_port) {
 }
 
 // Two ranks with arguments of their own; what both say comes together.
-RunResult run_two(const std::string& first,
-                  const std::string& second,
+RunResult run_two(const std::string& first, const std::string& second,
                   const std::string& its_port) {
   const test::TempDir streams;
   const std::string moe = " " + test::shell_quote(test::moe_binary()) + " bench comm ";
@@ -57,15 +56,14 @@ TEST_CASE("links are measured between ranks that moe starts") {
 
   const RunResult table =
       run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"});
-  CHECK_THAT(table.out,
-             Contains("2 ranks on 1 host\n") && Contains("within a host: ") &&
-                 Contains("--gpus M --link-gbs "));
+  CHECK_THAT(table.out, Contains("2 ranks on 1 host\n") && Contains("within a host: ") &&
+                            Contains("--gpus M --link-gbs "));
 }
 
 TEST_CASE("links beside those of an earlier run are compared size by size") {
   const test::TempDir folder;
-  const std::vector<std::string> least = {
-      "bench", "comm", "--ranks", "2", "--bytes", "512", "--repeats", "1"};
+  const std::vector<std::string> least = {"bench",   "comm", "--ranks",   "2",
+                                          "--bytes", "512",  "--repeats", "1"};
   std::vector<std::string> measure = least;
   measure.push_back("--json");
   const RunResult first = run_moe(measure);

@@ -125,14 +125,9 @@ TEST_CASE("every table of every paper's recipes is taken by its command", "[cli]
 }
 
 TEST_CASE("every run of a paper has a small twin of the same structure", "[cli][recipes]") {
-  static const std::set<std::string> shared = {"experts",
-                                               "granularity",
-                                               "layers",
-                                               "router",
-                                               "objective",
-                                               "lb-coef",
-                                               "entropy-coef",
-                                               "schedule"};
+  static const std::set<std::string> shared = {"experts",      "granularity", "layers",
+                                               "router",       "objective",   "lb-coef",
+                                               "entropy-coef", "schedule"};
   for (const auto& paper : papers()) {
     INFO(paper);
     CHECK(names_in(paper, ".toml") == names_in(paper / "small", ".toml"));
@@ -190,8 +185,7 @@ TEST_CASE("a recipe opens with its arithmetic and stays a page", "[cli][recipes]
 }
 
 // A script of recipes/ with the binary under test; both of its streams stand in `out`.
-test::RunResult run_script(const std::string& name,
-                           const std::string& arguments,
+test::RunResult run_script(const std::string& name, const std::string& arguments,
                            const TempDir& folder) {
   const std::string command = "MOE=" + test::shell_quote(moe::test::moe_binary()) + " " +
                               test::shell_quote((recipes() / name).string()) + " " + arguments +
@@ -213,12 +207,8 @@ TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", 
         std::string::npos);
 
   const path small = recipes() / "rectify_router/small/top2.toml";
-  REQUIRE(run_moe({"upcycle",
-                   (recipes() / "tiny/model").string(),
-                   "-o",
-                   (folder / "model").string(),
-                   "--config",
-                   small.string()})
+  REQUIRE(run_moe({"upcycle", (recipes() / "tiny/model").string(), "-o",
+                   (folder / "model").string(), "--config", small.string()})
               .exit_code == 0);
   const auto table =
       at_test("5 2 " + (folder / "model").string() + " " + (folder / "scores").string() +

@@ -45,17 +45,9 @@ bool says(const std::string& text, const std::string& part) {
 
 TEST_CASE("moe train evaluates along the way and its settings make the same run again", "[cli]") {
   const TempDir dir;
-  const auto result = train(dir,
-                            {"--steps",
-                             "4",
-                             "--eval-data",
-                             tiny("instruct.jsonl"),
-                             "--eval-rows",
-                             "5",
-                             "--eval-tasks",
-                             tiny("quiz.jsonl"),
-                             "--eval-limit",
-                             "8"});
+  const auto result =
+      train(dir, {"--steps", "4", "--eval-data", tiny("instruct.jsonl"), "--eval-rows", "5",
+                  "--eval-tasks", tiny("quiz.jsonl"), "--eval-limit", "8"});
   REQUIRE(result.exit_code == 0);
   CHECK(says(result.err, "target tokens in 5 of "));
   CHECK(says(result.err, "before the first step, every step and at the end"));
@@ -68,12 +60,8 @@ TEST_CASE("moe train evaluates along the way and its settings make the same run 
                                "line");
   CHECK(line["step"] == 0);
   CHECK(line["tasks"]["quiz"].contains("acc_stderr"));
-  const auto again = run_moe({"train",
-                              "--config",
-                              (dir / "run/settings.toml").string(),
-                              "-o",
-                              (dir / "again").string(),
-                              "--quiet"});
+  const auto again = run_moe({"train", "--config", (dir / "run/settings.toml").string(), "-o",
+                              (dir / "again").string(), "--quiet"});
   INFO(again.err);
   REQUIRE(again.exit_code == 0);
   CHECK(again.err.empty());
@@ -102,8 +90,8 @@ TEST_CASE("moe report makes the page of a run, also of one that was cut off", "[
 TEST_CASE("moe report writes where -o says and replaces nothing unasked", "[cli]") {
   const TempDir dir;
   write_file(dir / "run/metrics.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
-  const std::vector<std::string> words = {
-      "report", (dir / "run").string(), "-o", (dir / "page.html").string()};
+  const std::vector<std::string> words = {"report", (dir / "run").string(), "-o",
+                                          (dir / "page.html").string()};
   REQUIRE(run_moe(words).exit_code == 0);
   CHECK(says(read_file(dir / "page.html"), "2.5000"));
   CHECK_FALSE(std::filesystem::exists(dir / "run/report.html"));

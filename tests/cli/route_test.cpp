@@ -110,8 +110,7 @@ TEST_CASE("route answers every golden case", "[cli]") {
 TEST_CASE("route needs no more of a case than kind and input", "[cli]") {
   const TempDir folder;
   const std::string file = write(
-      folder,
-      "small.json",
+      folder, "small.json",
       R"({"kind": "topk", "input": {"logits": [[1, 0], [2, 0], [0.5, 0]], "k": 1, "capacity_factor": 1.0}})");
   const auto run = run_moe({"route", file});
   REQUIRE(run.exit_code == 0);

@@ -98,15 +98,9 @@ TEST_CASE("a step line never wraps, evaluations stand between them and stay", "[
 
 TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far", "[cli]") {
   const auto tiny = moe::test::source_folder() / "recipes/tiny";
-  const std::string text = run_on_terminal({"eval",
-                                            (tiny / "model").string(),
-                                            "--tasks",
-                                            (tiny / "quiz.jsonl").string(),
-                                            "--batch-tokens",
-                                            "1",
-                                            "--threads",
-                                            "1",
-                                            "--running-accuracy"});
+  const std::string text =
+      run_on_terminal({"eval", (tiny / "model").string(), "--tasks", (tiny / "quiz.jsonl").string(),
+                       "--batch-tokens", "1", "--threads", "1", "--running-accuracy"});
   INFO(text);
   int lines = 0;
   for (const std::string& line : lines_of(text)) {

@@ -53,22 +53,13 @@ struct World {
 TEST_CASE("mixed files are named with their form and share, and settings.toml mixes them again",
           "[cli]") {
   const World world;
-  const auto result = world.train({"-o",
-                                   world.path("run"),
-                                   "--data",
-                                   world.path("a.jsonl") + ":1",
-                                   world.path("b.jsonl") + ":3",
-                                   "--steps",
-                                   "3",
-                                   "--loss-on",
-                                   "last",
-                                   "--template",
-                                   "U: {instruction}\\nA: {response}"});
+  const auto result = world.train({"-o", world.path("run"), "--data", world.path("a.jsonl") + ":1",
+                                   world.path("b.jsonl") + ":3", "--steps", "3", "--loss-on",
+                                   "last", "--template", "U: {instruction}\\nA: {response}"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  check_contains(
-      result.err,
-      world.path("a.jsonl") + ": pre-tokenised rows; 12 examples, 25 % of those drawn\n");
+  check_contains(result.err, world.path("a.jsonl") +
+                                 ": pre-tokenised rows; 12 examples, 25 % of those drawn\n");
   check_contains(result.err,
                  world.path("b.jsonl") + ": pre-tokenised rows; 4 examples, 75 % of those drawn\n");
   const std::string toml = read_file(world.dir / "run/settings.toml");
@@ -86,15 +77,8 @@ TEST_CASE("mixed files are named with their form and share, and settings.toml mi
 TEST_CASE("tokens are kept where --cache says, and change no number", "[cli]") {
   const World world;
   const auto train = [&](const std::string& run, const std::string& cache) {
-    const auto result = world.train({"-o",
-                                     world.path(run),
-                                     "--data",
-                                     world.path("a.jsonl"),
-                                     world.path("b.jsonl"),
-                                     "--steps",
-                                     "3",
-                                     "--cache",
-                                     cache});
+    const auto result = world.train({"-o", world.path(run), "--data", world.path("a.jsonl"),
+                                     world.path("b.jsonl"), "--steps", "3", "--cache", cache});
     INFO(result.err);
     REQUIRE(result.exit_code == 0);
     return result.err;
@@ -139,14 +123,9 @@ TEST_CASE("--show-samples prints tokens with their loss, taking turns, and write
 TEST_CASE("--show-samples shows real records through the real tokenizer", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const auto data = test::shared_data();
-  const auto result = run_moe({"train",
-                               (data / "stories260K-hf").string(),
-                               "--data",
+  const auto result = run_moe({"train", (data / "stories260K-hf").string(), "--data",
                                (data / "instruct" / "sharegpt_dummy_conversation.json").string(),
-                               "--template",
-                               "llama2",
-                               "--show-samples",
-                               "1"});
+                               "--template", "llama2", "--show-samples", "1"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   check_contains(result.out, "sharegpt_dummy_conversation.json: ShareGPT conversations\n");

@@ -49,14 +49,8 @@ void make_model(const std::filesystem::path& dir) {
   shape.vocab = 32000;
   shape.max_positions = 512;
   std::ofstream(dir / "config.json") << test::tiny_config(shape);
-  const auto init = run_moe({"init",
-                             (dir / "config.json").string(),
-                             "-o",
-                             (dir / "model").string(),
-                             "--experts",
-                             "8",
-                             "--router",
-                             "top2:cf=inf"});
+  const auto init = run_moe({"init", (dir / "config.json").string(), "-o", (dir / "model").string(),
+                             "--experts", "8", "--router", "top2:cf=inf"});
   REQUIRE(init.exit_code == 0);
   write_rows(dir / "rows.jsonl");
 }

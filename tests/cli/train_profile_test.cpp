@@ -35,14 +35,8 @@ TEST_CASE("--profile writes a Chrome trace of the first steps, with every part o
           "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  REQUIRE(run_moe({"upcycle",
-                   (dir / "dense").string(),
-                   "-o",
-                   (dir / "moe").string(),
-                   "--experts",
-                   "4",
-                   "--layers",
-                   "all"})
+  REQUIRE(run_moe({"upcycle", (dir / "dense").string(), "-o", (dir / "moe").string(), "--experts",
+                   "4", "--layers", "all"})
               .exit_code == 0);
   std::ofstream(dir / "rows.jsonl")
       << R"({"input_ids": [3, 4, 5, 6, 7, 8], "labels": [3, 4, 5, 6, 7, 8]})" << '\n';
@@ -69,15 +63,8 @@ TEST_CASE("--profile writes a Chrome trace of the first steps, with every part o
   train("two", {"--profile", "2"});
   const auto one = names_of(dir / "one" / "trace.json");
   const auto two = names_of(dir / "two" / "trace.json");
-  for (const char* part : {"routing",
-                           "permute",
-                           "experts",
-                           "combine",
-                           "attention",
-                           "projections",
-                           "norm",
-                           "head",
-                           "optimizer"}) {
+  for (const char* part : {"routing", "permute", "experts", "combine", "attention", "projections",
+                           "norm", "head", "optimizer"}) {
     INFO(part);
     CHECK(one.count(part) > 0);
     CHECK(two.count(part) == 2 * one.count(part));

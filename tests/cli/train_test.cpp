@@ -35,11 +35,10 @@ struct World {
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 
-  RunResult train(std::vector<std::string> flags,
-                  const std::string& model = "dense",
+  RunResult train(std::vector<std::string> flags, const std::string& model = "dense",
                   const std::string& prefix = "") const {
-    std::vector<std::string> words = {
-        "train", path(model), "-o", path("run"), "--data", path("rows.jsonl"), "--threads", "1"};
+    std::vector<std::string> words = {"train",  path(model),        "-o",        path("run"),
+                                      "--data", path("rows.jsonl"), "--threads", "1"};
     words.insert(words.end(), flags.begin(), flags.end());
     return run_moe(words, prefix);
   }
@@ -92,17 +91,12 @@ TEST_CASE("a run with its optimizer state in bf16 is made again by its settings.
               .exit_code == 0);
   CHECK(read_file(world.dir / "run/settings.toml").find("optimizer-state = \"bf16\"\n") !=
         std::string::npos);
-  REQUIRE(run_moe({"train",
-                   "--config",
-                   world.path("run/settings.toml"),
-                   "-o",
-                   world.path("again"),
+  REQUIRE(run_moe({"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"),
                    "--quiet"})
               .exit_code == 0);
   CHECK(read_file(world.dir / "again/final/model.safetensors") ==
         read_file(world.dir / "run/final/model.safetensors"));
-  check_error(world.train({"--steps", "5", "--lr", "1e-2", "--resume"}),
-              2,
+  check_error(world.train({"--steps", "5", "--lr", "1e-2", "--resume"}), 2,
               "optimizer-state was \"bf16\", is \"fp32\"");
 }
 
@@ -115,16 +109,8 @@ TEST_CASE("an outlier is told by a line of its own and in the result", "[cli]") 
     text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
   }
   write_file(world.dir / "rows.jsonl", text);
-  const auto result = world.train({"--micro-batch",
-                                   "1",
-                                   "--shuffle",
-                                   "off",
-                                   "--lr",
-                                   "3e-3",
-                                   "--schedule",
-                                   "constant",
-                                   "--skip-outliers",
-                                   "6"});
+  const auto result = world.train({"--micro-batch", "1", "--shuffle", "off", "--lr", "3e-3",
+                                   "--schedule", "constant", "--skip-outliers", "6"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(result.err.find("step 151 moves no weight (outlier): the loss ") != std::string::npos);
@@ -136,14 +122,8 @@ TEST_CASE("an outlier is told by a line of its own and in the result", "[cli]") 
 
 TEST_CASE("a mixture's step line shows its routing, --json gives the result to machines", "[cli]") {
   const World world;
-  REQUIRE(run_moe({"upcycle",
-                   world.path("dense"),
-                   "-o",
-                   world.path("moe"),
-                   "--experts",
-                   "4",
-                   "--router",
-                   "top1"})
+  REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("moe"), "--experts", "4",
+                   "--router", "top1"})
               .exit_code == 0);
   const auto result =
       world.train({"--steps", "2", "--router", "top1+ir+fr", "--cf", "0.5", "--json"}, "moe");
@@ -172,26 +152,15 @@ TEST_CASE("settings.toml makes a run again whatever router the folder stores", "
   const auto run_again = [&](const std::string& stored, std::vector<std::string> flags) {
     CAPTURE(stored);
     std::filesystem::remove_all(world.dir / "run");
-    REQUIRE(run_moe({"upcycle",
-                     world.path("dense"),
-                     "-o",
-                     world.path("moe"),
-                     "--experts",
-                     "4",
-                     "--router",
-                     stored,
-                     "--force"})
+    REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("moe"), "--experts", "4",
+                     "--router", stored, "--force"})
                 .exit_code == 0);
     flags.insert(flags.end(), {"--steps", "3", "--lr", "1e-2", "--force"});
     const auto first = world.train(flags, "moe");
     INFO(first.err);
     REQUIRE(first.exit_code == 0);
-    const auto again = run_moe({"train",
-                                "--config",
-                                world.path("run/settings.toml"),
-                                "-o",
-                                world.path("again"),
-                                "--force"});
+    const auto again = run_moe({"train", "--config", world.path("run/settings.toml"), "-o",
+                                world.path("again"), "--force"});
     INFO(again.err);
     REQUIRE(again.exit_code == 0);
     for (const char* file : {"final/config.json", "final/model.safetensors"}) {
@@ -211,14 +180,8 @@ TEST_CASE("settings.toml makes a run again whatever router the folder stores", "
 
 TEST_CASE("a warning is said once, and what is off is said", "[cli]") {
   const World world;
-  REQUIRE(run_moe({"upcycle",
-                   world.path("dense"),
-                   "-o",
-                   world.path("moe"),
-                   "--experts",
-                   "4",
-                   "--router",
-                   "topp:0.4"})
+  REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("moe"), "--experts", "4",
+                   "--router", "topp:0.4"})
               .exit_code == 0);
   const auto result = world.train({"--steps", "2", "--router", "top2", "--lb-coef", "0"}, "moe");
   INFO(result.err);
@@ -277,31 +240,23 @@ TEST_CASE("the same command goes on after a stop, and a finished run is left as 
 TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
   const World world;
   check_error(world.train({"--stepz", "3"}), 2, "unknown flag '--stepz', did you mean '--steps'?");
-  check_error(
-      world.train({"--schedule", "sine"}), 2, "--schedule 'sine' is unknown; known: cosine");
+  check_error(world.train({"--schedule", "sine"}), 2,
+              "--schedule 'sine' is unknown; known: cosine");
   check_error(world.train({"--lr", "-1"}), 2, "--lr -1: must be 0 or a positive number");
   check_error(world.train({"--pack", "tight"}), 2, "--pack");
   check_error(world.train({"--optimizer-state", "fp16"}), 2, "--optimizer-state");
-  check_error(world.train({"--skip-outliers", "0"}),
-              2,
+  check_error(world.train({"--skip-outliers", "0"}), 2,
               "--skip-outliers 0: must be a number of standard deviations of at least 1; 6 is");
   check_error(world.train({"--decay-embeddings", "no"}), 2, "--decay-embeddings");
   check_error(world.train({"--router", "top1"}), 2, "is a dense folder; upcycle it first");
-  check_error(world.train({"--objective", "lm", "--seq-len", "5"}),
-              2,
+  check_error(world.train({"--objective", "lm", "--seq-len", "5"}), 2,
               "rows.jsonl line 1: the example has 6 tokens, --seq-len is 5");
   check_error(run_moe({"train", world.path("dense"), "-o", world.path("run")}), 2, "--data");
-  check_error(run_moe({"train",
-                       world.path("dense"),
-                       "-o",
-                       world.path("run"),
-                       "--data",
+  check_error(run_moe({"train", world.path("dense"), "-o", world.path("run"), "--data",
                        world.path("none.jsonl")}),
-              2,
-              "none.jsonl: no such file");
+              2, "none.jsonl: no such file");
   write_file(world.dir / "run/metrics.jsonl", "{}");
-  check_error(world.train({}),
-              2,
+  check_error(world.train({}), 2,
               "is there already and is no run of moe train; give another -o, or --force");
 }
 
@@ -310,31 +265,13 @@ TEST_CASE("real Alpaca data fine-tunes a real upcycled model from end to end", "
   const auto data = test::shared_data();
   const TempDir dir;
   const std::string moe = (dir / "moe").string(), run = (dir / "run").string();
-  REQUIRE(run_moe({"upcycle",
-                   (data / "stories260K-hf").string(),
-                   "-o",
-                   moe,
-                   "--experts",
-                   "4",
-                   "--router",
-                   "top1+ir+fr"})
+  REQUIRE(run_moe({"upcycle", (data / "stories260K-hf").string(), "-o", moe, "--experts", "4",
+                   "--router", "top1+ir+fr"})
               .exit_code == 0);
-  const auto result = run_moe({"train",
-                               moe,
-                               "-o",
-                               run,
-                               "--data",
-                               (data / "instruct" / "alpaca_2000.jsonl").string(),
-                               "--steps",
-                               "8",
-                               "--seq-len",
-                               "256",
-                               "--global-batch",
-                               "4",
-                               "--lr",
-                               "1e-3",
-                               "--threads",
-                               "1"});
+  const auto result =
+      run_moe({"train", moe, "-o", run, "--data",
+               (data / "instruct" / "alpaca_2000.jsonl").string(), "--steps", "8", "--seq-len",
+               "256", "--global-batch", "4", "--lr", "1e-3", "--threads", "1"});
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   CHECK(result.err.find("2000 examples") != std::string::npos);

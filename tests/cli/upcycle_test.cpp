@@ -104,12 +104,10 @@ TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json"
 
 // Upcycles the model in recipes/tiny, which has a tokenizer, with `flags`.
 test::RunResult upcycle_tiny(const TempDir& folder, std::vector<std::string> flags) {
-  std::vector<std::string> words = {"upcycle",
-                                    (moe::test::source_folder() / "recipes/tiny/model").string(),
-                                    "-o",
-                                    (folder / "out").string(),
-                                    "--force",
-                                    "--quiet"};
+  std::vector<std::string> words = {
+      "upcycle", (moe::test::source_folder() / "recipes/tiny/model").string(),
+      "-o",      (folder / "out").string(),
+      "--force", "--quiet"};
   words.insert(words.end(), flags.begin(), flags.end());
   return run_moe(words);
 }
@@ -152,13 +150,8 @@ TEST_CASE("experts that start dead are warned of on standard error and in upcycl
   const TempDir folder;
   test::write_file(folder / "text.txt",
                    "a");  // a token or two leave experts without a positive one
-  const auto run = upcycle_tiny(folder,
-                                {"--router",
-                                 "relu:k=1",
-                                 "--gate-scale",
-                                 "auto",
-                                 "--calibration",
-                                 (folder / "text.txt").string()});
+  const auto run = upcycle_tiny(folder, {"--router", "relu:k=1", "--gate-scale", "auto",
+                                         "--calibration", (folder / "text.txt").string()});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json warnings = read_json(folder / "out/upcycle.json")["warnings"];
@@ -195,17 +188,9 @@ TEST_CASE("a bad --gate-scale, --calibration or --granularity is refused", "[cli
 TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;
-  const auto run = run_moe({"upcycle",
-                            (test::shared_data() / "stories260K-hf").string(),
-                            "-o",
-                            (folder / "out").string(),
-                            "--layers",
-                            "even",
-                            "--experts",
-                            "8",
-                            "--router",
-                            "top2:cf=inf",
-                            "--verify"});
+  const auto run = run_moe({"upcycle", (test::shared_data() / "stories260K-hf").string(), "-o",
+                            (folder / "out").string(), "--layers", "even", "--experts", "8",
+                            "--router", "top2:cf=inf", "--verify"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
@@ -273,8 +258,8 @@ TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run he
   test::write_tiny_checkpoint(folder / "dense",
                               {.hidden = 256, .intermediate = 1024, .layers = 6, .heads = 4});
   const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
-  const std::vector<std::string> command = {
-      "upcycle", dense, "-o", out, "--experts", "16", "--quiet"};
+  const std::vector<std::string> command = {"upcycle",   dense, "-o",     out,
+                                            "--experts", "16",  "--quiet"};
   const auto start = std::chrono::steady_clock::now();
   REQUIRE(run_moe(command).exit_code == 0);
   const double seconds =

@@ -77,8 +77,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto count = static_cast<ssize_t>(size - 1);
   require(::pwrite(file, data + 1, size - 1, 0) == count);
   try {
-    check(read_examples(
-        {{"/proc/self/fd/" + std::to_string(file)}}, settings_of(data[0]), kVocab, byte_codec));
+    check(read_examples({{"/proc/self/fd/" + std::to_string(file)}}, settings_of(data[0]), kVocab,
+                        byte_codec));
   } catch (const moe::UserError&) {
   }
   return 0;

@@ -20,19 +20,9 @@ TEST_CASE("adamw_ has the numbers of LibTorch's fused kernel", "[kernels]") {
       auto numbers = base;
       numbers.t = t;
       adamw_(gradient, master, mean, square, weight, numbers, at::full({1}, 0.5F));
-      at::_fused_adamw_(theirs,
-                        {gradient * 0.5},
-                        their_mean,
-                        their_square,
-                        {},
-                        {at::full({}, static_cast<float>(t))},
-                        base.lr,
-                        base.beta1,
-                        base.beta2,
-                        base.weight_decay,
-                        base.eps,
-                        false,
-                        false);
+      at::_fused_adamw_(theirs, {gradient * 0.5}, their_mean, their_square, {},
+                        {at::full({}, static_cast<float>(t))}, base.lr, base.beta1, base.beta2,
+                        base.weight_decay, base.eps, false, false);
     }
     // Both round about 8 times an update, 2^-24 of numbers up to 4, and a step is 1e-2 of order 1.
     CHECK(at::allclose(master, theirs[0], 1e-6, 2e-6));

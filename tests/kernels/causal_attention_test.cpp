@@ -39,9 +39,7 @@ Tensor turned(const Tensor& x, const Tensor& cosine, const Tensor& sine) {  // [
 }
 
 // The formula in f64, whose gradients are autograd's.
-Tensor plain(const Tensor& qkv,
-             const AttentionHeads& heads,
-             const std::vector<int64_t>& lengths,
+Tensor plain(const Tensor& qkv, const AttentionHeads& heads, const std::vector<int64_t>& lengths,
              const moe::kernels::Rotation& rotation) {
   std::vector<Tensor> parts;
   int64_t first = 0;
@@ -78,11 +76,8 @@ TEST_CASE("the reference of attention is the formula, whose gradient is its diff
   const Tensor qkv = at::randn({5, heads.row()}, at::kDouble);
   const Tensor cosine = rotation.cosine.to(at::kDouble), sine = rotation.sine.to(at::kDouble);
   Tensor slow = at::empty({5, 24}, at::kDouble);
-  moe::kernels::causal_attention_reference(qkv.data_ptr<double>(),
-                                           cosine.data_ptr<double>(),
-                                           sine.data_ptr<double>(),
-                                           5,
-                                           heads,
+  moe::kernels::causal_attention_reference(qkv.data_ptr<double>(), cosine.data_ptr<double>(),
+                                           sine.data_ptr<double>(), 5, heads,
                                            slow.data_ptr<double>());
   CHECK(moe::test::distance(plain(qkv, heads, {5}, rotation), slow) < 1e-13);
   const Tensor upstream = at::randn({5, 24}, at::kDouble);

@@ -61,19 +61,14 @@ TEST_CASE("combining has the gradients of its finite differences", "[kernels]") 
   const Tensor weight = at::randn({6, 4}, at::kDouble), grad_y = at::randn({6, width}, at::kDouble);
   const auto loss = [&](const Tensor& r, const Tensor& w) {
     const Tensor y = at::empty({6, width}, at::kDouble);
-    moe::kernels::combine_rows_reference(
-        shape, ints(laid.layout.position), doubles(w), doubles(r), doubles(y));
+    moe::kernels::combine_rows_reference(shape, ints(laid.layout.position), doubles(w), doubles(r),
+                                         doubles(y));
     return (y * grad_y).sum();
   };
   const Tensor grad_rows = at::zeros_like(rows), grad_weight = at::empty_like(weight);
-  moe::kernels::combine_rows_backward_reference(shape,
-                                                ints(laid.layout.origin),
-                                                ints(laid.layout.ends),
-                                                doubles(weight),
-                                                doubles(rows),
-                                                doubles(grad_y),
-                                                doubles(grad_rows),
-                                                doubles(grad_weight));
+  moe::kernels::combine_rows_backward_reference(
+      shape, ints(laid.layout.origin), ints(laid.layout.ends), doubles(weight), doubles(rows),
+      doubles(grad_y), doubles(grad_rows), doubles(grad_weight));
   const auto of_rows = [&](const Tensor& r) { return loss(r, weight); };
   const auto of_weight = [&](const Tensor& w) { return loss(rows, w); };
   CHECK(moe::test::distance(grad_rows, moe::test::finite_difference(of_rows, rows)) <
@@ -91,10 +86,10 @@ TEST_CASE("gathering and unweighted combining are each other's transpose", "[ker
                gathered = at::zeros({rows_count, 2}, at::kDouble);
   const Tensor grad = at::randn({rows_count, 2}, at::kDouble),
                back = at::empty({7, 2}, at::kDouble);
-  moe::kernels::gather_rows_reference(
-      shape, ints(laid.layout.origin), ints(laid.layout.ends), doubles(x), doubles(gathered));
-  moe::kernels::combine_rows_reference<double>(
-      shape, ints(laid.layout.position), nullptr, doubles(grad), doubles(back));
+  moe::kernels::gather_rows_reference(shape, ints(laid.layout.origin), ints(laid.layout.ends),
+                                      doubles(x), doubles(gathered));
+  moe::kernels::combine_rows_reference<double>(shape, ints(laid.layout.position), nullptr,
+                                               doubles(grad), doubles(back));
   CHECK((gathered * grad).sum().item<double>() == Approx((x * back).sum().item<double>()));
 }
 
@@ -111,15 +106,10 @@ TEST_CASE("gates have the gradients of their finite differences", "[kernels]") {
       moe::kernels::row_gates_reference(shape, doubles(a), ints(expert), ints(times), doubles(w));
       return (w * upstream).sum();
     };
-    moe::kernels::row_gates_reference(
-        shape, doubles(logits), ints(expert), ints(times), doubles(weight));
-    moe::kernels::row_gates_backward_reference(shape,
-                                               doubles(logits),
-                                               ints(expert),
-                                               ints(times),
-                                               doubles(weight),
-                                               doubles(upstream),
-                                               doubles(grad));
+    moe::kernels::row_gates_reference(shape, doubles(logits), ints(expert), ints(times),
+                                      doubles(weight));
+    moe::kernels::row_gates_backward_reference(shape, doubles(logits), ints(expert), ints(times),
+                                               doubles(weight), doubles(upstream), doubles(grad));
     CHECK(moe::test::distance(grad, moe::test::finite_difference(loss, logits)) <
           moe::test::kGradTolerance);
   }

@@ -22,16 +22,9 @@ struct Case {
 };
 
 // 1, 31, 33 and whole tiles; widths that no vector divides; more than one block of each kind.
-const std::vector<Case> kCases = {{0, 5, 3},
-                                  {1, 1, 1},
-                                  {3, 7, 0},
-                                  {1, 33, 31},
-                                  {6, 64, 256},
-                                  {31, 17, 33},
-                                  {33, 100, 300},
-                                  {101, 75, 513},
-                                  {97, 600, 40},
-                                  {5, 1030, 9}};
+const std::vector<Case> kCases = {{0, 5, 3},     {1, 1, 1},    {3, 7, 0},      {1, 33, 31},
+                                  {6, 64, 256},  {31, 17, 33}, {33, 100, 300}, {101, 75, 513},
+                                  {97, 600, 40}, {5, 1030, 9}};
 
 std::vector<float> numbers(int64_t count, uint64_t seed) {
   std::vector<float> values(static_cast<size_t>(count));

@@ -39,9 +39,7 @@ Tensor row_by_row(const Inputs& in, const std::vector<int64_t>& rows_per_expert)
   return out.empty() ? at::zeros_like(in.rows) : at::stack(out);
 }
 
-void check_against_reference(int64_t rows,
-                             int64_t width,
-                             int64_t inner,
+void check_against_reference(int64_t rows, int64_t width, int64_t inner,
                              const std::vector<int64_t>& rows_per_expert) {
   const Inputs in = random_inputs(rows, width, inner, static_cast<int64_t>(rows_per_expert.size()));
   const Tensor upstream = at::randn({rows, width}, at::kDouble);
@@ -49,8 +47,7 @@ void check_against_reference(int64_t rows,
   const Tensor slow = row_by_row(in, rows_per_expert);
   CHECK(at::allclose(fast, slow, 1e-10, 1e-10));  // f64: a few hundred terms of 2^-53
   const auto gradients = [&](const Tensor& out) {
-    return torch::autograd::grad({(out * upstream).sum()},
-                                 {in.rows, in.gate_up, in.down},
+    return torch::autograd::grad({(out * upstream).sum()}, {in.rows, in.gate_up, in.down},
                                  /*grad_outputs=*/{},
                                  /*retain_graph=*/false,
                                  /*create_graph=*/false,

@@ -52,24 +52,20 @@ TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's
     CHECK(y.scalar_type() == at::kBFloat16);
     const Tensor exact = rounded(x).mm(rounded(weight).t()) + bias.to(at::kDouble);
     CHECK(at::allclose(y.to(at::kDouble), exact, kBf16Step, kF32Sum));
-    CHECK(at::allclose(linear_to_f32(x, weight).to(at::kDouble),
-                       rounded(x).mm(rounded(weight).t()),
-                       kF32Sum,
-                       kF32Sum));
+    CHECK(at::allclose(linear_to_f32(x, weight).to(at::kDouble), rounded(x).mm(rounded(weight).t()),
+                       kF32Sum, kF32Sum));
     CHECK(at::allclose(linear_in_f32(x, weight).to(at::kDouble),
-                       rounded(x).mm(weight.to(at::kDouble).t()),
-                       kF32Sum,
-                       kF32Sum));
+                       rounded(x).mm(weight.to(at::kDouble).t()), kF32Sum, kF32Sum));
 
     const Tensor upstream = at::randn({rows, 23}).to(at::kBFloat16);
     const auto gradients = torch::autograd::grad({y}, {x, weight, bias}, {upstream});
     CHECK(gradients[0].scalar_type() == at::kBFloat16);
     CHECK(gradients[1].scalar_type() == at::kFloat);
     CHECK(gradients[2].scalar_type() == at::kFloat);
-    CHECK(at::allclose(
-        gradients[0].to(at::kDouble), rounded(upstream).mm(rounded(weight)), kBf16Step, kF32Sum));
-    CHECK(at::allclose(
-        gradients[1].to(at::kDouble), rounded(upstream).t().mm(rounded(x)), kF32Sum, kF32Sum));
+    CHECK(at::allclose(gradients[0].to(at::kDouble), rounded(upstream).mm(rounded(weight)),
+                       kBf16Step, kF32Sum));
+    CHECK(at::allclose(gradients[1].to(at::kDouble), rounded(upstream).t().mm(rounded(x)), kF32Sum,
+                       kF32Sum));
     CHECK(at::allclose(gradients[2].to(at::kDouble), rounded(upstream).sum(0), kF32Sum, kF32Sum));
   }
 }

@@ -46,25 +46,17 @@ TEST_CASE("the reference of rms_norm has the gradients of its finite differences
   const auto forward = [&](const Tensor& in, const Tensor& by, const Tensor& scale) {
     const Tensor y = at::empty_like(in);
     moe::kernels::rms_norm_forward_reference(in.const_data_ptr<double>(),
-                                             by.const_data_ptr<double>(),
-                                             y.data_ptr<double>(),
-                                             scale.data_ptr<double>(),
-                                             3,
-                                             5,
-                                             1e-3);
+                                             by.const_data_ptr<double>(), y.data_ptr<double>(),
+                                             scale.data_ptr<double>(), 3, 5, 1e-3);
     return (y * upstream).sum();
   };
   const Tensor scale = at::empty({3}, at::kDouble), unused = at::empty({3}, at::kDouble);
   forward(x, weight, scale);
   const Tensor grad_x = at::empty_like(x), grad_weight = at::empty_like(weight);
-  moe::kernels::rms_norm_backward_reference(upstream.const_data_ptr<double>(),
-                                            x.const_data_ptr<double>(),
-                                            weight.const_data_ptr<double>(),
-                                            scale.const_data_ptr<double>(),
-                                            grad_x.data_ptr<double>(),
-                                            grad_weight.data_ptr<double>(),
-                                            3,
-                                            5);
+  moe::kernels::rms_norm_backward_reference(
+      upstream.const_data_ptr<double>(), x.const_data_ptr<double>(),
+      weight.const_data_ptr<double>(), scale.const_data_ptr<double>(), grad_x.data_ptr<double>(),
+      grad_weight.data_ptr<double>(), 3, 5);
   const auto of_x = [&](const Tensor& in) { return forward(in, weight, unused); };
   const auto of_weight = [&](const Tensor& by) { return forward(x, by, unused); };
   CHECK(moe::test::distance(grad_x, moe::test::finite_difference(of_x, x)) <

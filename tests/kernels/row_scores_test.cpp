@@ -16,8 +16,8 @@ TEST_CASE("row_scores are LibTorch's logsumexp in double and argmax", "[kernels]
       const auto scores = moe::kernels::row_scores(logits);
       // exp to 2 units in the last place, a sum of V terms in 16 lanes, one rounding of the result,
       // which is below 64: 64 * 2^-24 = 4e-6.
-      CHECK(at::allclose(
-          scores.logsumexp.to(at::kDouble), logits.to(at::kDouble).logsumexp(1), 1e-6, 5e-6));
+      CHECK(at::allclose(scores.logsumexp.to(at::kDouble), logits.to(at::kDouble).logsumexp(1),
+                         1e-6, 5e-6));
       CHECK(at::equal(scores.argmax, logits.argmax(1)));
     }
   }

@@ -30,9 +30,7 @@ Tensor bits_of(const Tensor& bf16) { return bf16.view(at::kShort); }
 Tensor by_reference(const Tensor& in, int64_t first) {
   Tensor out = at::empty(in.sizes(), at::kBFloat16);
   stochastic_round_reference(in.const_data_ptr<float>(),
-                             static_cast<uint16_t*>(out.mutable_data_ptr()),
-                             in.numel(),
-                             kKey,
+                             static_cast<uint16_t*>(out.mutable_data_ptr()), in.numel(), kKey,
                              first);
   return out;
 }
@@ -41,8 +39,8 @@ Tensor by_reference(const Tensor& in, int64_t first) {
 // number among them), and the edges.
 Tensor awkward(int64_t count) {
   at::manual_seed(4);
-  const Tensor any = at::randint(
-      std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(), {count}, at::kInt);
+  const Tensor any = at::randint(std::numeric_limits<int32_t>::min(),
+                                 std::numeric_limits<int32_t>::max(), {count}, at::kInt);
   const Tensor tiny = at::randint(0, 1 << 23, {count}, at::kInt);  // subnormals
   const std::vector<float> edges = {0.0F,
                                     -0.0F,

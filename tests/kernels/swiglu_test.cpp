@@ -11,8 +11,8 @@ using at::Tensor;
 namespace {
 
 // Awkward shapes: none, one, around a warp, widths that no vector divides.
-const std::vector<std::pair<int64_t, int64_t>> kShapes{
-    {0, 8}, {1, 1}, {1, 7}, {31, 33}, {33, 31}, {5, 64}, {128, 96}};
+const std::vector<std::pair<int64_t, int64_t>> kShapes{{0, 8},   {1, 1},  {1, 7},   {31, 33},
+                                                       {33, 31}, {5, 64}, {128, 96}};
 
 Tensor awkward_hidden(int64_t rows, int64_t width) {
   Tensor hidden = at::randn({rows, 2 * width}, at::kFloat) * 3;
@@ -38,13 +38,11 @@ TEST_CASE("swiglu equals its plain-loop reference on awkward shapes", "[kernels]
     CAPTURE(rows, width);
     const Tensor hidden = awkward_hidden(rows, width), grad_out = at::randn({rows, width});
     Tensor out = at::empty({rows, width}), grad = at::empty({rows, 2 * width});
-    moe::kernels::swiglu_forward_reference(
-        hidden.const_data_ptr<float>(), out.mutable_data_ptr<float>(), rows, width);
+    moe::kernels::swiglu_forward_reference(hidden.const_data_ptr<float>(),
+                                           out.mutable_data_ptr<float>(), rows, width);
     moe::kernels::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
                                             hidden.const_data_ptr<float>(),
-                                            grad.mutable_data_ptr<float>(),
-                                            rows,
-                                            width);
+                                            grad.mutable_data_ptr<float>(), rows, width);
     CHECK(close(moe::kernels::swiglu_forward(hidden), out));
     CHECK(close(moe::kernels::swiglu_backward(grad_out, hidden), grad));
   }

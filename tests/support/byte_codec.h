@@ -43,8 +43,7 @@ inline std::string show_labels(const data::Example& example) {
 }
 
 // Reads `text` as a file called `name`.
-inline data::Examples read_bytes(const std::string& name,
-                                 const std::string& text,
+inline data::Examples read_bytes(const std::string& name, const std::string& text,
                                  const data::ReadSettings& settings = {}) {
   const TempDir dir;
   write_file(dir / name, text);
@@ -52,8 +51,7 @@ inline data::Examples read_bytes(const std::string& name,
 }
 
 // The message of reading `text` as file `name`, with the folder's name cut off.
-inline std::string error_of_reading(const std::string& name,
-                                    const std::string& text,
+inline std::string error_of_reading(const std::string& name, const std::string& text,
                                     const data::ReadSettings& settings = {}) {
   const TempDir dir;
   write_file(dir / name, text);

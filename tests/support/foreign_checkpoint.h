@@ -87,9 +87,8 @@ inline std::vector<io::TensorInfo> foreign_tensors(const ForeignCheckpoint& opti
     const std::string layer = info.name.substr(0, info.name.find('.', 13) + 1);  // model.layers.N.
     const bool dense =
         info.name.find(".mlp.") == std::string::npos ||
-        std::any_of(options.dense_layers.begin(), options.dense_layers.end(), [&](int64_t each) {
-          return layer == fmt::format("model.layers.{}.", each);
-        });
+        std::any_of(options.dense_layers.begin(), options.dense_layers.end(),
+                    [&](int64_t each) { return layer == fmt::format("model.layers.{}.", each); });
     if (dense) {
       tensors.push_back(info);
     } else if (info.name.ends_with(".gate_proj.weight")) {

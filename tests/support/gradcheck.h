@@ -15,8 +15,7 @@ inline constexpr double kGradTolerance = 1e-7;
 
 // d f(x) / d x for a scalar function; x f64, any shape. f must not change its argument.
 inline at::Tensor finite_difference(const std::function<at::Tensor(const at::Tensor&)>& f,
-                                    const at::Tensor& x,
-                                    double step = 1e-6) {
+                                    const at::Tensor& x, double step = 1e-6) {
   const at::NoGradGuard no_grad;
   const at::Tensor at = x.detach().clone().contiguous();
   at::Tensor gradient = at::zeros_like(at);

@@ -10,11 +10,8 @@ struct LayoutTensors {
   at::Tensor origin, position, expert, times, ends;
 
   kernels::LayoutMemory memory() const {
-    return {origin.data_ptr<int32_t>(),
-            position.data_ptr<int32_t>(),
-            expert.data_ptr<int32_t>(),
-            times.data_ptr<int32_t>(),
-            ends.data_ptr<int32_t>()};
+    return {origin.data_ptr<int32_t>(), position.data_ptr<int32_t>(), expert.data_ptr<int32_t>(),
+            times.data_ptr<int32_t>(), ends.data_ptr<int32_t>()};
   }
 };
 
@@ -23,18 +20,13 @@ inline LayoutTensors layout_room(const kernels::LayoutShape& shape, const at::Te
     return at::full({count}, -7, like.options().dtype(at::kInt));
   };
   const int64_t cells = shape.tokens * shape.columns;
-  return {room(kernels::padded_rows(shape.rows, shape.experts)),
-          room(cells),
-          room(cells),
-          room(cells),
-          room(shape.experts)};
+  return {room(kernels::padded_rows(shape.rows, shape.experts)), room(cells), room(cells),
+          room(cells), room(shape.experts)};
 }
 
 inline kernels::PlanRows plan_rows(const SelectedTensors& plan) {
-  return {plan.token.const_data_ptr<int64_t>(),
-          plan.expert.const_data_ptr<int64_t>(),
-          plan.choice.const_data_ptr<int64_t>(),
-          plan.count.const_data_ptr<int64_t>(),
+  return {plan.token.const_data_ptr<int64_t>(), plan.expert.const_data_ptr<int64_t>(),
+          plan.choice.const_data_ptr<int64_t>(), plan.count.const_data_ptr<int64_t>(),
           plan.rows.const_data_ptr<int64_t>()};
 }
 
@@ -45,8 +37,8 @@ struct Laid {
 };
 
 // top-k+ir+fr over random logits, `slots` a group; `favour` is added to the logits of expert 1.
-inline Laid random_layout(
-    int64_t tokens, int64_t experts, int64_t k, int32_t slots, double favour = 0) {
+inline Laid random_layout(int64_t tokens, int64_t experts, int64_t k, int32_t slots,
+                          double favour = 0) {
   at::Tensor logits = at::randn({tokens, experts});
   logits.select(1, experts > 1 ? 1 : 0).add_(favour);
   const at::Tensor home = at::zeros({tokens}, at::kInt), capacity = at::full({1}, slots, at::kInt);

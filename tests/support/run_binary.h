@@ -44,8 +44,7 @@ inline RunResult run_moe(const std::vector<std::string>& arguments,
              shell_quote((streams / "err").string()) + " </dev/null";
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-          read_file(streams / "out"),
-          read_file(streams / "err")};
+          read_file(streams / "out"), read_file(streams / "err")};
 }
 
 }  // namespace moe::test

@@ -14,34 +14,24 @@ struct RouterTensors {
 };
 
 // By the reference of router.h: logits [T, E], home [T] i32.
-inline RouterTensors choices_of(const at::Tensor& logits,
-                                const at::Tensor& home,
-                                int64_t ranks,
+inline RouterTensors choices_of(const at::Tensor& logits, const at::Tensor& home, int64_t ranks,
                                 int64_t choices) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
-  RouterTensors to{at::empty({tokens, experts}),
-                   at::empty({tokens, choices}, at::kInt),
-                   at::empty({tokens}, at::kInt),
-                   at::empty({choices, experts * ranks}, at::kInt)};
-  kernels::router_choices_reference(logits.const_data_ptr<float>(),
-                                    home.const_data_ptr<int32_t>(),
-                                    {tokens, experts, ranks, choices, /*is_relu=*/false},
-                                    {to.scores.data_ptr<float>(),
-                                     to.choice.data_ptr<int32_t>(),
-                                     to.at_home.data_ptr<int32_t>(),
-                                     to.requested.data_ptr<int32_t>()});
+  RouterTensors to{at::empty({tokens, experts}), at::empty({tokens, choices}, at::kInt),
+                   at::empty({tokens}, at::kInt), at::empty({choices, experts * ranks}, at::kInt)};
+  kernels::router_choices_reference(
+      logits.const_data_ptr<float>(), home.const_data_ptr<int32_t>(),
+      {tokens, experts, ranks, choices, /*is_relu=*/false},
+      {to.scores.data_ptr<float>(), to.choice.data_ptr<int32_t>(), to.at_home.data_ptr<int32_t>(),
+       to.requested.data_ptr<int32_t>()});
   return to;
 }
 
-inline kernels::SelectInput select_input(const RouterTensors& from,
-                                         const at::Tensor& home,
+inline kernels::SelectInput select_input(const RouterTensors& from, const at::Tensor& home,
                                          const at::Tensor& capacity) {
-  return {from.scores.const_data_ptr<float>(),
-          from.choice.const_data_ptr<int32_t>(),
-          from.at_home.const_data_ptr<int32_t>(),
-          home.const_data_ptr<int32_t>(),
-          from.requested.const_data_ptr<int32_t>(),
-          capacity.const_data_ptr<int32_t>()};
+  return {from.scores.const_data_ptr<float>(),      from.choice.const_data_ptr<int32_t>(),
+          from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
+          from.requested.const_data_ptr<int32_t>(), capacity.const_data_ptr<int32_t>()};
 }
 
 struct SelectedTensors {
@@ -72,19 +62,12 @@ inline SelectedTensors selected_room(const kernels::SelectShape& shape, const at
   };
   const int64_t most = shape.tokens * (shape.k + (shape.fill ? 1 : 0) + (shape.rectify ? 1 : 0));
   const int64_t refused = shape.tokens * shape.k;
-  return {room(most),
-          room(most),
-          room(most),
-          room(most),
-          room(shape.experts),
-          room(refused),
-          room(refused),
-          room(refused)};
+  return {room(most),          room(most),    room(most),    room(most),
+          room(shape.experts), room(refused), room(refused), room(refused)};
 }
 
 inline SelectedTensors selected_by_reference(const kernels::SelectShape& shape,
-                                             const RouterTensors& from,
-                                             const at::Tensor& home,
+                                             const RouterTensors& from, const at::Tensor& home,
                                              const at::Tensor& capacity) {
   SelectedTensors to = selected_room(shape, home);
   kernels::select_rows_reference(shape, select_input(from, home, capacity), to.memory());

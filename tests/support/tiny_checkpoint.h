@@ -126,8 +126,7 @@ inline std::vector<io::TensorInfo> tiny_tensors(const TinyCheckpoint& options) {
 }
 
 // Normal numbers by Box and Muller: std::normal_distribution differs between standard libraries.
-inline std::vector<float> tiny_values(const io::TensorInfo& info,
-                                      double std,
+inline std::vector<float> tiny_values(const io::TensorInfo& info, double std,
                                       std::mt19937_64& random) {
   const auto uniform = [&] { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; };
   const bool is_norm = info.shape.size() == 1;

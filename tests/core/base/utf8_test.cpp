@@ -50,8 +50,8 @@ size_t slow_find_invalid(const std::string& text) {
 }  // namespace
 
 TEST_CASE("every lead and second byte is judged as RFC 3629 does", "[base]") {
-  const std::string tails[] = {
-      "", "\x80", "\xBF", "\x80\x80", "\xBF\xBF", "\x80\x80\x80", "aaaaaaaaaa"};
+  const std::string tails[] = {"",         "\x80",         "\xBF",      "\x80\x80",
+                               "\xBF\xBF", "\x80\x80\x80", "aaaaaaaaaa"};
   size_t invalid = 0;
   for (int lead = 0; lead < 256; ++lead) {
     for (int second = 0; second < 256; ++second) {

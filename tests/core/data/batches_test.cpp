@@ -70,9 +70,7 @@ std::vector<int64_t> shifted(const std::vector<int64_t>& labels) {
 }
 
 // The slow obvious packer: write all epochs out in one go, then cut.
-Rows pack_slowly(const Examples& examples,
-                 const BatchSettings& settings,
-                 int64_t epochs,
+Rows pack_slowly(const Examples& examples, const BatchSettings& settings, int64_t epochs,
                  size_t rows_wanted) {
   std::vector<int64_t> ids, labels;
   Rows rows;

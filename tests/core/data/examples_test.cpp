@@ -19,8 +19,7 @@ Examples read(const std::filesystem::path& file, Objective objective = Objective
   return read_examples({file}, objective, kVocab, byte_codec);
 }
 
-Examples read_text(const std::string& name,
-                   const std::string& text,
+Examples read_text(const std::string& name, const std::string& text,
                    Objective objective = Objective::kInstruct) {
   const TempDir dir;
   write_file(dir / name, text);
@@ -28,8 +27,7 @@ Examples read_text(const std::string& name,
 }
 
 // The message of reading `text` as file `name`, with the folder's name cut off.
-std::string error_of(const std::string& name,
-                     const std::string& text,
+std::string error_of(const std::string& name, const std::string& text,
                      Objective objective = Objective::kInstruct) {
   const TempDir dir;
   write_file(dir / name, text);
@@ -58,10 +56,9 @@ const char* kPair = R"({"instruction": "Say", "input": "", "output": "yes"})";
 TEST_CASE("Alpaca records become BOS instruct response EOS with the loss on the response",
           "[data]") {
   const auto examples =
-      read_text("a.jsonl",
-                std::string(kPair) + "\n\n" +
-                    R"({"instruction": "Add", "input": "1+1", "output": "2", "id": 7})" + "\n" +
-                    R"({"instruction": "Hi", "output": "Ho"})");
+      read_text("a.jsonl", std::string(kPair) + "\n\n" +
+                               R"({"instruction": "Add", "input": "1+1", "output": "2", "id": 7})" +
+                               "\n" + R"({"instruction": "Hi", "output": "Ho"})");
   REQUIRE(examples.size() == 3);
   CHECK(show_ids(examples.at(0)) == "BSay\nyesE");
   CHECK(show_labels(examples.at(0)) == ".....yesE");
@@ -107,8 +104,7 @@ TEST_CASE("rows are taken as given and need no tokenizer", "[data]") {
 TEST_CASE("text is cut into documents at <|endoftext|> lines, the loss falls on all but BOS",
           "[data]") {
   const auto examples =
-      read_text("t.txt",
-                "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>",
+      read_text("t.txt", "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>",
                 Objective::kLm);
   REQUIRE(examples.size() == 2);
   CHECK(show_ids(examples.at(0)) == "Bone\ntwoE");
@@ -302,8 +298,7 @@ TEST_CASE("real files give as many examples as their README says, real stories t
   const auto tokenizer = io::Tokenizer::load(data / "stories260K-hf", 512);
   const auto codec = [&] {
     return TextCodec{[&](std::string_view text) { return tokenizer.encode(text); },
-                     tokenizer.bos_id(),
-                     tokenizer.eos_id()};
+                     tokenizer.bos_id(), tokenizer.eos_id()};
   };
   const auto stories =
       read_examples({data / "text" / "tinystories_v2_train_head.txt"}, Objective::kLm, 512, codec);

@@ -88,9 +88,7 @@ Texts sharegpt(const Json& record) {
   return texts;
 }
 
-void check_file(const Llama& llama,
-                const std::filesystem::path& file,
-                const std::string& form,
+void check_file(const Llama& llama, const std::filesystem::path& file, const std::string& form,
                 Texts (*expected)(const Json&)) {
   const Examples examples = llama.read(file);
   const std::vector<Json> records = records_of(file);
@@ -116,8 +114,8 @@ TEST_CASE("every real instruction file comes back from its tokens word for word"
   check_file(llama, folder / "alpaca_2000.jsonl", "Alpaca records", alpaca);
   check_file(llama, folder / "alpaca_en_demo.json", "Alpaca records", alpaca);
   check_file(llama, folder / "dolly_hhrlhf_train_small.jsonl", "prompt pairs", pair);
-  check_file(
-      llama, folder / "sharegpt_dummy_conversation.json", "ShareGPT conversations", sharegpt);
+  check_file(llama, folder / "sharegpt_dummy_conversation.json", "ShareGPT conversations",
+             sharegpt);
   for (const auto& entry : std::filesystem::directory_iterator(folder / "t0_sample")) {
     check_file(llama, entry.path(), "prompt pairs", pair);
   }

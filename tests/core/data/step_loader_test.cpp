@@ -32,18 +32,14 @@ class FailingStore : public ExampleStore {
   int64_t size() const override { return 1; }
   int64_t length(int64_t /*index*/) const override { return 4; }
   int64_t line(int64_t /*index*/) const override { return 1; }
-  void add_ids(int64_t /*index*/,
-               int64_t begin,
-               int64_t end,
+  void add_ids(int64_t /*index*/, int64_t begin, int64_t end,
                std::vector<int64_t>& ids) const override {
     if (asked++ == good_) {
       throw std::runtime_error("the disk is gone");
     }
     ids.insert(ids.end(), static_cast<size_t>(end - begin), 5);
   }
-  void add_labels(int64_t /*index*/,
-                  int64_t begin,
-                  int64_t end,
+  void add_labels(int64_t /*index*/, int64_t begin, int64_t end,
                   std::vector<int32_t>& labels) const override {
     labels.insert(labels.end(), static_cast<size_t>(end - begin), 5);
   }

@@ -140,9 +140,7 @@ TEST_CASE("with LLaMA's tokenizer the llama2 form gives the ids of Meta's joint 
   const auto tokenizer = io::Tokenizer::load(folder / "llama-tokenizer", 32000);
   const auto codec = [&] {
     return TextCodec{[&](std::string_view text) { return tokenizer.encode(text); },
-                     tokenizer.bos_id(),
-                     tokenizer.eos_id(),
-                     true};
+                     tokenizer.bos_id(), tokenizer.eos_id(), true};
   };
   const auto file = folder / "instruct" / "alpaca_2000.jsonl";
   const auto examples = read_examples({{file}}, with("llama2"), 32000, codec);

@@ -97,8 +97,7 @@ TEST_CASE(
   CHECK(world.tokenised == 1);
   REQUIRE(world.cached().size() == 1);
   const std::string file = world.cached().front().string();
-  CHECK(world.note() == fmt::format("tokens cached in {} ({})",
-                                    file,
+  CHECK(world.note() == fmt::format("tokens cached in {} ({})", file,
                                     io::size_text(fs::file_size(world.cached().front()))));
   const Examples second = world.open();
   CHECK(world.tokenised == 1);
@@ -156,11 +155,8 @@ TEST_CASE("whatever shapes a token has a cache of its own", "[data]") {
   changed = plain;
   changed.format = Format::kPairs;
   keys.push_back(key(changed));
-  for (const char* word : {"alpaca",
-                           "llama2",
-                           "{instruction} {response}",
-                           "{instruction}  {response}",
-                           "{instruction} {response} "}) {
+  for (const char* word : {"alpaca", "llama2", "{instruction} {response}",
+                           "{instruction}  {response}", "{instruction} {response} "}) {
     changed = plain;
     changed.text_template = Template::parse(word);
     keys.push_back(key(changed));

@@ -44,8 +44,7 @@ std::vector<Example> some_examples(int count, int64_t vocab_size) {
   return items;
 }
 
-void write_tokens(const std::filesystem::path& path,
-                  const std::vector<Example>& items,
+void write_tokens(const std::filesystem::path& path, const std::vector<Example>& items,
                   int64_t vocab_size) {
   const io::Descriptor file = io::create_file(path);
   TokenFileWriter writer(file, path, kKey, vocab_size);
@@ -65,8 +64,7 @@ Examples open_tokens(const std::filesystem::path& path, int64_t vocab_size) {
 }
 
 // "" when the file is taken, else why it is not.
-std::string fault_of(const std::filesystem::path& path,
-                     int64_t vocab_size,
+std::string fault_of(const std::filesystem::path& path, int64_t vocab_size,
                      const io::Digest& key = kKey) {
   try {
     const TokenFile tokens(io::MappedFile(path), key, vocab_size);

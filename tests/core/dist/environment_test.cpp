@@ -46,14 +46,9 @@ Variables open_mpi() {
 }
 
 Variables srun() {
-  return {{"SLURM_PROCID", "5"},
-          {"SLURM_NTASKS", "8"},
-          {"SLURM_LOCALID", "5"},
-          {"SLURM_JOB_ID", "77"},
-          {"SLURM_STEP_ID", "0"},
-          {"SLURM_NNODES", "1"},
-          {"SLURMD_NODENAME", "node1"},
-          {"SLURM_NODELIST", "node1"}};
+  return {{"SLURM_PROCID", "5"},        {"SLURM_NTASKS", "8"},      {"SLURM_LOCALID", "5"},
+          {"SLURM_JOB_ID", "77"},       {"SLURM_STEP_ID", "0"},     {"SLURM_NNODES", "1"},
+          {"SLURMD_NODENAME", "node1"}, {"SLURM_NODELIST", "node1"}};
 }
 
 }  // namespace

@@ -31,9 +31,7 @@ const std::vector<std::string> kInterfaces = {"", "lo"};
 
 // What each rank said as it failed, "" for none.
 template <typename Body>
-std::vector<std::string> run_ranks(int64_t ranks,
-                                   double timeout_s,
-                                   const std::string& interface,
+std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const std::string& interface,
                                    const Body& body) {
   const auto store = dist::local_store();
   std::vector<std::string> failures(ranks);
@@ -85,14 +83,8 @@ Tensor some_numbers(int64_t rank, int64_t count) {
 }  // namespace
 
 TEST_CASE("rows of every kind arrive in rank order, also where some send none") {
-  for (const auto type : {at::kFloat,
-                          at::kDouble,
-                          at::kBFloat16,
-                          at::kHalf,
-                          at::kLong,
-                          at::kInt,
-                          at::kByte,
-                          at::kBool}) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
+                          at::kByte, at::kBool}) {
     on_ranks(3, [&](dist::Comm& comm) { return test::rows_arrive_in_rank_order(comm, type); });
   }
 }

@@ -102,19 +102,14 @@ Ended run_program(int64_t ranks, const std::string& way, int64_t culprit, double
   const std::string command = fmt::format(
       "RANKS={} WAY={} CULPRIT={} TIMEOUT={} {} 'the program of a rank' >{} 2>{} "
       "</dev/null",
-      ranks,
-      way,
-      culprit,
-      timeout_s,
+      ranks, way, culprit, timeout_s,
       test::shell_quote(std::filesystem::read_symlink("/proc/self/exe")),
-      test::shell_quote(streams / "out"),
-      test::shell_quote(streams / "err"));
+      test::shell_quote(streams / "out"), test::shell_quote(streams / "err"));
   const auto begin = std::chrono::steady_clock::now();
   const int status = std::system(("unset OMP_NUM_THREADS; " + command).c_str());  // NOLINT
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   return {{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-           test::read_file(streams / "out"),
-           test::read_file(streams / "err")},
+           test::read_file(streams / "out"), test::read_file(streams / "err")},
           seconds.count()};
 }
 
@@ -221,9 +216,8 @@ TEST_CASE("a rank that dies where the others find to each other is named at once
   for (const int64_t culprit : {0, 1}) {  // the one that makes the memory, one that finds it
     const auto [result, seconds] = run_program(3, "aborts_as_others_meet", culprit);
     CHECK(result.exit_code == 1);
-    CHECK_THAT(result.err,
-               Contains(fmt::format("moe: rank {} (host ", culprit)) &&
-                   Contains(") is gone (signal 6, Aborted): connecting\n"));
+    CHECK_THAT(result.err, Contains(fmt::format("moe: rank {} (host ", culprit)) &&
+                               Contains(") is gone (signal 6, Aborted): connecting\n"));
     CHECK(seconds < 5);
   }
 }
@@ -245,9 +239,8 @@ TEST_CASE("a rank that hangs is named within the time limit") {
   for (const int64_t culprit : {0, 2}) {
     const auto [result, seconds] = run_program(3, "hangs", culprit, 2);
     CHECK(result.exit_code == 1);
-    CHECK_THAT(result.err,
-               Contains(fmt::format("moe: rank {} (host ", culprit)) &&
-                   Contains(") did not come: step 4, layer 2, all_reduce"));
+    CHECK_THAT(result.err, Contains(fmt::format("moe: rank {} (host ", culprit)) &&
+                               Contains(") did not come: step 4, layer 2, all_reduce"));
     // The sentence is that of whoever said it first. Where a busy machine let one of the two come
     // to the sum more than a second after the other, that one has not waited for two.
     CHECK_THAT(result.err, Contains("all_reduce, after 2 s\n") || Contains("all_reduce\n"));

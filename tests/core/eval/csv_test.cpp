@@ -56,16 +56,8 @@ TEST_CASE("lists as Python and numpy print them", "[eval]") {
   CHECK(parse_literal("{'text': array([\"a'b\", 'c\\nd'], dtype=object), 'n': [True, None]}", "w")
             .dump() == R"({"n":[true,null],"text":["a'b","c\nd"]})");
   CHECK(parse_literal("['\\xe9\\u00e9\\U0001F600']", "w").dump() == "[\"éé😀\"]");
-  for (const char* text : {"[",
-                           "['a",
-                           "{'a' 1}",
-                           "f(x)",
-                           "[1 ... 2]",
-                           "['\\q']",
-                           "[1.5]",
-                           "[1] x",
-                           "['\\ud800']",
-                           ""}) {
+  for (const char* text : {"[", "['a", "{'a' 1}", "f(x)", "[1 ... 2]", "['\\q']", "[1.5]", "[1] x",
+                           "['\\ud800']", ""}) {
     CAPTURE(text);
     CHECK(test::user_error_of([&] {
             parse_literal(text, "f.csv line 3");

@@ -15,8 +15,7 @@ Request request_of(std::vector<int64_t> inputs) {
 }
 
 // The inputs of a member as its family lays them out.
-std::vector<int64_t> laid_out(const std::vector<Request>& requests,
-                              const Family& family,
+std::vector<int64_t> laid_out(const std::vector<Request>& requests, const Family& family,
                               const Family::Member& member) {
   const auto& root = requests[family.request].tokens;
   std::vector<int64_t> inputs(root.begin(), root.begin() + family.root);
@@ -53,11 +52,9 @@ void check_families(const std::vector<Request>& requests) {
 }
 
 TEST_CASE("the choices of a question share its context", "[eval]") {
-  const std::vector<Request> requests = {request_of({1, 2, 3, 4, 10, 11}),
-                                         request_of({9, 9, 9}),
-                                         request_of({1, 2, 3, 4, 12}),
-                                         request_of({1, 2, 3, 4, 10, 11}),
-                                         request_of({1, 2, 3, 4})};
+  const std::vector<Request> requests = {
+      request_of({1, 2, 3, 4, 10, 11}), request_of({9, 9, 9}), request_of({1, 2, 3, 4, 12}),
+      request_of({1, 2, 3, 4, 10, 11}), request_of({1, 2, 3, 4})};
   const auto families = find_families(requests);
   REQUIRE(families.size() == 2);
   CHECK(families[0].root == 4);

@@ -25,19 +25,11 @@ TEST_CASE("an option is its letter, else its text, else a letter after a colon",
   const OrderedJson document = {
       {"input", "Which?\nOptions:\n(A) a red-ball\n(B) a red ball!\n(C) - blue\n(D) red"}};
   const std::pair<const char*, const char*> cases[] = {
-      {" (B) is it", "(B)"},
-      {" It is (a) red", "(D)"},
-      {" A Red Ball.", "(B)"},
+      {" (B) is it", "(B)"},     {" It is (a) red", "(D)"}, {" A Red Ball.", "(B)"},
       {" the BLUE one", "blue"},  // the harness keeps a text whose option began with a mark
-      {" - blue it", "blue"},
-      {" x: C", "(C)"},
-      {" x:\n E", "[invalid]"},
-      {" answer: D, x", "(D)"},
-      {" nothing", "[invalid]"},
-      {"", "[invalid]"},
-      {" red", "(D)"},
-      {" (b) : B", "(B)"},
-      {"redball", "(D)"}};
+      {" - blue it", "blue"},    {" x: C", "(C)"},          {" x:\n E", "[invalid]"},
+      {" answer: D, x", "(D)"},  {" nothing", "[invalid]"}, {"", "[invalid]"},
+      {" red", "(D)"},           {" (b) : B", "(B)"},       {"redball", "(D)"}};
   for (const auto& [answer, option] : cases) {
     CAPTURE(answer);
     CHECK(first_option(answer, document) == option);

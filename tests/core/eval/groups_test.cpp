@@ -34,8 +34,8 @@ TEST_CASE("every name is there once, and groups hold known tasks", "[eval]") {
   CHECK(tasks_of(*find_group("leaderboard_bbh")).size() == 24);
   CHECK(tasks_of(*find_group("super-glue-lm-eval-v1")).size() == 8);
   CHECK((groups_among({"piqa", "mmlu"}) ==
-         std::vector<std::string>{
-             "mmlu", "mmlu_stem", "mmlu_other", "mmlu_social_sciences", "mmlu_humanities"}));
+         std::vector<std::string>{"mmlu", "mmlu_stem", "mmlu_other", "mmlu_social_sciences",
+                                  "mmlu_humanities"}));
 }
 
 TEST_CASE("a group's mean weighs by questions, its error is pooled", "[eval]") {

@@ -8,8 +8,7 @@
 namespace moe::eval {
 namespace {
 
-std::map<std::string, double> judge(std::vector<std::string> choices,
-                                    int64_t gold,
+std::map<std::string, double> judge(std::vector<std::string> choices, int64_t gold,
                                     const std::vector<double>& sums) {
   const Question question{{}, "", std::move(choices), gold, ""};
   std::vector<Score> scores;

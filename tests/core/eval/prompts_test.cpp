@@ -145,17 +145,13 @@ TEST_CASE("BIG-Bench-Hard: a description with and without a line of its own", "[
   CHECK(written.context.ends_with("\nA:"));
   CHECK(written.choices.empty());
   const auto chosen = load_tasks({"leaderboard_bbh_boolean_expressions"},
-                                 test::shared_data() / "bench",
-                                 1,
-                                 {Compat::kCurrent, 0});
+                                 test::shared_data() / "bench", 1, {Compat::kCurrent, 0});
   CHECK(chosen.at(0).questions[0].context.starts_with(
       "Evaluate the result of a random Boolean expression.Q: "));
   CHECK(chosen[0].questions[0].choices == Strings{"False", "True"});
   // One target of ruin_names is none of the letters.
-  const auto ruined = load_tasks({"leaderboard_bbh_ruin_names"},
-                                 test::shared_data() / "bench",
-                                 std::nullopt,
-                                 {Compat::kCurrent, 0});
+  const auto ruined = load_tasks({"leaderboard_bbh_ruin_names"}, test::shared_data() / "bench",
+                                 std::nullopt, {Compat::kCurrent, 0});
   CHECK(ruined.at(0).notes.size() == 1);
 }
 

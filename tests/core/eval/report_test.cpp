@@ -89,19 +89,9 @@ TEST_CASE("a sample line has the harness's keys, strings and hashes", "[eval]") 
   for (const auto& [key, value] : sample.items()) {
     keys.push_back(key);
   }
-  CHECK(keys == std::vector<std::string>{"doc_id",
-                                         "doc",
-                                         "target",
-                                         "arguments",
-                                         "resps",
-                                         "filtered_resps",
-                                         "filter",
-                                         "metrics",
-                                         "doc_hash",
-                                         "prompt_hash",
-                                         "target_hash",
-                                         "acc",
-                                         "acc_norm"});
+  CHECK(keys == std::vector<std::string>{"doc_id", "doc", "target", "arguments", "resps",
+                                         "filtered_resps", "filter", "metrics", "doc_hash",
+                                         "prompt_hash", "target_hash", "acc", "acc_norm"});
   CHECK(sample["target"] == "1");
   CHECK(sample["arguments"]["gen_args_1"].dump() ==
         R"({"arg_0":"Question: Quéstion?\nAnswer:","arg_1":" long one"})");

@@ -128,10 +128,7 @@ TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "
                               }
                               return tokens;
                             },
-                            2,
-                            "</s>",
-                            false,
-                            100};
+                            2, "</s>", false, 100};
   const Request request = encode_request(no_hash, {"##", "yz", ""});
   CHECK(request.tokens == Tokens{2, 'y', 'z'});
   CHECK(request.scored == 2);

@@ -52,9 +52,7 @@ ScoreSettings settings_of(const std::string& router) {
   return settings;
 }
 
-Scores run(const model::Llama& llama,
-           const std::vector<Request>& requests,
-           ScoreSettings settings,
+Scores run(const model::Llama& llama, const std::vector<Request>& requests, ScoreSettings settings,
            ResponseCache& cache) {
   cache.use(settings.routing);
   settings.memory = &cache;
@@ -63,18 +61,12 @@ Scores run(const model::Llama& llama,
 
 bool same(const Scores& a, const Scores& b) {
   return a.forwards == b.forwards && a.input_tokens == b.input_tokens &&
-         std::equal(a.scores.begin(),
-                    a.scores.end(),
-                    b.scores.begin(),
-                    b.scores.end(),
+         std::equal(a.scores.begin(), a.scores.end(), b.scores.begin(), b.scores.end(),
                     [](const Score& x, const Score& y) {
                       return x.logprob == y.logprob && x.is_greedy == y.is_greedy &&
                              x.tokens == y.tokens;
                     }) &&
-         std::equal(a.counters.begin(),
-                    a.counters.end(),
-                    b.counters.begin(),
-                    b.counters.end(),
+         std::equal(a.counters.begin(), a.counters.end(), b.counters.begin(), b.counters.end(),
                     [](const route::CounterValues& x, const route::CounterValues& y) {
                       return x.tokens == y.tokens && x.requests == y.requests &&
                              x.dropped_requests == y.dropped_requests &&
@@ -143,12 +135,12 @@ TEST_CASE("another routing, group, token or model recalls nothing", "[eval]") {
     ResponseCache cache(file, model);
     run(world.llama, requests, settings, cache);
   }
-  const auto recalled =
-      [&](const ScoreSettings& other, const std::vector<Request>& asked, const io::Digest& digest) {
-        ResponseCache cache(file, digest);
-        run(world.llama, asked, other, cache);
-        return cache.recalled();
-      };
+  const auto recalled = [&](const ScoreSettings& other, const std::vector<Request>& asked,
+                            const io::Digest& digest) {
+    ResponseCache cache(file, digest);
+    run(world.llama, asked, other, cache);
+    return cache.recalled();
+  };
   CHECK(recalled(settings_of("top1:cf=2"), requests, model) == 0);
   CHECK(recalled(settings_of("top1+ir:cf=1"), requests, model) == 0);
   ScoreSettings ranks = settings;

@@ -46,20 +46,12 @@ const std::string kQuiz =
     "\"source\": \"people\"}\n";
 
 // The numbers that token counts and counters share.
-const std::vector<std::string> kShared = {"tokens",
-                                          "requests",
-                                          "dropped_requests",
-                                          "dropped_tokens",
-                                          "unserved_tokens",
-                                          "fr_requests",
-                                          "fr_filled",
-                                          "fr_rejected",
-                                          "ir_tokens",
-                                          "rows"};
+const std::vector<std::string> kShared = {
+    "tokens",      "requests",  "dropped_requests", "dropped_tokens", "unserved_tokens",
+    "fr_requests", "fr_filled", "fr_rejected",      "ir_tokens",      "rows"};
 
 // Sums of `keys` over the entries of `parts`, in total and in each layer, against `whole`.
-void check_sums(const OrderedJson& parts,
-                const OrderedJson& whole,
+void check_sums(const OrderedJson& parts, const OrderedJson& whole,
                 const std::vector<std::string>& keys) {
   for (const auto& key : keys) {
     CAPTURE(key);
@@ -191,12 +183,12 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
     CHECK(entry.complete == complete);
     CHECK(entry.rows >= count * static_cast<int64_t>(stats.layers.size()));  // top-p: one or more
   }
-  const auto a = std::find_if(
-      stats.tokens.vocabulary.begin(), stats.tokens.vocabulary.end(), [](const auto& entry) {
-        return entry.piece ==
-               "\xE2\x96\x81"
-               "a";
-      });
+  const auto a = std::find_if(stats.tokens.vocabulary.begin(), stats.tokens.vocabulary.end(),
+                              [](const auto& entry) {
+                                return entry.piece ==
+                                       "\xE2\x96\x81"
+                                       "a";
+                              });
   REQUIRE(a != stats.tokens.vocabulary.end());
   CHECK(a->complete > 0);
 }

@@ -64,8 +64,7 @@ std::vector<Request> random_requests(size_t count, uint64_t seed = 7) {
 }
 
 // One request alone: every position's logits, log-softmax in double.
-Score score_slowly(const model::Llama& llama,
-                   const Request& request,
+Score score_slowly(const model::Llama& llama, const Request& request,
                    const model::RoutingOptions& routing) {
   const std::vector<int64_t> inputs(request.tokens.begin(), request.tokens.end() - 1);
   const auto hidden =
@@ -97,8 +96,7 @@ void check_equal(const std::vector<Score>& a, const std::vector<Score>& b, doubl
   }
 }
 
-std::vector<Score> score(const model::Llama& llama,
-                         const std::vector<Request>& requests,
+std::vector<Score> score(const model::Llama& llama, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
   return score_requests(llama, requests, settings).scores;
 }

@@ -55,9 +55,7 @@ struct Heard {
   std::vector<int64_t> progress;
 };
 
-Heard score(const model::Llama& llama,
-            const std::vector<Request>& requests,
-            dist::Comm* ranks,
+Heard score(const model::Llama& llama, const std::vector<Request>& requests, dist::Comm* ranks,
             bool observes) {
   Heard heard;
   ScoreSettings settings{llama.default_routing(), 100, 40};
@@ -75,8 +73,8 @@ Heard score(const model::Llama& llama,
     heard.answered.push_back(answered);
     REQUIRE(so_far.scores[answered[0]].tokens > 0);
   };
-  heard.scores = score_requests(
-      llama, requests, settings, [&](int64_t done) { heard.progress.push_back(done); });
+  heard.scores = score_requests(llama, requests, settings,
+                                [&](int64_t done) { heard.progress.push_back(done); });
   return heard;
 }
 

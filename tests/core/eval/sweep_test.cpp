@@ -31,8 +31,7 @@ Strings names_of(const std::vector<SweepValue>& values) {
   return names;
 }
 
-std::vector<SweepValue> values_of(const Strings& sweeps,
-                                  const std::string& stored,
+std::vector<SweepValue> values_of(const Strings& sweeps, const std::string& stored,
                                   const route::RouterRequest& base = {}) {
   std::vector<SweepAxis> axes;
   for (const auto& text : sweeps) {
@@ -54,20 +53,18 @@ TEST_CASE("values stand in for what the folder stores", "[eval]") {
   CHECK((names_of(values_of({"p=0.1,0.7"}, "topp:0.4,max=3")) ==
          Strings{"p=0.1 -> topp:0.1,max=3", "p=0.7 -> topp:0.7,max=3"}));
   CHECK((names_of(values_of({"router=top1,top1+ir", "cf=1,0.5"}, "top1")) ==
-         Strings{"router=top1,cf=1 -> top1",
-                 "router=top1,cf=0.5 -> top1:cf=0.5",
-                 "router=top1+ir,cf=1 -> top1+ir",
-                 "router=top1+ir,cf=0.5 -> top1+ir:cf=0.5"}));
+         Strings{"router=top1,cf=1 -> top1", "router=top1,cf=0.5 -> top1:cf=0.5",
+                 "router=top1+ir,cf=1 -> top1+ir", "router=top1+ir,cf=0.5 -> top1+ir:cf=0.5"}));
   const auto ranks = values_of({"ep-ranks=8,4"}, "top1", {"top2+ir", "1", {}});
   CHECK(ranks.at(1).routing.ep_ranks == 4);
   CHECK(route::to_string(ranks.at(1).routing.router) == "top2+ir:cf=1");
 }
 
 TEST_CASE("what cannot be swept is named before anything runs", "[eval]") {
-  const auto error_of =
-      [](const Strings& sweeps, const std::string& stored, const route::RouterRequest& base = {}) {
-        return test::user_error_of([&] { values_of(sweeps, stored, base); });
-      };
+  const auto error_of = [](const Strings& sweeps, const std::string& stored,
+                           const route::RouterRequest& base = {}) {
+    return test::user_error_of([&] { values_of(sweeps, stored, base); });
+  };
   CHECK(error_of({"cf"}, "top1") ==
         "--sweep 'cf' is not SETTING=VALUE,VALUE,..; settings: cf, p, router, ep-ranks");
   CHECK(error_of({"routers=top1"}, "top1") ==

@@ -82,10 +82,9 @@ TEST_CASE("ARC-Challenge: 1172 questions", "[eval]") {
         "Question: An astronomer observes that a planet rotates faster after a meteorite impact. "
         "Which is the most "
         "likely effect of this increase in rotation?\nAnswer:");
-  CHECK(first.choices == Strings{"Planetary density will decrease.",
-                                 "Planetary years will become longer.",
-                                 "Planetary days will become shorter.",
-                                 "Planetary gravity will become stronger."});
+  CHECK(first.choices ==
+        Strings{"Planetary density will decrease.", "Planetary years will become longer.",
+                "Planetary days will become shorter.", "Planetary gravity will become stronger."});
   CHECK(first.gold == 2);
 }
 
@@ -117,8 +116,7 @@ TEST_CASE("HellaSwag: 1000 scenes, ctx_b capitalised, WikiHow's marks cleaned", 
         "Pole vault: Pole vault is a sport where you run with a pole and stop and swing your body. "
         "A few women");
   CHECK(first.choices ==
-        Strings{"go down a rock and stop.",
-                "watch from around a pole vault.",
+        Strings{"go down a rock and stop.", "watch from around a pole vault.",
                 "are in the wading pool.",
                 "are in the gym practicing to do this pole vault, trying to do their best."});
   CHECK(first.gold == 3);

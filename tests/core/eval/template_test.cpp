@@ -38,15 +38,8 @@ TEST_CASE("a template that is one hole has that value, not its text", "[eval]") 
 
 TEST_CASE("broken holes are told when the template is read", "[eval]") {
   CHECK(user_error_of([] { Template("a {{q"); }) == "'a {{q': {{ without }} after it");
-  for (const char* text : {"{{}}",
-                           "{{q.}}",
-                           "{{q[}}",
-                           "{{q[x]}}",
-                           "{{q['x}}",
-                           "{{q.eval()}}",
-                           "{{q | upper}}",
-                           "{{q.index(}}",
-                           "{{q[9999999]}}"}) {
+  for (const char* text : {"{{}}", "{{q.}}", "{{q[}}", "{{q[x]}}", "{{q['x}}", "{{q.eval()}}",
+                           "{{q | upper}}", "{{q.index(}}", "{{q[9999999]}}"}) {
     CAPTURE(text);
     CHECK(user_error_of([&] { Template{text}; }).find("is not understood; a hole is a field") !=
           std::string::npos);

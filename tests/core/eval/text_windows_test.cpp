@@ -15,11 +15,8 @@ constexpr int64_t kEnd = 2;
 
 // One id a byte: its value.
 TextEncoder byte_encoder(int64_t window, bool adds_bos = false) {
-  return {[](std::string_view text) { return Tokens(text.begin(), text.end()); },
-          1,
-          "<s>",
-          adds_bos,
-          window};
+  return {[](std::string_view text) { return Tokens(text.begin(), text.end()); }, 1, "<s>",
+          adds_bos, window};
 }
 
 TEST_CASE("a text is cut at the window, each piece followed by the next one's first token",

@@ -88,8 +88,8 @@ TEST_CASE("shards are filled in order and none exceeds its size unless one tenso
                        }});
   }
   std::vector<uint64_t> told;
-  CHECK(moe::io::write_tensors(
-            dir.path(), sources, 10, [&](uint64_t bytes) { told.push_back(bytes); }) == 41);
+  CHECK(moe::io::write_tensors(dir.path(), sources, 10,
+                               [&](uint64_t bytes) { told.push_back(bytes); }) == 41);
   CHECK(told == std::vector<uint64_t>{4, 8, 8, 11, 31, 32, 41});
   const Json map = moe::read_json(dir / "model.safetensors.index.json")["weight_map"];
   std::string shards;  // t0 t1 t2 | t3 | t4 | t5 t6
@@ -240,12 +240,9 @@ TEST_CASE("a folder of links, as the hub's cache lays it out, is opened and copi
 
 TEST_CASE("tokenizer and generation files are copied, and nothing else", "[io]") {
   const TempDir dir;
-  const std::vector<std::string> copied = {"added_tokens.json",
-                                           "chat_template.jinja",
-                                           "generation_config.json",
-                                           "special_tokens_map.json",
-                                           "tokenizer.json",
-                                           "tokenizer.model",
+  const std::vector<std::string> copied = {"added_tokens.json",      "chat_template.jinja",
+                                           "generation_config.json", "special_tokens_map.json",
+                                           "tokenizer.json",         "tokenizer.model",
                                            "tokenizer_config.json"};
   for (const auto& name : copied) {
     moe::test::write_file(dir / "from" / name, "content of " + name);

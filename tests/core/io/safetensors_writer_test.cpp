@@ -61,16 +61,8 @@ class FileSizeLimit {
 TEST_CASE("what is written is read back: every dtype, scalars, empty tensors, in pieces", "[io]") {
   const TempDir dir;
   std::vector<TensorInfo> tensors;
-  for (const auto dtype : {DType::kF32,
-                           DType::kF16,
-                           DType::kBF16,
-                           DType::kF64,
-                           DType::kI64,
-                           DType::kI32,
-                           DType::kI16,
-                           DType::kI8,
-                           DType::kU8,
-                           DType::kBool}) {
+  for (const auto dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF64, DType::kI64,
+                           DType::kI32, DType::kI16, DType::kI8, DType::kU8, DType::kBool}) {
     tensors.push_back({std::string("t.") + moe::io::dtype_name(dtype), dtype, {3, 5}});
     tensors.push_back({std::string("empty.") + moe::io::dtype_name(dtype), dtype, {0, 5}});
   }
@@ -125,12 +117,11 @@ TEST_CASE("a copied tensor equals its source, however often it is copied and how
   first.finish();
 
   const SafetensorsFile source(dir / "source");
-  SafetensorsWriter second(dir / "copy",
-                           {{"l0", DType::kU8, {large}},
-                            {"e", DType::kF32, {0, 4}},
-                            {"s0", DType::kU8, {7}},
-                            {"l1", DType::kU8, {large}},
-                            {"s1", DType::kU8, {7}}});
+  SafetensorsWriter second(dir / "copy", {{"l0", DType::kU8, {large}},
+                                          {"e", DType::kF32, {0, 4}},
+                                          {"s0", DType::kU8, {7}},
+                                          {"l1", DType::kU8, {large}},
+                                          {"s1", DType::kU8, {7}}});
   for (const char* name : {"large", "empty", "small", "large", "small"}) {
     second.copy(source, name);
   }

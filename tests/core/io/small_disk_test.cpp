@@ -25,8 +25,7 @@ constexpr int kCannotMount = 77;
 
 // Runs `work` on `disk`, mounted small, in a child that owns its mounts. Its words come back by
 // `report`.
-int on_small_disk(const fs::path& disk,
-                  const fs::path& report,
+int on_small_disk(const fs::path& disk, const fs::path& report,
                   const std::function<std::string()>& work) {
   fs::create_directories(disk);
   const pid_t child = ::fork();

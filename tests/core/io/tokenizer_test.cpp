@@ -47,12 +47,9 @@ TEST_CASE("the real model's tokenizer gives the ids of its reference", "[io]") {
 TEST_CASE("text comes back from its ids, spaces, line feeds and rare letters included", "[io]") {
   MOE_NEED_SHARED_DATA();
   const Tokenizer tokenizer = llama();
-  for (const std::string text : {"a  b   c",
-                                 "line\n\nfeed\t",
-                                 "\xE6\x97\xA5\xE6\x9C\xAC \xF0\x9F\x98\x80",
-                                 "<s> </s>",
-                                 " leading",
-                                 "x"}) {
+  for (const std::string text :
+       {"a  b   c", "line\n\nfeed\t", "\xE6\x97\xA5\xE6\x9C\xAC \xF0\x9F\x98\x80", "<s> </s>",
+        " leading", "x"}) {
     CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
   }
 }

@@ -99,10 +99,8 @@ TEST_CASE("words give the ids of real texts, from several threads too", "[io]") 
   MOE_NEED_SHARED_DATA();
   const auto data = moe::test::shared_data();
   std::vector<std::string> texts;
-  for (const char* name : {"text/tinyshakespeare.txt",
-                           "text/tinystories_sample_cs336.txt",
-                           "instruct/alpaca_2000.jsonl",
-                           "instruct/t0_sample"}) {
+  for (const char* name : {"text/tinyshakespeare.txt", "text/tinystories_sample_cs336.txt",
+                           "instruct/alpaca_2000.jsonl", "instruct/t0_sample"}) {
     std::vector<fs::path> files = {data / name};
     if (fs::is_directory(files[0])) {
       const auto entries = fs::directory_iterator(files[0]);

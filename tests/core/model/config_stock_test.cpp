@@ -62,14 +62,9 @@ TEST_CASE("a Qwen2-MoE config is read with its gate, its biases and its layers",
 
 TEST_CASE("an absent key means what transformers takes for that model_type", "[model][config]") {
   Json json = stock(Foreign::kMixtral);
-  for (const char* key : {"num_key_value_heads",
-                          "max_position_embeddings",
-                          "rms_norm_eps",
-                          "rope_parameters",
-                          "num_local_experts",
-                          "num_experts_per_tok",
-                          "router_aux_loss_coef",
-                          "sliding_window"}) {
+  for (const char* key :
+       {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
+        "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef", "sliding_window"}) {
     json.erase(key);
   }
   json["num_attention_heads"] = 8;
@@ -86,18 +81,10 @@ TEST_CASE("an absent key means what transformers takes for that model_type", "[m
   CHECK(parsed(json).kv_heads == 4);
 
   json = stock(Foreign::kQwen2Moe);
-  for (const char* key : {"num_key_value_heads",
-                          "max_position_embeddings",
-                          "rms_norm_eps",
-                          "rope_parameters",
-                          "num_experts",
-                          "num_experts_per_tok",
-                          "moe_intermediate_size",
-                          "norm_topk_prob",
-                          "decoder_sparse_step",
-                          "mlp_only_layers",
-                          "qkv_bias",
-                          "layer_types"}) {
+  for (const char* key :
+       {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
+        "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "decoder_sparse_step", "mlp_only_layers", "qkv_bias", "layer_types"}) {
     json.erase(key);
   }
   json["num_attention_heads"] = 16;
@@ -144,10 +131,9 @@ TEST_CASE("a router is stored in the folder's own form where that has words for 
     std::string router, from_mixtral;  // Qwen2-MoE has words for all of these
     bool normalised;
   };
-  for (const Case& c : {Case{"top1", "mixtral", true},
-                        Case{"top2+ir+fr:cf=1", "mixtral", true},
-                        Case{"top2:gate=none", "qwen2_moe", false},
-                        Case{"topp:0.4", "qwen2_moe", false}}) {
+  for (const Case& c :
+       {Case{"top1", "mixtral", true}, Case{"top2+ir+fr:cf=1", "mixtral", true},
+        Case{"top2:gate=none", "qwen2_moe", false}, Case{"topp:0.4", "qwen2_moe", false}}) {
     INFO(c.router);
     for (const Foreign kind : {Foreign::kMixtral, Foreign::kQwen2Moe}) {
       Json json = stock(kind);

@@ -63,15 +63,9 @@ TEST_CASE("every key of a LLaMA config is read", "[model][config]") {
 
 TEST_CASE("absent keys take LLaMA's defaults", "[model][config]") {
   Json json = dense();
-  for (const char* key : {"num_key_value_heads",
-                          "max_position_embeddings",
-                          "rms_norm_eps",
-                          "rope_theta",
-                          "tie_word_embeddings",
-                          "torch_dtype",
-                          "hidden_act",
-                          "initializer_range",
-                          "architectures"}) {
+  for (const char* key :
+       {"num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+        "tie_word_embeddings", "torch_dtype", "hidden_act", "initializer_range", "architectures"}) {
     json.erase(key);
   }
   json["head_dim"] = nullptr;  // as transformers writes an unset one
@@ -354,15 +348,12 @@ TEST_CASE("rope scaling that is not computed is refused by name", "[model][confi
   const std::string both =
       "config.json: rope_theta, rope_scaling and rope_parameters say different things; remove the "
       "wrong ones";
-  CHECK(refusal(dense(),
-                {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}) ==
-        both);
-  CHECK(refusal(dense(),
-                {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
-                 {"rope_parameters", {{"rope_type", "linear"}, {"factor", 4}}}}) == both);
-  CHECK(refusal(dense(),
-                {{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"rope_theta", 3.0}}}}) ==
-        both);
+  CHECK(refusal(dense(), {{"rope_parameters",
+                           {{"rope_type", "default"}, {"rope_theta", 10000.0}}}}) == both);
+  CHECK(refusal(dense(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
+                          {"rope_parameters", {{"rope_type", "linear"}, {"factor", 4}}}}) == both);
+  CHECK(refusal(dense(), {{"rope_scaling",
+                           {{"type", "linear"}, {"factor", 2}, {"rope_theta", 3.0}}}}) == both);
 }
 
 TEST_CASE("a moe object that does not fit its model is refused by name", "[model][config]") {

@@ -70,24 +70,10 @@ TEST_CASE("every 16-bit float widens to its value and narrows back to itself", "
 TEST_CASE("narrowing goes to the nearest, ties to even, as the obvious search finds it",
           "[model][convert]") {
   Random random(1, "narrowing");
-  std::vector<uint32_t> patterns = {0,
-                                    1,
-                                    0x7f7fffff,
-                                    0x7f800000,
-                                    0x00800000,
-                                    0x33000000,
-                                    0x33000001,
-                                    0x38800000,
-                                    0x387fffff,
-                                    0x477fe000,
-                                    0x477fefff,
-                                    0x477ff000,
-                                    0x3f808000,
-                                    0x3f818000,
-                                    0x3f801000,
-                                    0x3f803000,
-                                    0x7f7f8000,
-                                    0x7f7f7fff};
+  std::vector<uint32_t> patterns = {0,          1,          0x7f7fffff, 0x7f800000, 0x00800000,
+                                    0x33000000, 0x33000001, 0x38800000, 0x387fffff, 0x477fe000,
+                                    0x477fefff, 0x477ff000, 0x3f808000, 0x3f818000, 0x3f801000,
+                                    0x3f803000, 0x7f7f8000, 0x7f7f7fff};
   for (int i = 0; i < 20'000; ++i) {
     patterns.push_back(static_cast<uint32_t>(random.below(0x7f800000)));
     patterns.push_back(0x33000000 +

@@ -30,21 +30,15 @@ struct Case {
   }
 };
 
-Tensor run_experts_here(const Tensor& x,
-                        const MoeWeights& weights,
-                        const moe::route::Routing& routing,
-                        double gate_scale) {
+Tensor run_experts_here(const Tensor& x, const MoeWeights& weights,
+                        const moe::route::Routing& routing, double gate_scale) {
   return run_experts(x, weights, routing, gate_scale);
 }
 
 Case random_case(const std::string& router, int64_t tokens, at::Device device) {
   const auto make = [&](at::IntArrayRef shape) { return (at::randn(shape) / 2).to(device); };
-  return {make({tokens, 16}),
-          make({tokens, 4}) * 4,
-          make({4, 16, 16}),
-          make({4, 16, 8}),
-          make({tokens, 16}),
-          moe::route::parse_router(router)};
+  return {make({tokens, 16}), make({tokens, 4}) * 4, make({4, 16, 16}),
+          make({4, 16, 8}),   make({tokens, 16}),    moe::route::parse_router(router)};
 }
 
 Tensor or_zero(const Tensor& gradient) {

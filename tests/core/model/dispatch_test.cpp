@@ -27,15 +27,10 @@ using Row = std::array<int64_t, 4>;  // token, expert, choice, multiplicity
 constexpr int64_t kExperts = 8, kWidth = 6, kInner = 5;
 constexpr int kSeconds = 60;
 
-const std::vector<std::string> kRouters = {"top1",
-                                           "top1+ir+fr",
-                                           "top2:cf=inf",
-                                           "topp:0.4",
-                                           "relu:k=1",
-                                           "top2+fr",
-                                           "top2+ir:cf=0.5",
-                                           "top2+fr:cf=inf",
-                                           "top3+ir+fr:order=score,cf=0.7"};
+const std::vector<std::string> kRouters = {
+    "top1",           "top1+ir+fr",     "top2:cf=inf",
+    "topp:0.4",       "relu:k=1",       "top2+fr",
+    "top2+ir:cf=0.5", "top2+fr:cf=inf", "top3+ir+fr:order=score,cf=0.7"};
 
 // Sums of at most 64 tokens x 8 experts x 12 products of numbers of order 10 in f64: 6144 x 1.1e-16
 // x 10 = 7e-12 in the worst order.
@@ -65,17 +60,14 @@ struct Output {
 
 Tensor leaf(const Tensor& of) { return of.detach().clone().requires_grad_(true); }
 
-Input random_input(const std::string& router,
-                   Numbers tokens,
-                   int64_t logical_ranks,
+Input random_input(const std::string& router, Numbers tokens, int64_t logical_ranks,
                    int64_t experts = kExperts) {
   at::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
   const auto random = [](at::IntArrayRef shape) { return at::randn(shape, at::kDouble); };
   return {random({total, kWidth}),
           random({total, kWidth}),
-          {random({experts, kWidth}),
-           random({experts, 2 * kInner, kWidth}),
+          {random({experts, kWidth}), random({experts, 2 * kInner, kWidth}),
            random({experts, kWidth, kInner})},
           std::move(tokens),
           logical_ranks,
@@ -96,11 +88,8 @@ std::vector<Row> rows_of(const route::Routing& routing, int64_t first_token) {
 }
 
 // The layer of some tokens and some experts, and the gradient of y dy + all losses.
-Output run_layer(const Input& input,
-                 const model::TokenSpread& spread,
-                 int64_t first_token,
-                 int64_t first_expert,
-                 int64_t experts) {
+Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t first_token,
+                 int64_t first_expert, int64_t experts) {
   const auto tokens = static_cast<int64_t>(spread.here.home.size());
   const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
   const MoeWeights weights{leaf(input.all.router),
@@ -151,14 +140,10 @@ Output on_many(const Input& input) {
   std::vector<Output> outputs(static_cast<size_t>(places));
   dist::run_as_threads(places, [&](dist::Comm& comm) {
     const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, experts);
-    const model::TokenSpread spread(input.tokens[comm.rank()],
-                                    input.logical_ranks,
+    const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
                                     {&comm, layout, input.overlaps, input.lends});
-    outputs[comm.rank()] = run_layer(input,
-                                     spread,
-                                     input.first_token(comm.rank()),
-                                     layout.first_expert(),
-                                     layout.local_experts());
+    outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
+                                     layout.first_expert(), layout.local_experts());
   });
   Output all;
   const auto join = [&](Tensor Output::*field, bool sums) {
@@ -172,11 +157,8 @@ Output on_many(const Input& input) {
   join(&Output::grad_x, false);
   join(&Output::grad_gate_up, false);
   join(&Output::grad_down, false);
-  for (const auto field : {&Output::grad_router,
-                           &Output::load_balance,
-                           &Output::entropy,
-                           &Output::l1,
-                           &Output::load}) {
+  for (const auto field : {&Output::grad_router, &Output::load_balance, &Output::entropy,
+                           &Output::l1, &Output::load}) {
     join(field, true);
   }
   for (const auto& one : outputs) {
@@ -202,8 +184,7 @@ model::RunRows remember(Seen& seen) {
 Seen rows_seen_by_one(const Input& input) {
   const int64_t tokens = input.x.size(0);
   const route::Routing routing =
-      route::route(model::router_logits(input.x, input.all.router),
-                   input.router,
+      route::route(model::router_logits(input.x, input.all.router), input.router,
                    route::spread_over_ranks(tokens, input.logical_ranks));
   Seen seen;
   model::dispatch_here(input.x, routing, route::to_host(routing.plan.rows), remember(seen));
@@ -216,15 +197,12 @@ Seen rows_seen_by_many(const Input& input) {
   std::vector<Seen> seen(input.tokens.size());
   dist::run_as_threads(places, [&](dist::Comm& comm) {
     const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, kExperts);
-    const model::TokenSpread spread(
-        input.tokens[comm.rank()], input.logical_ranks, {&comm, layout});
+    const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
+                                    {&comm, layout});
     const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
     const route::Routing routing =
         route::route(model::router_logits(x, input.all.router), input.router, spread.here);
-    model::dispatch_among(x,
-                          routing,
-                          {spread, input.router},
-                          route::to_host(routing.plan.rows),
+    model::dispatch_among(x, routing, {spread, input.router}, route::to_host(routing.plan.rows),
                           remember(seen[comm.rank()]));
   });
   std::vector<Tensor> rows;
@@ -278,15 +256,13 @@ TEST_CASE("a layer computes and learns the same on one rank and on many", "[mode
 }
 
 TEST_CASE("no number of tokens makes ranks differ or hang", "[model]") {
-  const std::vector<Numbers> rude = {{7, 4},  // unequal
-                                     {0, 9},  // a rank with none
-                                     {9, 0},
-                                     {1, 0},        // one token in all
-                                     {0, 0},        // none at all
-                                     {2, 3},        // fewer than experts
-                                     {5, 0, 1, 3},  // a ragged last batch
-                                     {0, 0, 0, 2},
-                                     {1, 1, 1, 1}};
+  const std::vector<Numbers> rude = {{7, 4},                // unequal
+                                     {0, 9},                // a rank with none
+                                     {9, 0},       {1, 0},  // one token in all
+                                     {0, 0},                // none at all
+                                     {2, 3},                // fewer than experts
+                                     {5, 0, 1, 3},          // a ragged last batch
+                                     {0, 0, 0, 2}, {1, 1, 1, 1}};
   for (const auto& router : kRouters) {
     for (const auto& tokens : rude) {
       for (const bool overlaps : {false, true}) {

@@ -217,9 +217,9 @@ TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]"
        {model::Recompute::kNone, model::Recompute::kFeedForward, model::Recompute::kLayer}) {
     for (const std::vector<int64_t>& sequences :
          {std::vector<int64_t>{3, 0}, {0, 2}, {1, 0, 4, 0}, {0, 0, 0, 1}}) {
-      for (const model::LoraSettings& lora : {model::LoraSettings{},
-                                              model::LoraSettings{2, 4, {"attention"}},
-                                              model::LoraSettings{2, 4, {"ffn"}}}) {
+      for (const model::LoraSettings& lora :
+           {model::LoraSettings{}, model::LoraSettings{2, 4, {"attention"}},
+            model::LoraSettings{2, 4, {"ffn"}}}) {
         for (const char* router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
           // Dropless: who is at home where does not matter, only the losses' groups would.
           INFO(router << ", " << sequences.size() << " processes, first " << sequences[0]);

@@ -15,8 +15,7 @@ namespace {
 
 using test::TempDir;
 
-std::filesystem::path write_config(const TempDir& folder,
-                                   const test::TinyCheckpoint& options,
+std::filesystem::path write_config(const TempDir& folder, const test::TinyCheckpoint& options,
                                    const Json& patch = {}) {
   Json config = Json(test::tiny_config(options));
   if (patch.is_object()) {
@@ -35,10 +34,8 @@ io::Checkpoint make(const InitSettings& settings) {
 
 std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name),
-          checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)),
-          io::DType::kF32);
+  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
+          std::as_writable_bytes(std::span(values)), io::DType::kF32);
   return values;
 }
 
@@ -57,9 +54,9 @@ void check_normal(const std::vector<float>& values, double std) {
 TEST_CASE("random weights are N(0, initializer_range), norms are one", "[model][init]") {
   const TempDir folder;
   InitSettings settings;
-  settings.config = write_config(folder,
-                                 {.hidden = 128, .intermediate = 256, .dtype = io::DType::kBF16},
-                                 {{"initializer_range", 0.006}});
+  settings.config =
+      write_config(folder, {.hidden = 128, .intermediate = 256, .dtype = io::DType::kBF16},
+                   {{"initializer_range", 0.006}});
   settings.out = folder / "out";
   const io::Checkpoint made = make(settings);
   CHECK(made.tensors().size() == 3 * 9 + 3);
@@ -144,8 +141,7 @@ TEST_CASE("a config with a moe object is made as it says, granular experts too",
                     {"router", route::to_json(route::parse_router("relu:k=2"))},
                     {"router_init", {{"std", 0.01}, {"seed", 5}}}};
   InitSettings settings;
-  settings.config = write_config(folder,
-                                 {},
+  settings.config = write_config(folder, {},
                                  {{"moe", moe},
                                   {"num_experts", 8},
                                   {"moe_intermediate_size", 12},
@@ -167,11 +163,9 @@ TEST_CASE("granularity G makes E G experts of width F / G and scales what counts
     const char *written, *stored;
   };
   for (const Case& c :
-       {Case{"top1", "top4"},
-        Case{"top2+ir:cf=1.5", "top8+ir:cf=6"},
+       {Case{"top1", "top4"}, Case{"top2+ir:cf=1.5", "top8+ir:cf=6"},
         Case{"top1:cf=inf,gate=none,lb=selected", "top4:cf=inf,gate=none,lb=selected"},
-        Case{"topp:0.4,max=2", "topp:0.4,max=8"},
-        Case{"relu:k=1", "relu:k=4"}}) {
+        Case{"topp:0.4,max=2", "topp:0.4,max=8"}, Case{"relu:k=1", "relu:k=4"}}) {
     INFO(c.written);
     const TempDir folder;
     InitSettings settings;

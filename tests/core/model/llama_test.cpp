@@ -55,8 +55,7 @@ class PlainLlama {
     return at::from_blob(data, info.shape, at::TensorOptions(type)).to(at::kDouble);
   }
 
-  Tensor expert(const std::string& prefix,
-                const std::array<const char*, 3>& names,
+  Tensor expert(const std::string& prefix, const std::array<const char*, 3>& names,
                 const Tensor& x) const {
     const Tensor gate = x.mm(weight(prefix + names[0]).t());
     const Tensor up = x.mm(weight(prefix + names[1]).t());
@@ -132,8 +131,7 @@ class PlainLlama {
   moe::model::ModelConfig config_;
 };
 
-Tensor run(const Llama& model,
-           const std::vector<int64_t>& ids,
+Tensor run(const Llama& model, const std::vector<int64_t>& ids,
            const std::vector<int64_t>& lengths) {
   const at::NoGradGuard no_gradients;
   return model.head(
@@ -324,8 +322,8 @@ TEST_CASE("sequences that go on from one give the logits of each spelt out", "[m
     const Tensor spelt_out = at::cat({start, ids.narrow(0, first, length)});
     const Tensor expected = model.head(model.forward({spelt_out, {before + length}}, {}).hidden);
     // The same products; sums over keys in another order.
-    CHECK(at::allclose(
-        logits.narrow(0, first, length), expected.narrow(0, before, length), 1e-5, 1e-5));
+    CHECK(at::allclose(logits.narrow(0, first, length), expected.narrow(0, before, length), 1e-5,
+                       1e-5));
     first += length;
   }
 }

@@ -20,12 +20,9 @@ at::Tensor random(at::IntArrayRef shape, at::ScalarType type = at::kDouble) {
   return at::randn(shape, type);
 }
 
-MoeWeights random_weights(int64_t experts,
-                          int64_t width,
-                          int64_t inner,
+MoeWeights random_weights(int64_t experts, int64_t width, int64_t inner,
                           at::ScalarType type = at::kDouble) {
-  return {random({experts, width}, type),
-          random({experts, 2 * inner, width}, type) * 0.5,
+  return {random({experts, width}, type), random({experts, 2 * inner, width}, type) * 0.5,
           random({experts, width, inner}, type) * 0.5};
 }
 
@@ -45,8 +42,7 @@ MoeWeights case_weights(const json& input) {
     down.push_back(tensor_of(expert.at("down"), at::kFloat));
   }
   return {tensor_of(input.at("router_weight"), at::kFloat).requires_grad_(true),
-          at::stack(gate_up).requires_grad_(true),
-          at::stack(down).requires_grad_(true)};
+          at::stack(gate_up).requires_grad_(true), at::stack(down).requires_grad_(true)};
 }
 
 // Sum over the auxiliary losses of a case of coefficient * loss; checks each loss on the way.
@@ -114,14 +110,8 @@ TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[mo
     weights.gate_up = weights.gate_up.narrow(0, 0, 1).repeat({8, 1, 1});
     weights.down = weights.down.narrow(0, 0, 1).repeat({8, 1, 1});
     const auto x = random({40, 8});
-    for (const char* text : {"top1+ir:cf=0.25",
-                             "top1+ir:cf=0.5",
-                             "top1+ir:cf=1",
-                             "top1+ir:cf=2",
-                             "top2+ir+fr",
-                             "top2+ir+fr:cf=0.5",
-                             "top2:cf=inf",
-                             "top1:cf=inf"}) {
+    for (const char* text : {"top1+ir:cf=0.25", "top1+ir:cf=0.5", "top1+ir:cf=1", "top1+ir:cf=2",
+                             "top2+ir+fr", "top2+ir+fr:cf=0.5", "top2:cf=inf", "top1:cf=inf"}) {
       const auto settings = route::parse_router(text);
       REQUIRE(route::preserves_function(settings).exact);
       for (const int64_t ranks : {1, 2, 8}) {
@@ -138,8 +128,8 @@ TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") 
   at::manual_seed(42);
   const auto settings = route::parse_router("top1:cf=0.5");
   const MoeWeights weights = random_weights(4, 8, 6);
-  const auto out = model::moe_forward(
-      random({1, 8}).repeat({8, 1}), weights, settings, route::spread_over_ranks(8, 1), 1.0);
+  const auto out = model::moe_forward(random({1, 8}).repeat({8, 1}), weights, settings,
+                                      route::spread_over_ranks(8, 1), 1.0);
   CHECK(out.y[0].abs().max().item<double>() > 0);  // one slot, the first of equals has it
   CHECK(out.y.narrow(0, 1, 7).abs().max().item<double>() == 0);
 }
@@ -169,11 +159,8 @@ TEST_CASE("awkward shapes pass forward and backward", "[model]") {
       weights.router.requires_grad_(true);
       weights.gate_up.requires_grad_(true);
       weights.down.requires_grad_(true);
-      const auto out = model::moe_forward(x,
-                                          weights,
-                                          route::parse_router(text),
-                                          route::spread_over_ranks(shape.tokens, shape.ranks),
-                                          1.0);
+      const auto out = model::moe_forward(x, weights, route::parse_router(text),
+                                          route::spread_over_ranks(shape.tokens, shape.ranks), 1.0);
       CHECK(out.y.sizes() == at::IntArrayRef({shape.tokens, 8}));
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       (out.y.sum() + aux).backward();
@@ -190,8 +177,8 @@ TEST_CASE("all rows on one expert leave the others without gradient", "[model]")
   weights.router[2] = 5.0;
   weights.gate_up.requires_grad_(true);
   const auto x = random({10, 8}).abs();  // every logit of e2 is positive
-  const auto out = model::moe_forward(
-      x, weights, route::parse_router("top1:cf=inf"), route::spread_over_ranks(10, 2), 1.0);
+  const auto out = model::moe_forward(x, weights, route::parse_router("top1:cf=inf"),
+                                      route::spread_over_ranks(10, 2), 1.0);
   CHECK(distance(out.y, dense(x, weights, 2)) < kPreserved);
   out.y.square().sum().backward();
   for (int64_t expert = 0; expert < 4; ++expert) {
@@ -247,11 +234,8 @@ TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
   at::manual_seed(48);
   MoeWeights weights = random_weights(4, 8, 6);
   weights.router.requires_grad_(true);
-  const auto out = model::moe_forward(random({16, 8}),
-                                      weights,
-                                      route::parse_router("top1:st=off"),
-                                      route::spread_over_ranks(16, 2),
-                                      1.0);
+  const auto out = model::moe_forward(random({16, 8}), weights, route::parse_router("top1:st=off"),
+                                      route::spread_over_ranks(16, 2), 1.0);
   out.losses.load_balance.backward();
   CHECK(weights.router.grad().abs().max().item<double>() > 1e-4);
 }

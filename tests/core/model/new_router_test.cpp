@@ -14,8 +14,8 @@ namespace {
 route::Plan in_turn(const route::RouteInput& input, const route::Plan&) {
   const at::Tensor turn = (at::arange(input.tokens()) % input.experts()).unsqueeze(1);
   const auto asking = route::requests(input, turn, at::ones({input.tokens(), 1}, at::kBool), 0);
-  return route::with_rows(
-      input, route::sort_by_group(input, asking), asking.token.size(0), route::Plan());
+  return route::with_rows(input, route::sort_by_group(input, asking), asking.token.size(0),
+                          route::Plan());
 }
 
 constexpr auto kInTurn = static_cast<route::Family>(100);
@@ -29,9 +29,7 @@ const route::RouterFamily& in_turn_family() {
       [](const at::Tensor& logits, const at::Tensor& count, const route::RouterSettings&) {
         return route::softmax_gates(logits, count, /*normalise=*/false, /*straight_through=*/true);
       },
-      [](const at::Tensor& logits,
-         const route::RouteInput& input,
-         const at::Tensor& count,
+      [](const at::Tensor& logits, const route::RouteInput& input, const at::Tensor& count,
          const route::RouterSettings& settings) {
         return route::AuxLosses{route::load_balance_loss(logits, input, count, settings), {}, {}};
       }};
@@ -44,8 +42,7 @@ route::RouterSettings in_turn_settings() {
   return settings;
 }
 
-route::Routing route_in_turn(const at::Tensor& logits,
-                             const route::RouterSettings& settings,
+route::Routing route_in_turn(const at::Tensor& logits, const route::RouterSettings& settings,
                              const route::RoutingGroup& group) {
   return route::route(logits, in_turn_family(), settings, group);
 }

@@ -39,10 +39,9 @@ TEST_CASE("rope frequencies equal transformers' for every scaling", "[model]") {
   for (const auto& one : golden().at("cases")) {
     CAPTURE(one.at("name").get<std::string>());
     const auto config = with_rope(base, one);
-    const Tensor actual = moe::model::rope_frequencies(config.rope,
-                                                       config.head_dim,
-                                                       config.max_position_embeddings,
-                                                       one.at("sequence_length").get<int64_t>());
+    const Tensor actual =
+        moe::model::rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings,
+                                     one.at("sequence_length").get<int64_t>());
     const Tensor expected =
         at::tensor(one.at("frequencies").get<std::vector<double>>(), at::kDouble);
     // Same operations in f32; theta itself may be rounded one step apart: 4 roundings of 2^-24.

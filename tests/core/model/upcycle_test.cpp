@@ -44,10 +44,8 @@ bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
 
 std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name),
-          checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)),
-          io::DType::kF32);
+  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
+          std::as_writable_bytes(std::span(values)), io::DType::kF32);
   return values;
 }
 
@@ -258,10 +256,7 @@ TEST_CASE("the certificate is made from the staged folder and a failing one leav
   const UpcycleSettings settings = settings_for(folder / "out");
   const UpcyclePlan plan = plan_upcycle(dense, settings);
   CHECK_THROWS_AS(
-      upcycle(dense,
-              plan,
-              settings,
-              {},
+      upcycle(dense, plan, settings, {},
               [](const std::filesystem::path&) -> OrderedJson { throw UserError("no text"); }),
       UserError);
   CHECK_FALSE(std::filesystem::exists(folder / "out"));
@@ -296,10 +291,7 @@ TEST_CASE("a calibration sees the written folder and its scale goes into config.
   settings.gate_scale.reset();
   double certified = 0;
   const OrderedJson report = upcycle(
-      dense,
-      plan_upcycle(dense, settings),
-      settings,
-      {},
+      dense, plan_upcycle(dense, settings), settings, {},
       [&](const std::filesystem::path& staged) -> OrderedJson {
         certified = read_json(staged / "config.json")["moe"]["gate_scale"];
         return {{"words", "seen"}};

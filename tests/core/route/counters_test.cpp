@@ -11,15 +11,14 @@
 namespace moe::test {
 namespace {
 
-route::CounterValues count(const at::Tensor& logits,
-                           const route::RouterSettings& router,
+route::CounterValues count(const at::Tensor& logits, const route::RouterSettings& router,
                            const route::RoutingGroup& group) {
   return route::read_counters({route::route(logits, router, group).counters})[0];
 }
 
 route::CounterValues count(const at::Tensor& logits, const char* router, int64_t ranks) {
-  return count(
-      logits, route::parse_router(router), route::spread_over_ranks(logits.size(0), ranks));
+  return count(logits, route::parse_router(router),
+               route::spread_over_ranks(logits.size(0), ranks));
 }
 
 // SPEC section 13, a row and a token at a time.
@@ -253,8 +252,7 @@ TEST_CASE("counters of layers are read together and add up", "[route]") {
 TEST_CASE("padding tokens are counted nowhere", "[route]") {
   std::mt19937 random(33);
   auto input = random_routing(random, 24, 4, 2);
-  const auto few = route::route(input.logits.narrow(0, 0, 16),
-                                route::parse_router("top2+ir+fr"),
+  const auto few = route::route(input.logits.narrow(0, 0, 16), route::parse_router("top2+ir+fr"),
                                 {{input.group.home.begin(), input.group.home.begin() + 16}, 2});
   std::fill(input.group.home.begin() + 16, input.group.home.end(), -1);
   const auto padded = route::route(input.logits, route::parse_router("top2+ir+fr"), input.group);

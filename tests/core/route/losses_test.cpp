@@ -9,8 +9,7 @@ namespace moe::test {
 namespace {
 
 // L_b of SPEC section 7 as loops; `counted` [T][E] says what f counts.
-double load_balance_by_loops(const Matrix& logits,
-                             const Matrix& counted,
+double load_balance_by_loops(const Matrix& logits, const Matrix& counted,
                              const route::RoutingGroup& group) {
   const size_t experts = logits.at(0).size();
   double sum = 0;
@@ -109,8 +108,8 @@ TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]")
 
 TEST_CASE("each family returns its own losses and no others", "[route]") {
   const auto losses_of = [](const char* router) {
-    return route::route(
-               at::zeros({4, 4}), route::parse_router(router), route::spread_over_ranks(4, 1))
+    return route::route(at::zeros({4, 4}), route::parse_router(router),
+                        route::spread_over_ranks(4, 1))
         .losses;
   };
   CHECK(losses_of("top1").load_balance.defined());

@@ -139,9 +139,7 @@ void check_stats(const json& one, const RouterSettings& settings) {
   }
 }
 
-void check_loss(const json& one,
-                const RouterSettings& settings,
-                at::Tensor route::AuxLosses::*loss,
+void check_loss(const json& one, const RouterSettings& settings, at::Tensor route::AuxLosses::*loss,
                 const std::string& name) {
   INFO(name);
   const at::Tensor logits = logits_of(one.at("input"));
@@ -159,8 +157,8 @@ void check_selected(const json& one, const RouterSettings& settings) {
   std::vector<std::vector<int64_t>> selected(one["input"]["num_tokens"].get<size_t>());
   auto rows = used_rows(routing.plan, group, one["input"]["num_experts"]);
   if (settings.family == route::Family::kTopP) {
-    std::stable_sort(
-        rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.choice < b.choice; });
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const auto& a, const auto& b) { return a.choice < b.choice; });
   }
   for (const auto& row : rows) {
     selected[row.token].push_back(row.expert);

@@ -9,16 +9,12 @@ namespace {
 
 constexpr Purpose kBoth[] = {Purpose::kEvaluate, Purpose::kTrain};
 
-ResolvedRouter resolve(const std::string& stored,
-                       const RouterRequest& given,
-                       Purpose purpose,
+ResolvedRouter resolve(const std::string& stored, const RouterRequest& given, Purpose purpose,
                        bool force = false) {
   return override_router({parse_router(stored), 8, 8}, given, force, purpose);
 }
 
-std::string refusal(const std::string& stored,
-                    const std::string& router,
-                    Purpose purpose,
+std::string refusal(const std::string& stored, const std::string& router, Purpose purpose,
                     bool force = false) {
   return test::user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
 }
@@ -128,10 +124,9 @@ TEST_CASE("the gate changes with --force only, and then with one warning", "[rou
 TEST_CASE("softmax and ReLU routers are refused in each other's place, forced or not", "[route]") {
   for (const auto purpose : kBoth) {
     for (const bool force : {false, true}) {
-      for (const auto& [stored, given] : {std::pair("top1", "relu:k=1"),
-                                          std::pair("topp:0.4", "relu:k=1"),
-                                          std::pair("relu:k=1", "top1"),
-                                          std::pair("relu:k=1", "topp:0.4")}) {
+      for (const auto& [stored, given] :
+           {std::pair("top1", "relu:k=1"), std::pair("topp:0.4", "relu:k=1"),
+            std::pair("relu:k=1", "top1"), std::pair("relu:k=1", "topp:0.4")}) {
         CHECK(refusal(stored, given, purpose, force)
                   .find("ReLU and softmax logits mean different "
                         "things") != std::string::npos);
@@ -194,9 +189,7 @@ TEST_CASE("options of ReLU that --router does not name stay as stored", "[route]
 
 TEST_CASE("a router in full makes itself in place of any of its family", "[route]") {
   const std::vector<std::vector<std::string>> families = {
-      {"top1",
-       "top2+ir+fr:cf=inf",
-       "top1:cf=0.5,gate=none,st=off,lb=selected,order=score",
+      {"top1", "top2+ir+fr:cf=inf", "top1:cf=0.5,gate=none,st=off,lb=selected,order=score",
        "top3+fr:gate=none"},
       {"topp:0.4", "topp:0.7,max=2"},
       {"relu:k=1", "relu:k=2,lambda0=1e-06,mult=1.5,l1=plain"}};
@@ -217,8 +210,8 @@ TEST_CASE("a router in full makes itself in place of any of its family", "[route
 TEST_CASE("a gate_scale made for the stored gates is warned of when other gates stand in",
           "[route]") {
   const auto notes = [](const std::string& stored, const std::string& given, double scale) {
-    return override_router(
-               {parse_router(stored), 8, 8, scale}, {given, "", {}}, true, Purpose::kEvaluate)
+    return override_router({parse_router(stored), 8, 8, scale}, {given, "", {}}, true,
+                           Purpose::kEvaluate)
         .notes;
   };
   CHECK(notes("topp:0.4", "topp:0.3", 1.0).empty());

@@ -35,8 +35,7 @@ inline void check_load_within_capacity(const route::Routing& routing,
 
 // Each of the first k choices of each valid token stands in a row or in the overflow, and in one
 // only.
-inline void check_nothing_is_lost(const route::Routing& routing,
-                                  const route::RoutingGroup& group,
+inline void check_nothing_is_lost(const route::Routing& routing, const route::RoutingGroup& group,
                                   std::vector<ReferenceRow> rows) {
   const auto refused = refused_rows(routing.plan, group, routing.input.experts());
   rows.insert(rows.end(), refused.begin(), refused.end());
@@ -57,10 +56,8 @@ inline void check_nothing_is_lost(const route::Routing& routing,
 
 // `run` routes: route::route, or the same by a family that is not in the table.
 template <typename Run>
-void check_promises(const at::Tensor& logits,
-                    const route::RouterSettings& settings,
-                    const route::RoutingGroup& group,
-                    Run run) {
+void check_promises(const at::Tensor& logits, const route::RouterSettings& settings,
+                    const route::RoutingGroup& group, Run run) {
   const route::Routing routing = run(logits, settings, group);
   const int64_t experts = logits.size(1);
   const auto rows = used_rows(routing.plan, group, experts);

@@ -17,12 +17,8 @@ struct RandomRouting {
 };
 
 // `grid` > 0 rounds logits to multiples of it, which makes ties; `padding` is the share of padding.
-inline RandomRouting random_routing(std::mt19937& random,
-                                    int64_t tokens,
-                                    int64_t experts,
-                                    int64_t ranks,
-                                    double grid = 0,
-                                    double padding = 0) {
+inline RandomRouting random_routing(std::mt19937& random, int64_t tokens, int64_t experts,
+                                    int64_t ranks, double grid = 0, double padding = 0) {
   std::normal_distribution<double> normal;
   std::uniform_real_distribution<double> uniform;
   RandomRouting result;
@@ -62,12 +58,9 @@ inline std::vector<int64_t> numbers_of(const at::Tensor& values) {
 }
 
 // The rows in use; checks that unused ones stand last.
-inline std::vector<ReferenceRow> used_rows(const at::Tensor& token,
-                                           const at::Tensor& expert,
-                                           const at::Tensor& choice,
-                                           const at::Tensor& count,
-                                           const route::RoutingGroup& group,
-                                           int64_t experts) {
+inline std::vector<ReferenceRow> used_rows(const at::Tensor& token, const at::Tensor& expert,
+                                           const at::Tensor& choice, const at::Tensor& count,
+                                           const route::RoutingGroup& group, int64_t experts) {
   const auto tokens = numbers_of(token), of_expert = numbers_of(expert),
              choices = numbers_of(choice), counts = numbers_of(count);
   std::vector<ReferenceRow> rows;
@@ -84,20 +77,14 @@ inline std::vector<ReferenceRow> used_rows(const at::Tensor& token,
 }
 
 inline std::vector<ReferenceRow> used_rows(const route::Plan& plan,
-                                           const route::RoutingGroup& group,
-                                           int64_t experts) {
+                                           const route::RoutingGroup& group, int64_t experts) {
   return used_rows(plan.token, plan.expert, plan.choice, plan.count, group, experts);
 }
 
 inline std::vector<ReferenceRow> refused_rows(const route::Plan& plan,
-                                              const route::RoutingGroup& group,
-                                              int64_t experts) {
-  return used_rows(plan.overflow_token,
-                   plan.overflow_expert,
-                   plan.overflow_choice,
-                   at::ones_like(plan.overflow_token),
-                   group,
-                   experts);
+                                              const route::RoutingGroup& group, int64_t experts) {
+  return used_rows(plan.overflow_token, plan.overflow_expert, plan.overflow_choice,
+                   at::ones_like(plan.overflow_token), group, experts);
 }
 
 // "e0:t3 e0:t5+ir2 e1:t0+fr": so that a failure reads like a sentence.

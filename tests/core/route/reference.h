@@ -32,8 +32,8 @@ inline std::vector<int64_t> ranked_experts(const std::vector<double>& logits) {
   for (size_t expert = 0; expert < logits.size(); ++expert) {
     order[expert] = static_cast<int64_t>(expert);
   }
-  std::stable_sort(
-      order.begin(), order.end(), [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
   return order;
 }
 
@@ -64,12 +64,8 @@ struct Competition {
   const std::vector<int64_t>& home;
   const std::vector<std::vector<int64_t>>& order;  // [T][E]
 
-  void run(int64_t rank,
-           int64_t expert,
-           const std::vector<int64_t>& choices,
-           int64_t capacity,
-           std::vector<ReferenceRow>& accepted,
-           std::vector<ReferenceRow>& refused) const {
+  void run(int64_t rank, int64_t expert, const std::vector<int64_t>& choices, int64_t capacity,
+           std::vector<ReferenceRow>& accepted, std::vector<ReferenceRow>& refused) const {
     std::vector<ReferenceRow> asking;
     for (size_t token = 0; token < home.size(); ++token) {
       for (const int64_t choice : choices) {
@@ -90,10 +86,8 @@ struct Competition {
   }
 };
 
-inline void reference_top_k(const Matrix& logits,
-                            const Matrix& scores,
-                            const route::RouterSettings& s,
-                            const route::RoutingGroup& group,
+inline void reference_top_k(const Matrix& logits, const Matrix& scores,
+                            const route::RouterSettings& s, const route::RoutingGroup& group,
                             ReferencePlan& plan) {
   const auto tokens = static_cast<int64_t>(logits.size());
   const auto experts = static_cast<int64_t>(logits[0].size());
@@ -125,8 +119,8 @@ inline void reference_top_k(const Matrix& logits,
   }
   const std::vector<ReferenceRow> accepted = plan.rows;
   for (int64_t token = 0; s.ir && token < tokens; ++token) {
-    const int64_t served = std::count_if(
-        accepted.begin(), accepted.end(), [&](const auto& row) { return row.token == token; });
+    const int64_t served = std::count_if(accepted.begin(), accepted.end(),
+                                         [&](const auto& row) { return row.token == token; });
     const int64_t home = group.home[token];
     if (home < 0 || served >= s.k) {
       continue;
@@ -140,10 +134,8 @@ inline void reference_top_k(const Matrix& logits,
   }
 }
 
-inline void reference_selection(const Matrix& logits,
-                                const route::RouterSettings& s,
-                                const route::RoutingGroup& group,
-                                ReferencePlan& plan) {
+inline void reference_selection(const Matrix& logits, const route::RouterSettings& s,
+                                const route::RoutingGroup& group, ReferencePlan& plan) {
   for (size_t token = 0; token < logits.size(); ++token) {
     const std::vector<int64_t> order = ranked_experts(logits[token]);
     const std::vector<double> g = softmax(logits[token]);
@@ -165,8 +157,7 @@ inline void reference_selection(const Matrix& logits,
 }
 
 // w [T][E] of SPEC sections 2.5, 2.8, 3, 8, 9 for the rows of the plan.
-inline Matrix reference_weights(const Matrix& logits,
-                                const route::RouterSettings& s,
+inline Matrix reference_weights(const Matrix& logits, const route::RouterSettings& s,
                                 const ReferencePlan& plan) {
   const size_t experts = logits.empty() ? 0 : logits[0].size();
   Matrix weights(logits.size(), std::vector<double>(experts, 0));
@@ -199,8 +190,7 @@ inline Matrix reference_weights(const Matrix& logits,
   return weights;
 }
 
-inline ReferencePlan reference_route(const Matrix& logits,
-                                     const Matrix& scores,
+inline ReferencePlan reference_route(const Matrix& logits, const Matrix& scores,
                                      const route::RouterSettings& settings,
                                      const route::RoutingGroup& group) {
   ReferencePlan plan;

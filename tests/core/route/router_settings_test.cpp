@@ -52,14 +52,10 @@ TEST_CASE("a canonical router parses to settings that print as the same text", "
 
 TEST_CASE("many spellings of a router have one canonical form", "[route]") {
   const std::vector<std::pair<std::string, std::string>> spellings = {
-      {"TOP1+FR+IR", "top1+ir+fr"},
-      {"Top2:CF=2.0", "top2"},
-      {"top2:cf=1", "top2:cf=1"},
-      {"top1:st=on,order=choice,lb=first,gate=selected", "top1"},
-      {"top1:cf=INF", "top1:cf=inf"},
-      {"RELU:K=1,L1=Refined", "relu:k=1"},
-      {"relu:mult=1.2,k=3", "relu:k=3"},
-      {"TOPP:0.40", "topp:0.4"},
+      {"TOP1+FR+IR", "top1+ir+fr"},      {"Top2:CF=2.0", "top2"},
+      {"top2:cf=1", "top2:cf=1"},        {"top1:st=on,order=choice,lb=first,gate=selected", "top1"},
+      {"top1:cf=INF", "top1:cf=inf"},    {"RELU:K=1,L1=Refined", "relu:k=1"},
+      {"relu:mult=1.2,k=3", "relu:k=3"}, {"TOPP:0.40", "topp:0.4"},
   };
   for (const auto& [written, canonical] : spellings) {
     CHECK(to_string(parse_router(written)) == canonical);

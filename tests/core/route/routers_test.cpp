@@ -23,8 +23,8 @@ constexpr double kWeightTolerance = 1e-5;
 void check_against_reference(const RandomRouting& input, const RouterSettings& settings) {
   const int64_t experts = input.logits.size(1);
   const auto routing = route::route(input.logits, settings, input.group);
-  const auto reference = reference_route(
-      matrix_of(input.logits), matrix_of(routing.input.scores), settings, input.group);
+  const auto reference = reference_route(matrix_of(input.logits), matrix_of(routing.input.scores),
+                                         settings, input.group);
   const int64_t k = routing.input.k;
   CHECK(words_of(used_rows(routing.plan, input.group, experts), k) == words_of(reference.rows, k));
   CHECK((used_rows(routing.plan, input.group, experts) == reference.rows));
@@ -41,8 +41,7 @@ void check_against_reference(const RandomRouting& input, const RouterSettings& s
   for (size_t token = 0; token < weights.size(); ++token) {
     for (int64_t expert = 0; expert < experts; ++expert) {
       const double want = reference.weights[token][expert];
-      worst = std::max({worst,
-                        std::abs(weights[token][expert] - want) / (1 + want),
+      worst = std::max({worst, std::abs(weights[token][expert] - want) / (1 + want),
                         std::abs(by_rows[token][expert] - want) / (1 + want)});
     }
   }
@@ -116,11 +115,10 @@ TEST_CASE("every router keeps its promises on awkward shapes", "[route]") {
     for (const auto& settings : all_routers()) {
       if (fits(settings, shape.experts)) {
         INFO(to_string(settings) << " T " << shape.tokens << " E " << shape.experts);
-        const auto input = random_routing(
-            random, shape.tokens, shape.experts, shape.ranks, shape.grid, shape.padding);
-        check_promises(input.logits, settings, input.group, [](const auto&... given) {
-          return route::route(given...);
-        });
+        const auto input = random_routing(random, shape.tokens, shape.experts, shape.ranks,
+                                          shape.grid, shape.padding);
+        check_promises(input.logits, settings, input.group,
+                       [](const auto&... given) { return route::route(given...); });
       }
     }
   }
@@ -215,9 +213,8 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
       with_tokens += has_tokens ? 1 : 0;
       const auto part = route::route(input.logits, settings, alone);
       std::vector<ReferenceRow> mine;
-      std::copy_if(all.begin(), all.end(), std::back_inserter(mine), [&](const auto& row) {
-        return row.home == rank;
-      });
+      std::copy_if(all.begin(), all.end(), std::back_inserter(mine),
+                   [&](const auto& row) { return row.home == rank; });
       CHECK((used_rows(part.plan, alone, 8) == mine));
       for (int64_t token = 0; token < 60; ++token) {
         if (alone.home[token] == rank) {

@@ -127,12 +127,12 @@ TEST_CASE("a dense model on one GPU sends nothing", "[train]") {
 TEST_CASE("a plan that cannot be is refused", "[train]") {
   const TempDir dir;
   const auto config = write_config(dir);
-  const auto error =
-      [&](ClusterRates rates, int64_t experts, std::optional<int64_t> replicas = {}) {
-        TrainSettings settings = settings_for(config);
-        settings.replicas = replicas;
-        return test::user_error_of([&] { plan_cluster(settings, rates, experts); });
-      };
+  const auto error = [&](ClusterRates rates, int64_t experts,
+                         std::optional<int64_t> replicas = {}) {
+    TrainSettings settings = settings_for(config);
+    settings.replicas = replicas;
+    return test::user_error_of([&] { plan_cluster(settings, rates, experts); });
+  };
   CHECK(error({0, 8}, 4) == "--nodes 0: must be positive");
   CHECK(error({1, 8, 400, -1}, 4) == "--link-gbs -1: must be positive");
   CHECK(error({1, 8}, 4, 3).find("--replicas 3 does not divide") == 0);

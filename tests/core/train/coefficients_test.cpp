@@ -18,10 +18,8 @@ model::MoeConfig folder(const std::string& router) {
   return moe;
 }
 
-TrainSettings resolved(const std::string& stored,
-                       const std::string& router,
-                       TrainSettings settings = {},
-                       std::optional<double> lambda = {}) {
+TrainSettings resolved(const std::string& stored, const std::string& router,
+                       TrainSettings settings = {}, std::optional<double> lambda = {}) {
   model::MoeConfig moe = folder(stored);
   moe.lambda = lambda;
   route::ResolvedRouter run{parse_router(router), 1, {}, false};

@@ -90,11 +90,8 @@ struct World {
     std::istringstream text(read_file(settings.run / "metrics.jsonl"));
     for (std::string line; std::getline(text, line);) {
       lines.push_back(parse_json(line, "metrics"));
-      for (const char* key : {"seconds",
-                              "tokens_per_second",
-                              "peak_memory_bytes",
-                              "data_wait_seconds",
-                              "evaluation_seconds"}) {
+      for (const char* key : {"seconds", "tokens_per_second", "peak_memory_bytes",
+                              "data_wait_seconds", "evaluation_seconds"}) {
         lines.back().erase(key);
       }
     }
@@ -253,14 +250,8 @@ TEST_CASE("a run leaves a report with all it has", "[train]") {
   world.train();
   page = read_file(world.settings.run / "report.html");
   CHECK(page.find("not finished") == std::string::npos);
-  for (const char* part : {"held out",
-                           "Accuracy",
-                           "Experts per token",
-                           "Layer 0",
-                           "Samples of text",
-                           "5 6 7",
-                           "LibTorch",
-                           "Went on after step 5"}) {
+  for (const char* part : {"held out", "Accuracy", "Experts per token", "Layer 0",
+                           "Samples of text", "5 6 7", "LibTorch", "Went on after step 5"}) {
     INFO(part);
     CHECK(page.find(part) != std::string::npos);
   }

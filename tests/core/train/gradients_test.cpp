@@ -22,8 +22,7 @@ model::Llama load_for_training(const std::filesystem::path& folder) {
   return model;
 }
 
-void write_upcycled(const std::filesystem::path& dense,
-                    const std::filesystem::path& out,
+void write_upcycled(const std::filesystem::path& dense, const std::filesystem::path& out,
                     const std::string& router) {
   test::write_tiny_checkpoint(dense);
   const io::Checkpoint parent(dense);
@@ -95,15 +94,12 @@ double distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 }
 
 // The obvious form: all logits, one mean, one backward.
-double plain_gradients(const model::Llama& model,
-                       const data::Batch& batch,
+double plain_gradients(const model::Llama& model, const data::Batch& batch,
                        const model::RoutingOptions& routing) {
   const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
-  const Tensor loss = at::cross_entropy_loss(model.head(result.hidden),
-                                             at::tensor(batch.targets, at::kLong),
-                                             {},
-                                             at::Reduction::Mean,
-                                             data::kNoLoss);
+  const Tensor loss =
+      at::cross_entropy_loss(model.head(result.hidden), at::tensor(batch.targets, at::kLong), {},
+                             at::Reduction::Mean, data::kNoLoss);
   loss.backward();
   return loss.item<double>();
 }
@@ -128,8 +124,8 @@ TEST_CASE("the loss in blocks of rows equals the loss over all logits, gradients
     for (const int64_t logits_per_block : {int64_t{1}, int64_t{64 * 7}, kLogitsPerBlock}) {
       const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, {});
       const double share = 1.0 / static_cast<double>(batch.target_count);
-      const auto loss = head_loss(
-          model.head_weight(), result.hidden, batch.targets, share, at::kFloat, logits_per_block);
+      const auto loss = head_loss(model.head_weight(), result.hidden, batch.targets, share,
+                                  at::kFloat, logits_per_block);
       loss.hidden.backward(loss.gradient);
       CHECK(loss.nll_sum * share == Approx(expected).epsilon(kTolerance));
       CHECK(distance(take_gradients(model), expected_gradients) < kTolerance);

@@ -61,24 +61,10 @@ TEST_CASE("a step's metrics carry the counters of its layers, and their total", 
   CHECK(json["layers"][1]["bytes_sent"] == 2 * 4 * 64);
   CHECK(json["layers"][1]["load"] == OrderedJson({6, 0}));
   // Everything that SPEC section 13 lists.
-  for (const char* name : {"requests",
-                           "dropped_requests",
-                           "dropped_tokens",
-                           "unserved_tokens",
-                           "fr_filled",
-                           "fr_rejected",
-                           "ir_tokens",
-                           "slots_total",
-                           "slots_used",
-                           "padding",
-                           "load",
-                           "experts_per_token",
-                           "sparsity",
-                           "entropy",
-                           "dead_experts",
-                           "dropped_per_rank",
-                           "ir_per_rank",
-                           "bytes_sent"}) {
+  for (const char* name : {"requests", "dropped_requests", "dropped_tokens", "unserved_tokens",
+                           "fr_filled", "fr_rejected", "ir_tokens", "slots_total", "slots_used",
+                           "padding", "load", "experts_per_token", "sparsity", "entropy",
+                           "dead_experts", "dropped_per_rank", "ir_per_rank", "bytes_sent"}) {
     CHECK(json["layers"][0].contains(name));
   }
 }
@@ -128,12 +114,8 @@ TEST_CASE("counting beside one layer, T = 4096, D = 1024, F = 256", "[!benchmark
       const double layer = median_seconds(
           3, [&] { model::moe_forward(x, weights, settings, group, 1.0).y.sum().backward(); });
       const double counting = counting_seconds(kTokens, experts, experts, router);
-      fmt::print("E {:>2}  {:<11} layer {:8.1f} ms  counting {:6.3f} ms  {:.3f} %\n",
-                 experts,
-                 router,
-                 1e3 * layer,
-                 1e3 * counting,
-                 100 * counting / layer);
+      fmt::print("E {:>2}  {:<11} layer {:8.1f} ms  counting {:6.3f} ms  {:.3f} %\n", experts,
+                 router, 1e3 * layer, 1e3 * counting, 100 * counting / layer);
     }
   }
 }
@@ -173,12 +155,8 @@ TEST_CASE("counting beside a training step of a 260K model, 4 x 512 tokens", "[!
     });
     const auto layers = static_cast<double>(llama.config().moe->layers.size());
     const double counting = layers * counting_seconds(kRows * kLength, kExperts, kExperts, router);
-    fmt::print("{:<11} step {:8.1f} ms  counting {:6.3f} ms ({} layers)  {:.3f} %\n",
-               router,
-               1e3 * step,
-               1e3 * counting,
-               layers,
-               100 * counting / step);
+    fmt::print("{:<11} step {:8.1f} ms  counting {:6.3f} ms ({} layers)  {:.3f} %\n", router,
+               1e3 * step, 1e3 * counting, layers, 100 * counting / step);
   }
 }
 

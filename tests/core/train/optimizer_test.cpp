@@ -269,6 +269,6 @@ TEST_CASE("a step with moments in bf16 beside one in f32, 16 M parameters", "[!b
     std::nth_element(times.begin(), times.begin() + 3, times.end());
     return times[3];
   };
-  fmt::print(
-      "f32 {:.1f} ms, bf16 {:.1f} ms\n", milliseconds({}), milliseconds(with_bf16_moments()));
+  fmt::print("f32 {:.1f} ms, bf16 {:.1f} ms\n", milliseconds({}),
+             milliseconds(with_bf16_moments()));
 }

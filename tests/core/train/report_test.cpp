@@ -107,24 +107,11 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   }
   for (int64_t step = 1; step <= 20'000; ++step) {
     Json line = {{"step", step}};
-    for (const char* name : {"loss",
-                             "grad_norm",
-                             "lr",
-                             "tokens_per_second",
-                             "load_balance_loss",
-                             "auxiliary_loss",
-                             "entropy_loss",
-                             "l1_loss",
-                             "lambda",
-                             "sparsity",
-                             "dropped_share",
-                             "filled_share",
-                             "ir_share",
-                             "unserved_share",
-                             "experts_per_token",
-                             "load_max_over_mean",
-                             "dead_experts",
-                             "entropy"}) {
+    for (const char* name :
+         {"loss", "grad_norm", "lr", "tokens_per_second", "load_balance_loss", "auxiliary_loss",
+          "entropy_loss", "l1_loss", "lambda", "sparsity", "dropped_share", "filled_share",
+          "ir_share", "unserved_share", "experts_per_token", "load_max_over_mean", "dead_experts",
+          "entropy"}) {
       line[name] = 1.2345678 + std::sin(static_cast<double>(step));
     }
     if (step % 20 == 0) {

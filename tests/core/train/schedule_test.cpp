@@ -39,9 +39,7 @@ TEST_CASE("wsd is flat until the last tenth and then falls evenly", "[train]") {
 }
 
 TEST_CASE("warm-up rises evenly to lr and the fall begins after it", "[train]") {
-  for (const auto kind : {ScheduleKind::kCosine,
-                          ScheduleKind::kLinear,
-                          ScheduleKind::kConstant,
+  for (const auto kind : {ScheduleKind::kCosine, ScheduleKind::kLinear, ScheduleKind::kConstant,
                           ScheduleKind::kWsd}) {
     const auto warm = schedule(kind, 4, 20);
     CHECK(warm.at(0) == Approx(2.5e-4));
@@ -53,9 +51,7 @@ TEST_CASE("warm-up rises evenly to lr and the fall begins after it", "[train]") 
 }
 
 TEST_CASE("runs of one step and runs that are all warm-up have a rate", "[train]") {
-  for (const auto kind : {ScheduleKind::kCosine,
-                          ScheduleKind::kLinear,
-                          ScheduleKind::kConstant,
+  for (const auto kind : {ScheduleKind::kCosine, ScheduleKind::kLinear, ScheduleKind::kConstant,
                           ScheduleKind::kWsd}) {
     CHECK(schedule(kind, 0, 1).at(0) == Approx(1e-3));
     CHECK(schedule(kind, 8, 4).at(3) == Approx(5e-4));

@@ -34,12 +34,11 @@ TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among the
   const auto points = curve.points();
   CHECK(points.size() <= Thinned::kMostPoints);
   CHECK(points.size() > Thinned::kMostPoints / 4);
-  CHECK(std::is_sorted(
-      points.begin(), points.end(), [](Point one, Point two) { return one.step < two.step; }));
+  CHECK(std::is_sorted(points.begin(), points.end(),
+                       [](Point one, Point two) { return one.step < two.step; }));
   const auto has = [&](int64_t step, double value) {
-    return std::any_of(points.begin(), points.end(), [&](Point point) {
-      return point.step == step && point.value == value;
-    });
+    return std::any_of(points.begin(), points.end(),
+                       [&](Point point) { return point.step == step && point.value == value; });
   };
   CHECK(has(777, 50));
   CHECK(has(901, -50));

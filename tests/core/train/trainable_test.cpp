@@ -43,10 +43,9 @@ TEST_CASE("groups and patterns name the parameters that train", "[train]") {
   CHECK(names_of(model, {}).size() == model.parameters().size());
   CHECK(names_of(model, {"router"}) ==
         Names{"model.layers.0.mlp.router", "model.layers.2.mlp.router"});
-  CHECK(names_of(model, {"experts"}) == Names{"model.layers.0.mlp.gate_up",
-                                              "model.layers.0.mlp.down",
-                                              "model.layers.2.mlp.gate_up",
-                                              "model.layers.2.mlp.down"});
+  CHECK(names_of(model, {"experts"}) ==
+        Names{"model.layers.0.mlp.gate_up", "model.layers.0.mlp.down", "model.layers.2.mlp.gate_up",
+              "model.layers.2.mlp.down"});
   CHECK(names_of(model, {"dense"})[0] == "model.layers.1.mlp.gate_up");
   CHECK(names_of(model, {"model.layers.1.self*"}) ==
         Names{"model.layers.1.self_attn.qkv", "model.layers.1.self_attn.o_proj"});

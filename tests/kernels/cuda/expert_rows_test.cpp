@@ -23,8 +23,8 @@ void check_layout(const Laid& laid) {
                                          {},
                                          {}};
   const auto actual = moe::test::layout_room(laid.shape, there.token);
-  moe::kernels::lay_out_cuda(
-      laid.shape, moe::test::plan_rows(there), actual.memory(), stream_of(there.token));
+  moe::kernels::lay_out_cuda(laid.shape, moe::test::plan_rows(there), actual.memory(),
+                             stream_of(there.token));
   CHECK(at::equal(actual.origin.cpu(), laid.layout.origin));
   CHECK(at::equal(actual.position.cpu(), laid.layout.position));
   CHECK(at::equal(actual.expert.cpu(), laid.layout.expert));
@@ -34,10 +34,7 @@ void check_layout(const Laid& laid) {
 
 RowsShape rows_shape(const Laid& laid, int64_t width) {
   const auto& shape = laid.shape;
-  return {shape.tokens,
-          shape.columns,
-          shape.experts,
-          width,
+  return {shape.tokens, shape.columns, shape.experts, width,
           moe::kernels::padded_rows(shape.rows, shape.experts)};
 }
 
@@ -55,19 +52,16 @@ void check_moves(const Laid& laid, int64_t width, at::ScalarType type) {
   const Tensor ends = to_card(laid.layout.ends);
   const int64_t used = laid.layout.ends[-1].item<int64_t>();
   const auto same_rows = [&](const Tensor& actual, const Tensor& expected, double epsilon) {
-    return at::allclose(
-        actual.cpu().to(at::kFloat).narrow(0, 0, used), expected.narrow(0, 0, used), epsilon, 0);
+    return at::allclose(actual.cpu().to(at::kFloat).narrow(0, 0, used), expected.narrow(0, 0, used),
+                        epsilon, 0);
   };
 
   const Tensor x = exact_in_bf16({shape.tokens, width}), gathered = at::empty({shape.rows, width});
-  moe::kernels::gather_rows_reference(shape,
-                                      ints(laid.layout.origin),
-                                      ints(laid.layout.ends),
-                                      floats(x),
-                                      gathered.data_ptr<float>());
+  moe::kernels::gather_rows_reference(shape, ints(laid.layout.origin), ints(laid.layout.ends),
+                                      floats(x), gathered.data_ptr<float>());
   const Tensor in = to_card(x.to(type)), out = poisoned({shape.rows, width}, type);
-  moe::kernels::gather_rows_cuda(
-      shape, ints(origin), ints(ends), in.const_data_ptr(), out.data_ptr(), is_bf16, stream_of(in));
+  moe::kernels::gather_rows_cuda(shape, ints(origin), ints(ends), in.const_data_ptr(),
+                                 out.data_ptr(), is_bf16, stream_of(in));
   CHECK(same_rows(out, gathered, 0));  // copies
 
   const Tensor rows = exact_in_bf16({shape.rows, width});
@@ -75,47 +69,29 @@ void check_moves(const Laid& laid, int64_t width, at::ScalarType type) {
   const Tensor rows_there = to_card(rows.to(type)), weight_there = to_card(weight);
   for (const bool weighs : {true, false}) {
     const Tensor expected = at::empty({shape.tokens, width});
-    moe::kernels::combine_rows_reference(shape,
-                                         ints(laid.layout.position),
-                                         weighs ? floats(weight) : nullptr,
-                                         floats(rows),
+    moe::kernels::combine_rows_reference(shape, ints(laid.layout.position),
+                                         weighs ? floats(weight) : nullptr, floats(rows),
                                          expected.data_ptr<float>());
     const auto y_type = weighs ? at::kFloat : type;
     const Tensor y = poisoned({shape.tokens, width}, y_type);
-    moe::kernels::combine_rows_cuda(shape,
-                                    ints(position),
-                                    weighs ? floats(weight_there) : nullptr,
-                                    rows_there.const_data_ptr(),
-                                    y.data_ptr(),
-                                    is_bf16,
-                                    y_type == at::kBFloat16,
-                                    stream_of(rows_there));
+    moe::kernels::combine_rows_cuda(shape, ints(position), weighs ? floats(weight_there) : nullptr,
+                                    rows_there.const_data_ptr(), y.data_ptr(), is_bf16,
+                                    y_type == at::kBFloat16, stream_of(rows_there));
     // Four products and sums of numbers below 20; bf16: one more rounding, of 2^-9.
-    CHECK(at::allclose(
-        y.cpu().to(at::kFloat), expected, y_type == at::kBFloat16 ? 1.0 / (1 << 8) : 1e-6, 1e-5));
+    CHECK(at::allclose(y.cpu().to(at::kFloat), expected,
+                       y_type == at::kBFloat16 ? 1.0 / (1 << 8) : 1e-6, 1e-5));
   }
 
   const Tensor grad_y = exact_in_bf16({shape.tokens, width});
   const Tensor grad_rows = at::empty({shape.rows, width}), grad_weight = at::empty_like(weight);
-  moe::kernels::combine_rows_backward_reference(shape,
-                                                ints(laid.layout.origin),
-                                                ints(laid.layout.ends),
-                                                floats(weight),
-                                                floats(rows),
-                                                floats(grad_y),
-                                                grad_rows.data_ptr<float>(),
-                                                grad_weight.data_ptr<float>());
+  moe::kernels::combine_rows_backward_reference(
+      shape, ints(laid.layout.origin), ints(laid.layout.ends), floats(weight), floats(rows),
+      floats(grad_y), grad_rows.data_ptr<float>(), grad_weight.data_ptr<float>());
   const Tensor upstream = to_card(grad_y), to_rows = poisoned({shape.rows, width}, type);
   const Tensor to_weight = poisoned(weight.sizes(), at::kFloat);
-  moe::kernels::combine_rows_backward_cuda(shape,
-                                           ints(origin),
-                                           ints(ends),
-                                           floats(weight_there),
-                                           rows_there.const_data_ptr(),
-                                           floats(upstream),
-                                           to_rows.data_ptr(),
-                                           to_weight.data_ptr<float>(),
-                                           is_bf16,
+  moe::kernels::combine_rows_backward_cuda(shape, ints(origin), ints(ends), floats(weight_there),
+                                           rows_there.const_data_ptr(), floats(upstream),
+                                           to_rows.data_ptr(), to_weight.data_ptr<float>(), is_bf16,
                                            stream_of(upstream));
   CHECK(same_rows(to_rows, grad_rows, is_bf16 ? 1.0 / (1 << 8) : 1e-6));
   // A lane adds width / 32 products below 16, then 5 levels.

@@ -61,9 +61,7 @@ TEST_CASE("logits in f32 on a GPU equal the CPU's, of f32 and of bf16", "[kernel
     check_on_gpu({x, weight}, logits);
     const Tensor half = x.to(at::kBFloat16);
     CHECK(at::allclose(moe::kernels::linear_in_f32(half.cuda(), weight.cuda()).cpu(),
-                       moe::kernels::linear_in_f32(half, weight),
-                       1e-5,
-                       1e-4));
+                       moe::kernels::linear_in_f32(half, weight), 1e-5, 1e-4));
   }
 }
 
@@ -73,8 +71,8 @@ TEST_CASE("rope on a GPU equals the CPU's", "[kernels][gpu]") {
   const Tensor angle = at::rand({50, 8}), position = at::arange(33, at::kInt);
   check_on_gpu({at::randn({33, 64})}, [&](const Tensors& in) {
     const auto device = in[0].device();
-    return moe::kernels::rope(
-        in[0], angle.cos().to(device), angle.sin().to(device), position.to(device), 3, 16);
+    return moe::kernels::rope(in[0], angle.cos().to(device), angle.sin().to(device),
+                              position.to(device), 3, 16);
   });
 }
 
@@ -83,13 +81,9 @@ TEST_CASE("rows, weighted sums and gates on a GPU equal the CPU's", "[kernels][g
   at::manual_seed(3);
   const auto plan = moe::test::random_layout(33, 4, 2, 9).plan;
   const auto layout_on = [&](at::Device device) {
-    return moe::kernels::lay_out_rows(plan.token.to(device),
-                                      plan.expert.to(device),
-                                      plan.choice.to(device),
-                                      plan.count.to(device),
-                                      plan.rows.to(device),
-                                      33,
-                                      4);
+    return moe::kernels::lay_out_rows(plan.token.to(device), plan.expert.to(device),
+                                      plan.choice.to(device), plan.count.to(device),
+                                      plan.rows.to(device), 33, 4);
   };
   for (const bool straight_through : {true, false}) {
     check_on_gpu({at::randn({33, 20}), at::randn({33, 4})}, [&](const Tensors& in) {
@@ -123,13 +117,8 @@ TEST_CASE("adamw_ on a GPU equals the CPU's", "[kernels][gpu]") {
     const Tensor master = start.to(device, at::kFloat, false, /*copy=*/true);
     const Tensor mean = at::zeros_like(master), square = at::zeros_like(master);
     const Tensor weight = at::zeros_like(master, at::kBFloat16);
-    moe::kernels::adamw_(gradient.to(device),
-                         master,
-                         mean,
-                         square,
-                         weight,
-                         {1e-2, 0.9, 0.999, 1e-8, 0.1, 1},
-                         at::full({1}, 0.5F).to(device));
+    moe::kernels::adamw_(gradient.to(device), master, mean, square, weight,
+                         {1e-2, 0.9, 0.999, 1e-8, 0.1, 1}, at::full({1}, 0.5F).to(device));
     return Tensors{master.cpu(), mean.cpu(), square.cpu(), weight.to(at::kFloat).cpu()};
   };
   const Tensors actual = updated(at::kCUDA), expected = updated(at::kCPU);

@@ -21,54 +21,30 @@ Results reference(const Tensor& x, const Tensor& weight, const Tensor& grad) {
   const int64_t rows = x.size(0), width = x.size(1);
   Results all{at::empty_like(x), at::empty({rows}), at::empty_like(x), at::empty_like(weight)};
   moe::kernels::rms_norm_forward_reference(x.const_data_ptr<float>(),
-                                           weight.const_data_ptr<float>(),
-                                           all.y.data_ptr<float>(),
-                                           all.scale.data_ptr<float>(),
-                                           rows,
-                                           width,
-                                           kEpsilon);
-  moe::kernels::rms_norm_backward_reference(grad.const_data_ptr<float>(),
-                                            x.const_data_ptr<float>(),
-                                            weight.const_data_ptr<float>(),
-                                            all.scale.const_data_ptr<float>(),
-                                            all.grad_x.data_ptr<float>(),
-                                            all.grad_weight.data_ptr<float>(),
-                                            rows,
-                                            width);
+                                           weight.const_data_ptr<float>(), all.y.data_ptr<float>(),
+                                           all.scale.data_ptr<float>(), rows, width, kEpsilon);
+  moe::kernels::rms_norm_backward_reference(
+      grad.const_data_ptr<float>(), x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+      all.scale.const_data_ptr<float>(), all.grad_x.data_ptr<float>(),
+      all.grad_weight.data_ptr<float>(), rows, width);
   return all;
 }
 
 Results on_card(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type) {
   const int64_t rows = x.size(0), width = x.size(1);
   const Tensor in = to_card(x.to(type)), by = to_card(weight), upstream = to_card(grad.to(type));
-  const Results all{poisoned({rows, width}, type),
-                    poisoned({rows}, at::kFloat),
-                    poisoned({rows, width}, type),
-                    poisoned({width}, at::kFloat)};
+  const Results all{poisoned({rows, width}, type), poisoned({rows}, at::kFloat),
+                    poisoned({rows, width}, type), poisoned({width}, at::kFloat)};
   const Tensor strips = poisoned({moe::kernels::rms_norm_strips(rows), width}, at::kFloat);
   const bool is_bf16 = type == at::kBFloat16;
-  moe::kernels::rms_norm_forward_cuda(in.const_data_ptr(),
-                                      by.const_data_ptr<float>(),
-                                      all.y.data_ptr(),
-                                      all.scale.data_ptr<float>(),
-                                      rows,
-                                      width,
-                                      kEpsilon,
-                                      is_bf16,
-                                      stream_of(in));
+  moe::kernels::rms_norm_forward_cuda(in.const_data_ptr(), by.const_data_ptr<float>(),
+                                      all.y.data_ptr(), all.scale.data_ptr<float>(), rows, width,
+                                      kEpsilon, is_bf16, stream_of(in));
   moe::kernels::rms_norm_backward_cuda(
       {all.grad_x.data_ptr(), all.grad_weight.data_ptr<float>(), strips.data_ptr<float>()},
-      upstream.const_data_ptr(),
-      in.const_data_ptr(),
-      by.const_data_ptr<float>(),
-      all.scale.const_data_ptr<float>(),
-      rows,
-      width,
-      is_bf16,
-      stream_of(in));
-  return {all.y.cpu().to(at::kFloat),
-          all.scale.cpu(),
-          all.grad_x.cpu().to(at::kFloat),
+      upstream.const_data_ptr(), in.const_data_ptr(), by.const_data_ptr<float>(),
+      all.scale.const_data_ptr<float>(), rows, width, is_bf16, stream_of(in));
+  return {all.y.cpu().to(at::kFloat), all.scale.cpu(), all.grad_x.cpu().to(at::kFloat),
           all.grad_weight.cpu()};
 }
 

@@ -17,9 +17,7 @@ struct Choices {
   Tensor scores, choice, at_home, requested;
 
   RouterChoices memory() const {
-    return {scores.data_ptr<float>(),
-            choice.data_ptr<int32_t>(),
-            at_home.data_ptr<int32_t>(),
+    return {scores.data_ptr<float>(), choice.data_ptr<int32_t>(), at_home.data_ptr<int32_t>(),
             requested.data_ptr<int32_t>()};
   }
   Choices on_host() const { return {scores.cpu(), choice.cpu(), at_home.cpu(), requested.cpu()}; }
@@ -27,26 +25,22 @@ struct Choices {
 
 Choices room(const RouterShape& shape) {
   return {poisoned({shape.tokens, shape.experts}, at::kFloat),
-          poisoned({shape.tokens, shape.choices}, at::kInt),
-          poisoned({shape.tokens}, at::kInt),
+          poisoned({shape.tokens, shape.choices}, at::kInt), poisoned({shape.tokens}, at::kInt),
           poisoned({shape.choices, shape.experts * shape.ranks}, at::kInt)};
 }
 
 Choices reference(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
   const Choices host = room(shape).on_host();
-  moe::kernels::router_choices_reference(
-      logits.const_data_ptr<float>(), home.const_data_ptr<int32_t>(), shape, host.memory());
+  moe::kernels::router_choices_reference(logits.const_data_ptr<float>(),
+                                         home.const_data_ptr<int32_t>(), shape, host.memory());
   return host;
 }
 
 Choices on_card(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
   const Tensor there = to_card(logits), homes = to_card(home);
   const Choices choices = room(shape);
-  moe::kernels::router_choices_cuda(there.const_data_ptr<float>(),
-                                    homes.const_data_ptr<int32_t>(),
-                                    shape,
-                                    choices.memory(),
-                                    stream_of(there));
+  moe::kernels::router_choices_cuda(there.const_data_ptr<float>(), homes.const_data_ptr<int32_t>(),
+                                    shape, choices.memory(), stream_of(there));
   return choices.on_host();
 }
 
@@ -79,21 +73,13 @@ TEST_CASE("the router's logits are those of plain loops in double", "[kernels][g
         const Tensor expected = at::empty({tokens, experts});
         moe::kernels::router_logits_reference(x.const_data_ptr<float>(),
                                               weight.const_data_ptr<float>(),
-                                              expected.data_ptr<float>(),
-                                              tokens,
-                                              width,
-                                              experts);
+                                              expected.data_ptr<float>(), tokens, width, experts);
         for (const auto type : {at::kFloat, at::kBFloat16}) {  // x is exact in both
           const Tensor in = to_card(x.to(type)), by = to_card(weight);
           const Tensor logits = poisoned({tokens, experts}, at::kFloat);
-          moe::kernels::router_logits_cuda(in.const_data_ptr(),
-                                           by.const_data_ptr<float>(),
-                                           logits.data_ptr<float>(),
-                                           tokens,
-                                           width,
-                                           experts,
-                                           type == at::kBFloat16,
-                                           stream_of(in));
+          moe::kernels::router_logits_cuda(in.const_data_ptr(), by.const_data_ptr<float>(),
+                                           logits.data_ptr<float>(), tokens, width, experts,
+                                           type == at::kBFloat16, stream_of(in));
           // A lane adds at most 8 products below 20, then 5 levels: 13 * 2^-24 * 200.
           CHECK(at::allclose(logits.cpu(), expected, 1e-6, 2e-4));
         }

@@ -17,29 +17,20 @@ void check(const GateShape& shape, const Tensor& logits, const moe::test::Laid& 
   const auto floats = [](const Tensor& tensor) { return tensor.data_ptr<float>(); };
   const Tensor upstream = at::randn({shape.tokens * shape.columns});
   const Tensor weight = at::empty_like(upstream), grad = at::empty_like(logits);
-  moe::kernels::row_gates_reference(
-      shape, floats(logits), ints(laid.layout.expert), ints(laid.layout.times), floats(weight));
-  moe::kernels::row_gates_backward_reference(shape,
-                                             floats(logits),
-                                             ints(laid.layout.expert),
-                                             ints(laid.layout.times),
-                                             floats(weight),
-                                             floats(upstream),
-                                             floats(grad));
+  moe::kernels::row_gates_reference(shape, floats(logits), ints(laid.layout.expert),
+                                    ints(laid.layout.times), floats(weight));
+  moe::kernels::row_gates_backward_reference(shape, floats(logits), ints(laid.layout.expert),
+                                             ints(laid.layout.times), floats(weight),
+                                             floats(upstream), floats(grad));
 
   const Tensor a = to_card(logits), expert = to_card(laid.layout.expert);
   const Tensor times = to_card(laid.layout.times), there = to_card(upstream);
   const Tensor weights = poisoned(weight.sizes(), at::kFloat);
   const Tensor grads = poisoned(logits.sizes(), at::kFloat);
-  moe::kernels::row_gates_cuda(
-      shape, floats(a), ints(expert), ints(times), floats(weights), stream_of(a));
-  moe::kernels::row_gates_backward_cuda(shape,
-                                        floats(a),
-                                        ints(expert),
-                                        ints(times),
-                                        floats(weights),
-                                        floats(there),
-                                        floats(grads),
+  moe::kernels::row_gates_cuda(shape, floats(a), ints(expert), ints(times), floats(weights),
+                               stream_of(a));
+  moe::kernels::row_gates_backward_cuda(shape, floats(a), ints(expert), ints(times),
+                                        floats(weights), floats(there), floats(grads),
                                         stream_of(a));
   // Shares: expf to 2 units in the last place of a difference of up to 100, rounded to 2^-24 of it.
   // Gradients: a few products of shares with numbers below 5, that may cancel.
@@ -61,8 +52,7 @@ TEST_CASE("gates and their gradients equal the reference, saturated logits too",
           for (const double size : {1.0, 40.0}) {
             CAPTURE(tokens, experts, static_cast<int>(rule), straight_through, size);
             check({tokens, k + 2, experts, rule, straight_through},
-                  at::randn({tokens, experts}) * size,
-                  laid);
+                  at::randn({tokens, experts}) * size, laid);
           }
         }
       }

@@ -16,22 +16,17 @@ RowScores on_card(const Tensor& logits) {
   const int64_t rows = logits.size(0);
   const Tensor there = to_card(logits);
   const RowScores scores{poisoned({rows}, at::kFloat), poisoned({rows}, at::kLong)};
-  moe::kernels::row_scores_cuda(there.const_data_ptr<float>(),
-                                scores.logsumexp.data_ptr<float>(),
-                                scores.argmax.data_ptr<int64_t>(),
-                                rows,
-                                logits.size(1),
+  moe::kernels::row_scores_cuda(there.const_data_ptr<float>(), scores.logsumexp.data_ptr<float>(),
+                                scores.argmax.data_ptr<int64_t>(), rows, logits.size(1),
                                 stream_of(there));
   return {scores.logsumexp.cpu(), scores.argmax.cpu()};
 }
 
 RowScores by_loops(const Tensor& logits) {
   const RowScores scores{at::empty({logits.size(0)}), at::empty({logits.size(0)}, at::kLong)};
-  moe::kernels::row_scores_reference(logits.const_data_ptr<float>(),
-                                     scores.logsumexp.data_ptr<float>(),
-                                     scores.argmax.data_ptr<int64_t>(),
-                                     logits.size(0),
-                                     logits.size(1));
+  moe::kernels::row_scores_reference(
+      logits.const_data_ptr<float>(), scores.logsumexp.data_ptr<float>(),
+      scores.argmax.data_ptr<int64_t>(), logits.size(0), logits.size(1));
   return scores;
 }
 

@@ -13,16 +13,13 @@ void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, Sel
   const auto from = moe::test::choices_of(logits, home, shape.ranks, shape.choices);
   const auto expected = moe::test::selected_by_reference(shape, from, home, capacity).all();
 
-  const moe::test::RouterTensors there{
-      to_card(from.scores), to_card(from.choice), to_card(from.at_home), to_card(from.requested)};
+  const moe::test::RouterTensors there{to_card(from.scores), to_card(from.choice),
+                                       to_card(from.at_home), to_card(from.requested)};
   const Tensor homes = to_card(home), slots = to_card(capacity);
   const Tensor scratch = moe::test::poisoned({moe::kernels::select_rows_scratch(shape)}, at::kInt);
   const auto to = moe::test::selected_room(shape, homes);
-  moe::kernels::select_rows_cuda(shape,
-                                 moe::test::select_input(there, homes, slots),
-                                 to.memory(),
-                                 scratch.data_ptr<int32_t>(),
-                                 moe::test::stream_of(homes));
+  moe::kernels::select_rows_cuda(shape, moe::test::select_input(there, homes, slots), to.memory(),
+                                 scratch.data_ptr<int32_t>(), moe::test::stream_of(homes));
   const auto actual = to.all();
   for (size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
@@ -46,8 +43,8 @@ void check_all(const Tensor& logits, int64_t ranks, int64_t k, int32_t slots) {
       for (const bool by_score : {false, true}) {
         CAPTURE(tokens, experts, ranks, k, slots, fill, rectify, by_score);
         const bool fills = fill && k < experts;
-        check(
-            logits, home, capacity, {tokens, experts, ranks, choices, k, fills, rectify, by_score});
+        check(logits, home, capacity,
+              {tokens, experts, ranks, choices, k, fills, rectify, by_score});
       }
     }
   }
@@ -85,12 +82,8 @@ TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]
   at::manual_seed(6);
   Tensor logits = at::randn({1500, 4});
   logits.select(1, 1) += 4;
-  check(logits,
-        homes_of(1500, 1),
-        at::full({1}, 700, at::kInt),
+  check(logits, homes_of(1500, 1), at::full({1}, 700, at::kInt),
         {1500, 4, 1, 3, 2, true, true, false});
-  check(logits,
-        homes_of(1500, 2),
-        at::tensor({700, 20}, at::kInt),
+  check(logits, homes_of(1500, 2), at::tensor({700, 20}, at::kInt),
         {1500, 4, 2, 3, 2, true, true, true});
 }

@@ -20,12 +20,8 @@ Both on_card(const Tensor& logits, const Tensor& target, double scale) {
   const int64_t rows = logits.size(0);
   const Tensor there = to_card(logits), wanted = to_card(target);
   const Tensor nll = poisoned({rows}, at::kDouble);
-  moe::kernels::softmax_nll_cuda(there.data_ptr<float>(),
-                                 wanted.const_data_ptr<int64_t>(),
-                                 nll.data_ptr<double>(),
-                                 rows,
-                                 logits.size(1),
-                                 scale,
+  moe::kernels::softmax_nll_cuda(there.data_ptr<float>(), wanted.const_data_ptr<int64_t>(),
+                                 nll.data_ptr<double>(), rows, logits.size(1), scale,
                                  stream_of(there));
   return {nll.cpu(), there.cpu()};
 }

@@ -14,11 +14,8 @@ TEST_CASE("the kernel rounds every number as the CPU does", "[kernels][gpu]") {
     const Tensor in = at::randn({count}), expected = at::empty({count}, at::kBFloat16);
     moe::kernels::stochastic_round(in, expected, 0x1234567887654321, (int64_t{1} << 32) - 40);
     const Tensor there = to_card(in), out = poisoned({count}, at::kBFloat16);
-    moe::kernels::stochastic_round_cuda(there.const_data_ptr<float>(),
-                                        out.data_ptr(),
-                                        count,
-                                        0x1234567887654321,
-                                        (int64_t{1} << 32) - 40,
+    moe::kernels::stochastic_round_cuda(there.const_data_ptr<float>(), out.data_ptr(), count,
+                                        0x1234567887654321, (int64_t{1} << 32) - 40,
                                         stream_of(there));
     CHECK(at::equal(out.cpu(), expected));
   }

@@ -16,34 +16,24 @@ struct Both {
 Both reference(const Tensor& hidden, const Tensor& grad_out) {
   const int64_t rows = grad_out.size(0), width = grad_out.size(1);
   Both both{at::empty_like(grad_out), at::empty_like(hidden)};
-  moe::kernels::swiglu_forward_reference(
-      hidden.const_data_ptr<float>(), both.out.data_ptr<float>(), rows, width);
+  moe::kernels::swiglu_forward_reference(hidden.const_data_ptr<float>(), both.out.data_ptr<float>(),
+                                         rows, width);
   moe::kernels::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
                                           hidden.const_data_ptr<float>(),
-                                          both.grad.data_ptr<float>(),
-                                          rows,
-                                          width);
+                                          both.grad.data_ptr<float>(), rows, width);
   return both;
 }
 
-Both on_card(const Tensor& hidden,
-             const Tensor& grad_out,
-             at::ScalarType type,
+Both on_card(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type,
              const int32_t* used = nullptr) {
   const int64_t rows = grad_out.size(0), width = grad_out.size(1);
   const Tensor in = to_card(hidden.to(type)), upstream = to_card(grad_out.to(type));
   const Both both{poisoned({rows, width}, type), poisoned({rows, 2 * width}, type)};
   const bool is_bf16 = type == at::kBFloat16;
-  moe::kernels::swiglu_forward_cuda(
-      in.data_ptr(), both.out.data_ptr(), rows, width, used, is_bf16, stream_of(in));
-  moe::kernels::swiglu_backward_cuda(upstream.data_ptr(),
-                                     in.data_ptr(),
-                                     both.grad.data_ptr(),
-                                     rows,
-                                     width,
-                                     used,
-                                     is_bf16,
-                                     stream_of(in));
+  moe::kernels::swiglu_forward_cuda(in.data_ptr(), both.out.data_ptr(), rows, width, used, is_bf16,
+                                    stream_of(in));
+  moe::kernels::swiglu_backward_cuda(upstream.data_ptr(), in.data_ptr(), both.grad.data_ptr(), rows,
+                                     width, used, is_bf16, stream_of(in));
   return {both.out.cpu().to(at::kFloat), both.grad.cpu().to(at::kFloat)};
 }
 

@@ -42,9 +42,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void synchronizeDevice(c10::DeviceIndex /*device*/) const override {}
   // There is one stream, which is done with everything.
-  void record(void** /*event*/,
-              const c10::Stream& /*stream*/,
-              c10::DeviceIndex /*device*/,
+  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
               c10::EventFlag /*flag*/) const override {}
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }
@@ -72,23 +70,17 @@ c10::Allocator* allocator() {
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
-Tensor empty(at::IntArrayRef size,
-             std::optional<at::ScalarType> type,
-             std::optional<at::Layout> /*layout*/,
-             std::optional<at::Device> /*device*/,
-             std::optional<bool> /*pinned*/,
-             std::optional<at::MemoryFormat> format) {
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type,
+             std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
+             std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> format) {
   return at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(type), format);
 }
 
-Tensor empty_strided(at::IntArrayRef size,
-                     at::IntArrayRef stride,
-                     std::optional<at::ScalarType> type,
-                     std::optional<at::Layout> /*layout*/,
-                     std::optional<at::Device> /*device*/,
-                     std::optional<bool> /*pinned*/) {
-  return at::detail::empty_strided_generic(
-      size, stride, allocator(), kKeys, c10::dtype_or_default(type));
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                     std::optional<at::ScalarType> type, std::optional<at::Layout> /*layout*/,
+                     std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
+  return at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
+                                           c10::dtype_or_default(type));
 }
 
 // What a recorded graph may not hold: copies between host and card, and numbers read back. The
@@ -112,9 +104,7 @@ class Recording {
 
 // The same numbers for the host, as long as the card is awake.
 Tensor host_view(const Tensor& tensor) {
-  return tensor.is_cuda() ? at::from_blob(tensor.data_ptr(),
-                                          tensor.sizes(),
-                                          tensor.strides(),
+  return tensor.is_cuda() ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
                                           at::TensorOptions(tensor.scalar_type()))
                           : tensor;
 }
@@ -129,8 +119,7 @@ Tensor& copy(Tensor& to, const Tensor& from, bool /*non_blocking*/) {
   return to;
 }
 
-const Tensor& resize(const Tensor& tensor,
-                     at::IntArrayRef size,
+const Tensor& resize(const Tensor& tensor, at::IntArrayRef size,
                      std::optional<at::MemoryFormat> /*format*/) {
   auto* impl = tensor.unsafeGetTensorImpl();
   const size_t bytes = static_cast<size_t>(c10::multiply_integers(size)) * tensor.element_size();
@@ -196,29 +185,22 @@ Tensor& product_to_out(const Tensor& left, const Tensor& right, at::ScalarType t
 }
 
 // On cards from sm90 on it asks nothing of the host; LibTorch's CPU half reads the ends.
-Tensor grouped_product(const Tensor& left,
-                       const Tensor& right,
-                       const std::optional<Tensor>& ends,
+Tensor grouped_product(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
                        const std::optional<Tensor>& /*bias*/,
                        std::optional<at::ScalarType> /*type*/) {
   const Recording detour(false);
   return at::_grouped_mm(left.cpu(), right.cpu(), ends->cpu()).to(kCard);
 }
 
-Tensor attention(const Tensor& query,
-                 const Tensor& key,
-                 const Tensor& value,
-                 const std::optional<Tensor>& mask,
-                 double dropout,
-                 bool is_causal,
-                 std::optional<double> scale,
-                 bool gqa) {
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& mask, double dropout, bool is_causal,
+                 std::optional<double> scale, bool gqa) {
   std::optional<Tensor> added = mask;  // to the scores
   if (mask && mask->scalar_type() == at::kBool) {
     added = at::zeros(mask->sizes(), query.options()).masked_fill(mask->logical_not(), -INFINITY);
   }
-  return std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, value, added, dropout, is_causal, {}, scale, gqa));
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, added, dropout,
+                                                            is_causal, {}, scale, gqa));
 }
 
 }  // namespace

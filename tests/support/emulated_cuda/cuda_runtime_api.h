@@ -86,8 +86,7 @@ inline cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStr
 }
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
-                               void (*kernel)(Parameters...),
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   ::emulated::run(*config, [&] { kernel(static_cast<Parameters>(arguments)...); });
   return cudaSuccess;

@@ -187,9 +187,8 @@ void Emulator::run_block(unsigned threads) {
         emulated_switch(&scheduler, fibers[i].top);
       }
     }
-    const bool done = std::all_of(fibers.begin(), fibers.begin() + threads, [](const Fiber& each) {
-      return each.state == State::kDone;
-    });
+    const bool done = std::all_of(fibers.begin(), fibers.begin() + threads,
+                                  [](const Fiber& each) { return each.state == State::kDone; });
     if (done) {
       return;
     }

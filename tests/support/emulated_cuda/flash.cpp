@@ -25,8 +25,8 @@ Tensor heads_first(const Tensor& of, int64_t begin, int64_t length, int64_t head
 
 double scale_of(const Tensor& query) { return 1 / std::sqrt(static_cast<double>(query.size(-1))); }
 
-Document document(
-    const Tensor& query, const Tensor& key, const Tensor& value, int64_t begin, int64_t length) {
+Document document(const Tensor& query, const Tensor& key, const Tensor& value, int64_t begin,
+                  int64_t length) {
   const int64_t heads = query.size(1);
   Document one{heads_first(query, begin, length, heads),
                heads_first(key, begin, length, heads),
@@ -51,21 +51,11 @@ void for_documents(const Tensor& ends, Each each) {
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
-    const std::optional<Tensor>& ends,
-    const std::optional<Tensor>& /*ends*/,
-    int64_t /*longest*/,
-    int64_t /*longest*/,
-    double /*dropout*/,
-    bool is_causal,
-    bool /*mask*/,
-    std::optional<double> /*scale*/,
-    std::optional<int64_t> /*left*/,
-    std::optional<int64_t> /*right*/,
-    const std::optional<Tensor>& /*used*/,
-    const std::optional<Tensor>& /*slopes*/) {
+    const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& ends,
+    const std::optional<Tensor>& /*ends*/, int64_t /*longest*/, int64_t /*longest*/,
+    double /*dropout*/, bool is_causal, bool /*mask*/, std::optional<double> /*scale*/,
+    std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/,
+    const std::optional<Tensor>& /*used*/, const std::optional<Tensor>& /*slopes*/) {
   TORCH_CHECK(is_causal && ends && query.scalar_type() == at::kBFloat16 && query.stride(-1) == 1);
   const Tensor q = query.cpu(), k = key.cpu(), v = value.cpu();
   const Tensor out = at::zeros(q.sizes(), q.options());
@@ -83,23 +73,12 @@ Tensor shared(const Tensor& gradient, int64_t groups) {
   return gradient.view({groups, -1, gradient.size(1), gradient.size(2)}).sum(1).transpose(0, 1);
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& gradient,
-                                            const Tensor& query,
-                                            const Tensor& key,
-                                            const Tensor& value,
-                                            const Tensor& /*out*/,
-                                            const Tensor& /*log_sum*/,
-                                            const Tensor& ends,
-                                            const Tensor& /*ends*/,
-                                            int64_t /*longest*/,
-                                            int64_t /*longest*/,
-                                            double /*dropout*/,
-                                            bool /*is_causal*/,
-                                            const Tensor& /*state*/,
-                                            const Tensor& /*unused*/,
-                                            std::optional<double> /*scale*/,
-                                            std::optional<int64_t> /*left*/,
-                                            std::optional<int64_t> /*right*/) {
+std::tuple<Tensor, Tensor, Tensor> backward(
+    const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& /*out*/, const Tensor& /*log_sum*/, const Tensor& ends, const Tensor& /*ends*/,
+    int64_t /*longest*/, int64_t /*longest*/, double /*dropout*/, bool /*is_causal*/,
+    const Tensor& /*state*/, const Tensor& /*unused*/, std::optional<double> /*scale*/,
+    std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/) {
   const Tensor q = query.cpu(), k = key.cpu(), v = value.cpu(), g = gradient.cpu();
   const Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), q.options());
   const Tensor dv = at::zeros(v.sizes(), q.options());

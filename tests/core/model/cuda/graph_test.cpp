@@ -22,8 +22,7 @@ struct Layer {
     at::manual_seed(6);
     const auto there = [](const Tensor& made) { return made.to(kCard); };
     x = there(at::randn({33, 16})).to(at::kBFloat16);
-    weights = {there(at::randn({4, 16}) * 0.3),
-               there(at::randn({4, 16, 16}) * 0.3),
+    weights = {there(at::randn({4, 16}) * 0.3), there(at::randn({4, 16, 16}) * 0.3),
                there(at::randn({4, 16, 8}) * 0.3)};
     group = route::spread_over_ranks(33, 2);
   }
