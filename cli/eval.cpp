@@ -12,7 +12,7 @@
 #include "core/eval/evaluate.h"
 #include "core/eval/sweep.h"
 #include "core/route/counters_json.h"
-#include "core/train/stop_signals.h"
+#include "core/train/loop/stop_signals.h"
 
 namespace moe::cli {
 

@@ -1,6 +1,6 @@
 // moe generate: text, to see with one's own eyes that a model lives.
 
-#include "core/model/generate.h"
+#include "core/model/llama/generate.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>

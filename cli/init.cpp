@@ -1,6 +1,6 @@
 // moe init: a folder of random weights from a config, dense or mixture.
 
-#include "core/model/init.h"
+#include "core/model/convert/init.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
-#include "core/model/inspect.h"
+#include "core/model/convert/inspect.h"
 
 namespace moe::cli {
 

@@ -1,6 +1,6 @@
 // moe inspect: what a folder holds; nothing but headers is read.
 
-#include "core/model/inspect.h"
+#include "core/model/convert/inspect.h"
 
 #include <fmt/format.h>
 

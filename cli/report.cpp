@@ -8,7 +8,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
-#include "core/train/report.h"
+#include "core/train/observe/report.h"
 
 namespace moe::cli {
 

@@ -11,7 +11,7 @@
 #include "cli/progress.h"
 #include "cli/route_table.h"
 #include "core/base/error.h"
-#include "core/model/layer_case.h"
+#include "core/model/moe/layer_case.h"
 #include "core/route/read_logits.h"
 
 namespace moe::cli {

@@ -6,7 +6,7 @@
 
 #include "cli/progress.h"
 #include "core/data/show.h"
-#include "core/train/training_data.h"
+#include "core/train/loop/training_data.h"
 
 namespace moe::cli {
 

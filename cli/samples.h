@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/train/settings.h"
+#include "core/train/run/settings.h"
 
 namespace moe::cli {
 

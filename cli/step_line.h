@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/train/metrics.h"
+#include "core/train/observe/metrics.h"
 
 namespace moe::cli {
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "core/dist/session.h"
-#include "core/train/cluster_plan.h"
-#include "core/train/settings.h"
+#include "core/train/plan/cluster_plan.h"
+#include "core/train/run/settings.h"
 
 namespace CLI {
 class App;

@@ -3,7 +3,7 @@
 // what its steps cost.
 
 #include "cli/train_flags.h"
-#include "core/train/memory_plan.h"
+#include "core/train/plan/memory_plan.h"
 
 namespace moe::cli {
 

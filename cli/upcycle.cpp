@@ -1,6 +1,6 @@
 // moe upcycle: a dense LLaMA folder becomes a mixture of experts.
 
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -12,9 +12,9 @@
 #include "cli/progress.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
-#include "core/model/calibrate.h"
-#include "core/model/inspect.h"
-#include "core/model/verify.h"
+#include "core/model/convert/calibrate.h"
+#include "core/model/convert/inspect.h"
+#include "core/model/convert/verify.h"
 
 namespace moe::cli {
 

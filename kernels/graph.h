@@ -4,7 +4,7 @@
 //
 // What can be recorded: work whose sizes and launches are the same every time and which neither
 // waits for the device nor copies between it and the host. A MoE layer routed with a capacity is
-// such, in bf16 (core/model/device_experts.h, LibTorch's grouped products). A whole step of
+// such, in bf16 (core/model/moe/device_experts.h, LibTorch's grouped products). A whole step of
 // training is not: the packs of its micro-batches differ in their sequences, the loss of the head
 // is read back block by block so that its gradient need not be kept, and a gradient that is no
 // number must stop the update before the weights move. Nor are dropless routers, whose rooms would

@@ -106,7 +106,7 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
 // may not reach them.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
-      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/(config|config_json|weights)\..*)");
+      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/config/(config|config_json|weights)\..*)");
   return std::regex_match(path, parts);
 }
 
@@ -160,8 +160,8 @@ Tree our_tree() {
 }  // namespace
 
 TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
-  CHECK(arrows_up({{"core/io/file.cpp", "#include \"core/model/llama.h\"\n"}}) ==
-        Strings{"core/io/file.cpp includes core/model/llama.h"});
+  CHECK(arrows_up({{"core/io/file.cpp", "#include \"core/model/llama/llama.h\"\n"}}) ==
+        Strings{"core/io/file.cpp includes core/model/llama/llama.h"});
   CHECK(arrows_up({{"kernels/rope.cpp", "// first\n  #  include \"core/route/plan.h\""}}).size() ==
         1);
   CHECK(arrows_up({{"core/train/a.cpp", "#include \"core/eval/b.h\""}}).size() == 1);
@@ -170,8 +170,9 @@ TEST_CASE("An include that points up is found, one that points down is not", "[l
   CHECK(arrows_up({{"core/io/a.cpp", "#include \"tests/support/data.h\""}}).size() == 1);
   CHECK(arrows_up({{"core/nowhere/a.cpp", "#include \"core/base/error.h\""}}).size() == 1);
   CHECK(
-      arrows_up({{"cli/train.cpp", "#include \"kernels/rope.h\"\n#include \"core/base/json.h\"\n"},
-                 {"core/model/llama.cpp", "#include <ATen/ATen.h>\n#include \"core/io/file.h\"\n"}})
+      arrows_up(
+          {{"cli/train.cpp", "#include \"kernels/rope.h\"\n#include \"core/base/json.h\"\n"},
+           {"core/model/llama/llama.cpp", "#include <ATen/ATen.h>\n#include \"core/io/file.h\"\n"}})
           .empty());
 }
 
@@ -184,11 +185,11 @@ TEST_CASE("LibTorch in a .cu file is found", "[layout]") {
 
 TEST_CASE("LibTorch that reaches a reader through headers is found", "[layout]") {
   const Tree tree = {
-      {"core/model/config.h", "#include \"core/route/plan.h\"\n"},
+      {"core/model/config/config.h", "#include \"core/route/plan.h\"\n"},
       {"core/route/plan.h", "#include <ATen/ATen.h>\n#include \"core/route/plan.h\"\n"},
       {"core/io/file.h", "#include <string>\n"}};
   CHECK(libtorch_where_it_may_not_be(tree) ==
-        Strings{"core/model/config.h -> core/route/plan.h -> ATen/ATen.h"});
+        Strings{"core/model/config/config.h -> core/route/plan.h -> ATen/ATen.h"});
 }
 
 TEST_CASE("Every arrow of this tree points down", "[layout]") {

@@ -6,7 +6,7 @@
 
 #include "core/eval/requests.h"
 #include "core/eval/tasks.h"
-#include "core/model/config.h"
+#include "core/model/config/config.h"
 
 namespace moe::bench {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/bench/timing.h"
-#include "core/model/config.h"
+#include "core/model/config/config.h"
 
 namespace moe::bench {
 

@@ -6,8 +6,8 @@
 
 #include "core/base/error.h"
 #include "core/bench/environment.h"
-#include "core/model/moe_layer.h"
-#include "core/model/timeline.h"
+#include "core/model/llama/timeline.h"
+#include "core/model/moe/layer.h"
 #include "kernels/graph.h"
 #include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"

@@ -33,7 +33,7 @@ struct LayerReport {
   Timing routing;   // logits, plan, weights, losses, counters, and their gradients
   Timing counting;  // the counters alone, read back to the host
   Timing layer;     // all of it, with gathering and combining
-  std::map<std::string, double> parts_s;  // of the layer, each once (core/model/timeline.h)
+  std::map<std::string, double> parts_s;  // of the layer, each once (core/model/llama/timeline.h)
   uint64_t peak_bytes = 0;                // of the process, by the end of this router
   // With settings.graph, without gradients: launched by the host, and replayed.
   Timing forward, graph;

@@ -11,8 +11,8 @@
 
 #include "core/bench/clock.h"
 #include "core/bench/environment.h"
-#include "core/model/llama.h"
-#include "core/train/trainable.h"
+#include "core/model/llama/llama.h"
+#include "core/train/loop/trainable.h"
 
 namespace moe::bench {
 

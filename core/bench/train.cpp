@@ -11,11 +11,11 @@
 #include "core/base/random.h"
 #include "core/bench/clock.h"
 #include "core/data/batches.h"
-#include "core/model/init.h"
-#include "core/model/timeline.h"
-#include "core/train/gradients.h"
-#include "core/train/optimizer.h"
-#include "core/train/trainable.h"
+#include "core/model/convert/init.h"
+#include "core/model/llama/timeline.h"
+#include "core/train/loop/gradients.h"
+#include "core/train/loop/optimizer.h"
+#include "core/train/loop/trainable.h"
 
 namespace moe::bench {
 
@@ -93,7 +93,7 @@ data::Batch random_batch(const TrainBenchSettings& settings, int64_t vocabulary,
   return batch;
 }
 
-// A model that trains: the steps of core/train/trainer.cpp without its files.
+// A model that trains: the steps of core/train/loop/trainer.cpp without its files.
 class Steps {
  public:
   Steps(const TrainBenchSettings& settings, model::Llama model)

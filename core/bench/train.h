@@ -9,7 +9,7 @@
 
 #include "core/bench/environment.h"
 #include "core/bench/gemm.h"
-#include "core/model/compute.h"
+#include "core/model/llama/compute.h"
 #include "core/route/counters.h"
 #include "core/route/router_override.h"
 

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "core/bench/timing.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 
 namespace moe::bench {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/model/config.h"
+#include "core/model/config/config.h"
 #include "core/route/router_settings.h"
 
 namespace moe::eval {

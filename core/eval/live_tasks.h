@@ -10,7 +10,7 @@
 
 #include "core/eval/metrics.h"
 #include "core/eval/tasks.h"
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 
 namespace moe::eval {
 

@@ -11,7 +11,7 @@
 #include "core/eval/token_tally.h"
 #include "core/io/checkpoint.h"
 #include "core/io/tokenizer.h"
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 
 namespace moe::eval {
 

@@ -10,7 +10,7 @@
 
 #include "core/dist/comm.h"
 #include "core/eval/requests.h"
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 #include "core/route/counters.h"
 
 namespace moe::eval {

@@ -11,7 +11,8 @@
 namespace moe::eval {
 namespace {
 
-// Colours and measures of a training report (core/train/report.css), which have room for six lines.
+// Colours and measures of a training report (core/train/observe/report.css), which have room for
+// six lines.
 constexpr const char* kHead = R"(<!doctype html>
 <html lang="en">
 <head>

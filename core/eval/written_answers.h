@@ -8,7 +8,7 @@
 
 #include "core/eval/requests.h"
 #include "core/eval/task.h"
-#include "core/model/generate.h"
+#include "core/model/llama/generate.h"
 
 namespace moe::eval {
 

@@ -22,7 +22,7 @@ struct RoutingCase {
 };
 
 // The kinds of case that are answered here; a case of kind "layer" needs a model
-// (core/model/layer_case.h).
+// (core/model/moe/layer_case.h).
 bool is_routing_case(const std::string& kind);  // topk, topp, relu
 bool is_rule_case(const std::string& kind);     // lambda, capacity: arithmetic without tokens
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/model/config.h"
-#include "core/model/weights.h"
+#include "core/model/config/config.h"
+#include "core/model/config/weights.h"
 
 namespace {
 

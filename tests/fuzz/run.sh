@@ -12,8 +12,8 @@ build=build/fuzz
 common=(core/base/error.cpp core/base/json.cpp core/base/utf8.cpp core/io/file.cpp core/io/mapped_file.cpp
         core/io/tensor_info.cpp core/io/safetensors.cpp core/io/safetensors_writer.cpp
         core/io/safetensors_header.cpp)
-config=(core/io/checkpoint.cpp core/io/checkpoint_writer.cpp core/io/shards.cpp core/io/staged_folder.cpp core/model/config*.cpp
-        core/model/weights.cpp core/route/router_*.cpp) # all of it without LibTorch
+config=(core/io/checkpoint.cpp core/io/checkpoint_writer.cpp core/io/shards.cpp core/io/staged_folder.cpp core/model/config/config*.cpp
+        core/model/config/weights.cpp core/route/router_*.cpp) # all of it without LibTorch
 data=(core/data/compressed.cpp core/data/example*.cpp core/data/formats.cpp core/data/no_parquet.cpp
       core/data/records.cpp core/data/show.cpp core/data/templates.cpp)
 flags=(-std=c++20 -O1 -g1 -I. -DFMT_HEADER_ONLY -fsanitize=fuzzer-no-link,address,undefined

@@ -5,8 +5,8 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/model/upcycle.h"
-#include "core/train/trainer.h"
+#include "core/model/convert/upcycle.h"
+#include "core/train/loop/trainer.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

@@ -3,7 +3,7 @@
 #include "core/eval/routing_stats.h"
 
 #include "core/eval/evaluate.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"

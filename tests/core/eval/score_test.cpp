@@ -8,7 +8,7 @@
 #include <random>
 
 #include "core/base/json.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"

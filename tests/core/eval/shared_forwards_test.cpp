@@ -6,7 +6,7 @@
 #include <random>
 
 #include "core/dist/threads.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"

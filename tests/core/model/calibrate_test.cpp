@@ -1,13 +1,13 @@
 // Gate sums against loops over the softmax, on inputs that another route through the code provides:
 // a dropless top-1 child computes its parent's function, so its layers see the same inputs.
 
-#include "core/model/calibrate.h"
+#include "core/model/convert/calibrate.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
 
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

@@ -1,6 +1,6 @@
 // Mixtral and Qwen2-MoE configs as other tools write them.
 
-#include "core/model/config.h"
+#include "core/model/config/config.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/user_error.h"

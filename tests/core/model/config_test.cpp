@@ -1,4 +1,4 @@
-#include "core/model/config.h"
+#include "core/model/config/config.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

@@ -1,11 +1,10 @@
-#include "core/model/convert.h"
-
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "core/base/random.h"
+#include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 
 namespace moe::model {

@@ -1,4 +1,4 @@
-#include "core/model/device_experts.h"
+#include "core/model/moe/device_experts.h"
 
 #include <torch/csrc/autograd/autograd.h>
 

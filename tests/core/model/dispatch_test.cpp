@@ -2,15 +2,15 @@
 // every gradient, losses and decisions, over routers, groups, logical ranks and rude inputs. In
 // f64, where only a mistake can make a difference.
 
-#include "core/model/dispatch.h"
+#include "core/model/moe/dispatch.h"
 
 #include <algorithm>
 #include <array>
 
 #include "core/dist/threads.h"
-#include "core/model/lent_experts.h"
-#include "core/model/moe_layer.h"
-#include "core/model/row_moves.h"
+#include "core/model/moe/layer.h"
+#include "core/model/moe/row_moves.h"
+#include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"

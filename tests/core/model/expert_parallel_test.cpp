@@ -2,7 +2,7 @@
 // each holds and reads, forward and backward with every kind of recomputation, adapters, and what
 // goes over the wire.
 
-#include "core/model/expert_parallel.h"
+#include "core/model/moe/expert_parallel.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -10,8 +10,8 @@
 #include <fstream>
 
 #include "core/dist/threads.h"
-#include "core/model/llama.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"

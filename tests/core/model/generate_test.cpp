@@ -1,4 +1,4 @@
-#include "core/model/generate.h"
+#include "core/model/llama/generate.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

@@ -1,8 +1,8 @@
-#include "core/model/init.h"
+#include "core/model/convert/init.h"
 
 #include <cmath>
 
-#include "core/model/convert.h"
+#include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"

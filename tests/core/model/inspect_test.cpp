@@ -1,6 +1,6 @@
-#include "core/model/inspect.h"
+#include "core/model/convert/inspect.h"
 
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "core/model/layer_list.h"
+#include "core/model/config/layer_list.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

@@ -1,8 +1,7 @@
 // Which experts are lent, and that their weights come and gradients go back as sums.
 
-#include "core/model/lent_experts.h"
-
 #include "core/dist/threads.h"
+#include "core/model/moe/shadowed_experts.h"
 #include "tests/support/catch.h"
 #include "tests/support/time_limit.h"
 

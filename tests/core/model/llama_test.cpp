@@ -1,7 +1,7 @@
 // The model against a plain one in f64, against itself in other packings, and against a real
 // checkpoint's reference.
 
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "core/io/tokenizer.h"
-#include "core/model/generate.h"
+#include "core/model/llama/generate.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"

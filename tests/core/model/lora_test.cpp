@@ -1,9 +1,9 @@
 // Adapters against the model whose weights they are merged into.
 
-#include "core/model/lora.h"
+#include "core/model/llama/lora.h"
 
-#include "core/model/llama.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

@@ -1,10 +1,9 @@
 // The whole layer: golden layer cases with every gradient, function preservation of equal experts,
 // awkward shapes, and finite differences through routing, experts and combine.
 
-#include "core/model/moe_layer.h"
-
 #include <torch/csrc/autograd/autograd.h>
 
+#include "core/model/moe/layer.h"
 #include "core/route/routers.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"

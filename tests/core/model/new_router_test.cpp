@@ -1,7 +1,7 @@
 // A router that only tests know: one rule, one entry. It goes through route(), keeps the promises
 // of every router in the table, and trains in the layer that models are made of.
 
-#include "core/model/moe_layer.h"
+#include "core/model/moe/layer.h"
 #include "core/route/gates.h"
 #include "core/route/rows.h"
 #include "tests/core/route/promises.h"

@@ -1,11 +1,11 @@
 // Frequencies against transformers' own (tests/golden/rope.json, made by make_rope.py).
 
-#include "core/model/rope.h"
+#include "core/model/llama/rope.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include "core/base/json.h"
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/places.h"

@@ -1,15 +1,15 @@
 // Folders written by all ranks of a run against the folder that one process writes: the same bytes,
 // whole or not at all.
 
-#include "core/model/shared_folder.h"
+#include "core/model/convert/shared_folder.h"
 
 #include <mutex>
 
 #include "core/base/error.h"
 #include "core/dist/solo.h"
 #include "core/dist/threads.h"
-#include "core/model/llama.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/temp_dir.h"

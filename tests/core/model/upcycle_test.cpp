@@ -1,9 +1,9 @@
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 
 #include <cmath>
 #include <cstring>
 
-#include "core/model/convert.h"
+#include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"

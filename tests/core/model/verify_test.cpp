@@ -1,12 +1,12 @@
 // The certificate against what it must say: nothing differs when nothing is dropped, and what
 // differs is shown.
 
-#include "core/model/verify.h"
+#include "core/model/convert/verify.h"
 
 #include <ATen/core/grad_mode.h>
 
-#include "core/model/llama.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

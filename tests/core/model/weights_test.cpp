@@ -1,4 +1,4 @@
-#include "core/model/weights.h"
+#include "core/model/config/weights.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

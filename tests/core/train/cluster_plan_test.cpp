@@ -1,6 +1,6 @@
 // A cluster on paper: the numbers against the formulas of the header, by hand for one shape.
 
-#include "core/train/cluster_plan.h"
+#include "core/train/plan/cluster_plan.h"
 
 #include <fstream>
 

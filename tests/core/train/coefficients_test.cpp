@@ -1,4 +1,4 @@
-#include "core/train/coefficients.h"
+#include "core/train/loop/coefficients.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

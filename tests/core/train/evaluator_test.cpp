@@ -1,12 +1,12 @@
-#include "core/train/evaluator.h"
+#include "core/train/observe/evaluator.h"
 
 #include <cmath>
 
-#include "core/model/upcycle.h"
-#include "core/train/gradients.h"
-#include "core/train/starts.h"
-#include "core/train/trainer.h"
-#include "core/train/training_data.h"
+#include "core/model/convert/upcycle.h"
+#include "core/train/loop/gradients.h"
+#include "core/train/loop/trainer.h"
+#include "core/train/loop/training_data.h"
+#include "core/train/run/starts.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

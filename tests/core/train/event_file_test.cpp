@@ -1,4 +1,4 @@
-#include "core/train/event_file.h"
+#include "core/train/observe/event_file.h"
 
 #include <bit>
 #include <cmath>

@@ -1,10 +1,10 @@
-#include "core/train/gradients.h"
+#include "core/train/loop/gradients.h"
 
 #include <cmath>
 
-#include "core/model/upcycle.h"
-#include "core/train/head_loss.h"
-#include "core/train/optimizer.h"
+#include "core/model/convert/upcycle.h"
+#include "core/train/loop/head_loss.h"
+#include "core/train/loop/optimizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

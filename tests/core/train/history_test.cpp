@@ -1,4 +1,4 @@
-#include "core/train/history.h"
+#include "core/train/observe/history.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

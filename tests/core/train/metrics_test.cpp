@@ -1,16 +1,16 @@
 // A step's line in metrics.jsonl; and, hidden, what counting costs beside the work that it counts
 // (the bound: 1 % of a step):
 //   build/cpu/core_train_metrics_test "[!benchmark]"
-#include "core/train/metrics.h"
+#include "core/train/observe/metrics.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
 
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "core/route/routers.h"
-#include "core/train/gradients.h"
+#include "core/train/loop/gradients.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

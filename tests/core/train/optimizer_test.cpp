@@ -1,4 +1,4 @@
-#include "core/train/optimizer.h"
+#include "core/train/loop/optimizer.h"
 
 #include <ATen/Parallel.h>
 

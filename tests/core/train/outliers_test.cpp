@@ -1,4 +1,4 @@
-#include "core/train/outliers.h"
+#include "core/train/loop/outliers.h"
 
 #include <cmath>
 

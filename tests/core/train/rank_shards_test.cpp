@@ -1,13 +1,13 @@
 // A step of several processes against the same step of one: ranks as threads, each with a model of
 // its own.
 
-#include "core/train/rank_shards.h"
+#include "core/train/loop/rank_shards.h"
 
 #include <mutex>
 
 #include "core/dist/threads.h"
-#include "core/model/upcycle.h"
-#include "core/train/gradients.h"
+#include "core/model/convert/upcycle.h"
+#include "core/train/loop/gradients.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

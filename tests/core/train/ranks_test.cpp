@@ -7,9 +7,9 @@
 
 #include "core/base/random.h"
 #include "core/dist/threads.h"
-#include "core/train/snapshot.h"
-#include "core/train/trainer.h"
-#include "core/train/updater.h"
+#include "core/train/loop/trainer.h"
+#include "core/train/loop/updater.h"
+#include "core/train/run/snapshot.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"

@@ -1,8 +1,8 @@
-#include "core/train/report.h"
+#include "core/train/observe/report.h"
 
 #include <cmath>
 
-#include "core/train/report_data.h"
+#include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

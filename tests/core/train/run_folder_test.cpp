@@ -1,4 +1,4 @@
-#include "core/train/run_folder.h"
+#include "core/train/run/run_folder.h"
 
 #include "core/io/checksums.h"
 #include "tests/support/catch.h"

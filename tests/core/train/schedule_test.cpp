@@ -1,4 +1,4 @@
-#include "core/train/schedule.h"
+#include "core/train/loop/schedule.h"
 
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

@@ -1,4 +1,4 @@
-#include "core/train/settings.h"
+#include "core/train/run/settings.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "core/train/stop_signals.h"
+#include "core/train/loop/stop_signals.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "core/train/thinned.h"
+#include "core/train/observe/thinned.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-#include "core/train/trainable.h"
+#include "core/train/loop/trainable.h"
 
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

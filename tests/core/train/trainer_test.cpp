@@ -1,8 +1,8 @@
-#include "core/train/trainer.h"
+#include "core/train/loop/trainer.h"
 
 #include "core/base/error.h"
-#include "core/model/upcycle.h"
-#include "core/train/snapshot.h"
+#include "core/model/convert/upcycle.h"
+#include "core/train/run/snapshot.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 

@@ -7,7 +7,7 @@
 
 #include <random>
 
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
 #include "tests/support/card.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

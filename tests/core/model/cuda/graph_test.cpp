@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "core/model/moe_layer.h"
+#include "core/model/moe/layer.h"
 #include "core/route/rule.h"
 #include "tests/support/card.h"
 

@@ -2,13 +2,13 @@
 // CUDA the card is an emulated one (tests/support/emulated_cuda), where what the host reads of its
 // memory is a fault.
 
-#include "core/model/llama.h"
+#include "core/model/llama/llama.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/model/generate.h"
-#include "core/model/upcycle.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/generate.h"
 #include "tests/support/card.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"

@@ -6,7 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "core/train/optimizer.h"
+#include "core/train/loop/optimizer.h"
 #include "kernels/grouped_swiglu.h"
 #include "kernels/linear.h"
 #include "tests/support/card.h"

@@ -1,0 +1,233 @@
+// Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe or
+// mixtral config, so that stock tools load it (DESIGN section 3); where they would load it and
+// compute something else, model_type says a name that they refuse. Rope and dtype are written in
+// both spellings, for transformers before and after version 5.
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/model/config/config_fields.h"
+
+namespace moe::model {
+namespace {
+
+const char* rope_name(RopeType type) {
+  switch (type) {
+    case RopeType::kDefault:
+      return "default";
+    case RopeType::kLinear:
+      return "linear";
+    case RopeType::kDynamic:
+      return "dynamic";
+    case RopeType::kLlama3:
+      return "llama3";
+  }
+  MOE_CHECK(false, "rope type {}", static_cast<int>(type));
+}
+
+// The scaling keys of one rope dictionary, over those that the parent has there.
+OrderedJson rope_dictionary(const RopeConfig& rope, const Json& parent, const char* key) {
+  OrderedJson out = OrderedJson::object();
+  out["rope_type"] = rope_name(rope.type);
+  if (rope.type != RopeType::kDefault) {
+    out["factor"] = rope.factor;
+  }
+  if (rope.type == RopeType::kLlama3) {
+    out["low_freq_factor"] = rope.low_freq_factor;
+    out["high_freq_factor"] = rope.high_freq_factor;
+  }
+  if (rope.original_max_position_embeddings > 0) {
+    out["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+  }
+  const auto old = parent.find(key);
+  if (old != parent.end() && old->is_object()) {
+    for (const auto& [name, value] : old->items()) {
+      if (!out.contains(name) && name != "type") {
+        out[name] = value;
+      }
+    }
+  }
+  return out;
+}
+
+void set_rope(const RopeConfig& rope, const Json& parent, OrderedJson& out) {
+  out["rope_theta"] = rope.theta;
+  out["rope_scaling"] = nullptr;
+  if (rope.type != RopeType::kDefault) {
+    out["rope_scaling"] = rope_dictionary(rope, parent, "rope_scaling");
+    out["rope_scaling"]["type"] = rope_name(rope.type);
+  }
+  out["rope_parameters"] = rope_dictionary(rope, parent, "rope_parameters");
+  out["rope_parameters"]["rope_theta"] = rope.theta;
+}
+
+void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& out) {
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["num_hidden_layers"] = config.layers;
+  out["num_attention_heads"] = config.heads;
+  out["num_key_value_heads"] = config.kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["hidden_act"] = "silu";
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["rms_norm_eps"] = config.rms_norm_eps;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out["initializer_range"] = config.initializer_range;
+  out["torch_dtype"] = config.dtype;
+  out["dtype"] = config.dtype;
+  set_rope(config.rope, parent, out);
+  if (config.moe && written_form(*config.moe) == FolderForm::kQwen2Moe) {
+    return;
+  }
+  // LlamaConfig's defaults, which qwen2_moe does not share.
+  for (const auto& [key, value] : {std::pair{"bos_token_id", 1}, std::pair{"eos_token_id", 2}}) {
+    if (!out.contains(key)) {
+      out[key] = value;
+    }
+  }
+}
+
+// As many as one token gets from stock tools.
+int64_t experts_per_token(const MoeConfig& moe) {
+  return moe.router.family == route::Family::kTopP
+             ? std::min(moe.router.max_experts.value_or(2), moe.experts)
+             : moe.router.k;
+}
+
+void set_mixtral_keys(const MoeConfig& moe, OrderedJson& out) {
+  out["num_local_experts"] = moe.experts;
+  out["num_experts_per_tok"] = experts_per_token(moe);
+  out["intermediate_size"] = moe.expert_width;
+  out["router_aux_loss_coef"] = moe.lb_coef;
+}
+
+// The parent's own rule stays if it names these layers.
+void set_qwen2_moe_layers(const ModelConfig& config, OrderedJson& out) {
+  const Json stock = {{"mlp_only_layers", out.value("mlp_only_layers", OrderedJson())},
+                      {"decoder_sparse_step", out.value("decoder_sparse_step", OrderedJson())}};
+  if (config.moe->form == FolderForm::kQwen2Moe &&
+      stock_moe_layers(stock, "the parent's config", config.layers) == config.moe->layers) {
+    return;
+  }
+  out["decoder_sparse_step"] = 1;
+  out["mlp_only_layers"] = OrderedJson::array();
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (!config.is_moe_layer(layer)) {
+      out["mlp_only_layers"].push_back(layer);
+    }
+  }
+}
+
+void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
+  const MoeConfig& moe = *config.moe;
+  const route::RouterSettings& router = moe.router;
+  const bool ours = written_form(moe) == FolderForm::kMoe;
+  out["num_experts"] = moe.experts;
+  out["num_experts_per_tok"] = experts_per_token(moe);
+  out["norm_topk_prob"] =
+      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+  set_qwen2_moe_layers(config, out);
+  out["moe_intermediate_size"] = moe.expert_width;
+  out["shared_expert_intermediate_size"] = 0;
+  out["qkv_bias"] = config.qkv_bias;
+  out["use_sliding_window"] = false;
+  if (ours) {
+    out["output_router_logits"] = false;
+    out.erase("layer_types");  // LLaMA and Mixtral do not read it, qwen2_moe does
+  }
+  out["router_aux_loss_coef"] = ours ? 0.0 : moe.lb_coef;
+  for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
+    if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
+      out.erase(key);
+    }
+  }
+}
+
+void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
+  const std::string type = written_model_type(*config.moe);
+  out["model_type"] = type;
+  out["architectures"] = {type == "mixtral"      ? "MixtralForCausalLM"
+                          : type == "moe_relu"   ? "MoeReluForCausalLM"
+                          : type == "moe_scaled" ? "MoeScaledForCausalLM"
+                                                 : "Qwen2MoeForCausalLM"};
+  if (type == "mixtral") {
+    set_mixtral_keys(*config.moe, out);
+  } else {
+    set_qwen2_moe_keys(config, out);
+  }
+}
+
+void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
+  OrderedJson own = OrderedJson::object();
+  if (out.contains("moe") && out["moe"].is_object()) {
+    own = out["moe"];  // keys of ours that this version does not know
+  }
+  own["format"] = 1;
+  own.erase("form");
+  if (written_form(moe) != FolderForm::kMoe) {
+    own["form"] = written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+  }
+  own["layers"] = moe.layers;
+  own["granularity"] = moe.granularity;
+  own["router"] = route::to_json(moe.router);
+  own["gate_scale"] = moe.gate_scale;
+  own["ep_ranks"] = moe.ep_ranks;
+  own["lb_coef"] = moe.lb_coef;
+  own["entropy_coef"] = moe.entropy_coef;
+  own.erase("lambda");
+  if (moe.lambda) {
+    own["lambda"] = *moe.lambda;
+  }
+  own["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
+  own["source"] = nullptr;
+  if (!moe.source_name.empty() || !moe.source_sha256.empty()) {
+    own["source"] = {{"name", moe.source_name}, {"sha256", moe.source_sha256}};
+  }
+  out["moe"] = std::move(own);
+}
+
+}  // namespace
+
+FolderForm written_form(const MoeConfig& moe) {
+  const route::RouterSettings& router = moe.router;
+  if (router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
+    return FolderForm::kMoe;
+  }
+  const bool sums_to_one =
+      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+  return moe.form == FolderForm::kMixtral && !sums_to_one ? FolderForm::kMoe : moe.form;
+}
+
+std::string written_model_type(const MoeConfig& moe) {
+  if (moe.router.family == route::Family::kRelu) {
+    return "moe_relu";
+  }
+  if (moe.gate_scale != 1.0) {
+    return "moe_scaled";
+  }
+  return written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+}
+
+OrderedJson config_json(const ModelConfig& config, const Json& parent) {
+  OrderedJson out = OrderedJson::object();
+  out["architectures"] = {"LlamaForCausalLM"};
+  out["model_type"] = "llama";
+  if (parent.is_object()) {
+    for (const auto& [key, value] : parent.items()) {
+      out[key] = value;
+    }
+  }
+  set_llama_keys(config, parent, out);
+  if (config.moe) {
+    set_stock_moe_keys(config, out);
+    set_own_moe_object(*config.moe, out);
+  } else {
+    out["architectures"] = {"LlamaForCausalLM"};
+    out["model_type"] = "llama";
+    out.erase("moe");
+  }
+  return out;
+}
+
+}  // namespace moe::model

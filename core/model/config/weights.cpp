@@ -1,0 +1,199 @@
+// The table of tensors. Everything that must know a name or a shape (upcycling, initialisation,
+// inspection, loading, the check of a folder) walks this one list, so that a folder is described in
+// one place.
+
+#include "core/model/config/weights.h"
+
+#include <map>
+
+#include "core/base/error.h"
+
+namespace moe::model {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+io::DType stored_dtype(const ModelConfig& config) {
+  if (config.dtype == "bfloat16") {
+    return io::DType::kBF16;
+  }
+  return config.dtype == "float16" ? io::DType::kF16 : io::DType::kF32;
+}
+
+std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
+
+// gate, up [F, D] and down [D, F] under `prefix`, in the order of LLaMA's files.
+void add_feed_forward(std::vector<io::TensorInfo>& out, const std::string& prefix,
+                      const MoeNames& names, io::DType dtype, int64_t hidden, int64_t width) {
+  out.push_back({prefix + names.gate, dtype, Shape{width, hidden}});
+  out.push_back({prefix + names.up, dtype, Shape{width, hidden}});
+  out.push_back({prefix + names.down, dtype, Shape{hidden, width}});
+}
+
+void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
+  const io::DType dtype = stored_dtype(config);
+  const MoeConfig& moe = *config.moe;
+  const FolderForm form = written_form(moe);
+  const MoeNames names = moe_names(form);
+  const std::string prefix = layer_prefix(layer);
+  out.push_back({prefix + names.router, form == FolderForm::kMoe ? io::DType::kF32 : dtype,
+                 Shape{moe.experts, config.hidden_size}});
+  for (int64_t expert = 0; expert < moe.experts; ++expert) {
+    add_feed_forward(out, fmt::format("{}{}{}", prefix, names.experts, expert), names, dtype,
+                     config.hidden_size, moe.expert_width);
+  }
+}
+
+void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
+  const io::DType dtype = stored_dtype(config);
+  const int64_t hidden = config.hidden_size;               // D
+  const int64_t queries = config.heads * config.head_dim;  // H * A
+  const int64_t keys = config.kv_heads * config.head_dim;  // G * A
+  const std::string prefix = layer_prefix(layer);
+  out.push_back({prefix + "input_layernorm.weight", dtype, Shape{hidden}});
+  out.push_back({prefix + "self_attn.q_proj.weight", dtype, Shape{queries, hidden}});
+  out.push_back({prefix + "self_attn.k_proj.weight", dtype, Shape{keys, hidden}});
+  out.push_back({prefix + "self_attn.v_proj.weight", dtype, Shape{keys, hidden}});
+  if (config.qkv_bias) {
+    out.push_back({prefix + "self_attn.q_proj.bias", dtype, Shape{queries}});
+    out.push_back({prefix + "self_attn.k_proj.bias", dtype, Shape{keys}});
+    out.push_back({prefix + "self_attn.v_proj.bias", dtype, Shape{keys}});
+  }
+  out.push_back({prefix + "self_attn.o_proj.weight", dtype, Shape{hidden, queries}});
+  out.push_back({prefix + "post_attention_layernorm.weight", dtype, Shape{hidden}});
+  if (config.is_moe_layer(layer)) {
+    add_mixture(out, config, layer);
+  } else {
+    add_feed_forward(out, prefix + "mlp", moe_names(FolderForm::kMoe), dtype, hidden,
+                     config.intermediate_size);
+  }
+}
+
+// Buffers that old transformers versions stored; derived from the config, so not read.
+bool is_rope_leftover(const std::string& name) {
+  static constexpr std::string_view kEnd = "rotary_emb.inv_freq";
+  return name.size() >= kEnd.size() &&
+         name.compare(name.size() - kEnd.size(), kEnd.size(), kEnd) == 0;
+}
+
+// What transformers holds in memory and can be told to write.
+void refuse_fused_experts(const io::Checkpoint& checkpoint) {
+  for (const auto& found : checkpoint.tensors()) {
+    if (found.name.ends_with(".experts.gate_up_proj")) {
+      throw UserError(
+          "{}: '{}' {} holds the matrices of all experts; save the folder with "
+          "save_pretrained(save_original_format=True), which writes them one by one",
+          checkpoint.folder().string(), found.name, io::shape_text(found.shape));
+    }
+  }
+}
+
+void check_one(const io::TensorInfo& found, const io::TensorInfo& expected,
+               const io::Checkpoint& checkpoint) {
+  if (found.shape != expected.shape) {
+    throw UserError(
+        "{}: '{}' is {}, config.json says {}: they belong to different models; fetch both again",
+        checkpoint.folder().string(), found.name, io::shape_text(found.shape),
+        io::shape_text(expected.shape));
+  }
+  if (!io::is_floating(found.dtype)) {
+    throw UserError("{}: '{}' is stored as {}; weights must be F32, F16 or BF16",
+                    checkpoint.folder().string(), found.name, io::dtype_name(found.dtype));
+  }
+}
+
+}  // namespace
+
+MoeNames moe_names(FolderForm form) {
+  if (form == FolderForm::kMixtral) {
+    return {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", ".w1.weight", ".w3.weight",
+            ".w2.weight"};
+  }
+  return {"mlp.gate.weight", "mlp.experts.", ".gate_proj.weight", ".up_proj.weight",
+          ".down_proj.weight"};
+}
+
+bool is_router(const std::string& name) {
+  return name.ends_with(".mlp.gate.weight") || name.ends_with(".block_sparse_moe.gate.weight");
+}
+
+std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
+  const io::DType dtype = stored_dtype(config);
+  std::vector<io::TensorInfo> out;
+  out.push_back({"model.embed_tokens.weight", dtype, Shape{config.vocab_size, config.hidden_size}});
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    add_layer(out, config, layer);
+  }
+  out.push_back({"model.norm.weight", dtype, Shape{config.hidden_size}});
+  if (!config.tie_word_embeddings) {
+    out.push_back({"lm_head.weight", dtype, Shape{config.vocab_size, config.hidden_size}});
+  }
+  return out;
+}
+
+std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
+  std::vector<io::TensorInfo> out;
+  if (!config.moe || written_form(*config.moe) == FolderForm::kMixtral) {
+    return out;
+  }
+  const io::DType dtype = stored_dtype(config);
+  const MoeNames names = moe_names(FolderForm::kMoe);
+  for (const int64_t layer : config.moe->layers) {
+    const std::string prefix = layer_prefix(layer) + "mlp.";
+    add_feed_forward(out, prefix + "shared_expert", names, dtype, config.hidden_size, 0);
+    out.push_back({prefix + "shared_expert_gate.weight", dtype, Shape{1, config.hidden_size}});
+  }
+  return out;
+}
+
+void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  refuse_fused_experts(checkpoint);
+  std::map<std::string, io::TensorInfo> optional;
+  for (const auto& info : shared_expert_tensors(config)) {
+    optional.emplace(info.name, info);
+  }
+  if (config.tie_word_embeddings) {
+    const Shape shape = {config.vocab_size, config.hidden_size};
+    optional.emplace("lm_head.weight",
+                     io::TensorInfo{"lm_head.weight", stored_dtype(config), shape});
+  }
+  std::map<std::string, io::TensorInfo> required;
+  for (const auto& info : expected_tensors(config)) {
+    if (!checkpoint.has(info.name)) {
+      throw UserError(
+          "{}: tensor '{}' {} is missing; is every shard there, and config.json that of this "
+          "model?",
+          checkpoint.folder().string(), info.name, io::shape_text(info.shape));
+    }
+    required.emplace(info.name, info);
+  }
+  for (const auto& found : checkpoint.tensors()) {
+    if (const auto place = required.find(found.name); place != required.end()) {
+      check_one(found, place->second, checkpoint);
+    } else if (const auto extra = optional.find(found.name); extra != optional.end()) {
+      check_one(found, extra->second, checkpoint);
+    } else if (!is_rope_leftover(found.name)) {
+      throw UserError("{}: tensor '{}' {} is not one of the {} layers that config.json describes",
+                      checkpoint.folder().string(), found.name, io::shape_text(found.shape),
+                      config.layers);
+    }
+  }
+}
+
+ParameterCount count_parameters(const ModelConfig& config) {
+  ParameterCount count;
+  for (const auto& info : expected_tensors(config)) {
+    count.total += info.elements();
+  }
+  count.active = count.total;
+  if (config.moe) {
+    const MoeConfig& moe = *config.moe;
+    const int64_t used = moe.router.family == route::Family::kTopP ? 1 : moe.router.k;
+    const int64_t expert_parameters = 3 * config.hidden_size * moe.expert_width;
+    count.active -=
+        static_cast<int64_t>(moe.layers.size()) * (moe.experts - used) * expert_parameters;
+  }
+  return count;
+}
+
+}  // namespace moe::model

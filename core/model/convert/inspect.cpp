@@ -1,0 +1,155 @@
+#include "core/model/convert/inspect.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/error.h"
+#include "core/io/checkpoint.h"
+
+namespace moe::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string tokenizer_of(const fs::path& folder) {
+  for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
+    if (fs::exists(folder / name)) {
+      return name;
+    }
+  }
+  return "none";
+}
+
+// Stock qwen2_moe and mixtral: softmax over all experts, the best k of them, renormalised or not,
+// nothing dropped.
+void explain_top_k(const route::RouterSettings& router, Inspection& out) {
+  out.stock.push_back(fmt::format(
+      "top-{} of {} experts without dropping, weights {}", router.k, out.config.moe->experts,
+      router.gate_norm == route::GateNorm::kSelected ? "summing to 1"
+                                                     : "as the softmax gives them"));
+  if (router.capacity_factor) {
+    out.needs_moe.push_back(
+        fmt::format("expert capacity (cf={}): stock tools drop nothing", *router.capacity_factor));
+  }
+  if (router.ir) {
+    out.needs_moe.emplace_back(
+        "+ir: dropped requests go to the best expert of the token's own rank");
+  }
+  if (router.fr) {
+    out.needs_moe.push_back(
+        fmt::format("+fr: free slots are filled with each token's choice {}", router.k + 1));
+  }
+}
+
+void explain(Inspection& out) {
+  if (!out.config.moe) {
+    out.stock.emplace_back("all of it: a dense LLaMA folder");
+    return;
+  }
+  const MoeConfig& moe = *out.config.moe;
+  out.preserves = route::preserves_function(moe.router, moe.gate_scale).words;
+  if (moe.router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
+    out.stock.push_back(fmt::format(
+        "nothing: model_type {} is refused by stock tools, which would compute something else",
+        out.model_type));
+    out.needs_moe.push_back(moe.router.family == route::Family::kRelu
+                                ? "ReLU routing"
+                                : fmt::format("gate_scale {}", moe.gate_scale));
+    return;
+  }
+  if (moe.router.family == route::Family::kTopP) {
+    out.stock.push_back(
+        fmt::format("the folder loads, routed as top-{} of {} experts, not renormalised",
+                    std::min(moe.router.max_experts.value_or(2), moe.experts), moe.experts));
+    out.needs_moe.push_back(fmt::format("top-p routing (p={})", moe.router.p));
+    return;
+  }
+  explain_top_k(moe.router, out);
+  if (moe.router_jitter > 0) {
+    out.stock.push_back(fmt::format(
+        "router_jitter_noise {}: stock training adds it, moe trains without", moe.router_jitter));
+  }
+}
+
+}  // namespace
+
+std::string layer_ranges(const std::vector<int64_t>& layers) {
+  std::string text;
+  for (size_t first = 0; first < layers.size();) {
+    size_t last = first;
+    while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) {
+      ++last;
+    }
+    text += text.empty() ? "" : ", ";
+    text += first == last ? fmt::format("{}", layers[first])
+                          : fmt::format("{}-{}", layers[first], layers[last]);
+    first = last + 1;
+  }
+  return text.empty() ? "none" : text;
+}
+
+Inspection inspect(const fs::path& folder) {
+  const io::Checkpoint checkpoint(folder);
+  Inspection out;
+  out.folder = folder.string();
+  out.config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, out.config);
+  out.model_type = get_string(checkpoint.config(), "model_type", checkpoint.config_name(), "llama");
+  out.parameters = count_parameters(out.config);
+  std::map<std::string, uint64_t> by_dtype;
+  uint64_t expert_bytes = 0;
+  for (const auto& info : checkpoint.tensors()) {
+    const auto bytes = static_cast<uint64_t>(info.bytes());
+    by_dtype[io::dtype_name(info.dtype)] += bytes;
+    out.bytes += bytes;
+    expert_bytes += info.name.find(".experts.") == std::string::npos ? 0 : bytes;
+  }
+  out.bytes_by_dtype.assign(by_dtype.begin(), by_dtype.end());
+  const uint64_t ranks = out.config.moe ? static_cast<uint64_t>(out.config.moe->ep_ranks) : 1;
+  out.bytes_per_rank = out.bytes - expert_bytes + expert_bytes / ranks;
+  out.tokenizer = tokenizer_of(folder);
+  explain(out);
+  return out;
+}
+
+OrderedJson to_json(const Inspection& inspection) {
+  const ModelConfig& config = inspection.config;
+  OrderedJson out;
+  out["folder"] = inspection.folder;
+  out["model_type"] = inspection.model_type;
+  out["parameters"] = {{"total", inspection.parameters.total},
+                       {"active", inspection.parameters.active}};
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["layers"] = config.layers;
+  out["heads"] = config.heads;
+  out["kv_heads"] = config.kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out["qkv_bias"] = config.qkv_bias;
+  out["dtype"] = config.dtype;
+  out["moe"] = nullptr;
+  if (config.moe) {
+    out["moe"] = {{"layers", config.moe->layers},
+                  {"experts", config.moe->experts},
+                  {"expert_width", config.moe->expert_width},
+                  {"granularity", config.moe->granularity},
+                  {"router", route::to_string(config.moe->router)},
+                  {"gate_scale", config.moe->gate_scale},
+                  {"ep_ranks", config.moe->ep_ranks},
+                  {"preserves_function", inspection.preserves}};
+  }
+  out["bytes"] = inspection.bytes;
+  out["bytes_per_rank"] = inspection.bytes_per_rank;
+  out["bytes_by_dtype"] = OrderedJson::object();
+  for (const auto& [dtype, bytes] : inspection.bytes_by_dtype) {
+    out["bytes_by_dtype"][dtype] = bytes;
+  }
+  out["tokenizer"] = inspection.tokenizer;
+  out["stock_tools"] = inspection.stock;
+  out["needs_moe"] = inspection.needs_moe;
+  return out;
+}
+
+}  // namespace moe::model

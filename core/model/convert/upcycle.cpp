@@ -1,0 +1,252 @@
+#include "core/model/convert/upcycle.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/sha256.h"
+#include "core/base/version.h"
+#include "core/model/config/layer_list.h"
+#include "core/model/convert/dtype_conversion.h"
+#include "core/model/convert/random_tensor.h"
+
+namespace moe::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
+constexpr int64_t kMaxExperts = 65536;
+
+void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
+                    const ModelConfig& parent) {
+  if (parent.moe) {
+    throw UserError(
+        "{}: is a mixture of experts already (router {}); upcycling starts from a dense folder",
+        dense.folder().string(), route::to_string(parent.moe->router));
+  }
+  if (settings.experts < 1 || settings.experts > kMaxExperts) {
+    throw UserError("--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
+  }
+  route::check_router(settings.router, settings.experts);
+  const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
+  if (ranks < 1 || settings.experts % ranks != 0) {
+    throw UserError(
+        "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}", ranks,
+        settings.experts, settings.experts);
+  }
+  if (settings.granularity != 1) {
+    throw UserError(
+        "--granularity {}: an upcycled expert is the whole feed-forward of its layer; slices of it "
+        "are not equal experts and do not compute its function; `moe init` makes finer experts",
+        settings.granularity);
+  }
+  if (settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0)) {
+    throw UserError("--gate-scale {}: must be a positive number, or auto", *settings.gate_scale);
+  }
+  if (settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0)) {
+    throw UserError("--router-std {}: must be zero or a positive number", *settings.router_std);
+  }
+}
+
+std::string config_dtype(io::DType dtype) {
+  return dtype == io::DType::kBF16 ? "bfloat16" : dtype == io::DType::kF16 ? "float16" : "float32";
+}
+
+std::optional<io::DType> target_dtype(StoredType type) {
+  switch (type) {
+    case StoredType::kKeep:
+      return std::nullopt;
+    case StoredType::kF32:
+      return io::DType::kF32;
+    case StoredType::kBF16:
+      return io::DType::kBF16;
+    case StoredType::kF16:
+      return io::DType::kF16;
+  }
+  MOE_CHECK(false, "stored type {}", static_cast<int>(type));
+}
+
+bool given(const Json& json, const char* key) {
+  return json.contains(key) && !json.at(key).is_null();
+}
+
+ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& settings,
+                         const ModelConfig& parent, const std::string& sha256) {
+  ModelConfig child = parent;
+  if (const auto target = target_dtype(settings.dtype)) {
+    child.dtype = config_dtype(*target);
+  } else if (!given(dense.config(), "dtype") && !given(dense.config(), "torch_dtype")) {
+    child.dtype = config_dtype(dense.info("model.embed_tokens.weight").dtype);
+  }
+  MoeConfig moe;
+  moe.layers = parse_layers(settings.layers, parent.layers);
+  moe.experts = settings.experts;
+  moe.expert_width = parent.intermediate_size;
+  moe.router = settings.router;
+  moe.gate_scale = settings.gate_scale.value_or(1.0);
+  moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
+  moe.lb_coef = route::default_lb_coef(settings.router);
+  moe.entropy_coef = route::default_entropy_coef(settings.router);
+  moe.router_std = settings.router_std.value_or(parent.initializer_range);
+  moe.router_seed = settings.seed;
+  moe.source_name = fs::canonical(dense.folder()).filename().string();
+  moe.source_sha256 = sha256;
+  child.moe = std::move(moe);
+  return child;
+}
+
+// One tensor of the child: drawn if it is a router, else a copy of the parent's, converted where
+// types differ.
+io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
+                              const MoeConfig& moe, std::optional<io::DType> target) {
+  if (is_router(info.name)) {
+    const double std = moe.router_std;
+    const auto seed = static_cast<uint64_t>(moe.router_seed);
+    return {info, [info, std, seed](io::SafetensorsWriter& writer) {
+              write_normal(writer, info, std, seed, info.name);
+            }};
+  }
+  const std::string source = dense_name(info.name);
+  const io::DType from = dense.info(source).dtype;
+  info.dtype = target.value_or(from);
+  if (info.dtype == from) {
+    return {info, [&dense, source](io::SafetensorsWriter& writer) {
+              writer.copy(dense.file_of(source), source);
+            }};
+  }
+  return {info, [&dense, source, from, to = info.dtype](io::SafetensorsWriter& writer) {
+            const io::SafetensorsFile& file = dense.file_of(source);
+            write_converted(file.bytes(source), from, writer, to);
+            file.file().drop(file.bytes(source));
+          }};
+}
+
+void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, UpcyclePlan& plan) {
+  const auto target = target_dtype(settings.dtype);
+  for (const auto& info : expected_tensors(plan.child)) {
+    plan.tensors.push_back(child_tensor(info, dense, *plan.child.moe, target));
+  }
+  for (const auto& info : shared_expert_tensors(plan.child)) {
+    plan.tensors.push_back(
+        {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }});
+  }
+  for (const auto& tensor : plan.tensors) {
+    plan.bytes += static_cast<uint64_t>(tensor.info.bytes());
+  }
+}
+
+// --force may replace an old result, never the model it is made from.
+void check_out(const fs::path& dense, const fs::path& out) {
+  const fs::path parent = fs::canonical(dense);
+  const fs::path target = fs::weakly_canonical(fs::absolute(out) / "");
+  const fs::path place = target.has_filename() ? target : target.parent_path();
+  if (std::mismatch(place.begin(), place.end(), parent.begin(), parent.end()).first ==
+      place.end()) {
+    throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
+                    dense.string());
+  }
+}
+
+OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale) {
+  const MoeConfig& moe = *plan.child.moe;
+  const route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
+  OrderedJson out;
+  out["moe_version"] = kVersion;
+  out["source"] = {{"name", moe.source_name},
+                   {"config_sha256", plan.config_sha256},
+                   {"tensor_names_types_shapes_and_first_4096_bytes_sha256", plan.sampled_sha256}};
+  out["experts"] = moe.experts;
+  out["layers"] = moe.layers;
+  out["layers_flag"] = settings.layers;
+  out["router"] = route::to_string(moe.router);
+  out["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
+  out["ep_ranks"] = moe.ep_ranks;
+  out["gate_scale"] = gate_scale;
+  out["dtype"] = settings.dtype == StoredType::kKeep ? "keep" : plan.child.dtype;
+  out["shard_bytes"] = settings.shard_bytes;
+  out["tensor_bytes"] = plan.bytes;
+  out["parameters"] = {
+      {"dense", plan.dense.total}, {"total", plan.mixture.total}, {"active", plan.mixture.active}};
+  out["preserves_function"] = {{"exact", preserves.exact}, {"words", preserves.words}};
+  return out;
+}
+
+}  // namespace
+
+std::string dense_name(const std::string& name) {
+  static constexpr std::string_view kExperts = ".mlp.experts.";
+  const size_t begin = name.find(kExperts);
+  if (begin == std::string::npos) {
+    return name;
+  }
+  const size_t dot = name.find('.', begin + kExperts.size());
+  MOE_CHECK(dot != std::string::npos, "{}", name);
+  return name.substr(0, begin) + ".mlp" + name.substr(dot);
+}
+
+std::string sampled_sha256(const io::Checkpoint& checkpoint) {
+  constexpr size_t kSampleBytes = 4096;
+  Sha256 hash;
+  for (const auto& info : checkpoint.tensors()) {
+    hash.update(fmt::format("{} {} {}\n", info.name, io::dtype_name(info.dtype),
+                            io::shape_text(info.shape)));
+    const auto bytes = checkpoint.bytes(info.name);
+    hash.update(bytes.first(std::min(bytes.size(), kSampleBytes)));
+  }
+  return hash.hex();
+}
+
+UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings) {
+  UpcyclePlan plan;
+  plan.parent = parse_config(dense.config(), dense.config_name());
+  check_settings(settings, dense, plan.parent);
+  check_tensors(dense, plan.parent);
+  const io::MappedFile config_file(dense.folder() / "config.json");
+  Sha256 config_hash;
+  config_hash.update(config_file.bytes());
+  plan.config_sha256 = config_hash.hex();
+  plan.sampled_sha256 = sampled_sha256(dense);
+  // Read back as any reader will: whatever a config may not say is refused before the first byte.
+  plan.child = child_config(dense, settings, plan.parent, plan.sampled_sha256);
+  plan.child = parse_config(Json(config_json(plan.child, dense.config())), "the upcycled config");
+  plan.dense = count_parameters(plan.parent);
+  plan.mixture = count_parameters(plan.child);
+  add_tensors(dense, settings, plan);
+  return plan;
+}
+
+OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
+                    const UpcycleSettings& settings, const OnBytes& on_bytes,
+                    const Certify& certify, const Calibrate& calibrate) {
+  MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
+  check_out(dense.folder(), settings.out);
+  io::check_space(settings.out, plan.bytes + kSpaceMargin);
+  io::StagedFolder staged(settings.out, settings.force);
+  ModelConfig child = plan.child;
+  const auto write_config = [&] {
+    staged.write_text("config.json", config_json(child, dense.config()).dump(2) + "\n");
+  };
+  write_config();
+  io::copy_tokenizer_files(dense.folder(), staged.path());
+  io::write_tensors(staged.path(), plan.tensors, settings.shard_bytes, on_bytes);
+  Calibration calibration{child.moe->gate_scale, {}, {}};
+  if (calibrate) {
+    calibration = calibrate(staged.path());
+    child.moe->gate_scale = calibration.gate_scale;
+    write_config();
+  }
+  OrderedJson report = describe(plan, settings, child.moe->gate_scale);
+  if (calibrate) {
+    report["calibration"] = calibration.report;
+    report["warnings"] = calibration.warnings;
+  }
+  if (certify) {
+    report["certificate"] = certify(staged.path());
+  }
+  staged.write_text("upcycle.json", report.dump(2) + "\n");
+  staged.commit();
+  return report;
+}
+
+}  // namespace moe::model

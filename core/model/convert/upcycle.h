@@ -1,0 +1,87 @@
+#pragma once
+// A dense LLaMA folder becomes a mixture of experts: in the chosen layers every expert is a bitwise
+// copy of that layer's dense feed-forward, the router is drawn from N(0, std^2), all else is copied
+// (Rectify-Router 5.1, SPEC section 11). Bytes go from the mapped parent to the new files in
+// blocks; no tensor is ever held, so memory does not grow with the model.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/config.h"
+#include "core/model/config/weights.h"
+
+namespace moe::model {
+
+enum class StoredType { kKeep, kF32, kBF16, kF16 };
+
+struct UpcycleSettings {
+  std::filesystem::path out;
+  int64_t experts = 8;          // E, per MoE layer
+  std::string layers = "even";  // even, odd, all or a list (layer_list.h)
+  route::RouterSettings router;
+  std::optional<double> router_std;  // default: the parent's initializer_range
+  int64_t seed = 1;                  // of the router
+  StoredType dtype =
+      StoredType::kKeep;  // kF32 and kBF16 convert everything but the router, which is F32
+  uint64_t shard_bytes = 5'000'000'000;
+  std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
+  std::optional<double> gate_scale = 1.0;  // SPEC D18; empty: auto, `calibrate` of upcycle() says
+  int64_t granularity =
+      1;               // any other is refused: slices of one feed-forward are not equal experts
+  bool force = false;  // replace OUT if it is there
+};
+
+// Everything that is known before the first byte is written.
+struct UpcyclePlan {
+  ModelConfig parent, child;
+  std::vector<io::TensorSource>
+      tensors;         // read from the parent's Checkpoint, which must outlive the plan
+  uint64_t bytes = 0;  // of tensor data
+  ParameterCount dense, mixture;
+  std::string config_sha256;   // of the parent's config.json
+  std::string sampled_sha256;  // see sampled_sha256()
+};
+
+// UserError: the parent is a mixture already, experts or layers out of range, k > E, ranks that do
+// not divide E, tensors that do not fit the config.
+UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings);
+
+// Called with the bytes of tensor data written so far.
+using OnBytes = std::function<void(uint64_t)>;
+// Called with the finished folder before it gets its final name; what it returns goes into
+// upcycle.json as "certificate".
+using Certify = std::function<OrderedJson(const std::filesystem::path& staged)>;
+
+// Called before Certify with the written folder, whose gate_scale is still 1 where it was left
+// open.
+struct Calibration {
+  double gate_scale = 1.0;
+  OrderedJson report;                 // into upcycle.json as "calibration"
+  std::vector<std::string> warnings;  // into upcycle.json as "warnings", a sentence each
+};
+using Calibrate = std::function<Calibration(const std::filesystem::path& staged)>;
+
+// Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Bytes are
+// streamed; only `calibrate` and `certify` hold a model. `calibrate` must be there where gate_scale
+// is open. Returns what upcycle.json holds. UserError: OUT is there already (unless force), OUT
+// would replace its own parent, not enough space.
+OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
+                    const UpcycleSettings& settings, const OnBytes& on_bytes = {},
+                    const Certify& certify = {}, const Calibrate& calibrate = {});
+
+// SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
+// apart without reading them whole, and does not depend on how they are cut into shards.
+std::string sampled_sha256(const io::Checkpoint& checkpoint);
+
+// The parent's tensor that a tensor of the mixture is a copy of:
+// model.layers.3.mlp.experts.7.up_proj.weight -> model.layers.3.mlp.up_proj.weight; others keep
+// their names.
+std::string dense_name(const std::string& name);
+
+}  // namespace moe::model

@@ -1,0 +1,171 @@
+#include "core/model/convert/verify.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "core/base/error.h"
+#include "core/io/tokenizer.h"
+#include "core/model/llama/llama.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+constexpr int64_t kWindowTokens = 512;
+
+constexpr const char* kEmbeddedText =
+    "The ferry leaves the harbour at seven in the morning and again at noon. On most days it "
+    "carries farmers with "
+    "baskets of eggs, a few children on their way to school, and old Mr Hansen, who has crossed "
+    "every Tuesday for "
+    "thirty-one years to play chess with his brother. He always loses. \"If I won,\" he says, \"I "
+    "would have no reason "
+    "to come back.\" The captain, a patient woman named Ida, keeps a notebook in which she writes "
+    "the time, the wind "
+    "and the number of passengers: 07:02, north-west 4, 23 people; 12:05, west 5, 17 people and a "
+    "goat.\n\n"
+    "Water boils at 100 degrees at sea level, but at 90 on a mountain 3,000 metres high, because "
+    "the air is thinner "
+    "there. A triangle with sides 3, 4 and 5 has a right angle: 9 + 16 = 25. To list the files of "
+    "a folder, type "
+    "`ls -l`; to count the lines of a text, type `wc -l notes.txt`. Nobody knows who first noticed "
+    "that bread rises "
+    "when the dough is left alone, but everyone who smells it in the oven is grateful to them.\n";
+
+std::string read_text(const std::filesystem::path& file, const char* flag) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) {
+    throw UserError("{}: cannot be read; {} wants a text file", file.string(), flag);
+  }
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// gate_scale is named where there is one, or would be.
+std::string verdict(const Certificate& certificate, const route::RouterSettings& router,
+                    bool names_scale) {
+  const auto preserves = route::preserves_function(router, certificate.gate_scale);
+  return fmt::format(
+      "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, "
+      "mean KL {:.2e} "
+      "nats, "
+      "{:.1f} % of requests dropped",
+      route::to_string(router),
+      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
+      preserves.words, certificate.tokens, certificate.text, certificate.max_abs_logit_difference,
+      certificate.mean_kl, 100 * certificate.dropped_share);
+}
+
+// Adds one window's difference; the KL is left a sum over tokens.
+void compare_window(const Llama& parent, const Llama& child, const std::vector<int64_t>& ids,
+                    const RoutingOptions& routing, Certificate& certificate,
+                    route::CounterValues& counted) {
+  const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
+  const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
+  const ForwardResult result = child.forward(tokens, routing);
+  const Tensor actual = child.head(result.hidden);
+  certificate.max_abs_logit_difference = std::max(certificate.max_abs_logit_difference,
+                                                  (actual - expected).abs().max().item<double>());
+  const Tensor log_p = expected.to(at::kDouble).log_softmax(-1);
+  const Tensor log_q = actual.to(at::kDouble).log_softmax(-1);
+  certificate.mean_kl += (log_p.exp() * (log_p - log_q)).sum().item<double>();
+  for (const auto& layer : route::read_counters(result.counters)) {
+    counted.add(layer);
+  }
+}
+
+}  // namespace
+
+OrderedJson to_json(const Certificate& certificate) {
+  return {{"max_abs_logit_difference", certificate.max_abs_logit_difference},
+          {"mean_kl", certificate.mean_kl},
+          {"tokens", certificate.tokens},
+          {"gate_scale", certificate.gate_scale},
+          {"dropped_share", certificate.dropped_share},
+          {"text", certificate.text},
+          {"preserves_function", certificate.preserves},
+          {"words", certificate.words}};
+}
+
+VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
+                       int64_t max_tokens, const char* flag) {
+  const int64_t vocab_size = parse_config(parent.config(), parent.config_name()).vocab_size;
+  VerifyText result;
+  if (std::filesystem::exists(parent.folder() / "tokenizer.model")) {
+    const auto tokenizer = io::Tokenizer::load(parent.folder(), vocab_size);
+    result.ids = tokenizer.encode(text_file.empty() ? std::string(kEmbeddedText)
+                                                    : read_text(text_file, flag));
+    result.ids.insert(result.ids.begin(), tokenizer.bos_id());
+    result.name = text_file.empty() ? "the embedded text" : text_file.string();
+  } else if (text_file.empty()) {
+    // Large odd strides visit the whole vocabulary in an order unlike counting.
+    for (int64_t index = 0; index < kWindowTokens; ++index) {
+      result.ids.push_back((index * 7919 + 1) % vocab_size);
+    }
+    result.name = "ids spread over the vocabulary (no tokenizer.model)";
+  } else {
+    throw UserError(
+        "{}: no tokenizer.model, so {} cannot be tokenised; leave it out to verify on ids",
+        parent.folder().string(), flag);
+  }
+  if (static_cast<int64_t>(result.ids.size()) > max_tokens) {
+    result.ids.resize(max_tokens);
+  }
+  return result;
+}
+
+std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
+                                                 const ModelConfig& config) {
+  const auto window = static_cast<size_t>(std::min(kWindowTokens, config.max_position_embeddings));
+  std::vector<std::vector<int64_t>> windows;
+  for (size_t first = 0; first < text.ids.size(); first += window) {
+    const auto begin = text.ids.begin() + static_cast<int64_t>(first);
+    const size_t size = std::min(window, text.ids.size() - first);
+    windows.emplace_back(begin, begin + static_cast<int64_t>(size));
+  }
+  return windows;
+}
+
+Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                            const VerifyText& text, std::optional<double> gate_scale) {
+  const at::NoGradGuard no_gradients;
+  const Llama parent_model = Llama::load(parent, {}, text.device, Storage::kStored);
+  const Llama child_model = Llama::load(child, {}, text.device, Storage::kStored);
+  RoutingOptions routing = child_model.default_routing();
+  const auto& moe = child_model.config().moe;
+  routing.gate_scale = gate_scale.value_or(moe ? moe->gate_scale : 1.0);
+  Certificate certificate;
+  certificate.text = text.name;
+  certificate.tokens = static_cast<int64_t>(text.ids.size());
+  certificate.gate_scale = *routing.gate_scale;
+  certificate.preserves = route::preserves_function(routing.router, *routing.gate_scale).exact;
+  route::CounterValues counted;
+  for (const auto& ids : verify_windows(text, parent_model.config())) {
+    compare_window(parent_model, child_model, ids, routing, certificate, counted);
+  }
+  certificate.mean_kl /= static_cast<double>(std::max<int64_t>(1, certificate.tokens));
+  certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
+                                                         static_cast<double>(counted.requests)
+                                                   : 0.0;
+  certificate.words =
+      verdict(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0);
+  return certificate;
+}
+
+OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                             const VerifyText& text) {
+  const Certificate certificate = verify_equality(parent, child, text);
+  OrderedJson json = to_json(certificate);
+  if (certificate.gate_scale != 1.0) {
+    json["without_gate_scale"] = to_json(verify_equality(parent, child, text, 1.0));
+  }
+  return json;
+}
+
+}  // namespace moe::model

@@ -1,0 +1,57 @@
+#pragma once
+// The equality certificate: an upcycled folder and its dense parent run on the same text, and how
+// far apart they are.
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/config.h"
+
+namespace moe::model {
+
+struct Certificate {
+  double max_abs_logit_difference = 0;  // over all tokens and vocabulary entries
+  double mean_kl = 0;                   // nats per token, KL(parent || child), in f64
+  int64_t tokens = 0;
+  double gate_scale = 1;     // in force on the child (SPEC D18)
+  double dropped_share = 0;  // requests that found no slot, of all requests
+  std::string
+      text;  // what was read: a file, the embedded text, or counted ids where there is no tokenizer
+  bool preserves = false;  // whether this router computes the parent's function by construction
+                           // (SPEC section 11)
+  std::string words;       // the verdict in a sentence
+};
+
+OrderedJson to_json(const Certificate& certificate);
+
+// The ids to compare on: `text_file` when not empty, else an embedded text, tokenised by the
+// parent's tokenizer; without a tokenizer.model, ids counted through the vocabulary. At most
+// `max_tokens`. `flag` is where text_file comes from.
+struct VerifyText {
+  std::vector<int64_t> ids;
+  std::string name;
+  c10::Device device = c10::kCPU;  // where models run on it
+};
+VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
+                       int64_t max_tokens, const char* flag = "--verify-text");
+
+// The ids in windows of at most 512, or of what the model was made for: a routing group each.
+std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
+
+// Runs both folders in f32 over the windows of `text`. `gate_scale` stands in for the child's own.
+Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                            const VerifyText& text, std::optional<double> gate_scale = {});
+
+// The certificate of `child` as JSON; where its gate_scale is not 1, what it would be with 1 stands
+// inside as "without_gate_scale", so that the difference is seen.
+OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
+                             const VerifyText& text);
+
+}  // namespace moe::model

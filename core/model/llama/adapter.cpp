@@ -1,0 +1,68 @@
+#include "core/model/llama/adapter.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <cmath>
+
+#include "kernels/grouped_linear.h"
+#include "kernels/grouped_swiglu.h"
+#include "kernels/linear.h"
+#include "kernels/swiglu.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+Tensor with_adapter(const Tensor& product, const Tensor& rows, const Adapter& adapter,
+                    const std::vector<int64_t>& rows_per_expert) {
+  if (!adapter.defined()) {
+    return product;
+  }
+  const Tensor thin = kernels::grouped_linear(rows, adapter.a, rows_per_expert);  // [R, r]
+  return product + kernels::grouped_linear(thin, adapter.b, rows_per_expert) * adapter.scale;
+}
+
+}  // namespace
+
+Adapter make_adapter(const Tensor& weight, int64_t rank, double scale, uint64_t seed,
+                     const AdapterShare& share) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  std::vector<int64_t> a = weight.sizes().vec(), b = a;
+  a[a.size() - 2] = rank;
+  b[b.size() - 1] = rank;
+  const int64_t here = a.front();
+  a.front() = share.of > 0 ? share.of : here;
+  const double bound = 1 / std::sqrt(static_cast<double>(weight.size(-1)));
+  const Tensor random =
+      at::empty(a).uniform_(-bound, bound, generator).narrow(0, share.first, here).clone();
+  return {random.to(weight.device()), at::zeros(b, weight.options()).detach(), scale};
+}
+
+Tensor merged_weight(const Tensor& weight, const Adapter& adapter) {
+  return adapter.defined() ? weight + at::matmul(adapter.b, adapter.a) * adapter.scale : weight;
+}
+
+Tensor adapted_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const Adapter& adapter) {
+  const Tensor y = kernels::linear(x, weight, bias);
+  return adapter.defined()
+             ? y + kernels::linear(kernels::linear(x, adapter.a), adapter.b) * adapter.scale
+             : y;
+}
+
+Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                      const Adapter& gate_up_adapter, const Adapter& down_adapter,
+                      const std::vector<int64_t>& rows_per_expert) {
+  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
+    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
+  }
+  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, rows_per_expert), rows,
+                                     gate_up_adapter, rows_per_expert);
+  const Tensor inner = kernels::swiglu(hidden);
+  return with_adapter(kernels::grouped_linear(inner, down, rows_per_expert), inner, down_adapter,
+                      rows_per_expert);
+}
+
+}  // namespace moe::model

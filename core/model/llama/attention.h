@@ -1,0 +1,47 @@
+#pragma once
+// Grouped-query causal self-attention over packed sequences, through scaled_dot_product_attention.
+// T tokens, D model width, H heads, G key/value heads, A head width.
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "core/model/config/config.h"
+#include "core/model/llama/adapter.h"
+#include "core/model/llama/gpu_attention.h"
+
+namespace moe::model {
+
+struct AttentionWeights {
+  at::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
+  at::Tensor output;  // [D, H A]
+  at::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
+  Adapter qkv_adapter = {}, output_adapter = {};
+};
+
+// Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.
+struct LayerCache {
+  at::Tensor keys, values;
+};
+
+// Sequence i is the next lengths[i] tokens; it goes on from the earlier sequence continues[i], or
+// from none (-1, or `continues` empty). One that is gone on from goes on from none itself.
+struct Sequences {
+  const std::vector<int64_t>& lengths;
+  const std::vector<int64_t>& continues;
+  const PackTables* tables = nullptr;  // on a card, of a pack where none goes on from another
+  int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
+};
+
+// Every query head's own key/value head: [B, G, S, A] -> [B, H, S, A]. LibTorch's fused kernels
+// want equal heads.
+at::Tensor spread_heads(const at::Tensor& x, int64_t heads);
+
+// x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
+// are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
+// not included.
+at::Tensor attention_forward(const at::Tensor& x, const AttentionWeights& weights,
+                             const ModelConfig& config, const Sequences& sequences,
+                             LayerCache* cache);
+
+}  // namespace moe::model

@@ -1,0 +1,36 @@
+#include "core/model/llama/compute.h"
+
+#include <array>
+
+#include "core/base/error.h"
+
+namespace moe::model {
+
+namespace {
+
+constexpr std::array kPrecisions = {"fp32", "tf32", "bf16"};
+constexpr std::array kRecomputes = {"none", "ffn", "layer"};
+
+template <typename Choice, size_t N>
+Choice parse(const std::array<const char*, N>& names, const char* flag, const std::string& text) {
+  for (size_t index = 0; index < N; ++index) {
+    if (text == names[index]) {
+      return static_cast<Choice>(index);
+    }
+  }
+  throw UserError("{} '{}' is unknown; known: {}, {}, {}", flag, text, names[0], names[1],
+                  names[2]);
+}
+
+}  // namespace
+
+Precision parse_precision(const std::string& text) {
+  return parse<Precision>(kPrecisions, "--precision", text);
+}
+Recompute parse_recompute(const std::string& text) {
+  return parse<Recompute>(kRecomputes, "--recompute", text);
+}
+const char* to_string(Precision precision) { return kPrecisions[static_cast<size_t>(precision)]; }
+const char* to_string(Recompute recompute) { return kRecomputes[static_cast<size_t>(recompute)]; }
+
+}  // namespace moe::model

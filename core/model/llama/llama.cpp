@@ -1,0 +1,309 @@
+// The forward pass, and what one can ask of a model in memory.
+
+#include "core/model/llama/llama.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "core/base/error.h"
+#include "core/model/llama/llama_weights.h"
+#include "core/model/llama/recompute.h"
+#include "kernels/linear.h"
+#include "kernels/rms_norm.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+at::ScalarType activation_type(const ComputeOptions& compute) {
+  return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
+}
+
+// What all layers of one forward share. It lives as long as a backward may need it.
+struct Pass {
+  Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& tokens,
+       const RoutingOptions& options, const ExpertParallel& parallel)
+      : config(model),
+        type(activation_type(compute)),
+        lengths(tokens.lengths),
+        continues(tokens.continues),
+        routing(options),
+        spread(tokens.ids.size(0), options.ep_ranks, parallel),
+        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
+
+  // For attention on a card that goes on from nothing.
+  void make_tables(at::Device device) {
+    if (device.is_cuda() && continues.empty()) {
+      tables = pack_tables(lengths, config, device);
+    }
+  }
+
+  const PackTables* tables_or_null() const { return tables ? &*tables : nullptr; }
+
+  Tensor norm(const Tensor& x, const Tensor& weight) const {
+    return kernels::rms_norm(x, weight, config.rms_norm_eps).to(type);
+  }
+
+  const ModelConfig& config;
+  at::ScalarType type;  // of what products take and give
+  std::vector<int64_t> lengths, continues;
+  RoutingOptions routing;
+  TokenSpread spread;
+  double gate_scale;
+  std::optional<PackTables> tables;
+};
+
+// A rank without tokens has nothing to attend to, but its exchanges need a gradient's way as the
+// other ranks have it: products of no rows with every weight.
+Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) {
+  const AttentionWeights& attention = layer.attention;
+  const Tensor qkv = adapted_linear(pass.norm(x, layer.input_norm), attention.qkv, attention.bias,
+                                    attention.qkv_adapter);
+  return x + adapted_linear(qkv.narrow(1, 0, attention.output.size(1)), attention.output, {},
+                            attention.output_adapter);
+}
+
+// x [T, D] f32, the residual stream, after the attention of a layer.
+Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+  if (x.size(0) == 0) {
+    return attention_of_none(x, layer, pass);
+  }
+  return x + attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
+                               {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
+}
+
+// For the sentence of an exchange that fails.
+void set_place(const ExpertParallel& parallel, int64_t layer) {
+  if (parallel.group != nullptr) {
+    parallel.group->place.layer = layer;
+  }
+}
+
+struct FeedForwardOutput {
+  Tensor x;  // [T, D] f32, the residual stream after the layer
+  route::AuxLosses losses = {};
+  route::Counters counters = {};
+  Tensor token_rows = {};
+};
+
+FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const Pass& pass,
+                                    std::optional<route::Routing>* decided) {
+  const Tensor normed = pass.norm(x, layer.post_norm);
+  if (!layer.router.defined()) {
+    return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
+                               layer.down_adapter, {x.size(0)})};
+  }
+  MoeOutput out = moe_forward(
+      normed, {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
+      pass.routing.router, pass.spread, pass.gate_scale, pass.routing.count_tokens, decided);
+  return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
+}
+
+// The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which
+// outlives its backward; tokens go the second time where they went the first.
+FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
+                                  const std::shared_ptr<const Pass>& pass, int64_t index,
+                                  bool with_attention) {
+  const auto decided = std::make_shared<std::optional<route::Routing>>();
+  const auto first = std::make_shared<FeedForwardOutput>();
+  const auto tensors = recomputed(
+      [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
+        const bool again = decided->has_value();
+        set_place(pass->spread.parallel, index);
+        const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
+        FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
+        if (!again) {
+          first->counters = std::move(out.counters);
+          first->token_rows = std::move(out.token_rows);
+        }
+        return std::vector<Tensor>{out.x, out.losses.load_balance, out.losses.entropy,
+                                   out.losses.l1};
+      },
+      x);
+  return {tensors[0],
+          {tensors[1], tensors[2], tensors[3]},
+          std::move(first->counters),
+          std::move(first->token_rows)};
+}
+
+}  // namespace
+
+Llama::Llama() = default;
+Llama::~Llama() = default;
+Llama::Llama(Llama&&) noexcept = default;
+Llama& Llama::operator=(Llama&&) noexcept = default;
+
+Llama Llama::without_weights(const ModelConfig& config, const dist::Layout& layout) {
+  Llama model;
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, at::kMeta);
+  return model;
+}
+
+Llama Llama::clone() const { return clone_to(device()); }
+
+Llama Llama::clone_to(at::Device device) const {
+  const at::NoGradGuard no_gradients;
+  Llama copy;
+  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
+  copy.weights_->compute = weights_->compute;
+  copy.add_lora(weights_->lora, /*seed=*/0);
+  const auto from = parameters();
+  const auto to = copy.parameters();
+  for (size_t index = 0; index < from.size(); ++index) {
+    Tensor(to[index].tensor).copy_(from[index].tensor);
+  }
+  return copy;
+}
+
+Llama Llama::merged() const {
+  const at::NoGradGuard no_gradients;
+  Llama copy = clone();
+  for (auto& layer : copy.weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      one.weight->copy_(merged_weight(*one.weight, *one.adapter));
+      *one.adapter = {};
+    }
+  }
+  copy.weights_->lora = {};
+  return copy;
+}
+
+void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
+  weights_->lora = settings;
+  uint64_t number = 0;
+  for (auto& layer : weights_->layers) {
+    for (const auto& one : adapted_weights(layer)) {
+      ++number;
+      if (settings.is_on(one.part)) {
+        const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
+        const bool of_experts = layer.router.defined() && one.part == "ffn";
+        const AdapterShare share = of_experts
+                                       ? AdapterShare{layout().first_expert(), layer.router.size(0)}
+                                       : AdapterShare{};
+        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed, share);
+      }
+    }
+  }
+}
+
+const ModelConfig& Llama::config() const { return weights_->config; }
+
+const dist::Layout& Llama::layout() const { return weights_->parallel.layout; }
+
+at::Device Llama::device() const { return weights_->embedding.device(); }
+
+void Llama::set_group(dist::Comm* group) {
+  MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
+            "a model of {} places in a group of another size", layout().group());
+  weights_->parallel.group = group;
+  weights_->parallel.overlaps = group != nullptr && !group->device().is_cpu();
+  weights_->parallel.lends = group != nullptr && group->device().is_cpu();
+}
+
+RoutingOptions Llama::default_routing() const {
+  const auto& moe = weights_->config.moe;
+  return moe ? RoutingOptions{moe->router, moe->ep_ranks} : RoutingOptions{};
+}
+
+const LoraSettings& Llama::lora() const { return weights_->lora; }
+
+void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
+
+ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
+                             const OnFeedForward& on_feed_forward) const {
+  const ModelConfig& config = weights_->config;
+  if (cache != nullptr) {
+    cache->layers.resize(config.layers);
+  }
+  const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
+  const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
+  const auto own =
+      std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
+  if (cache == nullptr) {
+    own->make_tables(device());
+  }
+  const std::shared_ptr<const Pass> pass = own;
+  ForwardResult result;
+  const Tensor ids = tokens.ids.to(device());
+  Tensor x = at::embedding(weights_->embedding, ids).to(at::kFloat);  // [T, D]
+  for (int64_t index = 0; index < config.layers; ++index) {
+    const Layer& layer = weights_->layers[index];
+    LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
+    FeedForwardOutput out;
+    set_place(weights_->parallel, index);
+    if (recompute == Recompute::kLayer) {
+      out = recomputed_half(x, layer, pass, index, /*with_attention=*/true);
+    } else {
+      x = attention_half(x, layer, *pass, layer_cache);
+      if (on_feed_forward) {
+        on_feed_forward(index, kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps));
+      }
+      out = recompute == Recompute::kFeedForward
+                ? recomputed_half(x, layer, pass, index, /*with_attention=*/false)
+                : feed_forward_half(x, layer, *pass, nullptr);
+    }
+    x = out.x;
+    if (layer.router.defined()) {
+      result.losses += out.losses;
+      result.counters.push_back(std::move(out.counters));
+      if (routing.count_tokens) {
+        result.token_rows.push_back(std::move(out.token_rows));
+      }
+    }
+  }
+  set_place(weights_->parallel, -1);
+  result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
+  return result;
+}
+
+Tensor Llama::head(const Tensor& hidden) const {
+  return kernels::linear_to_f32(hidden.to(product_type()), head_weight());
+}
+
+Tensor Llama::head_weight() const {
+  return weights_->head.defined() ? weights_->head : weights_->embedding;
+}
+
+at::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
+
+std::vector<NamedParameter> Llama::parameters() const {
+  std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
+  for (size_t index = 0; index < weights_->layers.size(); ++index) {
+    const Layer& layer = weights_->layers[index];
+    const std::string prefix = fmt::format("model.layers.{}.", index);
+    all.push_back({prefix + "input_layernorm", layer.input_norm});
+    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv});
+    if (layer.attention.bias.defined()) {
+      all.push_back({prefix + "self_attn.qkv_bias", layer.attention.bias});
+    }
+    all.push_back({prefix + "self_attn.o_proj", layer.attention.output});
+    all.push_back({prefix + "post_attention_layernorm", layer.post_norm});
+    if (layer.router.defined()) {
+      all.push_back({prefix + "mlp.router", layer.router});
+    }
+    const bool is_moe = layer.router.defined();
+    all.push_back({prefix + "mlp.gate_up", layer.gate_up, is_moe});
+    all.push_back({prefix + "mlp.down", layer.down, is_moe});
+    for (const auto& one : adapted_weights(weights_->layers[index])) {
+      if (one.adapter->defined()) {
+        const bool of_experts = is_moe && one.part == "ffn";
+        all.push_back({prefix + one.name + ".lora_a", one.adapter->a, of_experts});
+        all.push_back({prefix + one.name + ".lora_b", one.adapter->b, of_experts});
+      }
+    }
+  }
+  all.push_back({"model.norm", weights_->norm});
+  if (weights_->head.defined()) {
+    all.push_back({"lm_head", weights_->head});
+  }
+  return all;
+}
+
+void Llama::require_gradients() {
+  for (auto& parameter : parameters()) {
+    parameter.tensor.requires_grad_(true);
+  }
+}
+
+}  // namespace moe::model

@@ -1,0 +1,162 @@
+#pragma once
+// The whole model: embedding, layers of attention and feed-forward (dense or MoE), final norm,
+// head, as transformers computes it. Sequences come packed, [T] tokens with their lengths, so there
+// is no padding anywhere inside.
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dist/world.h"
+#include "core/io/checkpoint.h"
+#include "core/model/config/config.h"
+#include "core/model/convert/folder_tensors.h"
+#include "core/model/llama/attention.h"
+#include "core/model/llama/compute.h"
+#include "core/model/llama/lora.h"
+#include "core/model/moe/layer.h"
+
+namespace moe::model {
+
+// T = sum(lengths) tokens; sequence i is the next lengths[i] of them; attention is causal within a
+// sequence and positions start at 0 (plus what a cache holds).
+struct Packed {
+  at::Tensor ids;                // [T] i64
+  std::vector<int64_t> lengths;  // all positive
+  // Empty, or one a sequence: the earlier sequence that it goes on from, -1 for none. It then sees
+  // all of that one before itself, and its positions follow: answers to one question share it.
+  std::vector<int64_t> continues = {};
+};
+
+// What routing needs besides the weights. By default the folder's own.
+struct RoutingOptions {
+  route::RouterSettings router;
+  int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1. A multiple of G
+  bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
+  std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
+};
+
+// Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
+// Starts empty.
+struct KvCache {
+  std::vector<LayerCache> layers;
+};
+
+// Of the tokens of this process alone. Where experts are shared out, the backward of a forward is a
+// collective too: every process of the group calls it from `hidden`, also with no tokens (its
+// gradient is then [0, D]), and from the same losses.
+struct ForwardResult {
+  at::Tensor hidden;  // [T, D] f32 after the final norm
+  // Summed over MoE layers (SPEC D11). With shared experts: this process's share, so that the sum
+  // over the group is the mean over all logical ranks that hold tokens.
+  route::AuxLosses losses;
+  std::vector<route::Counters>
+      counters;  // one a MoE layer, in layer order; to be summed over ranks
+  std::vector<at::Tensor>
+      token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
+};
+
+// Called in every layer with its number and the normed input of its feed-forward [T, D].
+using OnFeedForward = std::function<void(int64_t layer, const at::Tensor& input)>;
+
+struct NamedParameter {
+  std::string name;   // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
+                      // adapters end with ".lora_a" or ".lora_b"
+  at::Tensor tensor;  // f32 leaf; a matrix of bf16 where Storage says
+  // Of the experts of a MoE layer: dimension 0 counts those of this process, from
+  // layout().first_expert(). All others are whole on every process.
+  bool is_expert = false;
+};
+
+// How a model lies in memory.
+enum class Storage {
+  kF32,     // all in f32: it can be trained
+  kStored,  // on a CPU matrices stay bf16 where the folder has all of them so; else as kF32. The
+            // same numbers in half the memory, for a model that is only asked
+};
+
+class Llama {
+ public:
+  // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
+  // `device`, where all is computed and kept then. Of the experts only those of `layout`'s place,
+  // and no others are read.
+  static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {},
+                    at::Device device = at::kCPU, Storage storage = Storage::kF32);
+  // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
+  static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
+  Llama clone() const;                      // f32 weights of its own, without gradients
+  Llama clone_to(at::Device device) const;  // the same on another device
+  Llama merged() const;                     // a clone whose adapters are added to its weights
+  ~Llama();
+  Llama(Llama&&) noexcept;
+  Llama& operator=(Llama&&) noexcept;
+
+  const ModelConfig& config() const;
+  const dist::Layout& layout() const;  // which experts are here
+  at::Device device() const;           // of all weights
+  // The processes that hold the other experts; forward and backward are then collectives of it. It
+  // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
+  void set_group(dist::Comm* group);
+  void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
+  // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
+  void add_lora(const LoraSettings& settings, uint64_t seed);
+  const LoraSettings& lora() const;        // rank 0: no adapters
+  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
+
+  // `cache`, when given, is extended in place; all lengths must then be equal.
+  ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
+                        KvCache* cache = nullptr, const OnFeedForward& on_feed_forward = {}) const;
+  at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
+  at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
+  at::ScalarType product_type() const;              // of operands: f32 or bf16
+
+  std::vector<NamedParameter> parameters()
+      const;  // every trainable tensor once; tied heads appear once
+  void require_gradients();
+  // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
+  // config().dtype; all of them, those of other processes undefined. The router has a say:
+  // written_form().
+  std::vector<FolderTensor> folder_tensors(const RoutingOptions& routing) const;
+  // Of a whole model, ready for io::write_tensors.
+  std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;
+
+ private:
+  struct Weights;
+  Llama();
+  std::unique_ptr<Weights> weights_;
+};
+
+// What a run multiplied its auxiliary losses by, for the folder to store. Empty: as it was.
+struct LossCoefficients {
+  std::optional<double> load_balance = {}, entropy = {};
+  std::optional<double> lambda = {};  // ReLU: of the step that comes next
+};
+
+// Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and
+// the coefficients, other keys of `parent` kept), tensors with adapters merged, tokenizer files of
+// `parent`. The caller may add files and commits.
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const io::StagedFolder& folder, const LossCoefficients& coefficients = {});
+
+// The same by all ranks of a run at once: every one writes what it alone holds, and its part of
+// what many hold. The bytes are those that one process writes. A collective of folder.ranks(); the
+// caller may add files and commits. UserError on all ranks when one fails.
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const SharedFolder& folder, const LossCoefficients& coefficients = {});
+
+// write_folder into a StagedFolder of its own, committed: OUT exists whole or not at all.
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force,
+                 const LossCoefficients& coefficients = {});
+
+// The same by all ranks of a run.
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
+                 const LossCoefficients& coefficients = {});
+
+}  // namespace moe::model

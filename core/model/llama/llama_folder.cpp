@@ -1,0 +1,147 @@
+// A Llama from a folder and into one.
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/model/llama/llama_weights.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+
+FolderForm form_of(const ModelConfig& config) {
+  return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
+}
+
+// What a folder says of a model that is routed so.
+ModelConfig config_with(const ModelConfig& model, const RoutingOptions& routing) {
+  ModelConfig config = model;
+  if (config.moe) {
+    config.moe->router = routing.router;
+    config.moe->ep_ranks = routing.ep_ranks;
+  }
+  return config;
+}
+
+// A stored tensor where it lies. LibTorch has no read-only tensors; this one is only read from.
+Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
+  const auto& info = checkpoint.info(name);
+  void* data = const_cast<std::byte*>(checkpoint.bytes(name).data());
+  return at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype)));
+}
+
+// What the matrices of a model lie in. One of them may be made of several that are stored.
+at::ScalarType matrix_type(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                           Storage storage, at::Device device) {
+  if (storage == Storage::kF32 || !device.is_cpu()) {
+    return at::kFloat;
+  }
+  const auto tensors = expected_tensors(config);
+  const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& one) {
+    return one.shape.size() < 2 || is_router(one.name) ||
+           checkpoint.info(one.name).dtype == io::DType::kBF16;
+  });
+  return is_bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+// config.json of a folder.
+std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
+                        const io::Checkpoint& parent, const LossCoefficients& coefficients) {
+  ModelConfig config = config_with(model, routing);
+  if (config.moe) {
+    config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
+    config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
+    if (coefficients.lambda) {
+      config.moe->lambda = coefficients.lambda;
+    }
+  }
+  return config_json(config, parent.config()).dump(2) + "\n";
+}
+
+}  // namespace
+
+Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout, at::Device device,
+                  Storage storage) {
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  check_tensors(checkpoint, config);
+  Llama model;
+  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device,
+                                             matrix_type(checkpoint, config, storage, device));
+  for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
+    view.copy_(stored_tensor(checkpoint, name));
+    checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once
+  }
+  for (const auto& info : shared_expert_tensors(config)) {
+    if (info.elements() > 0 && checkpoint.has(info.name)) {
+      model.weights_->idle[info.name] =
+          stored_tensor(checkpoint, info.name).to(at::kFloat, false, true);
+    }
+  }
+  return model;
+}
+
+std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) const {
+  const ModelConfig config = config_with(weights_->config, routing);
+  const auto views = weights_->stored_views(form_of(config));
+  std::vector<FolderTensor> tensors;
+  for (const auto& info : expected_tensors(config)) {
+    const auto view = views.find(info.name);
+    MOE_CHECK(view != views.end() || layout().group() > 1, "no tensor {}", info.name);
+    tensors.push_back({info, view == views.end() ? Tensor() : view->second});
+  }
+  for (const auto& info : shared_expert_tensors(config)) {
+    const auto idle = weights_->idle.find(info.name);
+    tensors.push_back({info, idle != weights_->idle.end() ? idle->second : at::zeros(info.shape)});
+  }
+  return tensors;
+}
+
+std::vector<io::TensorSource> Llama::tensor_sources(const RoutingOptions& routing) const {
+  return sources_of(folder_tensors(routing));
+}
+
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const io::StagedFolder& folder, const LossCoefficients& coefficients) {
+  folder.write_text("config.json", config_text(model.config(), routing, parent, coefficients));
+  const std::optional<Llama> merged =
+      model.lora().rank > 0 ? std::optional(model.merged()) : std::nullopt;
+  io::write_tensors(folder.path(), (merged ? *merged : model).tensor_sources(routing), kShardBytes);
+  io::copy_tokenizer_files(parent.folder(), folder.path());
+}
+
+void write_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                  const SharedFolder& folder, const LossCoefficients& coefficients) {
+  std::vector<FolderTensor> tensors;
+  folder.by_all([&] {
+    tensors = (model.lora().rank > 0 ? model.merged().folder_tensors(routing)
+                                     : model.folder_tensors(routing));
+  });
+  folder.by_first([&] {
+    io::write_file(folder.path() / "config.json",
+                   config_text(model.config(), routing, parent, coefficients));
+    io::copy_tokenizer_files(parent.folder(), folder.path());
+  });
+  write_tensors(folder, tensors, kShardBytes);
+}
+
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force,
+                 const LossCoefficients& coefficients) {
+  io::StagedFolder folder(out, force);
+  write_folder(model, routing, parent, folder, coefficients);
+  folder.commit();
+}
+
+void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
+                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
+                 const LossCoefficients& coefficients) {
+  SharedFolder folder(out, force, ranks);
+  write_folder(model, routing, parent, folder, coefficients);
+  folder.commit();
+}
+
+}  // namespace moe::model

@@ -1,0 +1,47 @@
+#pragma once
+// One MoE feed-forward layer: route, gather rows by expert, grouped SwiGLU, combine. T tokens, D
+// model width, E experts, F expert width, R routed rows (core/README.md has the legend).
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "core/model/llama/adapter.h"
+#include "core/model/moe/expert_parallel.h"
+#include "core/route/routers.h"
+
+namespace moe::model {
+
+struct MoeWeights {
+  at::Tensor router;   // [E, D] f32
+  at::Tensor gate_up;  // [E/G, 2F, D], gate rows first; the experts of this process
+  at::Tensor down;     // [E/G, D, F]
+  Adapter gate_up_adapter = {}, down_adapter = {};
+};
+
+struct MoeOutput {
+  at::Tensor y;              // [T, D] f32 (f64 of f64), the residual not included
+  route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11: this process's share
+  route::Counters counters;  // SPEC section 13, on the device of x, of the tokens of this process
+  at::Tensor token_rows;     // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
+};
+
+// [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
+// gradient checks.
+at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
+
+// y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
+// here. `sharing`, when given and there are others, says who has the experts.
+at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
+                       const route::Routing& routing, double gate_scale,
+                       const Sharing* sharing = nullptr);
+
+// Routes and runs the experts. x [T, D] is the normed input. `spread.here.home` gives each token
+// its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
+// empty, it is filled; else tokens go where it says.
+MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
+                      const route::RouterSettings& router, const TokenSpread& spread,
+                      double gate_scale, bool count_tokens = false,
+                      std::optional<route::Routing>* decided = nullptr);
+
+}  // namespace moe::model

@@ -1,0 +1,28 @@
+#pragma once
+// What the auxiliary losses of a run are multiplied by, where each number comes from, and what is
+// in force in words: no loss is ever silently off (SPEC sections 7 to 10).
+
+#include <string>
+
+#include "core/model/config/config.h"
+#include "core/route/router_override.h"
+#include "core/train/run/settings.h"
+
+namespace moe::train {
+
+// Closes lb_coef, entropy_coef and lambda of `settings` for the router of the run; empty stays what
+// it does not have. A coefficient is the flag's, else the folder's where the family is the same,
+// else the default. Lambda is the flag's, else lambda0 where --router names it, else what the
+// folder was trained up to, else lambda0. UserError: a coefficient for a loss that the router does
+// not have.
+void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
+                          const route::ResolvedRouter& resolved);
+
+// UserError: any of the three flags, for a folder that is dense.
+void refuse_coefficients(const TrainSettings& settings);
+
+// "language model + 0.01 x load balance (of first choices)": of settings that are resolved.
+std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
+                            int64_t experts);
+
+}  // namespace moe::train

@@ -1,0 +1,187 @@
+#include "core/train/loop/gradients.h"
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/train/loop/head_loss.h"
+
+namespace moe::train {
+
+using at::Tensor;
+
+namespace {
+
+// coefficient * loss, or nothing where there is nothing to learn from.
+void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
+  if (loss.defined() && loss.requires_grad() && coefficient != 0) {
+    total = total.defined() ? total + loss * coefficient : loss * coefficient;
+  }
+}
+
+// Means of the auxiliary losses over micro-batches.
+class AuxMeans {
+ public:
+  void add(const route::AuxLosses& losses, double weight) {
+    add_one(means_[0], losses.load_balance, weight);
+    add_one(means_[1], losses.entropy, weight);
+    add_one(means_[2], losses.l1, weight);
+  }
+  void add_over(dist::Comm& comm) {
+    std::vector<double> sums;
+    for (const Tensor& mean : means_) {
+      sums.push_back(mean.defined() ? mean.item<double>() : 0);
+      sums.push_back(mean.defined() ? 1 : 0);
+    }
+    sums = dist::sum_numbers(comm, sums);
+    for (size_t i = 0; i < means_.size(); ++i) {
+      means_[i] = sums[2 * i + 1] > 0 ? at::scalar_tensor(sums[2 * i], at::kDouble) : Tensor();
+    }
+  }
+  void report(StepLosses& step) const {
+    step.load_balance = value(means_[0]);
+    step.entropy = value(means_[1]);
+    step.l1 = value(means_[2]);
+  }
+
+ private:
+  static void add_one(Tensor& mean, const Tensor& loss, double weight) {
+    if (loss.defined()) {
+      const Tensor part = loss.detach().to(at::kDouble) * weight;
+      mean = mean.defined() ? mean + part : part;
+    }
+  }
+  static std::optional<double> value(const Tensor& mean) {
+    return mean.defined() ? std::optional<double>(mean.item<double>()) : std::nullopt;
+  }
+  std::array<Tensor, 3> means_;
+};
+
+// The part of a step that one process computes.
+struct Share {
+  std::vector<data::Batch> batches;
+  std::vector<size_t> numbers;  // of the micro-batches that they belong to
+};
+
+Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World* world) {
+  Share share;
+  for (size_t number = 0; number < micro_batches.size(); ++number) {
+    const data::Batch& batch = micro_batches[number];
+    if (world == nullptr) {
+      share.batches.push_back(batch);
+      share.numbers.push_back(number);
+      continue;
+    }
+    const dist::Layout& layout = world->layout;
+    if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
+      const auto rows = static_cast<int64_t>(batch.rows.size());
+      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.place()),
+                                            layout.first_of(rows, layout.place() + 1)));
+      share.numbers.push_back(number);
+    }
+  }
+  return share;
+}
+
+// What every micro-batch routed, layers inside: of all processes together. `mine` is in the order
+// of `share.numbers`.
+std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& mine,
+                                                  const Share& share, size_t micro_batches,
+                                                  const model::ModelConfig& config, int64_t ranks,
+                                                  dist::World* world) {
+  if (world == nullptr || !config.moe) {
+    return mine;
+  }
+  const size_t layers = config.moe->layers.size();
+  const int64_t experts = config.moe->experts;
+  route::CounterValues none;
+  none.load.resize(experts);
+  none.rank_dropped.resize(ranks);
+  none.rank_ir.resize(ranks);
+  const size_t length = route::numbers_of(none).size();
+  std::vector<double> all(micro_batches * layers * length);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const auto numbers = route::numbers_of(mine[i]);
+    const size_t place = share.numbers[i / layers] * layers + i % layers;
+    std::copy(numbers.begin(), numbers.end(), all.begin() + place * length);
+  }
+  all = dist::sum_numbers(world->all, all);
+  std::vector<route::CounterValues> whole;
+  for (auto next = all.begin(); next != all.end(); next += length) {
+    whole.push_back(route::counters_from({next, next + length}, experts, ranks));
+  }
+  return whole;
+}
+
+// Sums the counters over micro-batches. `all` holds them micro-batch after micro-batch, layers
+// inside.
+void add_counters(const std::vector<route::CounterValues>& all, size_t micro_batches,
+                  StepLosses& step) {
+  const size_t layers = all.size() / micro_batches;
+  step.layers.resize(layers);
+  for (size_t i = 0; i < all.size(); ++i) {
+    step.layers[i % layers].add(all[i]);
+    step.sparsity += all[i].sparsity() / static_cast<double>(all.size());
+  }
+}
+
+// `joins`: others wait for the exchanges of this backward, whether or not there is anything here.
+void backward(const HeadLoss& language, const Tensor& auxiliary, bool joins) {
+  std::vector<Tensor> roots, gradients;
+  if ((joins || language.hidden.size(0) > 0) && language.hidden.requires_grad()) {
+    roots.push_back(language.hidden);
+    gradients.push_back(language.gradient);
+  }
+  if (auxiliary.defined()) {
+    roots.push_back(auxiliary);
+    gradients.push_back(at::ones_like(auxiliary));
+  }
+  if (!roots.empty()) {
+    torch::autograd::backward(roots, gradients);
+  }
+}
+
+}  // namespace
+
+StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
+                         const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
+                         dist::World* world) {
+  StepLosses step;
+  for (const auto& batch : micro_batches) {
+    step.tokens += static_cast<int64_t>(batch.ids.size());
+    step.target_tokens += batch.target_count;
+  }
+  const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
+  const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
+  const Share share = share_of(micro_batches, world);
+  const bool joins = world != nullptr && world->layout.group() > 1;
+  AuxMeans means;
+  std::vector<route::Counters> counters;
+  for (const auto& batch : share.batches) {
+    const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
+    const HeadLoss language = head_loss(model.head_weight(), result.hidden, batch.targets,
+                                        target_share, model.product_type());
+    Tensor auxiliary;
+    add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
+    add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);
+    add_scaled(auxiliary, result.losses.l1, coefficients.l1 * batch_share);
+    backward(language, auxiliary, joins);
+    step.loss += language.nll_sum * target_share;
+    means.add(result.losses, batch_share);
+    counters.insert(counters.end(), result.counters.begin(), result.counters.end());
+  }
+  if (world != nullptr) {
+    step.loss = dist::sum_numbers(world->all, {step.loss}).front();
+    means.add_over(world->all);
+  }
+  means.report(step);
+  const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
+                                      model.config(), routing.ep_ranks, world);
+  if (!routed.empty()) {
+    add_counters(routed, micro_batches.size(), step);
+  }
+  return step;
+}
+
+}  // namespace moe::train

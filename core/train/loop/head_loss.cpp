@@ -1,0 +1,69 @@
+#include "core/train/loop/head_loss.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/data/examples.h"
+#include "kernels/linear.h"
+#include "kernels/softmax_nll.h"
+
+namespace moe::train {
+
+using at::Tensor;
+
+namespace {
+
+// weight's gradient += left^T right, in f32.
+void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
+                     const kernels::Operand& right) {
+  Tensor& gradient = weight.mutable_grad();
+  const bool is_new = !gradient.defined();
+  if (is_new) {
+    gradient = at::empty_like(weight, at::MemoryFormat::Contiguous);
+  }
+  kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
+}
+
+}  // namespace
+
+HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
+                   double scale, at::ScalarType type, int64_t logits_per_block) {
+  RECORD_USER_SCOPE("head");
+  MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
+  std::vector<int64_t> rows, wanted;
+  for (size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] != data::kNoLoss) {
+      rows.push_back(static_cast<int64_t>(t));
+      wanted.push_back(targets[t]);
+    }
+  }
+  HeadLoss loss;
+  loss.hidden = hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));  // [N, D]
+
+  const at::NoGradGuard no_gradients;
+  loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
+  const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
+  const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor head = kernels::rounded_once(weight, type);
+  const auto count = static_cast<int64_t>(rows.size());
+  const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
+  for (int64_t start = 0; start < count; start += block_rows) {
+    const int64_t length = std::min(block_rows, count - start);
+    const Tensor block = loss.hidden.narrow(0, start, length);
+    Tensor logits = at::empty({length, weight.size(0)}, block.options().dtype(of_sums));
+    kernels::operand_product_out(logits, {block, type}, {head.t(), type});
+    loss.nll_sum += kernels::softmax_nll_(logits, target.narrow(0, start, length), scale);
+    const auto unrounded = logits.is_cuda() ? type : of_sums;  // CPUs multiply in f32
+    Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
+    kernels::operand_product_out(hidden_gradient, {logits, unrounded}, {head, type});
+    if (weight.requires_grad()) {
+      add_to_gradient(weight, {logits, unrounded}, {block, type});
+    }
+  }
+  return loss;
+}
+
+}  // namespace moe::train

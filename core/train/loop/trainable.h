@@ -1,0 +1,30 @@
+#pragma once
+// Which parameters train: all, those that --train names, or adapters and what is named beside them.
+
+#include <string>
+#include <vector>
+
+#include "core/model/llama/llama.h"
+#include "core/train/run/settings.h"
+
+namespace moe::train {
+
+// The parameters that any of `words` names, in the model's order; without words all of them. Of a
+// model with adapters these train always, beside what is named, and without words the router does:
+// one that stays random learns nothing. A word is a group (experts, router, attention, dense,
+// norms, embeddings) or, with a * in it, a pattern
+// over parameter names (model.layers.0.*). UserError: a word that is neither, or names nothing in
+// this model.
+std::vector<model::NamedParameter> trainable(const model::Llama& model,
+                                             const std::vector<std::string>& words);
+
+// Whether a parameter that trains keeps a bf16 copy (kernels/rounded_weight.h): the matrices of a
+// run in bf16 on cards, but routers, whose products are in f32, and an embedding that is only
+// looked up. Not where layers are computed again: that run is short of memory.
+bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
+                const TrainSettings& settings);
+
+// The layer of a parameter of that name; -1 for those outside of layers.
+int64_t layer_of(const std::string& name);
+
+}  // namespace moe::train

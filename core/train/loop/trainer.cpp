@@ -1,0 +1,408 @@
+#include "core/train/loop/trainer.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/version.h"
+#include "core/data/step_loader.h"
+#include "core/dist/own_work.h"
+#include "core/dist/session.h"
+#include "core/dist/solo.h"
+#include "core/dist/together.h"
+#include "core/model/llama/timeline.h"
+#include "core/train/loop/gather_experts.h"
+#include "core/train/loop/gradients.h"
+#include "core/train/loop/trainable.h"
+#include "core/train/loop/training_data.h"
+#include "core/train/loop/updater.h"
+#include "core/train/observe/journal.h"
+#include "core/train/run/run_start.h"
+#include "core/train/run/saver.h"
+#include "core/train/run/snapshot.h"
+#include "kernels/rounded_weight.h"
+#include "kernels/stream.h"
+
+namespace moe::train {
+
+namespace {
+
+// The model of a run, with weights as `checkpoint` has them.
+model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
+                        dist::World& world) {
+  model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
+  model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
+  model.set_compute(settings.compute);
+  if (settings.compute.precision == model::Precision::kTf32) {
+    at::globalContext().setAllowTF32CuBLAS(true);  // of this process: LibTorch has no finer switch
+  }
+  model.add_lora(settings.lora, settings.seed);
+  return model;
+}
+
+// One run, from the first batch to RUN/final.
+class Run {
+ public:
+  Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
+      const RunFolder& folder, const RunStart& start, Evaluator& evaluator,
+      const TrainCallbacks& callbacks, dist::World& world)
+      : plan_(plan),
+        parent_(parent),
+        folder_(folder),
+        callbacks_(callbacks),
+        evaluator_(evaluator),
+        world_(world),
+        others_(world.layout.processes > 1 ? &world : nullptr),
+        model_(load_model(io::Checkpoint(start.folder), plan.settings, world)),
+        trained_(trainable(model_, plan.settings.trained)),
+        updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
+        saver_(parent, world, callbacks.on_saved) {
+    const TrainSettings& settings = plan.settings;
+    schedule_ = {settings.schedule, settings.lr, *settings.min_lr, settings.warmup,
+                 *settings.steps};
+    if (plan.is_moe) {
+      routing_ = plan.routing;
+      position_.lambda = settings.lambda.value_or(0);
+      position_.group_tokens = plan.group_tokens;
+    }
+    if (start.resumed) {
+      position_ = restore(start.folder, model_, updater_.optimizer());
+      saved_step_ = position_.step;
+    }
+    loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
+                    *settings.global_batch / *settings.micro_batch);
+    if (speaks()) {
+      journal_.emplace(folder, position_.step);
+      evaluator.begin(folder.samples(), position_.step);
+    }
+    for (const auto& parameter : trained_) {
+      at::Tensor(parameter.tensor).requires_grad_(true);
+      if (keeps_copy(parameter, model_.config(), settings)) {
+        kernels::keep_copy(parameter.tensor);
+      }
+    }
+  }
+
+  void steps() {
+    const int64_t steps = *plan_.settings.steps;
+    saved_ = std::chrono::steady_clock::now();
+    if (position_.step == 0) {
+      evaluate({{"step", 0}});
+    }
+    std::optional<model::Timeline> timeline;
+    const int64_t profiled_to = std::min(steps, position_.step + callbacks_.profiled_steps);
+    if (position_.step < profiled_to && speaks()) {
+      timeline.emplace();
+    }
+    while (position_.step < steps) {
+      world_.set_place({position_.step + 1});
+      if (anybody(callbacks_.stop_requested())) {
+        interrupt();
+      }
+      const StepRecord record = step();
+      callbacks_.on_step(record);
+      if (timeline && position_.step == profiled_to) {
+        timeline->finish(folder_.path() / "trace.json");
+        timeline.reset();
+      }
+      if (!evaluate(to_json(record))) {
+        append(to_json(record));
+      }
+      if (is_save_due() && bad_steps_ == 0) {
+        save(folder_.checkpoint(position_.step));
+      }
+    }
+    saver_.wait();
+    if (speaks()) {
+      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    }
+    model::save_folder(model_, routing_, parent_, folder_.final_model(),
+                       /*force=*/true, world_.all, coefficients());
+    report();
+    callbacks_.on_saved(folder_.final_model());
+  }
+
+ private:
+  bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+
+  bool speaks() const { return world_.layout.is_speaker(); }
+
+  // Whether it holds on any process.
+  bool anybody(bool here) const {
+    return others_ == nullptr ? here
+                              : dist::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
+  }
+
+  void append(const OrderedJson& line) {
+    if (journal_) {
+      journal_->append(line);
+    }
+  }
+
+  // Appends the line of this step with what its evaluation found, or says that none is due.
+  bool evaluate(OrderedJson line) {
+    std::optional<model::Llama> whole;  // every process looks at all of it and finds the same
+    if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
+      whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
+    }
+    const auto working = evaluator_.is_due(position_.step) ? dist::own_work(world_.all) : nullptr;
+    const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
+    if (evaluation) {
+      add_evaluation(line, *evaluation);
+      append(line);
+      callbacks_.on_evaluated(*evaluation);
+    }
+    return evaluation.has_value();
+  }
+
+  void report() const {
+    if (journal_) {
+      journal_->report();
+    }
+  }
+
+  bool is_save_due() const {
+    const TrainSettings& settings = plan_.settings;
+    const std::chrono::duration<double, std::ratio<60>> since =
+        std::chrono::steady_clock::now() - saved_;
+    return (settings.save_every && position_.step % *settings.save_every == 0) ||
+           (settings.save_minutes && anybody(since.count() >= *settings.save_minutes));
+  }
+
+  StepRecord step() {
+    const auto start = std::chrono::steady_clock::now();
+    const TrainSettings& settings = plan_.settings;
+    const data::StepBatches data = loader_->next();
+    const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
+    position_.cursor = data.cursor;
+    const AuxCoefficients coefficients{settings.lb_coef.value_or(0),
+                                       settings.entropy_coef.value_or(0), position_.lambda};
+    updater_.clear_gradients();
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
+    const double norm = updater_.gradient_norm();
+    StepRecord record = describe(losses, coefficients);
+    record.grad_norm = norm;
+    record.lr = schedule_.at(position_.step);
+    record.step = ++position_.step;
+    move(record, losses.sparsity);
+    record.peak_memory = peak_resident_bytes();
+    if (const auto device = model_.device(); device.is_cuda()) {
+      record.card_memory = kernels::card_peak_bytes(device.index());
+    }
+    record.data_wait_seconds = data_wait.count();
+    record.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    record.tokens_per_second = static_cast<double>(record.tokens) / record.seconds;
+    return record;
+  }
+
+  // Moves the weights, or says in `record` why not.
+  void move(StepRecord& record, double sparsity) {
+    if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
+      const bool is_loss = !std::isfinite(record.loss);
+      note_skipped(record, "not finite",
+                   fmt::format("the {} is {}", is_loss ? "loss" : "gradient norm",
+                               is_loss ? record.loss : record.grad_norm));
+      skip(record.skipped_why);
+    } else {
+      pass_numbers();
+      if (const auto why = judge(record)) {
+        ++position_.skipped_outliers;
+        note_skipped(record, "outlier", *why);
+      } else {
+        update(record.grad_norm, record.lr, sparsity);
+      }
+    }
+    record.skipped_steps = position_.skipped_steps;
+    if (plan_.settings.skip_outliers) {
+      record.skipped_outliers = position_.skipped_outliers;
+    }
+  }
+
+  std::optional<std::string> judge(const StepRecord& record) {
+    const auto z = plan_.settings.skip_outliers;
+    return z ? judge_step(position_.outliers, record.loss, record.grad_norm, *z) : std::nullopt;
+  }
+
+  void note_skipped(StepRecord& record, const char* kind, const std::string& why) {
+    ++position_.skipped_steps;
+    record.skipped = true;
+    record.skipped_kind = kind;
+    record.skipped_why = why;
+  }
+
+  // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
+  void pass_numbers() {
+    if (bad_steps_ == 0 && speaks()) {
+      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    }
+    bad_steps_ = 0;
+  }
+
+  void update(double norm, double lr, double sparsity) {
+    updater_.step(norm, plan_.settings.clip, lr);
+    if (is_relu()) {
+      update_lambda(sparsity);
+    }
+  }
+
+  // A loss or gradient that is no number moves no weight. Several in a row will not mend
+  // themselves: the weights they began with are no good, nor is a checkpoint of them.
+  void skip(const std::string& why) {
+    constexpr int64_t kMostInARow = 5;
+    if (++bad_steps_ < kMostInARow && position_.step > bad_steps_) {
+      return;
+    }
+    saver_.wait();
+    report();
+    const int64_t good = position_.step - bad_steps_;
+    if (speaks()) {
+      folder_.remove_checkpoint(good);
+    }
+    world_.all.barrier();
+    const auto last = folder_.last_checkpoint();
+    throw std::runtime_error(fmt::format(
+        "step {}: {}{}, the run stops; {}; a lower --lr, a --warmup or a lower --clip may "
+        "help",
+        good + 1, why,
+        bad_steps_ == 1 ? "" : fmt::format(", and so for {} steps in a row", bad_steps_),
+        last ? "the last good checkpoint is " + last->string()
+             : std::string("no checkpoint was saved before (--save-every)")));
+  }
+
+  StepRecord describe(const StepLosses& losses, const AuxCoefficients& coefficients) {
+    StepRecord record;
+    record.loss = losses.loss;
+    record.tokens = losses.tokens;
+    record.target_tokens = losses.target_tokens;
+    record.total_tokens = position_.total_tokens += losses.tokens;
+    if (!plan_.is_moe) {
+      return record;
+    }
+    record.load_balance_loss = losses.load_balance;
+    record.entropy_loss = losses.entropy;
+    record.l1_loss = losses.l1;
+    record.auxiliary = losses.load_balance.value_or(0) * coefficients.load_balance +
+                       losses.entropy.value_or(0) * coefficients.entropy +
+                       losses.l1.value_or(0) * coefficients.l1;
+    record.moe_layers = model_.config().moe->layers;
+    record.layer_counters = losses.layers;
+    record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
+    if (is_relu()) {
+      record.lambda = position_.lambda;
+      record.sparsity = losses.sparsity;
+    }
+    return record;
+  }
+
+  // SPEC section 9: the weight of L1 rises while too many experts run, else it falls.
+  void update_lambda(double sparsity) {
+    const auto& router = routing_.router;
+    const double target =
+        1.0 - static_cast<double>(router.k) / static_cast<double>(model_.config().moe->experts);
+    position_.lambda =
+        route::next_lambda(position_.lambda, sparsity, target, router.lambda_multiplier);
+  }
+
+  void save(const std::filesystem::path& out) {
+    dist::together(world_.all, [&] {
+      if (speaks()) {
+        io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
+      }
+    });
+    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), position_), out);
+    saved_step_ = position_.step;
+    report();  // after it: on a full disk the checkpoint comes first
+    saved_ = std::chrono::steady_clock::now();
+  }
+
+  // A loss that the router does not have is stored as off.
+  model::LossCoefficients coefficients() const {
+    return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
+            is_relu() ? std::optional(position_.lambda) : std::nullopt};
+  }
+
+  [[noreturn]] void interrupt() {
+    saver_.wait();
+    if (position_.step == 0) {
+      throw Interrupted("stopped before the first step, nothing was saved");
+    }
+    const auto out = folder_.checkpoint(position_.step);
+    if (position_.step != saved_step_) {
+      save(out);
+      saver_.wait();
+    } else {
+      report();
+    }
+    throw Interrupted(
+        fmt::format("stopped after step {} of {}; saved {}; the same command goes on from there",
+                    position_.step, *plan_.settings.steps, out.string()));
+  }
+
+  const RunPlan& plan_;
+  const io::Checkpoint& parent_;
+  const RunFolder& folder_;
+  const TrainCallbacks& callbacks_;
+  Evaluator& evaluator_;
+  dist::World& world_;
+  dist::World* others_;  // the same where there are others
+  model::Llama model_;
+  model::RoutingOptions routing_;
+  std::vector<model::NamedParameter> trained_;
+  Updater updater_;
+  Saver saver_;
+  std::optional<data::StepLoader> loader_;
+  std::optional<Journal> journal_;
+  Schedule schedule_;
+  Position position_;
+  int64_t bad_steps_ = 0;    // in a row, up to now
+  int64_t saved_step_ = -1;  // of the newest checkpoint
+  std::chrono::steady_clock::time_point saved_;
+};
+
+// What makes a run the run it is: two ranks that differ in it would not compute one.
+std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
+                        const io::Checkpoint& checkpoint) {
+  std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
+  text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
+  for (const auto& line : describe_data(examples)) {
+    text += line + "\n";
+  }
+  text += checkpoint.config().dump() + "\n";
+  for (const auto& tensor : checkpoint.tensors()) {
+    text += fmt::format("{} {} {}\n", tensor.name, io::dtype_name(tensor.dtype), tensor.bytes());
+  }
+  return text;
+}
+
+}  // namespace
+
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist::Comm* ranks) {
+  const std::unique_ptr<dist::Comm> alone = dist::solo_comm();
+  dist::Comm& everybody = ranks == nullptr ? *alone : *ranks;
+  std::optional<RunFolder> folder;
+  std::optional<Prepared> run;
+  dist::together(everybody, [&] {
+    check_numbers(settings);
+    folder.emplace(settings.run, settings.model, settings.force);
+    run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank()));
+  });
+  auto& [checkpoint, examples, plan, evaluator] = *run;
+  if (everybody.size() > 1) {
+    dist::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));
+  }
+  const RunStart start = begin_run(*folder, plan, checkpoint, everybody);
+  callbacks.on_start(plan);
+  if (!start.is_done) {
+    dist::World world(everybody, plan.layout);
+    auto reading = dist::own_work(everybody);  // disks differ
+    Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
+    reading.reset();
+    training.steps();
+  }
+}
+
+}  // namespace moe::train

@@ -1,0 +1,129 @@
+#include "core/train/loop/training_data.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/data/token_cache.h"
+#include "core/io/tokenizer.h"
+#include "core/io/word_encoder.h"
+#include "core/model/config/config.h"
+
+namespace moe::train {
+
+namespace {
+
+using SharedTokenizer = std::shared_ptr<const io::Tokenizer>;
+
+data::ReadSettings read_settings(const TrainSettings& settings) {
+  return {settings.objective,
+          settings.format,
+          data::Template::parse(settings.text_template),
+          settings.loss_on,
+          0,
+          settings.threads > 0
+              ? settings.threads
+              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
+}
+
+// Whether encode() puts sentencepiece's dummy space (U+2581) before a text.
+bool adds_space(const io::Tokenizer& tokenizer) {
+  const std::vector<int64_t> ids = tokenizer.encode("a");
+  return !ids.empty() && tokenizer.piece(ids.front()).starts_with("\u2581");
+}
+
+data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
+  const auto words = std::make_shared<io::WordEncoder>(tokenizer);
+  return {[words](std::string_view text) { return words->encode(text); }, tokenizer->bos_id(),
+          tokenizer->eos_id(), adds_space(*tokenizer)};
+}
+
+SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
+  return std::make_shared<io::Tokenizer>(io::Tokenizer::load(checkpoint.folder(), vocab_size));
+}
+
+// The first `count` examples: each file's first, then each file's second, and so on.
+std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
+  std::vector<data::Example> taken;
+  for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
+    for (const auto& range : examples.ranges) {
+      if (place < range.count && taken.size() < count) {
+        taken.push_back(examples.at(range.begin + place));
+      }
+    }
+  }
+  return taken;
+}
+
+}  // namespace
+
+void check_data_named(const TrainSettings& settings) {
+  if (settings.data.empty()) {
+    throw UserError("--data is missing: name at least one file");
+  }
+}
+
+data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
+                         int64_t vocab_size,
+                         const std::function<void(int64_t, int64_t)>& on_progress,
+                         std::vector<std::string>& lines) {
+  const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
+  std::vector<std::string> notes;
+  data::Examples examples =
+      data::open_or_tokenise({data::parse_sources(settings.data), read_settings(settings),
+                              vocab_size, checkpoint.folder() / "tokenizer.model", codec,
+                              data::cache_place(settings.cache), on_progress},
+                             notes);
+  lines = describe_data(examples);
+  lines.insert(lines.end(), notes.begin(), notes.end());
+  return examples;
+}
+
+std::vector<std::string> describe_data(const data::Examples& examples) {
+  const double total = std::accumulate(examples.weights.begin(), examples.weights.end(), 0.0);
+  std::vector<std::string> lines;
+  for (size_t file = 0; file < examples.files.size(); ++file) {
+    lines.push_back(fmt::format("{}: {}; {} examples", examples.files[file],
+                                examples.forms.at(file), examples.ranges.at(file).count));
+    if (total > 0) {
+      lines.back() +=
+          fmt::format(", {:.4g} % of those drawn", 100 * examples.weights[file] / total);
+    }
+  }
+  return lines;
+}
+
+Samples read_samples(const TrainSettings& settings, int64_t count) {
+  check_numbers(settings);
+  check_data_named(settings);
+  const io::Checkpoint checkpoint(settings.model);
+  const int64_t vocab_size =
+      model::parse_config(checkpoint.config(), checkpoint.config_name()).vocab_size;
+  SharedTokenizer tokenizer;
+  const auto codec = [&] {
+    tokenizer = load_tokenizer(checkpoint, vocab_size);
+    return codec_of(tokenizer);
+  };
+  data::ReadSettings few = read_settings(settings);
+  few.most_per_file = count;
+  const data::Examples examples =
+      data::read_examples(data::parse_sources(settings.data), few, vocab_size, codec);
+  Samples samples;
+  samples.files = examples.files;
+  samples.forms = examples.forms;
+  samples.examples = take_turns(examples, static_cast<size_t>(count));
+  if (!tokenizer) {  // rows alone: names are a service, ids do without a tokenizer
+    try {
+      tokenizer = load_tokenizer(checkpoint, vocab_size);
+    } catch (const UserError&) {
+      samples.piece = [](int64_t id) { return fmt::format("{}", id); };
+      return samples;
+    }
+  }
+  samples.piece = [tokenizer](int64_t id) { return tokenizer->piece(id); };
+  return samples;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,51 @@
+#pragma once
+// A run on a cluster, on paper: memory of a GPU by class, and what a step spends on computing and
+// on talking, from a model with stated rates. Nothing is loaded; the config alone says the shapes.
+//
+// A step of one GPU, T tokens of a micro-batch here, D wide, n micro-batches a replica:
+//   computing   3 (forward and twice as much back; 4 when layers are computed again) x FLOP of the
+//               forward: 2 a weight that a token meets, and causal attention
+//   tokens      rows of D numbers that leave for experts elsewhere, and come back; the same again
+//               in backward, and in a forward that is computed again. A capacity router sends its
+//               buffers whole, C_r slots for every expert (SPEC section 12)
+//   gradients   reduce-scatter of gradients and all-gather of weights, f32, (n - 1) / n of their
+//               bytes each way among n holders (rank_shards.h)
+// Nothing overlaps here, so the share is an upper bound of what the stated rates cost.
+
+#include <filesystem>
+
+#include "core/model/config/config.h"
+#include "core/train/plan/memory_plan.h"
+
+namespace moe::train {
+
+struct ClusterRates {
+  int64_t nodes = 1, gpus = 8;  // GPUs a node
+  double tflops = 400;          // 1e12 FLOP/s that a GPU sustains
+  double link_gbs = 350;        // 1e9 bytes/s of a GPU to others in its node, each way
+  double network_gbs = 50;      // the same to other nodes
+};
+
+struct ClusterPlan {
+  TrainSettings settings;  // resolved
+  route::RouterSettings router;
+  dist::Layout layout;
+  MemoryPlan memory;          // of one GPU
+  int64_t parameters = 0;     // of the model
+  int64_t tokens = 0;         // of a step, all GPUs
+  double flop = 0;            // of a step, one GPU
+  double token_bytes = 0;     // that leave a GPU a step, between experts
+  double gradient_bytes = 0;  // and for gradients and weights
+  double compute_s = 0, token_s = 0, gradient_s = 0;
+  double communication_share() const {
+    return (token_s + gradient_s) / (compute_s + token_s + gradient_s);
+  }
+};
+
+// `settings.model` is a folder or a config.json; weights and data are not looked at. A dense model
+// is planned as one whose even layers were upcycled to `upcycled_experts`, 0 = as it is. UserError:
+// what the config, the router or the layout say; rates that are not positive.
+ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
+                         int64_t upcycled_experts);
+
+}  // namespace moe::train

@@ -1,0 +1,245 @@
+#include "core/train/plan/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/base/system_fields.h"
+#include "core/model/llama/llama.h"
+#include "core/train/loop/head_loss.h"
+#include "core/train/loop/trainable.h"
+
+namespace moe::train {
+
+namespace {
+
+constexpr int64_t kF32 = 4;
+// What a process grows by besides in its first step: pages of LibTorch's code and tables, threads.
+constexpr uint64_t kFirstStep = uint64_t{30} << 20;
+
+// Shapes of one micro-batch.
+struct Sizes {
+  int64_t tokens;      // T
+  int64_t width;       // D
+  int64_t heads;       // H A
+  int64_t keys;        // G A
+  int64_t activation;  // bytes of what products take
+};
+
+// What an attention half keeps: its input, the normed one, queries, keys and values as the product
+// has them, and the result.
+int64_t attention_bytes(const Sizes& s) {
+  return kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
+         s.activation * s.tokens * (2 * s.heads + 2 * s.keys);
+}
+
+struct FeedForwardBytes {
+  int64_t kept = 0;
+  int64_t backward = 0;  // beside what is kept
+};
+
+// `inner` F, `rows` R; a dense layer routes every token to its one expert, without a gate.
+FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows, int64_t experts,
+                                    bool has_adapters) {
+  const bool is_moe = experts > 1;
+  FeedForwardBytes bytes;
+  bytes.kept = kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
+               s.activation * rows * 2 * inner;
+  bytes.backward = s.activation * rows * 4 * inner + (kF32 + s.activation) * rows * s.width;
+  if (has_adapters) {
+    bytes.kept += s.activation * rows * inner;
+    bytes.backward += s.activation * rows * 2 * inner;
+  }
+  if (is_moe) {
+    // Gathered rows and what experts said; logits, scores, multiplicities, weights and their like.
+    constexpr int64_t kRouting = 48;
+    bytes.kept += (s.activation + kF32) * rows * s.width + kRouting * s.tokens * experts;
+    bytes.backward += 2 * kF32 * rows * s.width;
+  }
+  return bytes;
+}
+
+// A model without memory, to ask what trains.
+struct Trained {
+  std::vector<int64_t> layers;  // parameters that train, by layer
+  int64_t embedding = 0, head = 0;
+  int64_t all = 0;      // all parameters, adapters included
+  int64_t trained = 0;  // all that train
+  int64_t updated = 0;  // of them, what this process updates (rank_shards.h)
+  int64_t largest = 0;  // parameter that several processes hold
+  int64_t copied = 0;   // of those that train, what has a copy in bf16
+};
+
+Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings,
+                    const dist::Layout& layout) {
+  model::Llama shapes = model::Llama::without_weights(config, layout);
+  shapes.add_lora(settings.lora, 0);
+  Trained counts;
+  counts.layers.resize(static_cast<size_t>(config.layers));
+  for (const auto& parameter : shapes.parameters()) {
+    counts.all += parameter.tensor.numel();
+  }
+  for (const auto& parameter : trainable(shapes, settings.trained)) {
+    const int64_t numbers = parameter.tensor.numel();
+    const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
+    counts.trained += numbers;
+    counts.copied += keeps_copy(parameter, config, settings) ? numbers : 0;
+    counts.updated += (numbers + holders - 1) / holders;
+    counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
+    const int64_t layer = layer_of(parameter.name);
+    if (layer >= 0) {
+      counts.layers[static_cast<size_t>(layer)] += numbers;
+    } else if (parameter.name == "lm_head") {
+      counts.head += numbers;
+    } else {
+      counts.embedding += numbers;
+    }
+  }
+  return counts;
+}
+
+// What gather_experts.h takes for the time of an evaluation.
+uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
+                        const dist::Layout& layout) {
+  return settings.evaluation.any() && layout.group() > 1
+             ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all)
+             : 0;
+}
+
+// Bytes above weights, moments and program while a step runs, at each moment that may be the most.
+class StepWalk {
+ public:
+  StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
+           const route::RouterSettings& router, int64_t tokens, const Trained& trained,
+           int64_t group)
+      : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
+    const bool bf16 = settings.compute.precision == model::Precision::kBf16;
+    const int64_t here = (tokens + group - 1) / group;
+    sizes_ = {here, config.hidden_size, config.heads * config.head_dim,
+              config.kv_heads * config.head_dim, bf16 ? 2 : kF32};
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      const bool is_moe = config.is_moe_layer(layer);
+      layers_.push_back(
+          feed_forward_bytes(sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
+                             is_moe ? routed_rows(router, here, config.moe->experts) : here,
+                             is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
+    }
+    const bool accumulates = *settings.global_batch > *settings.micro_batch;
+    walk(accumulates ? kF32 * trained.trained : 0);
+  }
+
+  int64_t most() const { return most_; }
+  int64_t activations() const { return activations_; }
+
+ private:
+  int64_t kept(size_t layer) const {
+    const int64_t input = kF32 * sizes_.tokens * sizes_.width;
+    switch (recompute_) {
+      case model::Recompute::kNone:
+        return attention_bytes(sizes_) + layers_[layer].kept;
+      case model::Recompute::kFeedForward:
+        return attention_bytes(sizes_) + input;
+      case model::Recompute::kLayer:
+        return input;
+    }
+    return 0;
+  }
+
+  // What is there for the time of a layer's backward.
+  int64_t working(size_t layer) const {
+    const int64_t whole = attention_bytes(sizes_) + layers_[layer].kept;
+    return layers_[layer].backward + (whole - kept(layer)) +
+           2 * kF32 * sizes_.tokens * sizes_.width;
+  }
+
+  void see(int64_t bytes) { most_ = std::max(most_, bytes); }
+
+  void walk(int64_t gradients) {
+    const int64_t row = kF32 * sizes_.tokens * sizes_.width;
+    const int64_t logits = kF32 * std::min(kLogitsPerBlock, sizes_.tokens * config_.vocab_size);
+    int64_t there = 2 * row + gradients;
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      there += kept(layer);
+      activations_ += kept(layer);
+    }
+    const bool is_new = gradients == 0;  // else the gradients of the first micro-batch are there
+    const bool tied = config_.tie_word_embeddings;
+    const int64_t head_gradient = tied ? trained_.embedding : trained_.head;
+    there += is_new ? kF32 * head_gradient : 0;
+    see(there + 2 * row + logits);
+    there += 2 * row;
+    for (size_t layer = layers_.size(); layer-- > 0;) {
+      const int64_t own = kF32 * trained_.layers[layer];  // beside the sum, where there is one
+      see(there + own + working(layer));
+      there += (is_new ? own : 0) - kept(layer);
+    }
+    see(there + kF32 * trained_.embedding);
+  }
+
+  const model::ModelConfig& config_;
+  const Trained& trained_;
+  model::Recompute recompute_;
+  Sizes sizes_ = {};
+  std::vector<FeedForwardBytes> layers_;
+  int64_t most_ = 0, activations_ = 0;
+};
+
+}  // namespace
+
+int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
+  const auto all = static_cast<double>(tokens * experts);
+  double rows = 0;
+  switch (router.family) {
+    case route::Family::kTopK:
+      rows = static_cast<double>(tokens * router.k);
+      if (router.capacity_factor) {  // fill-in may use every slot, the others no more than asked
+        const double slots = std::ceil(*router.capacity_factor * static_cast<double>(tokens));
+        rows = router.fr ? slots : router.ir ? rows : std::min(rows, slots);
+      }
+      break;
+    case route::Family::kTopP:  // equal probabilities
+      rows = static_cast<double>(tokens) * std::ceil(router.p * static_cast<double>(experts));
+      break;
+    case route::Family::kRelu:  // half of all logits are positive
+      rows = all / 2;
+      break;
+  }
+  return static_cast<int64_t>(std::min(rows, all));
+}
+
+MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
+                       const route::RouterSettings& router, int64_t tokens, uint64_t program,
+                       const dist::Layout& layout) {
+  const Trained trained = what_trains(config, settings, layout);
+  const StepWalk step(config, settings, router, tokens, trained, layout.group());
+  MemoryPlan plan;
+  plan.program = program + kFirstStep;
+  plan.weights = static_cast<uint64_t>(kF32 * trained.all + 2 * trained.copied);
+  plan.gradients = static_cast<uint64_t>(kF32 * trained.trained);
+  const bool halved = settings.adamw.moments == MomentType::kBF16;
+  plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
+  plan.activations = static_cast<uint64_t>(step.activations());
+  if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {
+    const bool merges = settings.lora.rank > 0;
+    plan.checkpoint = plan.weights * (merges ? 2 : 1) + plan.optimizer;
+  }
+  plan.evaluation = gathered_bytes(config, settings, layout);
+  // While gradients are summed up, one parameter's lies there in parts too.
+  const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
+  const auto most = std::max(static_cast<uint64_t>(step.most()), summing);
+  plan.workspace = most - std::min(most, plan.gradients + plan.activations);
+  const int64_t forward = std::min(kLogitsPerBlock, tokens * config.vocab_size) +
+                          4 * tokens * config.hidden_size;  // of held-out rows, in numbers
+  const uint64_t evaluating = plan.evaluation == 0 ? 0
+                                                   : plan.gradients + plan.evaluation +
+                                                         static_cast<uint64_t>(kF32 * forward);
+  const uint64_t above = std::max(most + plan.checkpoint, evaluating);
+  plan.peak = plan.program + plan.weights + plan.optimizer + above;
+  return plan;
+}
+
+uint64_t resident_bytes() { return system_bytes("/proc/self/status", "VmRSS"); }
+uint64_t peak_resident_bytes() { return system_bytes("/proc/self/status", "VmHWM"); }
+uint64_t available_bytes() { return system_bytes("/proc/meminfo", "MemAvailable"); }
+
+}  // namespace moe::train

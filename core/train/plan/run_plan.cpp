@@ -1,0 +1,162 @@
+#include "core/train/plan/run_plan.h"
+
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "core/base/error.h"
+#include "core/model/config/weights.h"
+#include "core/train/loop/coefficients.h"
+#include "core/train/loop/training_data.h"
+
+namespace moe::train {
+
+namespace {
+
+// Router, logical ranks and coefficients of the run, put into `plan`.
+void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
+  TrainSettings& settings = plan.settings;
+  plan.is_moe = config.moe.has_value();
+  if (!plan.is_moe) {
+    if (settings.router.any()) {
+      throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
+                      settings.model.string());
+    }
+    refuse_coefficients(settings);
+    return;
+  }
+  const model::MoeConfig& moe = *config.moe;
+  const route::StoredRouter stored{moe.router, moe.ep_ranks, moe.experts, moe.gate_scale};
+  // A run that is there goes on under the settings it began with or not at all, so --force, which
+  // would begin it anew, need not be said again for its gate.
+  const bool may_change_gate =
+      settings.force || std::filesystem::exists(settings.run / "settings.toml");
+  const auto resolved =
+      route::override_router(stored, settings.router, may_change_gate, route::Purpose::kTrain);
+  plan.notes = resolved.notes;
+  if (moe.router_jitter > 0) {
+    plan.notes.push_back(
+        fmt::format("router_jitter_noise {} of {} is not applied: moe trains "
+                    "routers without noise",
+                    moe.router_jitter, settings.model.string()));
+  }
+  plan.routing = {resolved.router, resolved.ep_ranks};
+  // Whatever the folder stores, settings.toml makes this router again.
+  settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
+  settings.changes_gate = resolved.router.family == stored.router.family &&
+                          resolved.router.gate_norm != stored.router.gate_norm;
+  resolve_coefficients(settings, moe, resolved);
+  plan.losses = losses_in_force(settings, resolved.router, moe.experts);
+}
+
+// Who does what.
+dist::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config, int64_t processes,
+                         int64_t rank) {
+  const dist::Layout layout = dist::make_layout(processes, rank, plan.settings.replicas,
+                                                plan.is_moe ? plan.routing.ep_ranks : 1,
+                                                plan.is_moe ? config.moe->experts : 0);
+  check_batches(plan.settings, layout);
+  return layout;
+}
+
+// Tokens of the largest micro-batch.
+int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
+  if (settings.pack == data::Pack::kStream) {
+    return *settings.micro_batch * *settings.seq_len;
+  }
+  const auto rows = static_cast<size_t>(*settings.micro_batch);
+  std::multiset<int64_t> longest;
+  for (int64_t index = 0; index < examples.size(); ++index) {
+    longest.insert(examples.length(index));
+    if (longest.size() > rows) {
+      longest.erase(longest.begin());
+    }
+  }
+  return std::accumulate(longest.begin(), longest.end(), int64_t{0});
+}
+
+void warn_of_memory(RunPlan& plan) {
+  if (plan.memory.evaluation > 0) {
+    plan.notes.push_back(
+        fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
+                    "its share (--dry-run counts it)",
+                    static_cast<double>(plan.memory.evaluation) / 1e9));
+  }
+  if (plan.settings.on_cuda) {
+    return;  // what is free on a card is not asked
+  }
+  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
+  if (there > 0 && more > there) {
+    plan.notes.push_back(fmt::format(
+        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
+        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
+        static_cast<double>(more) / 1e9, static_cast<double>(there) / 1e9));
+  }
+}
+
+}  // namespace
+
+void check_batches(const TrainSettings& settings, const dist::Layout& layout) {
+  const int64_t batches = *settings.global_batch / *settings.micro_batch;
+  if (batches % layout.replicas != 0) {
+    throw UserError(
+        "--global-batch {} is {} micro-batches of {} rows, which {} replicas cannot share equally; "
+        "give a multiple of {}",
+        *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
+        *settings.micro_batch * layout.replicas);
+  }
+}
+
+data::BatchSettings batch_settings(const TrainSettings& settings) {
+  return {*settings.pack,        settings.shuffle, *settings.seq_len,
+          *settings.micro_batch, settings.seed,    settings.pack_mask};
+}
+
+Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks, int64_t processes,
+                 int64_t rank) {
+  check_numbers(settings);
+  check_data_named(settings);
+  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
+  RunPlan& plan = run.plan;
+  const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
+  model::check_tensors(run.checkpoint, config);
+  plan.settings = settings;
+  plan_routing(plan, config);
+  run.examples =
+      read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
+                  if (callbacks.stop_requested()) {
+                    throw Interrupted("stopped while the data were read, nothing was saved");
+                  }
+                  callbacks.on_reading(count, tokens);
+                }},
+                plan.data);
+  plan.settings = resolve(plan.settings, config, run.examples);
+  plan.layout = plan_layout(plan, config, processes, rank);
+  const double epoch_rows =
+      data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
+  if (!plan.settings.steps) {
+    const double rows = *plan.settings.epochs * epoch_rows;
+    plan.settings.steps =
+        static_cast<int64_t>(std::ceil(rows / static_cast<double>(*plan.settings.global_batch)));
+    plan.settings.epochs.reset();
+  }
+  plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks);
+  plan.examples = run.examples.size();
+  plan.tokens = run.examples.tokens();
+  for (const auto& line : run.evaluator->description()) {
+    plan.data.push_back(line);
+  }
+  plan.parameters = model::count_parameters(config).total;
+  plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
+  plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
+                            plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
+  warn_of_memory(plan);
+  return run;
+}
+
+RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
+  return prepare(settings, TrainCallbacks{}, processes).plan;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,104 @@
+#include "core/train/run/run_start.h"
+
+#include "core/base/error.h"
+#include "core/dist/together.h"
+#include "core/train/run/snapshot.h"
+#include "core/train/run/starts.h"
+
+namespace moe::train {
+
+namespace {
+
+uint64_t model_bytes(const io::Checkpoint& checkpoint) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : checkpoint.tensors()) {
+    bytes += static_cast<uint64_t>(tensor.bytes());
+  }
+  return bytes;
+}
+
+// Every file of a run: checkpoints that stand at once (one more than are kept), of which `there`
+// are there already, and final.
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t there) {
+  const bool saves = plan.settings.save_every || plan.settings.save_minutes;
+  const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
+  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
+  io::check_space(plan.settings.run,
+                  model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
+}
+
+OrderedJson start_line(const RunPlan& plan) {
+  OrderedJson line = describe_start(plan.first_step);
+  line["parameters"] = plan.parameters;
+  if (plan.is_moe) {
+    line["router"] = to_string(plan.routing.router);
+    line["loss"] = plan.losses;
+  }
+  if (plan.layout.processes > 1) {
+    line["layout"] = dist::describe(plan.layout);
+  }
+  line["data"] = plan.data;
+  line["notes"] = plan.notes;
+  return line;
+}
+
+// The newest whole checkpoint of a run that goes on; notes say what was found.
+RunStart find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
+  if (state != RunState::kGoesOn) {
+    return {plan.settings.model};
+  }
+  const auto checkpoint = folder.newest_whole(plan.notes);
+  if (!checkpoint) {
+    plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
+    return {plan.settings.model};
+  }
+  plan.first_step = read_position(*checkpoint).step;
+  plan.notes.push_back(
+      fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
+  return {*checkpoint, /*resumed=*/true};
+}
+
+RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
+  const std::string toml = to_toml(plan.settings);
+  const RunState state = folder.state(toml);
+  if (state == RunState::kDone) {
+    plan.first_step = *plan.settings.steps;
+    plan.notes.push_back(
+        fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
+    return {{}, false, /*is_done=*/true};
+  }
+  check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
+  RunStart start = find_start(folder, state, plan);
+  folder.begin(toml, state);
+  append_start(folder.starts(), start_line(plan));
+  return start;
+}
+
+}  // namespace
+
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
+  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
+}
+
+RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                   dist::Comm& everybody) {
+  RunStart start;
+  dist::together(everybody, [&] {
+    if (everybody.rank() == 0) {
+      start = begin(folder, plan, checkpoint);
+    }
+  });
+  if (everybody.size() > 1) {
+    const OrderedJson said = {{"folder", start.folder.string()},
+                              {"resumed", start.resumed},
+                              {"is_done", start.is_done},
+                              {"first_step", plan.first_step}};
+    const Json heard = parse_json(dist::gather_texts(everybody, said.dump()).front(), "rank 0");
+    start = {heard["folder"].get<std::string>(), heard["resumed"], heard["is_done"]};
+    plan.first_step = heard["first_step"];
+  }
+  return start;
+}
+
+}  // namespace moe::train

@@ -1,0 +1,28 @@
+#pragma once
+// How a run begins: anew, from a checkpoint of its own, or not at all because it is done. Whoever
+// speaks for the ranks decides it from RUN and tells the others.
+
+#include <filesystem>
+
+#include "core/dist/world.h"
+#include "core/train/plan/run_plan.h"
+#include "core/train/run/run_folder.h"
+
+namespace moe::train {
+
+struct RunStart {
+  std::filesystem::path folder;  // of the weights
+  bool resumed = false;          // it is a checkpoint of this run
+  bool is_done = false;          // the run has come to its end before
+};
+
+// Decides, checks the disk and begins RUN: settings.toml and a line of starts.jsonl. Puts into
+// `plan` the first step and notes of what was found. Every rank calls it. UserError: what
+// RunFolder::state() says, too little space.
+RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
+                   dist::Comm& everybody);
+
+// Of one checkpoint: a model folder, and of every parameter the weight in f32 and two moments.
+uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);
+
+}  // namespace moe::train

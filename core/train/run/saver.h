@@ -1,0 +1,38 @@
+#pragma once
+// Writes checkpoints beside training: the run hands over a copy and goes on. One at a time: a
+// run that saves faster than its disk writes waits for it. Several processes write theirs together,
+// and wait for each other.
+
+#include <filesystem>
+#include <functional>
+#include <future>
+
+#include "core/train/run/snapshot.h"
+
+namespace moe::train {
+
+class Saver {
+ public:
+  // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
+  // another thread.
+  Saver(const io::Checkpoint& parent, dist::World& world,
+        std::function<void(const std::filesystem::path&)> on_saved);
+  ~Saver();  // waits; a failure that nobody asked for is lost with it
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Waits for the one before, then begins to write `snapshot` as OUT. Throws what the one before
+  // failed with.
+  void save(Snapshot snapshot, const std::filesystem::path& out);
+  // Until nothing is being written. Throws what it failed with.
+  void wait();
+
+ private:
+  const io::Checkpoint& parent_;
+  dist::World& world_;
+  std::function<void(const std::filesystem::path&)> on_saved_;
+  std::filesystem::path out_;
+  std::future<void> writing_;
+};
+
+}  // namespace moe::train

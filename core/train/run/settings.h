@@ -1,0 +1,87 @@
+#pragma once
+// Everything a run of training is told, with defaults and where they come from. What depends on the
+// model or the data stays open until resolve(); a resolved set goes to RUN/settings.toml and makes
+// the same run again.
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/model/config/config.h"
+#include "core/model/llama/compute.h"
+#include "core/model/llama/lora.h"
+#include "core/route/router_override.h"
+#include "core/train/loop/adamw_settings.h"
+#include "core/train/loop/schedule.h"
+#include "core/train/run/evaluation_settings.h"
+
+namespace moe::train {
+
+struct TrainSettings {
+  std::filesystem::path model;              // the folder to start from
+  std::filesystem::path run;                // RUN
+  std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
+  std::optional<data::Format> format;       // open: told from each file's first record
+  std::string text_template = "paper";      // P1's [instruct][response]; core/data/templates.h
+  data::LossOn loss_on = data::LossOn::kAll;
+  std::string cache;  // of tokens: a folder, "off", or open; core/data/token_cache.h
+
+  std::optional<int64_t> steps;         // or
+  std::optional<double> epochs;         // rounded up to whole steps; neither: 1 epoch
+  std::optional<int64_t> seq_len;       // open: 2048 (P1), at most what the model was made for
+  std::optional<int64_t> micro_batch;   // rows a forward pass; open: 8 (P1), or the largest divisor
+                                        // of global_batch below
+  std::optional<int64_t> global_batch;  // rows a step; open: micro_batch (P1 has 256)
+  data::Objective objective = data::Objective::kInstruct;
+  std::optional<data::Pack>
+      pack;  // open: stream (D19); none where all examples are pre-tokenised rows
+  data::PackMask pack_mask = data::PackMask::kCausal;  // D19
+  bool shuffle = true;
+
+  model::ComputeOptions compute;     // f32, nothing computed again
+  model::LoraSettings lora;          // none
+  std::vector<std::string> trained;  // what trains, trainable.h; empty: everything, with adapters
+                                     // those and the router
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  double lr = 1e-5;                     // P1
+  std::optional<double> min_lr;         // open: lr / 10 (P1: 1e-5 -> 1e-6)
+  int64_t warmup = 0;                   // steps, D20
+  AdamWSettings adamw;                  // D20
+  double clip = 1.0;                    // D20; 0 = never
+  std::optional<double> skip_outliers;  // standard deviations, outliers.h; open: none are skipped
+
+  route::RouterRequest router;  // open: the folder's
+  std::optional<double>
+      lb_coef;  // open: the folder's, or the router's default where that was replaced
+  std::optional<double> entropy_coef;
+  std::optional<double> lambda;  // ReLU's, of the first step; open: see coefficients.h
+
+  EvaluationSettings evaluation;
+
+  std::optional<int64_t> save_every;   // steps; open: only the end
+  std::optional<double> save_minutes;  // minutes between checkpoints, besides
+  int64_t keep = 2;                    // newest checkpoints that stay
+  int64_t keep_every = 0;              // those of steps that it divides stay too; 0 = none
+  uint64_t seed = 0;
+  int threads = 0;                  // 0 = LibTorch's choice; recorded only
+  bool on_cuda = false;             // the run's ranks have cards; for checks and the record
+  std::optional<int64_t> replicas;  // of the experts, core/dist/world.h; changes no number
+  bool force = false;
+  bool changes_gate = false;  // --force let the router change the folder's gate; told by train()
+};
+
+// Closes what is open but for router and steps (they need model and data) and checks every number.
+// UserError names the flag.
+TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
+                      const data::Examples& examples);
+
+// UserError names the flag for numbers that no run can have; resolve() calls it, call it before
+// reading large files.
+void check_numbers(const TrainSettings& settings);
+
+// The run as a recipe: a [train] table whose keys are the flags.
+std::string to_toml(const TrainSettings& settings);
+
+}  // namespace moe::train

@@ -1,0 +1,71 @@
+#pragma once
+// A checkpoint of a run: a model folder like any other, and beside it what going on bit for bit
+// needs (SPEC section 10):
+//
+//   state.safetensors   weight.NAME [shape of NAME] f32, exp_avg.NAME and exp_avg_sq.NAME [the
+//   same]
+//                       f32 or bf16 as the run keeps them, updates.NAME [] f32, by the parameter
+//                       names of model::Llama
+//   state.json          step, tokens, lambda, window of outliers, place in the data
+//   checksums.json      of every file, written last
+//
+// There is no random state: the order of the data, and the rounding of moments in bf16, follow from
+// the seed and the step.
+
+#include <filesystem>
+#include <vector>
+
+#include "core/data/batches.h"
+#include "core/dist/world.h"
+#include "core/model/llama/llama.h"
+#include "core/train/loop/optimizer.h"
+#include "core/train/loop/outliers.h"
+
+namespace moe::train {
+
+// Where a run stands between two steps.
+struct Position {
+  int64_t step = 0;  // steps done
+  int64_t total_tokens = 0;
+  int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
+  OutlierWindow outliers;                           // empty where none are looked for
+  double lambda = 0;                                // ReLU: of the next step
+  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over (SPEC D4)
+  data::Cursor cursor;
+  bool operator==(const Position&) const = default;
+};
+
+// A copy of all that a checkpoint holds of this process, so that it can be written while training
+// goes on.
+class Snapshot {
+ public:
+  // `optimizer`: of the slices that this process of `layout` updates.
+  Snapshot(const model::Llama& model, const AdamW& optimizer, const model::RoutingOptions& routing,
+           const model::LossCoefficients& coefficients, const Position& position);
+
+  // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
+  // tokenizer files and the config's other keys. UserError when the disk is full.
+  //
+  // Every process of `world` calls it and writes what it updates, each tensor under its name and
+  // expert in the whole model: the bytes do not tell how many processes there were.
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out,
+             dist::World& world) const;
+
+ private:
+  model::Llama model_;
+  std::vector<Slice> state_;
+  model::RoutingOptions routing_;
+  model::LossCoefficients coefficients_;
+  Position position_;
+};
+
+// Where the run of a checkpoint stood. UserError when the folder says it in no way of ours.
+Position read_position(const std::filesystem::path& folder);
+
+// Puts what `folder` holds into model and optimizer; both were made for the same config. UserError:
+// the folder is a model folder without a state, or its state is of another model or keeps its
+// moments in another type.
+// Of a process of several: what it holds and updates, whoever wrote the folder.
+Position restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
+
+}  // namespace moe::train

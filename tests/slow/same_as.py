@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Runs two binaries through the same commands and compares what they leave; called by same_as.sh.
+
+  same_as.py OLD NEW WORK --data SHARED_DATA [--within RELATIVE]
+
+A case is a list of command lines in which {moe} is the binary and {out} the case's own folder, which has one path for both
+binaries (it is moved away after the first), so that paths written into files are equal too.
+"""
+import argparse
+import json
+import math
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+
+TINY = "recipes/tiny"
+ROUTERS = ["top1", "top1+ir", "top1+fr", "top1+ir+fr", "top2", "top2+ir+fr", "topp:0.4", "relu:k=1"]
+VARIANTS = {
+    "fp32": [],
+    "bf16": ["--precision", "bf16"],
+    "recompute": ["--recompute", "layer"],
+    "lora": ["--lora", "4"],
+    "2 ranks": ["--ranks", "2"],
+}
+TASKS = ["hellaswag", "arc_easy", "piqa", "logiqa", "copa", "wic", "truthfulqa_mc2", "bbh_zeroshot_navigate"]
+# Times, rates, memory and identities: what may differ between two runs of one binary.
+VOLATILE = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds", "date", "moe",
+            "version", "commit", "wall_seconds", "time", "total_evaluation_time_seconds", "git_hash", "threads"}
+# Wrong input: the exit code must be the same, and both messages must name the word.
+WRONG = [
+    (["upcycle", "{out}/nosuch", "-o", "{out}/o"], "nosuch"),
+    (["upcycle", f"{TINY}/model", "-o", "{out}/o", "--router", "top9000"], "top9000"),
+    (["upcycle", f"{TINY}/model", "-o", "{out}/o", "--experts", "0"], "experts"),
+    (["train", f"{TINY}/model", "-o", "{out}/o", "--data", "{out}/nosuch.jsonl"], "nosuch.jsonl"),
+    (["train", f"{TINY}/model", "-o", "{out}/o", "--data", f"{TINY}/instruct.jsonl", "--schedule", "zigzag"], "zigzag"),
+    (["train", f"{TINY}/model", "-o", "{out}/o", "--data", f"{TINY}/instruct.jsonl", "--micro-batch", "3", "--global-batch", "8"],
+     "micro"),
+    (["eval", f"{TINY}/model", "--tasks", "nosuchtask", "--data", "{out}"], "nosuchtask"),
+    (["eval", f"{TINY}/model", "--tasks", "arc_easy", "--data", "{out}/empty"], "empty"),
+    (["generate", f"{TINY}/model"], "prompt"),
+    (["inspect", f"{TINY}/tune.toml"], "tune.toml"),
+    (["route", "{out}/nosuch.json"], "nosuch.json"),
+    (["evla"], "evla"),
+]
+
+
+def without_volatile(value):
+    if isinstance(value, dict):
+        return {key: without_volatile(item) for key, item in value.items() if key not in VOLATILE}
+    if isinstance(value, list):
+        return [without_volatile(item) for item in value]
+    return value
+
+
+def values_differ(old, new, within, where=""):
+    """The first place at which two JSON values differ by more than `within`, or None."""
+    if isinstance(old, bool) or isinstance(new, bool) or not isinstance(old, (int, float)) or not isinstance(new, (int, float)):
+        if type(old) is not type(new):
+            return f"{where}: {old!r} became {new!r}"
+        if isinstance(old, dict):
+            if old.keys() != new.keys():
+                return f"{where}: keys {sorted(old.keys() ^ new.keys())} on one side only"
+            return next(filter(None, (values_differ(old[key], new[key], within, f"{where}.{key}") for key in old)), None)
+        if isinstance(old, list):
+            if len(old) != len(new):
+                return f"{where}: {len(old)} items became {len(new)}"
+            return next(filter(None, (values_differ(a, b, within, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new)))), None)
+        return None if old == new else f"{where}: {old!r} became {new!r}"
+    if old == new or math.isclose(old, new, rel_tol=within, abs_tol=within):
+        return None
+    return f"{where}: {old!r} became {new!r}"
+
+
+def tensors_differ(old, new, within):
+    """Of two safetensors files of f32 tensors."""
+    if old.read_bytes() == new.read_bytes():
+        return None
+    if within == 0:
+        return "bytes differ"
+    blobs = [old.read_bytes(), new.read_bytes()]
+    sizes = [struct.unpack("<Q", blob[:8])[0] for blob in blobs]
+    headers = [json.loads(blob[8:8 + size]) for blob, size in zip(blobs, sizes)]
+    if headers[0] != headers[1]:
+        return "headers differ"
+    worst, name_of_worst = 0.0, ""
+    for name, info in headers[0].items():
+        if name == "__metadata__":
+            continue
+        if info["dtype"] != "F32":
+            return f"{name} is {info['dtype']}, and bytes differ"
+        begin, end = info["data_offsets"]
+        count = (end - begin) // 4
+        pair = [struct.unpack(f"<{count}f", blob[8 + size + begin:8 + size + end]) for blob, size in zip(blobs, sizes)]
+        largest = max(map(abs, pair[0]), default=0.0)
+        apart = max((abs(a - b) for a, b in zip(*pair)), default=0.0) / (largest or 1.0)
+        if apart > worst:
+            worst, name_of_worst = apart, name
+    return f"{name_of_worst} differs by {worst:.2e} of its largest value" if worst > within else None
+
+
+def json_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def files_differ(old, new, within):
+    if old.suffix == ".safetensors":
+        return tensors_differ(old, new, within)
+    if old.suffix == ".jsonl":
+        return values_differ(without_volatile(json_lines(old)), without_volatile(json_lines(new)), within)
+    if old.suffix == ".json":
+        return values_differ(*(without_volatile(json.loads(path.read_text(encoding="utf-8"))) for path in (old, new)), within)
+    return None if old.read_bytes() == new.read_bytes() else "bytes differ"
+
+
+def folders_differ(old, new, names, within):
+    """Compares the files that a case names by glob patterns; a pattern that matches nothing is a difference."""
+    for pattern in names:
+        files = sorted(path.relative_to(old) for path in old.glob(pattern) if path.is_file())
+        if not files:
+            return f"no file {pattern}"
+        others = sorted(path.relative_to(new) for path in new.glob(pattern) if path.is_file())
+        if files != others:
+            return f"files {sorted(map(str, set(files) ^ set(others)))} on one side only"
+        for file in files:
+            what = files_differ(old / file, new / file, within)
+            if what:
+                return f"{file}: {what}"
+    return None
+
+
+def run(command, binary, out):
+    line = [part.format(moe=binary, out=out) for part in command]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def run_case(case, binary, out):
+    """The outputs of a case's commands; they all must end well."""
+    out.mkdir(parents=True)
+    for number, command in enumerate(case["commands"]):
+        code, stdout, stderr = run(command, binary, out)
+        if code != 0:
+            return f"exit code {code}: {stderr.strip().splitlines()[-1:]}"
+        (out / f"stdout.{number}").write_text(stdout, encoding="utf-8")
+    return None
+
+
+def compare_case(case, old, new, work, within):
+    out, kept = work / "case", work / "old"
+    for folder in (out, kept):
+        shutil.rmtree(folder, ignore_errors=True)
+    wrong = run_case(case, old, out)
+    if wrong:
+        return f"the old binary: {wrong}"
+    out.rename(kept)
+    wrong = run_case(case, new, out)
+    if wrong:
+        return f"the new binary: {wrong}"
+    return folders_differ(kept, out, case["files"], within)
+
+
+def train_commands(router, flags):
+    scale = "auto" if router.startswith(("topp", "relu")) else "1"
+    return [
+        ["{moe}", "upcycle", f"{TINY}/model", "-o", "{out}/model", "--experts", "8", "--layers", "even", "--router", router,
+         "--gate-scale", scale, "--seed", "1", "--quiet"],
+        ["{moe}", "train", "{out}/model", "-o", "{out}/run", "--data", f"{TINY}/instruct.jsonl", "--config", f"{TINY}/tune.toml",
+         "--steps", "20", "--micro-batch", "4", "--quiet", *flags],
+    ]
+
+
+def cases(data):
+    for router in ROUTERS:
+        for name, flags in VARIANTS.items():
+            files = ["run/metrics.jsonl", "run/final/*"]
+            if name == "fp32":
+                files.append("model/*")
+            yield {"name": f"20 steps, {router}, {name}", "commands": train_commands(router, flags), "files": files}
+    yield {"name": "20 steps, dense", "files": ["run/metrics.jsonl", "run/final/*"],
+           "commands": [["{moe}", "train", f"{TINY}/model", "-o", "{out}/run", "--data", f"{TINY}/instruct.jsonl", "--config",
+                         f"{TINY}/tune.toml", "--steps", "20", "--quiet"]]}
+    yield {"name": "init, dense and mixture", "files": ["dense/*"],
+           "commands": [["{moe}", "init", f"{TINY}/config.json", "-o", "{out}/dense", "--seed", "3", "--quiet"]]}
+    yield {"name": "generated text", "files": ["stdout.*"],
+           "commands": [["{moe}", "generate", f"{TINY}/model", "--prompt", "The", "--max-tokens", "40"]]}
+    yield {"name": "inspect", "files": ["stdout.0"], "commands": [["{moe}", "inspect", f"{TINY}/model", "--json"]]}
+    golden = sorted((data.parent / "oracle" / "cases").glob("*.json"))
+    if golden:
+        yield {"name": f"routes of {len(golden)} golden cases", "files": ["stdout.*"],
+               "commands": [["{moe}", "route", str(case), "--json"] for case in golden]}
+    model = data / "stories260K-hf"
+    for task in TASKS if (data / "bench").is_dir() else []:
+        yield {"name": f"samples of {task}", "files": ["scores/samples_*.jsonl", "scores/results.json"],
+               "commands": [["{moe}", "eval", str(model), "--tasks", task, "--data", str(data / "bench"), "--limit", "40", "-o",
+                             "{out}/scores", "--quiet"]]}
+
+
+def compare_wrong(command, word, old, new, work):
+    out = work / "wrong"
+    shutil.rmtree(out, ignore_errors=True)
+    (out / "empty").mkdir(parents=True)
+    results = [run(["{moe}", *command], binary, out) for binary in (old, new)]
+    if results[0][0] != results[1][0]:
+        return f"exit code {results[0][0]} became {results[1][0]}: {results[1][2].strip()}"
+    silent = [name for name, result in zip(("old", "new"), results) if word not in result[2]]
+    return f"the {silent[-1]} message does not name {word!r}: {results[-1][2].strip()}" if silent else None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("work", type=pathlib.Path)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--within", type=float, default=0.0)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    arguments = parser.parse_args()
+    outcomes = []
+
+    def count(name, what):
+        outcomes.append(what)
+        print(f"{'ok    ' if what is None else 'FAILED'} {name}{'' if what is None else ': ' + what}", flush=True)
+
+    for case in cases(arguments.data.resolve()):
+        if arguments.only in case["name"]:
+            count(case["name"], compare_case(case, arguments.old, arguments.new, arguments.work, arguments.within))
+    for command, word in WRONG:
+        name = "wrong: moe " + " ".join(command)
+        if arguments.only in name:
+            count(name, compare_wrong(command, word, arguments.old, arguments.new, arguments.work))
+    failed = sum(what is not None for what in outcomes)
+    print(f"{len(outcomes) - failed} passed, {failed} failed, 0 skipped")
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
