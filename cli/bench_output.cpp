@@ -6,7 +6,7 @@
 #include "cli/flags.h"
 #include "core/bench/changes.h"
 #include "core/bench/environment.h"
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
 
 namespace moe::cli {
 

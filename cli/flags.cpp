@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "core/base/error.h"
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
 
 namespace moe::cli {
 

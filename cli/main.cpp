@@ -10,7 +10,7 @@
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
-#include "kernels/block_cache.h"
+#include "kernels/cpu/caching_allocator.h"
 
 namespace {
 

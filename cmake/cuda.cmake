@@ -1,4 +1,4 @@
-# The CUDA half, included with MOE_CUDA: kernels/*_cuda.cu instead of kernels/no_cuda.cpp, and LibTorch's CUDA libraries.
+# The CUDA half, included with MOE_CUDA: kernels/cuda instead of kernels/ops/no_cuda.cpp, and LibTorch's CUDA libraries.
 # Machine code for A100 and for H100/H200 (90a: all of Hopper's instructions), and PTX that the driver of any later card
 # compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -7,9 +7,9 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/*.cu)
-target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp
-                                   ${CMAKE_SOURCE_DIR}/kernels/graph_cuda.cpp)
+file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
+set(moe_cuda_host_sources ${CMAKE_SOURCE_DIR}/kernels/cuda/device.cpp ${CMAKE_SOURCE_DIR}/kernels/cuda/graph.cpp)
+target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${moe_cuda_host_sources})
 target_sources(moe_dist PRIVATE ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp)
 # CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
 set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
@@ -17,8 +17,7 @@ set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQU
 # Relaxed constexpr: what CPU and GPU must compute alike is one constexpr function, called on both.
 target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall>)
 # Only these C++ files see the toolkit: all others compile as in the cpu preset, and the compiler's cache serves both.
-set_source_files_properties(${CMAKE_SOURCE_DIR}/kernels/stream_cuda.cpp ${CMAKE_SOURCE_DIR}/kernels/graph_cuda.cpp
-                            ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp
+set_source_files_properties(${moe_cuda_host_sources} ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp
                             PROPERTIES COMPILE_OPTIONS "-isystem;${CUDAToolkit_INCLUDE_DIRS}")
 target_link_libraries(moe_kernels PUBLIC $<LINK_ONLY:CUDA::cudart>)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.

@@ -47,7 +47,7 @@ bool may_include(const std::string& from, const std::string& to) {
                      [&](const std::string& next) { return may_include(next, to); });
 }
 
-// "core/io/file.h" -> "core/io", "kernels/rope.cpp" -> "kernels", "cmake/pch.h" -> "cmake".
+// "core/io/file.h" -> "core/io", "kernels/ops/rope.cpp" -> "kernels", "cmake/pch.h" -> "cmake".
 std::string folder_of(const std::string& path) {
   const size_t first = path.find('/');
   const bool in_core = path.compare(0, 5, "core/") == 0;
@@ -162,8 +162,8 @@ Tree our_tree() {
 TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
   CHECK(arrows_up({{"core/io/file.cpp", "#include \"core/model/llama/llama.h\"\n"}}) ==
         Strings{"core/io/file.cpp includes core/model/llama/llama.h"});
-  CHECK(arrows_up({{"kernels/rope.cpp", "// first\n  #  include \"core/route/plan.h\""}}).size() ==
-        1);
+  CHECK(arrows_up({{"kernels/ops/rope.cpp", "// first\n  #  include \"core/route/plan.h\""}})
+            .size() == 1);
   CHECK(arrows_up({{"core/train/a.cpp", "#include \"core/eval/b.h\""}}).size() == 1);
   CHECK(arrows_up({{"core/route/a.cpp", "#include \"core/io/b.h\""}}).size() == 1);
   CHECK(arrows_up({{"core/base/a.h", "#include \"cli/flags.h\""}}).size() == 1);
@@ -171,7 +171,7 @@ TEST_CASE("An include that points up is found, one that points down is not", "[l
   CHECK(arrows_up({{"core/nowhere/a.cpp", "#include \"core/base/error.h\""}}).size() == 1);
   CHECK(
       arrows_up(
-          {{"cli/train.cpp", "#include \"kernels/rope.h\"\n#include \"core/base/json.h\"\n"},
+          {{"cli/train.cpp", "#include \"kernels/ops/rope.h\"\n#include \"core/base/json.h\"\n"},
            {"core/model/llama/llama.cpp", "#include <ATen/ATen.h>\n#include \"core/io/file.h\"\n"}})
           .empty());
 }

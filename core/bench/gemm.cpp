@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 
 namespace moe::bench {
 

@@ -1,7 +1,7 @@
 #pragma once
 // The roof: what this machine's products reach at the shapes that hold a model's arithmetic, by
-// LibTorch's at::mm and by our own (kernels/gemm.h), in f32 and in the same run. On a card ours are
-// LibTorch's.
+// LibTorch's at::mm and by our own (kernels/cpu/gemm.h), in f32 and in the same run. On a card ours
+// are LibTorch's.
 
 #include <ATen/core/Tensor.h>
 

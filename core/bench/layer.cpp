@@ -8,11 +8,11 @@
 #include "core/bench/environment.h"
 #include "core/model/llama/timeline.h"
 #include "core/model/moe/layer.h"
-#include "kernels/graph.h"
-#include "kernels/grouped_swiglu.h"
-#include "kernels/linear.h"
-#include "kernels/rounded_weight.h"
-#include "kernels/row_ops.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/graph.h"
+#include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/row_ops.h"
 
 namespace moe::bench {
 

@@ -23,7 +23,7 @@ struct LayerSettings {
   bool whole = true;    // false: routing and products only
   c10::Device device = c10::kCPU;
   bool bf16 = false;   // products of rows rounded to bf16, as --precision bf16
-  bool graph = false;  // also the forward alone, launched and recorded (kernels/graph.h)
+  bool graph = false;  // also the forward alone, launched and recorded (kernels/ops/graph.h)
 };
 
 struct LayerReport {

@@ -190,7 +190,7 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
   const auto shapes = product_shapes(config, report.tokens, report.counted.rows() / layers);
   report.flop = attention_flop(config, report.tokens, settings.length);
   std::vector<ProductReport> products;
-  // The CPU multiplies bf16 in f32 (kernels/linear.h).
+  // The CPU multiplies bf16 in f32 (kernels/ops/linear.h).
   const bool is_bf16 = settings.device.is_cuda() && settings.precision == model::Precision::kBf16;
   const auto options =
       at::TensorOptions(settings.device).dtype(is_bf16 ? at::kBFloat16 : at::kFloat);

@@ -14,7 +14,7 @@
 #include "core/eval/batch_size.h"
 #include "core/eval/families.h"
 #include "core/eval/shared_forwards.h"
-#include "kernels/head_scores.h"
+#include "kernels/ops/token_log_probs.h"
 
 namespace moe::eval {
 

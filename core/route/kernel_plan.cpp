@@ -4,9 +4,9 @@
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
-#include "kernels/router.h"
-#include "kernels/select_rows.h"
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
+#include "kernels/ops/router.h"
+#include "kernels/ops/top_k_plan.h"
 
 namespace moe::route {
 

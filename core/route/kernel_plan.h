@@ -1,6 +1,7 @@
 #pragma once
-// The plan of a top-k router by the kernels of a GPU (kernels/router.h, kernels/select_rows.h):
-// five launches where the rules of rule.h take about a hundred. The rules stay what defines it.
+// The plan of a top-k router by the kernels of a GPU (kernels/ops/router.h,
+// kernels/ops/top_k_plan.h): five launches where the rules of rule.h take about a hundred. The
+// rules stay what defines it.
 
 #include "core/route/rule.h"
 

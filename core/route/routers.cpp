@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 #include "core/route/gates.h"
 #include "core/route/kernel_plan.h"
-#include "kernels/router.h"
+#include "kernels/ops/router.h"
 
 namespace moe::route {
 namespace {

@@ -33,7 +33,7 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 namespace {
 
 // [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a card they are filled
-// in there: a copy from the host would wait, and no graph could be recorded (kernels/graph.h).
+// in there: a copy from the host would wait, and no graph could be recorded (kernels/ops/graph.h).
 at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
   constexpr size_t kMostFills = 64;
   std::vector<int64_t> homes = group.home;

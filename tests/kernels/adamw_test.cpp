@@ -1,4 +1,4 @@
-#include "kernels/adamw.h"
+#include "kernels/ops/adamw.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/causal_attention.h"
+#include "kernels/ops/causal_attention.h"
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>

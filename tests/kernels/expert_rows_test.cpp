@@ -1,9 +1,9 @@
 // The references of expert_rows.h and row_gates.h by themselves: what they promise, and their
 // gradients by finite differences in f64.
 
-#include "kernels/expert_rows.h"
+#include "kernels/ops/expert_rows.h"
 
-#include "kernels/row_gates.h"
+#include "kernels/ops/row_gates.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/layout.h"

@@ -1,4 +1,4 @@
-#include "kernels/gemm.h"
+#include "kernels/cpu/gemm.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/bf16_numbers.h"
-#include "kernels/gemm_pack.h"
-#include "kernels/gemm_tile.h"
-#include "kernels/vector_math.h"
+#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/gemm_pack.h"
+#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/vector_math.h"
 #include "tests/support/catch.h"
 
 using namespace moe::kernels;

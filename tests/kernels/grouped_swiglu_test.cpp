@@ -1,4 +1,4 @@
-#include "kernels/grouped_swiglu.h"
+#include "kernels/ops/grouped_swiglu.h"
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,4 +1,4 @@
-#include "kernels/linear.h"
+#include "kernels/ops/linear.h"
 
 #include <torch/csrc/autograd/autograd.h>
 

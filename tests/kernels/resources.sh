@@ -2,7 +2,7 @@
 # What the compiler gives each CUDA kernel: registers, shared memory, stack. Fails where a kernel spills registers or
 # keeps an array in local memory, both of which are device memory in disguise. Needs nvcc, no card.
 #
-#   tests/kernels/resources.sh [kernels/FILE.cu...]      all of kernels/*.cu by default, for sm_80 and sm_90a
+#   tests/kernels/resources.sh [kernels/cuda/FILE.cu...]      all of kernels/cuda/*.cu by default, for sm_80 and sm_90a
 #
 # MOE_NVCC names another nvcc. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one card.
 set -euo pipefail
@@ -20,7 +20,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 files=("$@")
-[ ${#files[@]} -gt 0 ] || files=(kernels/*.cu)
+[ ${#files[@]} -gt 0 ] || files=(kernels/cuda/*.cu)
 
 for file in "${files[@]}"; do
   for architecture in 80 90a; do

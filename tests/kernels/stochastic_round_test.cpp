@@ -1,4 +1,4 @@
-#include "kernels/stochastic_round.h"
+#include "kernels/ops/stochastic_round.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -8,8 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/stochastic_round_bits.h"
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
+#include "kernels/ops/stochastic_round_bits.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;

@@ -1,4 +1,4 @@
-#include "kernels/token_rows.h"
+#include "kernels/ops/token_rows.h"
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,10 +1,10 @@
 #pragma once
-// Where a test of kernels/*_cuda.cu runs them: on a card where one is, and in a build without CUDA
+// Where a test of kernels/cuda/*.cu runs them: on a card where one is, and in a build without CUDA
 // on tests/support/emulated_cuda. A build with CUDA on a machine without a card skips.
 
 #include <ATen/ATen.h>
 
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
 #include "tests/support/catch.h"
 
 namespace moe::test {

@@ -1,7 +1,7 @@
 #pragma once
-// Plans in expert order and their layouts (kernels/expert_rows.h) as tensors, for tests.
+// Plans in expert order and their layouts (kernels/ops/expert_rows.h) as tensors, for tests.
 
-#include "kernels/expert_rows.h"
+#include "kernels/ops/expert_rows.h"
 #include "tests/support/selection.h"
 
 namespace moe::test {

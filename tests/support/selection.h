@@ -1,11 +1,11 @@
 #pragma once
-// The buffers of kernels/router.h and kernels/select_rows.h as tensors, for tests that fill and
-// compare them.
+// The buffers of kernels/ops/router.h and kernels/ops/top_k_plan.h as tensors, for tests that fill
+// and compare them.
 
 #include <ATen/ATen.h>
 
-#include "kernels/router.h"
-#include "kernels/select_rows.h"
+#include "kernels/ops/router.h"
+#include "kernels/ops/top_k_plan.h"
 
 namespace moe::test {
 

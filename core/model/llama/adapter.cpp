@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "kernels/grouped_linear.h"
-#include "kernels/grouped_swiglu.h"
-#include "kernels/linear.h"
-#include "kernels/swiglu.h"
+#include "kernels/ops/grouped_linear.h"
+#include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/swiglu.h"
 
 namespace moe::model {
 

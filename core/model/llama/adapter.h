@@ -34,7 +34,7 @@ at::Tensor merged_weight(const at::Tensor& weight, const Adapter& adapter);
 at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           const Adapter& adapter);
 
-// SwiGLU of every expert over its rows (kernels/grouped_swiglu.h), with the adapters' shares.
+// SwiGLU of every expert over its rows (kernels/ops/grouped_swiglu.h), with the adapters' shares.
 at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const Adapter& gate_up_adapter, const Adapter& down_adapter,
                           const std::vector<int64_t>& rows_per_expert);

@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/model/llama/rope.h"
-#include "kernels/causal_attention.h"
+#include "kernels/ops/causal_attention.h"
 
 namespace moe::model {
 

@@ -10,7 +10,7 @@ enum class Precision {
   kF32,
   kTf32,  // f32, but for products on CUDA cards, which take operands with 10 bits of mantissa
   kBf16,  // products and what they keep for backward; weights (the masters), their gradients, the
-          // residual stream, norms, router, softmax and losses stay f32 (kernels/linear.h)
+          // residual stream, norms, router, softmax and losses stay f32 (kernels/ops/linear.h)
 };
 
 // What is computed again in backward (core/model/llama/recompute.h).

@@ -7,7 +7,7 @@
 
 #include "core/model/llama/attention.h"
 #include "core/model/llama/rope.h"
-#include "kernels/rope.h"
+#include "kernels/ops/rope.h"
 
 namespace moe::model {
 

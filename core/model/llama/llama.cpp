@@ -7,8 +7,8 @@
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
-#include "kernels/linear.h"
-#include "kernels/rms_norm.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace moe::model {
 

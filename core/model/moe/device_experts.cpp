@@ -1,8 +1,8 @@
 #include "core/model/moe/device_experts.h"
 
 #include "core/base/error.h"
-#include "kernels/grouped_swiglu.h"
-#include "kernels/row_ops.h"
+#include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/row_ops.h"
 
 namespace moe::model {
 

@@ -5,7 +5,7 @@
 #include "core/model/moe/all_to_all.h"
 #include "core/model/moe/dispatch_layout.h"
 #include "core/model/moe/row_moves.h"
-#include "kernels/token_rows.h"
+#include "kernels/ops/token_rows.h"
 
 namespace moe::model {
 

@@ -9,9 +9,9 @@
 #include "core/model/moe/dispatch.h"
 #include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
-#include "kernels/grouped_swiglu.h"
-#include "kernels/linear.h"
-#include "kernels/token_rows.h"
+#include "kernels/ops/grouped_swiglu.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/token_rows.h"
 
 namespace moe::model {
 

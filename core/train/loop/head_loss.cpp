@@ -7,8 +7,8 @@
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
-#include "kernels/linear.h"
-#include "kernels/softmax_nll.h"
+#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/linear.h"
 
 namespace moe::train {
 

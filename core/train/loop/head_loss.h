@@ -20,7 +20,7 @@ struct HeadLoss {
 };
 
 // weight [V, D] f32, the head's; hidden [T, D] f32; targets [T] with data::kNoLoss where none;
-// products in `type` (kernels/linear.h), logits and sums in f32. Adds the gradient of
+// products in `type` (kernels/ops/linear.h), logits and sums in f32. Adds the gradient of
 // scale * nll_sum to the weight's, if it wants one.
 HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
                    const std::vector<int64_t>& targets, double scale,

@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "core/base/random.h"
-#include "kernels/adamw.h"
-#include "kernels/rounded_weight.h"
-#include "kernels/stochastic_round.h"
-#include "kernels/stochastic_round_bits.h"
+#include "kernels/ops/adamw.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/stochastic_round.h"
+#include "kernels/ops/stochastic_round_bits.h"
 
 namespace moe::train {
 

@@ -1,6 +1,6 @@
 #pragma once
 // AdamW (Loshchilov and Hutter 2019) with the numbers of torch.optim.AdamW, on the CPU by
-// LibTorch's fused kernel, on a card by kernels/adamw.h:
+// LibTorch's fused kernel, on a card by kernels/ops/adamw.h:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Norms and biases (every parameter of one dimension) are never decayed. Embedding and head are, as
@@ -9,12 +9,12 @@
 //
 // The moments m and v are kept in f32, or in bf16 at half the bytes. In bf16 a piece of them at a
 // time is widened, updated as above, so that the step itself is made of full-precision moments, and
-// rounded back stochastically (kernels/stochastic_round.h): with b2 = 0.999 a v without gradient
-// falls by 0.1 % a step, less than half a spacing of bf16, and under nearest rounding would never
-// fall again. The price is noise without bias: a step changes v by |d|, its rounding has a variance
-// of at most spacing * |d|, which over the 1 / (2 (1 - b2)) steps that v remembers comes to 6 % of
-// v or 3 % of sqrt(v) at b2 = 0.999. The random numbers follow from (seed, name, t, element), so
-// that a run that goes on is the run that never stopped.
+// rounded back stochastically (kernels/ops/stochastic_round.h): with b2 = 0.999 a v without
+// gradient falls by 0.1 % a step, less than half a spacing of bf16, and under nearest rounding
+// would never fall again. The price is noise without bias: a step changes v by |d|, its rounding
+// has a variance of at most spacing * |d|, which over the 1 / (2 (1 - b2)) steps that v remembers
+// comes to 6 % of v or 3 % of sqrt(v) at b2 = 0.999. The random numbers follow from (seed, name, t,
+// element), so that a run that goes on is the run that never stopped.
 
 #include <ATen/ATen.h>
 

@@ -23,8 +23,8 @@
 #include "core/train/run/run_start.h"
 #include "core/train/run/saver.h"
 #include "core/train/run/snapshot.h"
-#include "kernels/rounded_weight.h"
-#include "kernels/stream.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/device.h"
 
 namespace moe::train {
 

@@ -20,7 +20,7 @@ struct MemoryPlan {
   // on cards.
   uint64_t program = 0;      // what the process takes before it loads anything
   uint64_t weights = 0;      // f32, adapters included; on a card in bf16 the copies of what trains
-                             // besides (kernels/rounded_weight.h)
+                             // besides (kernels/ops/bf16_working_copy.h)
   uint64_t gradients = 0;    // f32, of what trains
   uint64_t optimizer = 0;    // two moments of what this process updates
   uint64_t activations = 0;  // kept for backward, of one micro-batch

@@ -1,4 +1,4 @@
-#include "kernels/expert_rows.h"
+#include "kernels/ops/expert_rows.h"
 
 #include "tests/support/card.h"
 #include "tests/support/layout.h"

@@ -3,12 +3,12 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "kernels/adamw.h"
-#include "kernels/linear.h"
-#include "kernels/rope.h"
-#include "kernels/row_ops.h"
-#include "kernels/row_scores.h"
-#include "kernels/softmax_nll.h"
+#include "kernels/ops/adamw.h"
+#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/logsumexp.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/row_ops.h"
 #include "tests/support/card.h"
 #include "tests/support/layout.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/router.h"
+#include "kernels/ops/router.h"
 
 #include <limits>
 

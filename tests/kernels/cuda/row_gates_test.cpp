@@ -1,4 +1,4 @@
-#include "kernels/row_gates.h"
+#include "kernels/ops/row_gates.h"
 
 #include "tests/support/card.h"
 #include "tests/support/layout.h"

@@ -1,4 +1,4 @@
-#include "kernels/stochastic_round.h"
+#include "kernels/ops/stochastic_round.h"
 
 #include "tests/support/card.h"
 

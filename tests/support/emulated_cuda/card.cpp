@@ -17,7 +17,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/graph.h"
+#include "kernels/ops/graph.h"
 #include "memory.h"
 
 namespace emulated {

@@ -1,10 +1,10 @@
 #pragma once
-// Stands in for CUDA's own header where kernels/*.cu are compiled as plain C++, so that machines
-// without a card run the very kernels: every CUDA thread is a fiber, a block's fibers run in a
-// shuffled order from barrier to barrier, blocks run one after the other. What is found so: wrong
-// indices (under the address sanitizer every access past a buffer), missing barriers (the order
-// differs from launch to launch), barriers that not all threads reach, shared memory read before it
-// is written (it is poisoned). What is not: speed, and the memory model between blocks.
+// Stands in for CUDA's own header where kernels/cuda/*.cu are compiled as plain C++, so that
+// machines without a card run the very kernels: every CUDA thread is a fiber, a block's fibers run
+// in a shuffled order from barrier to barrier, blocks run one after the other. What is found so:
+// wrong indices (under the address sanitizer every access past a buffer), missing barriers (the
+// order differs from launch to launch), barriers that not all threads reach, shared memory read
+// before it is written (it is poisoned). What is not: speed, and the memory model between blocks.
 //
 // Only what our kernels use is here.
 

@@ -1,6 +1,6 @@
 // The scheduler of cuda_runtime_api.h: fibers that hand control back at every barrier and every
-// exchange between lanes. It also takes the place of kernels/no_cuda.cpp in the tests it is linked
-// into.
+// exchange between lanes. It also takes the place of kernels/ops/no_cuda.cpp in the tests it is
+// linked into.
 
 #include <algorithm>
 #include <memory>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_runtime_api.h"
-#include "kernels/stream.h"
+#include "kernels/ops/device.h"
 
 // The linker's names for the ends of the section that holds all shared variables.
 extern "C" {

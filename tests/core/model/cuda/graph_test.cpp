@@ -1,7 +1,7 @@
 // A routed layer recorded as a CUDA graph. In a build without CUDA the card is an emulated one
 // (tests/support/emulated_cuda), which refuses while it records what a graph cannot hold.
 
-#include "kernels/graph.h"
+#include "kernels/ops/graph.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

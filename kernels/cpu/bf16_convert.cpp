@@ -1,0 +1,25 @@
+#include "kernels/cpu/bf16_convert.h"
+
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+MOE_VECTOR_CLONES void widen_all(const uint16_t* bf16, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = widen(bf16[i]);
+  }
+}
+
+MOE_VECTOR_CLONES void narrow_all(const float* from, int64_t count, uint16_t* bf16) {
+  for (int64_t i = 0; i < count; ++i) {
+    narrow_to(from[i], bf16[i]);
+  }
+}
+
+MOE_VECTOR_CLONES void round_all(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = rounded_to_bf16(from[i]);
+  }
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,212 @@
+// Three loops around the tile: blocks of columns, of depth and of rows, so that a block of B stays
+// in the second cache while all rows pass by, and six rows of A in the first. A block of B that
+// lies along k is turned into strips; a block of A that lies along its rows is gathered, since its
+// columns may lie pages apart.
+
+#include "kernels/cpu/gemm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/gemm_pack.h"
+#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int64_t kBlockColumns = 512;
+
+int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+// A tile whose last vector is not whole, by way of one that is.
+void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
+  std::array<float, kTileRows * 16> whole;
+  float* c = tile.c;
+  const int64_t c_row = tile.c_row;
+  const bool accumulate = tile.accumulate;
+  tile.c = whole.data();
+  tile.c_row = kernel.width;
+  tile.accumulate = false;
+  kernel.run(tile);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const float value = whole[static_cast<size_t>(i * kernel.width + j)];
+      c[i * c_row + j] = accumulate ? c[i * c_row + j] + value : value;
+    }
+  }
+}
+
+// Rows of A with every strip.
+void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
+              const std::vector<Strip>& strips, float* c, int64_t c_row, bool accumulate) {
+  for (int64_t i = 0; i < rows; i += kTileRows) {
+    Tile tile{std::min(kTileRows, rows - i), 1, k, a.data + i / kTileRows * a.six, a.row, a.k};
+    tile.c_row = c_row;
+    tile.accumulate = accumulate;
+    for (const Strip& strip : strips) {
+      tile.vectors = strip.vectors;
+      tile.b = strip.data;
+      tile.b_k = strip.stride;
+      tile.c = c + i * c_row + strip.first;
+      if (strip.columns == strip.vectors * kernel.width) {
+        kernel.run(tile);
+      } else {
+        run_edge(kernel, tile, strip.columns);
+      }
+    }
+  }
+}
+
+c10::DataPtr floats_of(int64_t count) {
+  return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
+}
+
+// What one thread makes of a product: c from (row, column) on.
+struct Share {
+  GemmShape shape;
+  MatrixView a, b;
+  int64_t row, column;
+};
+
+// Calls run(Share) for each thread's share of a product.
+template <typename Run>
+void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
+  // A B that is turned or rounded is so once: its columns are shared out then, else the rows of A.
+  const bool is_made = b.column != 1 || b.numbers == Numbers::kRounded;
+  const bool by_columns = is_made || shape.m < shape.n / 4;
+  const TileKernel& kernel = tile_kernels().front();
+  const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
+  const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
+  at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
+    GemmShape mine = shape;
+    int64_t& size = by_columns ? mine.n : mine.m;
+    const int64_t first = begin * grain;
+    size = std::min(size, end * grain) - first;
+    run(by_columns ? Share{mine, a, b.from(0, first), 0, first}
+                   : Share{mine, a.from(first, 0), b, first, 0});
+  });
+}
+
+}  // namespace
+
+void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                     int64_t c_row, bool accumulate) {
+  gemm_with(tile_kernels().front(), shape, a, b, c, c_row, accumulate);
+}
+
+void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+               const MatrixView& b, float* c, int64_t c_row, bool accumulate) {
+  const auto [m, n, k] = shape;
+  if (k == 0 && !accumulate) {
+    for (int64_t i = 0; i < m; ++i) {
+      std::fill_n(c + i * c_row, n, 0.0F);
+    }
+  }
+  const int64_t most_k = std::min(k, kGemmDepth);
+  const int64_t of_strips = strip_floats(kernel, b, std::min(n, kBlockColumns), most_k);
+  const auto memory = floats_of(of_strips + (is_gathered(a, k) ? most_k * kRowsOfBlock : 0));
+  auto* buffer = static_cast<float*>(memory.get());
+  for (int64_t j = 0; j < n; j += kBlockColumns) {
+    const int64_t columns = std::min(kBlockColumns, n - j);
+    for (int64_t p = 0; p < k; p += kGemmDepth) {
+      const int64_t depth = std::min(kGemmDepth, k - p);
+      const auto strips = strips_of(kernel, b.from(p, j), columns, depth, buffer);
+      for (int64_t i = 0; i < m; i += kRowsOfBlock) {
+        const int64_t rows = std::min(kRowsOfBlock, m - i);
+        const RowsOfA taken = rows_of(a.from(i, p), rows, depth, buffer + of_strips);
+        float* to = c + i * c_row + j;
+        run_rows(kernel, taken, rows, depth, strips, to, c_row, accumulate || p > 0);
+      }
+    }
+  }
+}
+
+void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
+          bool accumulate) {
+  share_out(shape, a, b, [&](const Share& mine) {
+    gemm_one_thread(mine.shape, mine.a, mine.b, c + mine.row * c_row + mine.column, c_row,
+                    accumulate);
+  });
+}
+
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+                  int64_t c_row) {
+  constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
+  share_out(shape, a, b, [&](const Share& mine) {
+    // Of few sizes, so that one that was dropped fits.
+    const int64_t most = blocks(std::min(mine.shape.m, kRows), 64) * 64;
+    const auto memory = floats_of(most * kBlockColumns);
+    auto* sums = static_cast<float*>(memory.get());
+    for (int64_t j = 0; j < mine.shape.n; j += kBlockColumns) {
+      const int64_t columns = std::min(kBlockColumns, mine.shape.n - j);
+      for (int64_t i = 0; i < mine.shape.m; i += kRows) {
+        const int64_t rows = std::min(kRows, mine.shape.m - i);
+        gemm_one_thread({rows, columns, mine.shape.k}, mine.a.from(i, 0), mine.b.from(0, j), sums,
+                        kBlockColumns, false);
+        for (int64_t r = 0; r < rows; ++r) {
+          uint16_t* to = c + (mine.row + i + r) * c_row + mine.column + j;
+          narrow_all(sums + r * kBlockColumns, columns, to);
+        }
+      }
+    }
+  });
+}
+
+float MatrixView::at(int64_t i, int64_t j) const {
+  const MatrixView element = from(i, j);
+  if (numbers == Numbers::kBF16) {
+    return widen(*static_cast<const uint16_t*>(element.data));
+  }
+  if (numbers == Numbers::kF32) {
+    return *element.floats();
+  }
+  return rounded_to_bf16(*element.floats());
+}
+
+MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
+  const bool is_bf16 = matrix.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(matrix.is_cpu() && (is_bf16 || matrix.scalar_type() == at::kFloat));
+  const Numbers wide = type == at::kBFloat16 ? Numbers::kRounded : Numbers::kF32;
+  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1),
+          is_bf16 ? Numbers::kBF16 : wide};
+}
+
+bool serves_gemm(const GemmShape& shape) {
+  return shape.m >= kTileRows && shape.n >= 16 && shape.k >= 8;
+}
+
+at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
+  at::Tensor out = at::empty({left.size(0), right.size(1)}, left.options());
+  product_out(out, left, right);
+  return out;
+}
+
+void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
+                 bool accumulate) {
+  TORCH_CHECK(
+      left.size(1) == right.size(0) && out.size(0) == left.size(0) && out.size(1) == right.size(1),
+      "left ", left.sizes(), ", right ", right.sizes(), ", out ", out.sizes());
+  const GemmShape shape{left.size(0), right.size(1), left.size(1)};
+  if (left.is_cpu() && out.scalar_type() == at::kFloat && left.scalar_type() == at::kFloat &&
+      right.scalar_type() == at::kFloat && out.stride(1) == 1 && serves_gemm(shape)) {
+    gemm(shape, view_of(left, at::kFloat), view_of(right, at::kFloat), out.data_ptr<float>(),
+         out.stride(0), accumulate);
+  } else if (accumulate) {
+    out.addmm_(left, right);
+  } else {
+    at::mm_out(out, left, right);
+  }
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,77 @@
+#pragma once
+// C = A B and C += A B in f32 on the CPU, from rows or columns wherever they lie.
+//
+// The library's products reach 80 to 88 % of the multiply-adds that a core can do at the shapes of
+// small experts, and have no form for the strided pieces that attention multiplies. Here the inner
+// loop is one tile of C that stays in registers (kernels/cpu/gemm_tile.h), which takes A as it
+// lies; only a B that is read along k is turned first, a block at a time.
+//
+// Every element is the sum over k in one order, in blocks of kGemmDepth: the same for any number of
+// threads, and for any other rows and columns beside it.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moe::kernels {
+
+inline constexpr int64_t kGemmDepth = 256;
+
+// What stands in memory, and what a product takes it for.
+enum class Numbers {
+  kF32,
+  kRounded,  // f32, taken rounded to bf16
+  kBF16,     // its bits
+};
+
+// Element (i, j) is number i * row + j * column from `data` on.
+struct MatrixView {
+  const void* data;
+  int64_t row, column;
+  Numbers numbers = Numbers::kF32;
+
+  MatrixView transposed() const { return {data, column, row, numbers}; }
+  MatrixView from(int64_t i, int64_t j) const {
+    const int64_t bytes = numbers == Numbers::kBF16 ? 2 : 4;
+    return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
+            numbers};
+  }
+  const float* floats() const { return static_cast<const float*>(data); }
+  float at(int64_t i, int64_t j) const;
+};
+
+struct GemmShape {
+  int64_t m, n, k;
+};
+
+// c [m, n], whose rows lie c_row floats apart, = a [m, k] b [k, n]; added to what is there where
+// `accumulate`. In this thread alone.
+void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                     int64_t c_row, bool accumulate);
+
+// The same by all threads of LibTorch's pool.
+void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
+          bool accumulate);
+
+// The same to c of bf16, rounded once from the whole sum; what was there goes.
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+                  int64_t c_row);
+
+// The reference: plain loops, sums in double.
+void gemm_reference(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
+                    int64_t c_row, bool accumulate);
+
+// How gemm() reads a tensor on the CPU of f32 or bf16 whose numbers are taken in `type` (f32 or
+// bf16; f32 of bf16 is bf16).
+MatrixView view_of(const at::Tensor& matrix, at::ScalarType type);
+// Whether a product of this size is gemm()'s, and no longer LibTorch's.
+bool serves_gemm(const GemmShape& shape);
+
+// left [M, K] right [K, N] -> [M, N] in their type: by gemm() where it serves, else by LibTorch.
+at::Tensor product(const at::Tensor& left, const at::Tensor& right);
+// The same into `out` [M, N], whose rows are contiguous; added to it where `accumulate`.
+void product_out(at::Tensor& out, const at::Tensor& left, const at::Tensor& right,
+                 bool accumulate = false);
+
+}  // namespace moe::kernels

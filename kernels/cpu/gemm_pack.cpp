@@ -1,0 +1,244 @@
+#include "kernels/cpu/gemm_pack.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+// Numbers that follow each other in memory, as f32.
+void read(const MatrixView& from, int64_t count, float* to) {
+  switch (from.numbers) {
+    case Numbers::kF32:
+      std::memcpy(to, from.data, static_cast<size_t>(count) * sizeof(float));
+      return;
+    case Numbers::kRounded:
+      return round_all(from.floats(), count, to);
+    case Numbers::kBF16:
+      return widen_all(static_cast<const uint16_t*>(from.data), count, to);
+  }
+}
+
+// Vectors of the tile that starts where `columns` are left: 1 for a last one that is not whole.
+int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
+  int64_t vectors = kernel.vectors;
+  while (vectors > 1 && vectors * kernel.width > columns) {
+    vectors /= 2;
+  }
+  return vectors;
+}
+
+// Four columns of b, which lie along k: to[p * width + r] = the number p of column r, as f32.
+// `stride` numbers lie between columns.
+void turn_four(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
+  using Four [[gnu::vector_size(16)]] = float;
+  int64_t p = 0;
+  for (; p + 4 <= k; p += 4) {
+    std::array<Four, 4> in;
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(&in[r], from + r * stride + p, sizeof(Four));
+    }
+    const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+    const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+    const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+    const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+    const std::array<Four, 4> out = {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
+                                     __builtin_shufflevector(low, low2, 2, 3, 6, 7),
+                                     __builtin_shufflevector(high, high2, 0, 1, 4, 5),
+                                     __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(to + (p + r) * width, &out[r], sizeof(Four));
+    }
+  }
+  for (; p < k; ++p) {
+    for (int64_t r = 0; r < 4; ++r) {
+      to[p * width + r] = from[r * stride + p];
+    }
+  }
+}
+
+// The same of bf16, eight numbers of each column at a time. They are turned as they are and widened
+// last, which puts zeros before them.
+void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
+  using Eight [[gnu::vector_size(16)]] = uint16_t;
+  using Pairs [[gnu::vector_size(16)]] = uint32_t;
+  const auto low = [](Eight a, Eight b) {
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  };
+  const auto high = [](Eight a, Eight b) {
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  };
+  const auto low_pairs = [](Eight a, Eight b) {
+    const auto pairs =
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 0, 4, 1, 5);
+    return std::bit_cast<Eight>(pairs);
+  };
+  const auto high_pairs = [](Eight a, Eight b) {
+    const auto pairs =
+        __builtin_shufflevector(std::bit_cast<Pairs>(a), std::bit_cast<Pairs>(b), 2, 6, 3, 7);
+    return std::bit_cast<Eight>(pairs);
+  };
+  int64_t p = 0;
+  for (; p + 8 <= k; p += 8) {
+    std::array<Eight, 4> in;
+    for (int64_t r = 0; r < 4; ++r) {
+      std::memcpy(&in[r], from + r * stride + p, sizeof(Eight));
+    }
+    const Eight front = low(in[0], in[1]), front2 = low(in[2], in[3]);
+    const Eight back = high(in[0], in[1]), back2 = high(in[2], in[3]);
+    // Numbers p and p + 1 of all four columns, and so on.
+    const std::array<Eight, 4> turned = {low_pairs(front, front2), high_pairs(front, front2),
+                                         low_pairs(back, back2), high_pairs(back, back2)};
+    for (int64_t r = 0; r < 4; ++r) {
+      const Eight first = low(Eight{}, turned[r]), second = high(Eight{}, turned[r]);
+      std::memcpy(to + (p + 2 * r) * width, &first, sizeof(Eight));
+      std::memcpy(to + (p + 2 * r + 1) * width, &second, sizeof(Eight));
+    }
+  }
+  for (; p < k; ++p) {
+    for (int64_t r = 0; r < 4; ++r) {
+      to[p * width + r] = widen(from[r * stride + p]);
+    }
+  }
+}
+
+// to[p * width + j] = b(p, j) of a b that lies along k, zeros in columns past `columns`.
+void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
+  int64_t j = 0;
+  for (; b.row == 1 && j + 4 <= columns; j += 4) {
+    const void* from = b.from(0, j).data;
+    if (b.numbers == Numbers::kBF16) {
+      turn_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
+    } else {
+      turn_four(static_cast<const float*>(from), b.column, k, width, to + j);
+    }
+  }
+  for (; j < width; ++j) {
+    for (int64_t p = 0; p < k; ++p) {
+      to[p * width + j] = j < columns ? b.at(p, j) : 0.0F;
+    }
+  }
+  if (b.numbers == Numbers::kRounded) {
+    round_all(to, k * width, to);
+  }
+}
+
+// The same for every strip of a b whose rows lie in order: whole rows, as memory likes to be read.
+void copy_strips(const MatrixView& b, int64_t k, std::span<const Strip> strips, float* buffer) {
+  for (int64_t p = 0; p < k; ++p) {
+    float* to = buffer;
+    for (const Strip& strip : strips) {
+      float* row = to + p * strip.stride;
+      read(b.from(p, strip.first), strip.columns, row);
+      std::fill(row + strip.columns, row + strip.stride, 0.0F);
+      to += k * strip.stride;
+    }
+  }
+}
+
+// Asks for numbers that follow each other in memory; what lies past its end is not read.
+void fetch(const MatrixView& from, int64_t count) {
+  const int64_t bytes = count * (from.numbers == Numbers::kBF16 ? 2 : 4);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
+  }
+}
+
+// to[strip][p * 6 + i] = a(strip * 6 + i, p), of rows that follow each other in memory. Some
+// columns at a time, so that what is written next to each other is written one after the other.
+void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
+  constexpr int64_t kColumns = 16;
+  std::array<float, kRowsOfBlock * kColumns> widened;
+  for (int64_t p = 0; p < k; p += kColumns) {
+    const int64_t columns = std::min(kColumns, k - p);
+    const float* from = a.from(0, p).floats();
+    int64_t stride = a.column;
+    for (int64_t next = p + columns; next < std::min(p + 2 * kColumns, k); ++next) {
+      fetch(a.from(0, next), rows);  // they lie pages apart, which no core foresees
+    }
+    if (a.numbers != Numbers::kF32) {
+      for (int64_t q = 0; q < columns; ++q) {
+        read(a.from(0, p + q), rows, widened.data() + q * kRowsOfBlock);
+      }
+      from = widened.data();
+      stride = kRowsOfBlock;
+    }
+    for (int64_t i = 0; i < rows; i += kTileRows) {
+      float* six = to + i * k + p * kTileRows;
+      const int64_t height = std::min(kTileRows, rows - i);
+      for (int64_t q = 0; q < columns; ++q) {
+        if (height == kTileRows) {
+          std::memcpy(six + q * kTileRows, from + q * stride + i, kTileRows * sizeof(float));
+        } else {
+          std::copy_n(from + q * stride + i, height, six + q * kTileRows);
+        }
+      }
+    }
+  }
+}
+
+bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.numbers == Numbers::kF32; }
+
+}  // namespace
+
+int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k) {
+  return k * ((is_read_in_place(b) ? 0 : n) + kernel.width);
+}
+
+std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                             float* buffer) {
+  std::vector<Strip> strips;
+  float* next = buffer;
+  size_t in_place = 0;
+  for (int64_t j = 0; j < n;) {
+    const int64_t vectors = vectors_for(kernel, n - j), width = vectors * kernel.width;
+    const int64_t columns = std::min(width, n - j);
+    if (is_read_in_place(b) && columns == width) {
+      strips.push_back({b.from(0, j).floats(), b.row, j, columns, vectors});
+      in_place = strips.size();
+    } else {
+      strips.push_back({next, width, j, columns, vectors});
+      if (b.column != 1) {
+        turn_strip(b.from(0, j), k, columns, width, next);
+      }
+      next += k * width;
+    }
+    j += columns;
+  }
+  if (b.column == 1) {  // those in place come first
+    copy_strips(b, k, std::span(strips).subspan(in_place), buffer);
+  }
+  return strips;
+}
+
+bool is_gathered(const MatrixView& a, int64_t k) {
+  return a.numbers != Numbers::kF32 || (a.row == 1 && a.column != 1 && k > 1);
+}
+
+RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer) {
+  if (!is_gathered(a, k)) {
+    return {a.floats(), a.row, a.column, kTileRows * a.row};
+  }
+  if (a.row == 1) {
+    gather_columns(a, rows, k, buffer);
+    return {buffer, 1, kTileRows, kTileRows * k};
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t p = 0; a.column != 1 && p < k; ++p) {
+      buffer[i * k + p] = a.at(i, p);
+    }
+    if (a.column == 1) {
+      read(a.from(i, 0), k, buffer + i * k);
+    }
+  }
+  return {buffer, k, 1, kTileRows * k};
+}
+
+}  // namespace moe::kernels

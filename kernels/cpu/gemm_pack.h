@@ -1,0 +1,45 @@
+#pragma once
+// Pieces of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): f32, whatever
+// the operand is stored as, and in order. Rounding and widening happen here, on pieces that stay in
+// the caches, so that products in bf16 make no copies of their operands.
+
+#include <vector>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_tile.h"
+
+namespace moe::kernels {
+
+// One strip of B as tiles read it.
+struct Strip {
+  const float* data;
+  int64_t stride;   // between its rows
+  int64_t first;    // column in the block
+  int64_t columns;  // that are wanted of it
+  int64_t vectors;
+};
+
+inline constexpr int64_t kRowsOfBlock = 16 * kTileRows;  // of A that are taken at a time, at most
+
+// Floats that `strips_of` wants of its buffer for blocks of b of up to n columns and k rows.
+int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k);
+
+// The strips of b [k, n]; those that cannot be read where they lie are written to `buffer`.
+std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
+                             float* buffer);
+
+// Rows of A in sixes: element (i, p) of the one that begins at `from` is from[i * row + p * k], and
+// the next begins `six` floats after it.
+struct RowsOfA {
+  const float* data;
+  int64_t row, k, six;
+};
+
+// Whether a block of A is copied before its products.
+bool is_gathered(const MatrixView& a, int64_t k);
+
+// a [rows, k], at most kRowsOfBlock of them, where it lies or in `buffer`, which has room for k
+// times the rows rounded up to six.
+RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer);
+
+}  // namespace moe::kernels

@@ -1,0 +1,83 @@
+// adamw.h on CUDA: one thread four parameters, each read and written once. Bound by memory.
+
+#include <cmath>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/adamw.h"
+
+namespace moe::kernels {
+
+namespace {
+
+// What is the same for every parameter, computed in double on the host.
+struct Factors {
+  float kept;                        // 1 - lr * weight_decay
+  float beta1, rest1, beta2, rest2;  // rest = 1 - beta
+  float step;                        // lr / (1 - beta1^t)
+  float root;                        // 1 / sqrt(1 - beta2^t)
+  float eps;
+};
+
+template <typename G, int kCount>
+__global__ void adamw_kernel(const G* gradient, float* master, float* mean, float* square,
+                             __nv_bfloat16* weight,        // may be null
+                             const float* gradient_scale,  // may be null
+                             int64_t count, Factors by) {
+  const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kCount;
+  if (i >= count) {
+    return;
+  }
+  const float scale = gradient_scale != nullptr ? *gradient_scale : 1.0F;
+  const auto gradients = load<kCount>(gradient + i);
+  auto masters = load<kCount>(master + i), means = load<kCount>(mean + i);
+  auto squares = load<kCount>(square + i);
+  Pack<__nv_bfloat16, kCount> weights;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float g = widen(gradients.at[k]) * scale;
+    const float m = by.beta1 * means.at[k] + by.rest1 * g;
+    const float v = by.beta2 * squares.at[k] + by.rest2 * g * g;
+    means.at[k] = m;
+    squares.at[k] = v;
+    masters.at[k] = masters.at[k] * by.kept - by.step * m / (sqrtf(v) * by.root + by.eps);
+    weights.at[k] = __float2bfloat16(masters.at[k]);
+  }
+  store(master + i, masters);
+  store(mean + i, means);
+  store(square + i, squares);
+  if (weight != nullptr) {
+    store(weight + i, weights);
+  }
+}
+
+template <typename G>
+void run(const G* gradient, const AdamWMemory& memory, const Factors& factors, void* stream) {
+  auto* weight = static_cast<__nv_bfloat16*>(memory.weight);
+  const bool vectors =
+      fits_vectors(memory.count, gradient, memory.master, memory.mean, memory.square, weight);
+  launch(vectors ? adamw_kernel<G, kVector> : adamw_kernel<G, 1>,
+         ceil_div(memory.count / (vectors ? kVector : 1), kThreads), kThreads, stream, gradient,
+         memory.master, memory.mean, memory.square, weight, memory.gradient_scale, memory.count,
+         factors);
+}
+
+}  // namespace
+
+void adamw_cuda(const AdamWMemory& memory, const AdamWNumbers& numbers, void* stream) {
+  const auto t = static_cast<double>(numbers.t);
+  const Factors factors{static_cast<float>(1 - numbers.lr * numbers.weight_decay),
+                        static_cast<float>(numbers.beta1),
+                        static_cast<float>(1 - numbers.beta1),
+                        static_cast<float>(numbers.beta2),
+                        static_cast<float>(1 - numbers.beta2),
+                        static_cast<float>(numbers.lr / (1 - std::pow(numbers.beta1, t))),
+                        static_cast<float>(1 / std::sqrt(1 - std::pow(numbers.beta2, t))),
+                        static_cast<float>(numbers.eps)};
+  if (memory.gradient_is_bf16) {
+    run(static_cast<const __nv_bfloat16*>(memory.gradient), memory, factors, stream);
+  } else {
+    run(static_cast<const float*>(memory.gradient), memory, factors, stream);
+  }
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,125 @@
+#pragma once
+// What every kernel file needs: launching, loads that widen bf16 to f32, vectors of a few numbers,
+// sums over a warp or a block. Blocks are one-dimensional and a multiple of 32 threads.
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/check.h"
+
+namespace moe::kernels {
+
+inline constexpr int kThreads = 256;
+inline constexpr int kLanes = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// kernel<<<blocks, threads, 0, stream>>>(arguments...); nothing where there are no blocks. A plain
+// function call, so that a host compiler can read the file too (tests/support/emulated_cuda).
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* stream,
+            Arguments... arguments) {
+  if (blocks == 0) {
+    return;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x = static_cast<unsigned>(blocks);
+  config.blockDim.x = static_cast<unsigned>(threads);
+  config.stream = static_cast<cudaStream_t>(stream);
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+__device__ inline float widen(float value) { return value; }
+__device__ inline float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ T narrow(float value);
+template <>
+__device__ inline float narrow<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
+  return __float2bfloat16(value);
+}
+
+// kCount numbers that one thread loads or stores at once.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T at[kCount];
+};
+
+template <int kCount, typename T>
+__device__ inline Pack<T, kCount> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+}
+template <int kCount, typename T>
+__device__ inline void store(T* to, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+// Whether rows of `width` numbers behind all these pointers are read well in vectors of four: 16
+// bytes of f32, 8 of bf16.
+inline constexpr int kVector = 4;
+template <typename... Pointers>
+bool fits_vectors(int64_t width, Pointers... pointers) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return width % kVector == 0 && (aligned(pointers) && ...);
+}
+
+template <typename Number>
+__device__ inline Number warp_sum(Number value) {
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, step);
+  }
+  return value;
+}
+
+template <typename Number>
+__device__ inline Number warp_max(Number value) {
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const Number other = __shfl_xor_sync(kAllLanes, value, step);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// The sum over all threads of the block, in the same order for each of them: every thread must
+// call. `part`: shared memory, a number a warp; free again after the next barrier.
+template <typename Number>
+__device__ inline Number block_sum(Number value, Number* part) {
+  value = warp_sum(value);
+  __syncthreads();  // an earlier sum may still be read
+  if (threadIdx.x % kLanes == 0) {
+    part[threadIdx.x / kLanes] = value;
+  }
+  __syncthreads();
+  Number total = 0;
+  for (unsigned warp = 0; warp < blockDim.x / kLanes; ++warp) {
+    total += part[warp];
+  }
+  return total;
+}
+
+// How many threads before this one say yes; `total` becomes how many do in the block. As
+// block_sum.
+__device__ inline int count_before(bool yes, int* part, int* total) {
+  const unsigned votes = __ballot_sync(kAllLanes, yes);
+  const unsigned lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  __syncthreads();
+  if (lane == 0) {
+    part[warp] = __popc(votes);
+  }
+  __syncthreads();
+  int before = __popc(votes & ((1U << lane) - 1)), all = 0;
+  for (unsigned other = 0; other < blockDim.x / kLanes; ++other) {
+    before += other < warp ? part[other] : 0;
+    all += part[other];
+  }
+  *total = all;
+  return before;
+}
+
+}  // namespace moe::kernels

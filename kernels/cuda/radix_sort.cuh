@@ -1,0 +1,119 @@
+#pragma once
+// A block sorts one list of (key, value) in global memory: stable, by ascending 32 bit keys, eight
+// bits a pass. A pass counts the digits, turns counts into starts, and walks through the list a
+// block at a time: warps find by __match_any_sync which of their lanes have equal digits, and a
+// thread a digit adds up over the warps. A pass whose digits are all equal is left out.
+
+#include "kernels/cuda/launch.cuh"
+
+namespace moe::kernels {
+
+inline constexpr int kSortThreads = 512, kSortWarps = kSortThreads / kLanes, kDigits = 256;
+
+struct SortSpace {  // shared memory
+  int start[kDigits];
+  int warp_start[kSortWarps][kDigits];
+};
+
+struct KeyList {
+  uint32_t *key, *value;
+};
+
+__device__ inline int digit_of(uint32_t key, int shift) {
+  return static_cast<int>(key >> shift & (kDigits - 1));
+}
+
+// space.start[d] = entries with a lower digit than d. False where one digit has them all.
+__device__ inline bool count_digits(const KeyList& list, int count, int shift, SortSpace& space) {
+  for (int d = threadIdx.x; d < kDigits; d += kSortThreads) {
+    space.start[d] = 0;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += kSortThreads) {
+    atomicAdd(&space.start[digit_of(list.key[i], shift)], 1);
+  }
+  __syncthreads();
+  const bool all_equal = space.start[digit_of(list.key[0], shift)] == count;
+  __syncthreads();
+  if (threadIdx.x < kLanes) {  // the first warp, eight digits a lane
+    constexpr int kEach = kDigits / kLanes;
+    const int lane = threadIdx.x;
+    int own[kEach], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      own[i] = sum;
+      sum += space.start[lane * kEach + i];
+    }
+    int before = sum;
+    for (int step = 1; step < kLanes; step *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, before, step);
+      before += lane >= step ? other : 0;
+    }
+    before -= sum;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      space.start[lane * kEach + i] = before + own[i];
+    }
+  }
+  __syncthreads();
+  return !all_equal;
+}
+
+__device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int count, int shift,
+                                     SortSpace& space) {
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  for (int first = 0; first < count; first += kSortThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const bool is_entry = i < count;
+    const uint32_t key = is_entry ? from.key[i] : 0;
+    const int digit = is_entry ? digit_of(key, shift) : kDigits;  // a digit that none has
+    __syncwarp();  // the starts of the step before have been read
+    for (int d = lane; d < kDigits; d += kLanes) {
+      space.warp_start[warp][d] = 0;
+    }
+    const unsigned peers = __match_any_sync(kAllLanes, static_cast<unsigned>(digit));
+    const int before = __popc(peers & ((1U << lane) - 1));
+    __syncwarp();
+    if (is_entry && before == 0) {
+      space.warp_start[warp][digit] = __popc(peers);
+    }
+    __syncthreads();
+    if (threadIdx.x < kDigits) {
+      int next = space.start[threadIdx.x];
+      for (int each = 0; each < kSortWarps; ++each) {
+        const int its = space.warp_start[each][threadIdx.x];
+        space.warp_start[each][threadIdx.x] = next;
+        next += its;
+      }
+      space.start[threadIdx.x] = next;
+    }
+    __syncthreads();
+    if (is_entry) {
+      const int place = space.warp_start[warp][digit] + before;
+      to.key[place] = key;
+      to.value[place] = from.value[i];
+    }
+  }
+  __syncthreads();
+}
+
+// Sorts `list`; `other` is room of the same size. All threads of a block of kSortThreads must call;
+// the list was written before a barrier, and is whole after the call for the block's threads.
+__device__ inline void sort_list(KeyList list, KeyList other, int count, SortSpace& space) {
+  const KeyList wanted = list;
+  for (int shift = 0; shift < 32 && count > 1; shift += 8) {
+    if (count_digits(list, count, shift, space)) {
+      move_by_digit(list, other, count, shift, space);
+      const KeyList kept = list;
+      list = other;
+      other = kept;
+    }
+  }
+  for (int i = threadIdx.x; list.key != wanted.key && i < count; i += kSortThreads) {
+    wanted.key[i] = list.key[i];
+    wanted.value[i] = list.value[i];
+  }
+  __syncthreads();
+}
+
+}  // namespace moe::kernels

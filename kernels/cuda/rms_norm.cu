@@ -1,0 +1,172 @@
+// rms_norm.h on CUDA. Forward and the gradient of x: one block a row, which is read from memory
+// once and a second time from the L1. The gradient of the weight is a sum down the columns: blocks
+// take 32 columns of a strip of rows each, a second kernel adds the strips in their order, so that
+// the sum is the same every time.
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/rms_norm.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int kWarps = kThreads / kLanes;
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,           // [rows, width]
+                                                           const float* weight,  // [width]
+                                                           T* y,                 // [rows, width]
+                                                           float* scale,         // [rows]
+                                                           int width, float epsilon) {
+  __shared__ float part[kWarps];
+  const T* row = x + int64_t{blockIdx.x} * width;
+  float squares = 0;
+  for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
+    const auto values = load<kCount>(row + i);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float value = widen(values.at[k]);
+      squares += value * value;
+    }
+  }
+  const float mean = block_sum(squares, part) / static_cast<float>(width);
+  const float factor = 1.0F / sqrtf(mean + epsilon);
+  if (threadIdx.x == 0) {
+    scale[blockIdx.x] = factor;
+  }
+  for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
+    const auto values = load<kCount>(row + i);
+    const auto weights = load<kCount>(weight + i);
+    Pack<T, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      result.at[k] = narrow<T>(widen(values.at[k]) * factor * weights.at[k]);
+    }
+    store(y + int64_t{blockIdx.x} * width + i, result);
+  }
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,  // [rows, width]
+                                                                  const T* x,     // [rows, width]
+                                                                  const float* weight,  // [width]
+                                                                  const float* scale,   // [rows]
+                                                                  T* grad_x,  // [rows, width]
+                                                                  int width) {
+  __shared__ float part[kWarps];
+  const int64_t first = int64_t{blockIdx.x} * width;
+  const float factor = scale[blockIdx.x];
+  float products = 0;  // of (dy * weight) * n
+  for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
+    const auto values = load<kCount>(x + first + i), grads = load<kCount>(grad + first + i);
+    const auto weights = load<kCount>(weight + i);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      products += widen(grads.at[k]) * weights.at[k] * (widen(values.at[k]) * factor);
+    }
+  }
+  const float mean = block_sum(products, part) / static_cast<float>(width);
+  for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
+    const auto values = load<kCount>(x + first + i), grads = load<kCount>(grad + first + i);
+    const auto weights = load<kCount>(weight + i);
+    Pack<T, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float normed = widen(values.at[k]) * factor;
+      result.at[k] = narrow<T>((widen(grads.at[k]) * weights.at[k] - normed * mean) * factor);
+    }
+    store(grad_x + first + i, result);
+  }
+}
+
+// Block (strip, columns): the sum of dy * n over the strip's rows, a lane a column.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    strip_kernel(const T* grad,       // [rows, width]
+                 const T* x,          // [rows, width]
+                 const float* scale,  // [rows]
+                 float* strips,       // [strip_count, width]
+                 int64_t rows, int64_t width, int strip_count) {
+  __shared__ float part[kWarps][kLanes];
+  const int64_t across = ceil_div(width, kLanes);
+  const int64_t strip = blockIdx.x / across;
+  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
+  const int64_t column = blockIdx.x % across * kLanes + lane;
+  const int64_t end = rows * (strip + 1) / strip_count;
+  float sum = 0;
+  if (column < width) {
+    for (int64_t row = rows * strip / strip_count + warp; row < end; row += kWarps) {
+      const int64_t at = row * width + column;
+      sum += widen(grad[at]) * (widen(x[at]) * scale[row]);
+    }
+  }
+  part[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && column < width) {
+    for (int other = 1; other < kWarps; ++other) {
+      sum += part[other][lane];
+    }
+    strips[strip * width + column] = sum;
+  }
+}
+
+__global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
+                                  float* grad_weight,   // [width]
+                                  int64_t width, int strip_count) {
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= width) {
+    return;
+  }
+  float sum = 0;
+  for (int strip = 0; strip < strip_count; ++strip) {
+    sum += strips[strip * width + column];
+  }
+  grad_weight[column] = sum;
+}
+
+template <typename T>
+void forward(const T* x, const float* weight, T* y, float* scale, int64_t rows, int64_t width,
+             double epsilon, void* stream) {
+  const bool vectors = fits_vectors(width, x, weight, y);
+  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, rows, kThreads, stream, x,
+         weight, y, scale, static_cast<int>(width), static_cast<float>(epsilon));
+}
+
+template <typename T>
+void backward(const RmsNormGradients& to, const T* grad, const T* x, const float* weight,
+              const float* scale, int64_t rows, int64_t width, void* stream) {
+  T* grad_x = static_cast<T*>(to.x);
+  const bool vectors = fits_vectors(width, x, weight, grad, grad_x);
+  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>, rows, kThreads,
+         stream, grad, x, weight, scale, grad_x, static_cast<int>(width));
+  const int strip_count = static_cast<int>(rms_norm_strips(rows));
+  launch(strip_kernel<T>, ceil_div(width, kLanes) * strip_count, kThreads, stream, grad, x, scale,
+         to.strips, rows, width, strip_count);
+  launch(add_strips_kernel, ceil_div(width, kThreads), kThreads, stream, to.strips, to.weight,
+         width, strip_count);
+}
+
+}  // namespace
+
+void rms_norm_forward_cuda(const void* x, const float* weight, void* y, float* scale, int64_t rows,
+                           int64_t width, double epsilon, bool is_bf16, void* stream) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    forward(static_cast<const T*>(x), weight, static_cast<T*>(y), scale, rows, width, epsilon,
+            stream);
+  };
+  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+}
+
+void rms_norm_backward_cuda(const RmsNormGradients& to, const void* grad, const void* x,
+                            const float* weight, const float* scale, int64_t rows, int64_t width,
+                            bool is_bf16, void* stream) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    backward(to, static_cast<const T*>(grad), static_cast<const T*>(x), weight, scale, rows, width,
+             stream);
+  };
+  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+}
+
+}  // namespace moe::kernels

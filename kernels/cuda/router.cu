@@ -1,0 +1,199 @@
+// router.h on CUDA.
+//
+// Logits: a warp takes four tokens and 8 experts, or two tokens and 16 experts; its lanes share out
+// the width. Up to 16 experts every x is read once, and every weight, from the L1, once for those
+// tokens; more experts read x again from the caches, 16 at a time.
+//
+// Choices: a warp a token, its lanes share out the experts. The best is taken as the largest of 64
+// bit keys (order_key.h), C times. Requests are counted in shared memory, where they fit.
+
+#include <stdexcept>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/order_key.h"
+#include "kernels/ops/router.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int kWarps = kThreads / kLanes;
+
+template <typename T, int kTokens, int kTile, int kCount>
+__global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           // [tokens, width]
+                                                          const float* weight,  // [experts, width]
+                                                          float* logits,        // [tokens, experts]
+                                                          int64_t tokens, int width, int experts) {
+  const int lane = threadIdx.x % kLanes;
+  const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes) * kTokens;
+  if (first >= tokens) {
+    return;  // the whole warp
+  }
+  for (int tile = 0; tile < experts; tile += kTile) {
+    float sum[kTokens][kTile] = {};
+    for (int i = lane * kCount; i < width; i += kLanes * kCount) {
+      Pack<T, kCount> values[kTokens];
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        const int64_t token = first + t < tokens ? first + t : tokens - 1;
+        values[t] = load<kCount>(x + token * width + i);
+      }
+#pragma unroll
+      for (int e = 0; e < kTile; ++e) {
+        const int expert = tile + e < experts ? tile + e : experts - 1;
+        const auto weights = load<kCount>(weight + int64_t{expert} * width + i);
+#pragma unroll
+        for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+          for (int k = 0; k < kCount; ++k) {
+            sum[t][e] += widen(values[t].at[k]) * weights.at[k];
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+      for (int e = 0; e < kTile; ++e) {
+        const float total = warp_sum(sum[t][e]);
+        if (lane == (t * kTile + e) % kLanes && first + t < tokens && tile + e < experts) {
+          logits[(first + t) * experts + tile + e] = total;
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void run_logits(const T* x, const float* weight, float* logits, int64_t tokens, int64_t width,
+                int64_t experts, void* stream) {
+  const bool vectors = fits_vectors(width, x, weight);
+  const bool few = experts <= 8;
+  const auto few_kernel = vectors ? logits_kernel<T, 4, 8, kVector> : logits_kernel<T, 4, 8, 1>;
+  const auto many_kernel = vectors ? logits_kernel<T, 2, 16, kVector> : logits_kernel<T, 2, 16, 1>;
+  launch(few ? few_kernel : many_kernel, ceil_div(tokens, kWarps * (few ? 4 : 2)), kThreads, stream,
+         x, weight, logits, tokens, static_cast<int>(width), static_cast<int>(experts));
+}
+
+constexpr int kSharedCounts = 2048;
+
+// The token's scores, from its logits, of which this lane holds those of experts lane, lane + 32...
+template <int kPerLane>
+__device__ void write_scores(const float (&logit)[kPerLane], float* scores, int experts,
+                             bool is_relu) {
+  const int lane = threadIdx.x % kLanes;
+  float most = -HUGE_VALF, sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    most = lane + i * kLanes < experts ? fmaxf(most, logit[i]) : most;
+  }
+  most = warp_max(most);
+  float share[kPerLane];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    share[i] = lane + i * kLanes < experts ? expf(logit[i] - most) : 0.0F;
+    sum += share[i];
+  }
+  sum = warp_sum(sum);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + i * kLanes < experts) {
+      const float positive = logit[i] <= 0 ? 0.0F : logit[i];
+      scores[lane + i * kLanes] = is_relu ? positive : share[i] / sum;
+    }
+  }
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits,  // [T, E]
+                                                           const int32_t* home,  // [T]
+                                                           RouterShape shape, RouterChoices to) {
+  __shared__ int32_t counts[kSharedCounts];
+  const int experts = static_cast<int>(shape.experts), ranks = static_cast<int>(shape.ranks);
+  const int choices = static_cast<int>(shape.choices);
+  const int cells = choices * experts * ranks;
+  const bool in_shared = cells <= kSharedCounts;
+  for (int i = threadIdx.x; in_shared && i < cells; i += kThreads) {
+    counts[i] = 0;
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % kLanes, local = experts / ranks;
+  const int64_t step = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; t < shape.tokens;
+       t += step) {
+    float logit[kPerLane];
+    uint64_t key[kPerLane];  // 0: no expert, or taken
+    uint64_t best_at_home = 0;
+    const int rank = home[t];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int expert = lane + i * kLanes;
+      logit[i] = expert < experts ? logits[t * experts + expert] : 0.0F;
+      key[i] = expert < experts ? ranked_key(__float_as_uint(logit[i]), expert) : 0;
+      const bool is_local = expert / local == rank;  // of no rank where the token is padding
+      best_at_home = is_local && key[i] > best_at_home ? key[i] : best_at_home;
+    }
+    write_scores(logit, to.scores + t * experts, experts, shape.is_relu);
+    best_at_home = warp_max(best_at_home);
+    if (lane == 0) {
+      to.at_home[t] = rank < ranks ? static_cast<int32_t>(index_of_key(best_at_home)) : -1;
+    }
+    for (int c = 0; c < choices; ++c) {
+      uint64_t best = 0;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        best = key[i] > best ? key[i] : best;
+      }
+      best = warp_max(best);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        key[i] = key[i] == best ? 0 : key[i];
+      }
+      const int expert = static_cast<int>(index_of_key(best));
+      if (lane == 0) {
+        to.choice[t * choices + c] = expert;
+        if (rank < ranks) {
+          const int cell = (c * experts + expert) * ranks + rank;
+          atomicAdd(in_shared ? counts + cell : to.requested + cell, 1);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; in_shared && i < cells; i += kThreads) {
+    if (counts[i] > 0) {
+      atomicAdd(to.requested + i, counts[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void router_logits_cuda(const void* x, const float* weight, float* logits, int64_t tokens,
+                        int64_t width, int64_t experts, bool is_bf16, void* stream) {
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    run_logits(static_cast<const T*>(x), weight, logits, tokens, width, experts, stream);
+  };
+  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+}
+
+void router_choices_cuda(const float* logits, const int32_t* home, const RouterShape& shape,
+                         const RouterChoices& to, void* stream) {
+  if (shape.experts > kMaxRouterExperts) {
+    throw std::runtime_error("the router kernel takes at most 256 experts");
+  }
+  CUDA_CHECK(cudaMemsetAsync(to.requested, 0,
+                             sizeof(int32_t) * shape.choices * shape.experts * shape.ranks,
+                             static_cast<cudaStream_t>(stream)));
+  constexpr int64_t kMostBlocks = 1024;  // each takes several tokens, so that its counts add up
+  const int64_t blocks = ceil_div(shape.tokens, kWarps);
+  const auto kernel = shape.experts <= 32    ? choices_kernel<1>
+                      : shape.experts <= 64  ? choices_kernel<2>
+                      : shape.experts <= 128 ? choices_kernel<4>
+                                             : choices_kernel<8>;
+  launch(kernel, blocks < kMostBlocks ? blocks : kMostBlocks, kThreads, stream, logits, home, shape,
+         to);
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,45 @@
+#pragma once
+// One product an expert over rows that lie sorted by expert: y = x w[e]^T for the rows of expert e.
+// Precision follows the type of the rows as in kernels/ops/linear.h. R rows, E experts, D inner
+// width, N outer width.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace moe::kernels {
+
+// rows [R, D], expert order; weight [E, N, D]; rows_per_expert [E] with a sum <= R. Returns [R, N];
+// rows past the sum are 0. Differentiable in rows and weight: an expert without rows gets 0.
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
+                          const std::vector<int64_t>& rows_per_expert);
+
+// The parts of it, for autograd nodes that are larger.
+
+// [total, N] in the type of `in`: in[e's rows] * weights[e]^T (transposed) or * weights[e]; rows
+// past the experts' are 0.
+at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
+                           int64_t total, const std::vector<int64_t>& rows_per_expert);
+
+// [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
+// none.
+at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& right,
+                                   const at::Tensor& weights,
+                                   const std::vector<int64_t>& rows_per_expert);
+
+// The same where nobody on the host knows the loads: `ends` [E] i32 says on the device where each
+// expert's segment ends (kernels/ops/expert_rows.h), the first starts at 0. Nothing is read back
+// for bf16 on an H100 or H200, whose products are one `at::_grouped_mm`; elsewhere that loops over
+// the experts, and widths that are no multiple of 16 bytes wait for `ends`.
+
+// [R, N] in the type of `in`; rows past the last end hold anything.
+at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
+                           const at::Tensor& ends);
+
+// [E, M, N] in the weights' type. On a GPU bf16 operands give sums that are rounded to bf16 once
+// before they are widened.
+at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& right,
+                                   const at::Tensor& weights, const at::Tensor& ends);
+
+}  // namespace moe::kernels

@@ -1,0 +1,116 @@
+// One autograd node for all experts of a layer, with the loads on the host or on the device.
+
+#include "kernels/ops/grouped_swiglu.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <numeric>
+
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/grouped_linear.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/swiglu.h"
+
+namespace moe::kernels {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
+                        const Tensor& down, std::vector<int64_t> rows_per_expert) {
+    RECORD_USER_SCOPE("experts");
+    const int64_t used =
+        std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
+    TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
+    const Tensor up = weight_for_products(gate_up, rows.scalar_type());
+    const Tensor back = weight_for_products(down, rows.scalar_type());
+    const Tensor hidden = grouped_product(rows, up, true, used, rows_per_expert);
+    const Tensor out =
+        grouped_product(swiglu_forward(hidden), back, true, rows.size(0), rows_per_expert);
+    context->save_for_backward({rows, gate_up, down, hidden, up, back});
+    context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
+    const Tensor &up = saved[4], &back = saved[5];
+    const auto rows_per_expert = context->saved_data["rows_per_expert"].toIntVector();
+    const int64_t used = hidden.size(0);
+    const Tensor grad_out = gradients[0].narrow(0, 0, used).contiguous();
+
+    const Tensor grad_down =  // weights that do not train cost nothing
+        context->needs_input_grad(2)
+            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden), down, rows_per_expert)
+            : Tensor();
+    const Tensor grad_hidden =
+        swiglu_backward(grouped_product(grad_out, back, false, used, rows_per_expert), hidden);
+    const Tensor grad_gate_up =
+        context->needs_input_grad(1)
+            ? grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert)
+            : Tensor();
+    const Tensor grad_rows = grouped_product(grad_hidden, up, false, rows.size(0), rows_per_expert);
+    return {grad_rows, grad_gate_up, grad_down, Tensor()};
+  }
+};
+
+struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
+                        const Tensor& down, const Tensor& ends) {
+    const Tensor up = rounded_once(gate_up, rows.scalar_type());
+    const Tensor back = rounded_once(down, rows.scalar_type());
+    const Tensor hidden = grouped_product(rows, up, true, ends);
+    context->save_for_backward({rows, gate_up, down, hidden, ends, up, back});
+    return grouped_product(swiglu_forward(hidden, ends), back, true, ends);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
+    const Tensor &ends = saved[4], &up = saved[5], &back = saved[6];
+    const Tensor grad_out = gradients[0].contiguous();
+    const Tensor grad_down =
+        context->needs_input_grad(2)
+            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden, ends), down, ends)
+            : Tensor();
+    const Tensor grad_hidden =
+        swiglu_backward(grouped_product(grad_out, back, false, ends), hidden, ends);
+    const Tensor grad_gate_up = context->needs_input_grad(1)
+                                    ? grouped_weight_gradient(grad_hidden, rows, gate_up, ends)
+                                    : Tensor();
+    return {grouped_product(grad_hidden, up, false, ends), grad_gate_up, grad_down, Tensor()};
+  }
+};
+
+void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down, int64_t loads) {
+  TORCH_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
+  TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
+                  down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
+                  loads == down.size(0),
+              "rows ", rows.sizes(), ", gate_up ", gate_up.sizes(), ", down ", down.sizes(),
+              ", loads of ", loads, " experts");
+}
+
+}  // namespace
+
+Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                      const std::vector<int64_t>& rows_per_expert) {
+  check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
+  return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
+}
+
+Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                      const Tensor& ends) {
+  check_shapes(rows, gate_up, down, ends.numel());
+  TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
+  return GroupedSwigluOnDevice::apply(rows, gate_up, down, ends);
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,28 @@
+#pragma once
+// All experts' feed-forward products over rows that lie sorted by expert: for the rows of expert e
+//
+//   y = down[e] ( silu(x gate[e]^T) * (x up[e]^T) )^T        (P1 section 2; LLaMA's FFN)
+//
+// A dense FFN is the case E = 1.
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace moe::kernels {
+
+// rows [R, D], expert order; gate_up [E, 2F, D], gate rows first; down [E, D, F]; rows_per_expert
+// [E] with a sum <= R. Returns [R, D]; rows past the sum are 0. Differentiable in all three
+// tensors: an expert without rows gets gradient 0. Saved for backward: the inputs and the hidden
+// products [sum, 2F]; the activation is computed again.
+at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
+                          const std::vector<int64_t>& rows_per_expert);
+
+// The same where the loads stay on the device: segments end at `ends` [E] i32
+// (kernels/ops/grouped_linear.h); rows past the last hold anything, and get a gradient that is
+// anything.
+at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
+                          const at::Tensor& ends);
+
+}  // namespace moe::kernels

@@ -1,0 +1,194 @@
+// One autograd node a product, so that what it keeps is the input in its own type, and a weight's
+// gradient lies as the weight does.
+
+#include "kernels/ops/linear.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/skinny_gemm.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/device.h"
+#include "kernels/ops/router.h"
+
+namespace moe::kernels {
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// A few columns of f32 out of x as it is: widening x first would write and read it once more.
+bool takes_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType operands) {
+  constexpr int64_t kMostColumns = 64;
+  return x.is_cuda() && weight.device() == x.device() && operands == at::kFloat &&
+         weight.scalar_type() == at::kFloat &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
+         weight.size(0) <= kMostColumns;
+}
+
+Tensor router_logits(const Tensor& x, const Tensor& weight) {
+  Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
+  router_logits_cuda(x.const_data_ptr(), weight.const_data_ptr<float>(), logits.data_ptr<float>(),
+                     x.size(0), x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16,
+                     current_stream(x));
+  return logits;
+}
+
+Tensor product_of(const Operand& left, const Operand& right, at::ScalarType out) {
+  Tensor result =
+      at::empty({left.tensor.size(0), right.tensor.size(1)}, left.tensor.options().dtype(out));
+  operand_product_out(result, left, right);
+  return result;
+}
+
+bool is_f32_or_bf16(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
+}
+
+// Whether kernels/cpu/gemm.h makes it, which on the CPU is whatever is large enough.
+bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
+  return out.is_cpu() && is_f32_or_bf16(out) && is_f32_or_bf16(left.tensor) &&
+         is_f32_or_bf16(right.tensor) && out.stride(1) == 1 &&
+         !(accumulate && out.scalar_type() == at::kBFloat16) &&
+         serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
+}
+
+// Whether it was made: of few rows with a matrix that lies in bf16 (kernels/cpu/skinny_gemm.h).
+bool make_thin_product(Tensor& out, const Operand& left, const Operand& right) {
+  if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16) {
+    return false;
+  }
+  const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+  const MatrixView b = view_of(right.tensor, right.type);
+  if (!serves_thin_product(shape, b)) {
+    return false;
+  }
+  const Tensor a = operand(left.tensor, left.type).contiguous();
+  const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
+  Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
+  thin_product(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
+  if (!is_in_place) {
+    out.copy_(sums);
+  }
+  return true;
+}
+
+// f64 where x is, for gradient checks.
+at::ScalarType f32_beside(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+struct Linear : torch::autograd::Function<Linear> {
+  // Operands are taken in type `operands`, y in type `out`.
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, at::ScalarType operands,
+                        at::ScalarType out) {
+    RECORD_USER_SCOPE("projections");
+    context->saved_data["operands"] = static_cast<int64_t>(operands);
+    context->saved_data["has_bias"] = bias.has_value();
+    if (!bias && takes_router_kernel(x, weight, operands)) {
+      context->save_for_backward({x, weight, weight});
+      return router_logits(x.contiguous(), weight.contiguous());
+    }
+    const Tensor by = rounded_once(weight, operands);
+    context->save_for_backward({x, weight, by});
+    if (bias && x.is_cuda()) {
+      const Tensor left = operand(x, operands), right = operand(by, operands).t();
+      return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
+    }
+    if (bias) {
+      return product_of({x, operands}, {by.t(), operands}, f32_beside(x)).add_(*bias).to(out);
+    }
+    return product_of({x, operands}, {by.t(), operands}, out);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
+    const Tensor& grad = gradients[0];
+    variable_list result(5);
+    if (context->needs_input_grad(0)) {
+      result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());
+    }
+    if (context->needs_input_grad(1)) {
+      result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
+    }
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+      result[2] = operand(grad, type).sum(0, false, weight.scalar_type());
+    }
+    return result;
+  }
+};
+
+Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+             at::ScalarType operands, at::ScalarType out) {
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
+                  (!bias || bias->size(0) == weight.size(0)),
+              "x ", x.sizes(), ", weight ", weight.sizes());
+  return Linear::apply(x, weight, bias, operands, out);
+}
+
+}  // namespace
+
+Tensor operand(const Tensor& tensor, at::ScalarType type) {
+  const Tensor rounded = tensor.to(type);
+  return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
+}
+
+Tensor rounded_once(const Tensor& weight, at::ScalarType type) {
+  const Tensor read = weight_for_products(weight, type);
+  return read.is_cuda() ? operand(read, type) : read;
+}
+
+Tensor product_to_f32(const Tensor& left, const Tensor& right) {
+  return left.scalar_type() == at::kBFloat16 ? at::mm(left, right, at::kFloat)
+                                             : product(left, right);
+}
+
+void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
+  TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
+              out.size(1) == right.tensor.size(1));
+  if (!accumulate && make_thin_product(out, left, right)) {
+    return;
+  }
+  if (is_for_gemm(out, left, right, accumulate)) {
+    const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+    const MatrixView a = view_of(left.tensor, left.type), b = view_of(right.tensor, right.type);
+    if (out.scalar_type() == at::kFloat) {
+      gemm(shape, a, b, out.data_ptr<float>(), out.stride(0), accumulate);
+    } else {
+      gemm_to_bf16(shape, a, b, static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
+    }
+    return;
+  }
+  const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
+  if (a.scalar_type() == out.scalar_type()) {
+    product_out(out, a, b, accumulate);
+  } else if (accumulate) {
+    out.add_(product_to_f32(a, b));
+  } else if (out.scalar_type() == at::kFloat) {
+    at::mm_out(out, a, b, at::kFloat);
+  } else {
+    out.copy_(product(a, b));
+  }
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
+  return apply(x, weight, given, x.scalar_type(), x.scalar_type());
+}
+
+Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {
+  return apply(x, weight, {}, x.scalar_type(), f32_beside(x));
+}
+
+Tensor linear_in_f32(const Tensor& x, const Tensor& weight) {
+  return apply(x, weight, {}, f32_beside(x), f32_beside(x));
+}
+
+}  // namespace moe::kernels

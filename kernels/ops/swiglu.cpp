@@ -1,0 +1,92 @@
+// Checks, picks the device. f64, for gradient checks, is LibTorch's.
+
+#include "kernels/ops/swiglu.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "kernels/ops/device.h"
+
+namespace moe::kernels {
+
+namespace {
+
+struct Swiglu : torch::autograd::Function<Swiglu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden) {
+    context->save_for_backward({hidden});
+    return swiglu_forward(hidden);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {swiglu_backward(gradients[0], context->get_saved_variables()[0])};
+  }
+};
+
+// Where the number of rows to compute stands; null: all of them.
+const int32_t* last_of(const at::Tensor& used) {
+  return used.defined() ? used.const_data_ptr<int32_t>() + used.numel() - 1 : nullptr;
+}
+
+uint16_t* bits_of(const at::Tensor& bf16) { return static_cast<uint16_t*>(bf16.data_ptr()); }
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
+
+at::Tensor swiglu_forward(const at::Tensor& hidden) { return swiglu_forward(hidden, {}); }
+
+at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden) {
+  return swiglu_backward(grad_out, hidden, {});
+}
+
+at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
+  TORCH_CHECK(hidden.dim() == 2 && hidden.size(1) % 2 == 0, "hidden is ", hidden.sizes());
+  const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
+  if (hidden.scalar_type() == at::kDouble) {
+    return at::silu(hidden.narrow(1, 0, width)).mul_(hidden.narrow(1, width, width));
+  }
+  const at::Tensor in = hidden.contiguous();
+  at::Tensor out = at::empty({rows, width}, hidden.options());
+  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
+  if (hidden.is_cuda()) {
+    swiglu_forward_cuda(in.data_ptr(), out.data_ptr(), rows, width, last_of(used), is_bf16,
+                        current_stream(hidden));
+  } else if (is_bf16) {
+    swiglu_forward_cpu(bits_of(in), bits_of(out), rows, width);
+  } else {
+    swiglu_forward_cpu(in.const_data_ptr<float>(), out.data_ptr<float>(), rows, width);
+  }
+  return out;
+}
+
+at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
+                           const at::Tensor& used) {
+  const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
+  TORCH_CHECK(grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ",
+              grad_out.sizes());
+  at::Tensor grad = at::empty(hidden.sizes(), hidden.options());
+  if (hidden.scalar_type() == at::kDouble) {
+    const at::Tensor gate = hidden.narrow(1, 0, width), up = hidden.narrow(1, width, width);
+    grad.narrow(1, 0, width).copy_(at::silu_backward(at::mul(grad_out, up), gate));
+    grad.narrow(1, width, width).copy_(at::mul(grad_out, at::silu(gate)));
+    return grad;
+  }
+  const at::Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
+  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
+  if (hidden.is_cuda()) {
+    swiglu_backward_cuda(grad_in.data_ptr(), in.data_ptr(), grad.data_ptr(), rows, width,
+                         last_of(used), is_bf16, current_stream(hidden));
+  } else if (is_bf16) {
+    swiglu_backward_cpu(bits_of(grad_in), bits_of(in), bits_of(grad), rows, width);
+  } else {
+    swiglu_backward_cpu(grad_in.const_data_ptr<float>(), in.const_data_ptr<float>(),
+                        grad.data_ptr<float>(), rows, width);
+  }
+  return grad;
+}
+
+}  // namespace moe::kernels

@@ -1,0 +1,137 @@
+#include "kernels/cpu/caching_allocator.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+using moe::kernels::BlockCache;
+
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+}  // namespace
+
+TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels]") {
+  BlockCache cache;
+  void* first = cache.allocate(8 * kMiB).get();
+  CHECK(cache.use().live == 0);
+  CHECK(cache.use().held == 8 * kMiB);
+  auto again = cache.allocate(8 * kMiB - 300000);  // 3.6 % smaller
+  CHECK(again.get() == first);
+  CHECK(cache.use().live == 8 * kMiB);
+  CHECK(cache.use().held == 0);
+}
+
+TEST_CASE("blocks are aligned, apart from each other, and hold what is written", "[kernels]") {
+  BlockCache cache;
+  std::vector<c10::DataPtr> blocks;
+  const std::vector<size_t> sizes = {1, 63, 64, 65, 65535, 65536, 65537, 3 * kMiB, 3 * kMiB + 1};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    blocks.push_back(cache.allocate(sizes[i]));
+    CHECK(reinterpret_cast<uintptr_t>(blocks[i].get()) % 64 == 0);
+    std::memset(blocks[i].get(), static_cast<int>(i + 1), sizes[i]);
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto* bytes = static_cast<const unsigned char*>(blocks[i].get());
+    CHECK(std::all_of(bytes, bytes + sizes[i], [&](unsigned char b) { return b == i + 1; }));
+  }
+  const auto none = cache.allocate(0);  // may be anything that can be dropped
+}
+
+TEST_CASE("what is held never exceeds what was needed at once by more than a sixteenth",
+          "[kernels]") {
+  BlockCache cache;
+  uint64_t state = 3;
+  std::vector<c10::DataPtr> blocks;
+  for (int step = 0; step < 2000; ++step) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    const size_t bytes = kMiB / 8 + (state >> 33) % (4 * kMiB);
+    if (blocks.size() < 12 && (state >> 20) % 3 != 0) {
+      blocks.push_back(cache.allocate(bytes));
+    } else if (!blocks.empty()) {
+      blocks.erase(blocks.begin() + static_cast<int64_t>((state >> 40) % blocks.size()));
+    }
+    const auto use = cache.use();
+    CHECK(use.live + use.held <= use.most + use.most / 16);
+    CHECK(use.live <= use.most);
+  }
+  blocks.clear();
+  CHECK(cache.use().live == 0);
+}
+
+TEST_CASE("a block of another size takes over the pages of those that wait", "[kernels]") {
+#ifdef __SANITIZE_ADDRESS__
+  MOE_SKIP("the sanitizer's own pages are counted too");
+#endif
+  BlockCache cache;
+  const auto fill = [](const c10::DataPtr& block, size_t bytes) {
+    rusage before{}, after{};
+    getrusage(RUSAGE_SELF, &before);
+    std::memset(block.get(), 1, bytes);
+    getrusage(RUSAGE_SELF, &after);
+    return after.ru_minflt - before.ru_minflt;
+  };
+  {
+    const auto one = cache.allocate(24 * kMiB), other = cache.allocate(16 * kMiB);
+    CHECK(fill(one, 24 * kMiB) >= 12);  // pages of 2 MiB at most
+    CHECK(fill(other, 16 * kMiB) >= 8);
+  }
+  {
+    // Parts of both blocks, then parts of these parts; sizes of whole huge pages and not.
+    for (const size_t bytes : {38 * kMiB, 20 * kMiB, 31 * kMiB + 5000, 35 * kMiB}) {
+      CAPTURE(bytes);
+      const auto block = cache.allocate(bytes);
+      CHECK(fill(block, bytes) <= 2 + static_cast<int64_t>(bytes % (2 * kMiB) / 4096));
+      CHECK(cache.use().live + cache.use().held <= cache.use().most + cache.use().most / 16);
+    }
+  }
+}
+
+TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", "[kernels]") {
+  BlockCache cache;
+  std::vector<c10::DataPtr> blocks;
+  blocks.push_back(cache.allocate(64 * kMiB));
+  const void* large = blocks.front().get();
+  for (int i = 0; i < 12; ++i) {
+    blocks.push_back(cache.allocate(2 * kMiB + 200000));
+  }
+  for (auto& block : blocks) {  // the large one has waited longest
+    block = {};
+  }
+  for (auto& block : blocks) {
+    if (cache.use().live < 18 * kMiB) {
+      block = cache.allocate(3 * kMiB);
+    }
+  }
+  CHECK(cache.use().live == 18 * kMiB);
+  CHECK(cache.use().held >= 64 * kMiB);
+  CHECK(cache.allocate(64 * kMiB).get() == large);
+}
+
+TEST_CASE("several threads may take and drop blocks", "[kernels]") {
+  BlockCache cache;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&cache, thread] {
+      for (int round = 0; round < 300; ++round) {
+        const size_t bytes = kMiB / 2 + static_cast<size_t>(round % 7) * 100000;
+        auto block = cache.allocate(bytes);
+        std::memset(block.get(), thread, 4096);
+        if (static_cast<const char*>(block.get())[4095] != thread) {
+          std::abort();
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  CHECK(cache.use().live == 0);
+}

@@ -1,0 +1,89 @@
+#include "kernels/ops/top_k_plan.h"
+
+#include "tests/support/card.h"
+#include "tests/support/selection.h"
+
+using at::Tensor;
+using moe::kernels::SelectShape;
+using moe::test::to_card;
+
+namespace {
+
+void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, SelectShape shape) {
+  const auto from = moe::test::choices_of(logits, home, shape.ranks, shape.choices);
+  const auto expected = moe::test::selected_by_reference(shape, from, home, capacity).all();
+
+  const moe::test::RouterTensors there{to_card(from.scores), to_card(from.choice),
+                                       to_card(from.at_home), to_card(from.requested)};
+  const Tensor homes = to_card(home), slots = to_card(capacity);
+  const Tensor scratch = moe::test::poisoned({moe::kernels::select_rows_scratch(shape)}, at::kInt);
+  const auto to = moe::test::selected_room(shape, homes);
+  moe::kernels::select_rows_cuda(shape, moe::test::select_input(there, homes, slots), to.memory(),
+                                 scratch.data_ptr<int32_t>(), moe::test::stream_of(homes));
+  const auto actual = to.all();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(i);
+    CHECK(at::equal(actual[i].cpu(), expected[i]));
+  }
+}
+
+Tensor homes_of(int64_t tokens, int64_t ranks) {  // every seventh token is padding
+  Tensor home = at::arange(tokens, at::kInt).remainder(ranks);
+  home.masked_fill_(at::arange(tokens).remainder(7) == 3, static_cast<int>(ranks));
+  return home;
+}
+
+// Every modifier over one batch.
+void check_all(const Tensor& logits, int64_t ranks, int64_t k, int32_t slots) {
+  const int64_t tokens = logits.size(0), experts = logits.size(1);
+  const Tensor home = homes_of(tokens, ranks), capacity = at::full({ranks}, slots, at::kInt);
+  const int64_t choices = std::min(k + 1, experts);
+  for (const bool fill : {false, true}) {
+    for (const bool rectify : {false, true}) {
+      for (const bool by_score : {false, true}) {
+        CAPTURE(tokens, experts, ranks, k, slots, fill, rectify, by_score);
+        const bool fills = fill && k < experts;
+        check(logits, home, capacity,
+              {tokens, experts, ranks, choices, k, fills, rectify, by_score});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the kernels select the rows that the reference selects", "[kernels][gpu]") {
+  MOE_NEED_CARD();
+  at::manual_seed(4);
+  for (const int64_t tokens : {0, 1, 31, 33}) {
+    for (const int32_t slots : {0, 3, 0x7fffffff}) {
+      check_all(at::randn({tokens, 4}), 2, 1, slots);
+      check_all(at::randn({tokens, 3}), 1, 2, slots);
+    }
+    check_all(at::randn({tokens, 2}), 2, 2, 5);  // k = E: there is nothing to fill from
+    check_all(at::randn({tokens, 1}), 1, 1, 5);
+  }
+}
+
+TEST_CASE("the kernels keep the order of ties, and serve one expert that has all",
+          "[kernels][gpu]") {
+  MOE_NEED_CARD();
+  at::manual_seed(5);
+  check_all(at::zeros({40, 4}), 2, 2, 5);
+  check_all(at::randn({40, 4}).round(), 2, 2, 5);
+  Tensor skewed = at::randn({70, 4});
+  skewed.select(1, 2) += 20;  // one expert with everything, saturated scores
+  check_all(skewed, 1, 1, 20);
+  check_all(skewed, 1, 2, 0x7fffffff);
+}
+
+TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]") {
+  MOE_NEED_CARD();
+  at::manual_seed(6);
+  Tensor logits = at::randn({1500, 4});
+  logits.select(1, 1) += 4;
+  check(logits, homes_of(1500, 1), at::full({1}, 700, at::kInt),
+        {1500, 4, 1, 3, 2, true, true, false});
+  check(logits, homes_of(1500, 2), at::tensor({700, 20}, at::kInt),
+        {1500, 4, 2, 3, 2, true, true, true});
+}

@@ -1,0 +1,78 @@
+#include "kernels/cpu/skinny_gemm.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/bf16_convert.h"
+#include "tests/support/catch.h"
+
+using namespace moe::kernels;
+
+namespace {
+
+std::vector<float> numbers(int64_t count, double step) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(std::sin(step * static_cast<double>(i + 1)));
+  }
+  return values;
+}
+
+std::vector<uint16_t> in_bf16(const std::vector<float>& wide) {
+  std::vector<uint16_t> bits(wide.size());
+  narrow_all(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
+  for (const int64_t m : {0, 1, 2, 5}) {
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+             {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}}) {
+      CAPTURE(m, n, k);
+      const auto a = numbers(m * k, 0.7);
+      const auto b = in_bf16(numbers(k * n, 1.3));
+      const MatrixView right{b.data(), 1, k, Numbers::kBF16};
+      const GemmShape shape{m, n, k};
+      REQUIRE(serves_thin_product(shape, right));
+      const int64_t c_row = n + 2;  // what lies between the rows stays
+      const auto before = numbers(m * c_row, 0.1);
+      auto fast = before, slow = before;
+      thin_product(shape, a.data(), right, fast.data(), c_row);
+      gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
+      double apart = 0;
+      for (size_t i = 0; i < fast.size(); ++i) {
+        apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
+      }
+      // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
+      // practice its root.
+      CHECK(apart <= (1 + static_cast<double>(k)) * 0x1p-22);
+    }
+  }
+}
+
+TEST_CASE("a thin product is the same bits with any number of threads", "[kernels]") {
+  const int64_t m = 3, n = 3000, k = 100;
+  const auto a = numbers(m * k, 0.7);
+  const auto b = in_bf16(numbers(k * n, 1.3));
+  std::vector<float> one(m * n), two(m * n);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  thin_product({m, n, k}, a.data(), {b.data(), 1, k, Numbers::kBF16}, one.data(), n);
+  at::set_num_threads(2);
+  thin_product({m, n, k}, a.data(), {b.data(), 1, k, Numbers::kBF16}, two.data(), n);
+  at::set_num_threads(threads);
+  CHECK((one == two));
+}
+
+TEST_CASE("a thin product is for few rows and a matrix of bf16 along its columns", "[kernels]") {
+  const std::vector<uint16_t> b(64);
+  CHECK(serves_thin_product({5, 8, 8}, {b.data(), 1, 8, Numbers::kBF16}));
+  CHECK_FALSE(serves_thin_product({6, 8, 8}, {b.data(), 1, 8, Numbers::kBF16}));
+  CHECK_FALSE(serves_thin_product({5, 8, 8}, {b.data(), 8, 1, Numbers::kBF16}));
+  CHECK_FALSE(serves_thin_product({5, 8, 8}, {b.data(), 1, 8, Numbers::kRounded}));
+}
