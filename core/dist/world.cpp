@@ -70,7 +70,7 @@ World::World(Comm& everybody, const Layout& its_layout)
       group(everybody.part("group",
                            ranks_from(layout.replica() * layout.group(), 1, layout.group()))),
       replicas(everybody.part("replicas",
-                              ranks_from(layout.place(), layout.group(), layout.replicas))) {}
+                              ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
 
 void World::set_place(const Place& place) { all.place = group->place = replicas->place = place; }
 

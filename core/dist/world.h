@@ -1,10 +1,10 @@
 #pragma once
 // Who does what in a run of several processes: P processes = R replicas x G processes of an
 // expert-parallel group. The G processes of a group hold each expert once and carry the W logical
-// ranks between them; process p stands in replica p / G at place p % G. Rows of a micro-batch go to
-// the places of a group in contiguous blocks; replica r takes micro-batches r, r + R, ... of a step
-// (so R replicas equal one process that accumulates R micro-batches). Results follow from W alone
-// as long as all places hold equally many tokens (SPEC D1).
+// ranks between them; process p is rank p % G of the group of replica p / G. Rows of a micro-batch
+// go to the ranks of a group in contiguous blocks; replica r takes micro-batches r, r + R, ... of a
+// step (so R replicas equal one process that accumulates R micro-batches). Results follow from W
+// alone as long as all processes hold equally many tokens (SPEC D1).
 
 #include <memory>
 #include <optional>
@@ -20,12 +20,13 @@ struct Layout {
 
   int64_t group() const { return processes / replicas; }  // G
   int64_t replica() const { return rank / group(); }
-  int64_t place() const { return rank % group(); }
+  int64_t ep_rank() const { return rank % group(); }
   int64_t local_experts() const { return experts / group(); }
-  int64_t first_expert() const { return place() * local_experts(); }
+  int64_t first_expert() const { return ep_rank() * local_experts(); }
   int64_t local_logical_ranks() const { return logical_ranks / group(); }
-  int64_t first_logical_rank() const { return place() * local_logical_ranks(); }
-  // The first of `count` things (rows of a micro-batch) that place `index` takes; index G = count.
+  int64_t first_logical_rank() const { return ep_rank() * local_logical_ranks(); }
+  // The first of `count` things (rows of a micro-batch) that rank `index` of the group takes; index
+  // G = count.
   int64_t first_of(int64_t count, int64_t index) const { return count * index / group(); }
   bool is_speaker() const { return rank == 0; }
 };
@@ -46,7 +47,7 @@ struct World {
 
   Layout layout;
   Comm& all;                       // P ranks
-  std::unique_ptr<Comm> group;     // the G places of this replica: tokens travel here
+  std::unique_ptr<Comm> group;     // the G ranks of this replica: tokens travel here
   std::unique_ptr<Comm> replicas;  // the R processes that hold the same experts
 
   void set_place(const Place& place);  // of all three

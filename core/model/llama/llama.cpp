@@ -195,10 +195,10 @@ at::Device Llama::device() const { return weights_->embedding.device(); }
 
 void Llama::set_group(dist::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
-            "a model of {} places in a group of another size", layout().group());
+            "a model of {} processes in a group of another size", layout().group());
   weights_->parallel.group = group;
-  weights_->parallel.overlaps = group != nullptr && !group->device().is_cpu();
-  weights_->parallel.lends = group != nullptr && group->device().is_cpu();
+  weights_->parallel.overlap_all_to_all = group != nullptr && !group->device().is_cpu();
+  weights_->parallel.shadow_experts = group != nullptr && group->device().is_cpu();
 }
 
 RoutingOptions Llama::default_routing() const {

@@ -83,7 +83,7 @@ enum class Storage {
 class Llama {
  public:
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
-  // `device`, where all is computed and kept then. Of the experts only those of `layout`'s place,
+  // `device`, where all is computed and kept then. Of the experts only those of `layout`'s rank,
   // and no others are read.
   static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {},
                     at::Device device = at::kCPU, Storage storage = Storage::kF32);

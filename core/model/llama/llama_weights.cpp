@@ -14,7 +14,7 @@ void check_layout(const ModelConfig& config, const dist::Layout& layout) {
             "experts of {} processes", layout.group());
 }
 
-Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places,
+Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
                   const at::TensorOptions& options, const at::TensorOptions& matrix) {
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
@@ -32,7 +32,7 @@ Layer empty_layer(const ModelConfig& config, int64_t index, int64_t places,
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
   }
-  const int64_t here = is_moe ? experts / places : 1;
+  const int64_t here = is_moe ? experts / processes : 1;
   layer.gate_up = at::empty({here, 2 * inner, width}, matrix);
   layer.down = at::empty({here, width, inner}, matrix);
   return layer;
@@ -106,7 +106,7 @@ void Llama::Weights::add_feed_forward_views(int64_t index, const MoeNames& names
     views[prefix + names.router] = layer.router.detach();
   }
   const int64_t inner = layer.down.size(2);
-  const int64_t first = parallel.place() * layer.down.size(0);
+  const int64_t first = parallel.ep_rank() * layer.down.size(0);
   for (int64_t expert = 0; expert < layer.down.size(0); ++expert) {
     const std::string mlp =
         prefix + (is_moe ? fmt::format("{}{}", names.experts, first + expert) : std::string("mlp"));

@@ -14,91 +14,97 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct RowsOnTheWay {
-  RowsOnTheWay(dist::Comm& comm, std::vector<int64_t> to_others, std::vector<int64_t> from_others)
+struct AllToAllState {
+  AllToAllState(dist::Comm& comm, std::vector<int64_t> to_others, std::vector<int64_t> from_others)
       : group(comm),
         layer(comm.place.layer),
-        sent(std::move(to_others)),
-        received(std::move(from_others)) {}
+        send_counts(std::move(to_others)),
+        receive_counts(std::move(from_others)) {}
 
-  // `rows` of `out_rows` leave; what comes is there after end().
-  Tensor begin(const Tensor& rows, const std::vector<int64_t>& out_rows,
-               const std::vector<int64_t>& in_rows) {
-    const int64_t coming = std::accumulate(in_rows.begin(), in_rows.end(), int64_t{0});
-    leaving = rows.contiguous();
-    arriving = at::empty({coming, rows.size(1)}, rows.options());
-    const int64_t layer_now = std::exchange(group.place.layer, layer);
-    transfer = group.all_to_all(leaving, out_rows, arriving, in_rows);
-    group.place.layer = layer_now;
-    return arriving;
+  // Starts sending `rows`, counts[q] of them to process q. The buffer it returns is filled by
+  // finish().
+  Tensor start(const Tensor& rows, const std::vector<int64_t>& counts_out,
+               const std::vector<int64_t>& counts_in) {
+    const int64_t incoming = std::accumulate(counts_in.begin(), counts_in.end(), int64_t{0});
+    send_buffer = rows.contiguous();
+    receive_buffer = at::empty({incoming, rows.size(1)}, rows.options());
+    const int64_t layer_before = std::exchange(group.place.layer, layer);
+    transfer = group.all_to_all(send_buffer, counts_out, receive_buffer, counts_in);
+    group.place.layer = layer_before;
+    return receive_buffer;
   }
 
-  Tensor end() {
-    MOE_CHECK(transfer != nullptr, "nothing is on the way");
+  Tensor finish() {
+    MOE_CHECK(transfer != nullptr, "no all-to-all was started");
     transfer->wait();
     transfer.reset();
-    leaving = Tensor();
-    return std::move(arriving);
+    send_buffer = Tensor();
+    return std::move(receive_buffer);
   }
 
   dist::Comm& group;
-  int64_t layer;  // where it was made: backward says so too
-  std::vector<int64_t> sent, received;
+  int64_t layer;  // of the forward; failures in backward name it too
+  std::vector<int64_t> send_counts, receive_counts;
   std::unique_ptr<dist::Transfer> transfer;
-  Tensor leaving, arriving;  // held until all is there
+  Tensor send_buffer, receive_buffer;  // must live until the transfer has ended
 };
 
 namespace {
 
-using State = std::shared_ptr<RowsOnTheWay>;
+using State = std::shared_ptr<AllToAllState>;
 
-struct KeptState : torch::CustomClassHolder {
-  explicit KeptState(State its_state) : state(std::move(its_state)) {}
+struct SavedState : torch::CustomClassHolder {
+  explicit SavedState(State saved) : state(std::move(saved)) {}
   State state;
 };
 
-void keep(AutogradContext* context, const State& state) {
-  context->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<KeptState>(state));
+void save_state(AutogradContext* context, const State& state) {
+  context->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<SavedState>(state));
 }
 
-State kept(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<KeptState>(context->saved_data["state"].toCapsule())
+State saved_state(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<SavedState>(context->saved_data["state"].toCapsule())
       ->state;
 }
 
 struct Start : torch::autograd::Function<Start> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const State& state) {
-    keep(context, state);
-    return state->begin(rows, state->sent, state->received);
+    save_state(context, state);
+    return state->start(rows, state->send_counts, state->receive_counts);
   }
-  // Finish sent the gradient; it is here only now.
+  // Finish::backward has sent the gradient; here it is waited for.
   static variable_list backward(AutogradContext* context, variable_list /*placeholders*/) {
-    return {kept(context)->end(), Tensor()};
+    return {saved_state(context)->finish(), Tensor()};
   }
 };
 
 struct Finish : torch::autograd::Function<Finish> {
-  static Tensor forward(AutogradContext* context, const Tensor& arriving, const State& state) {
-    keep(context, state);
-    state->end();
-    return arriving.detach();
+  static Tensor forward(AutogradContext* context, const Tensor& receive_buffer,
+                        const State& state) {
+    save_state(context, state);
+    state->finish();
+    return receive_buffer.detach();
   }
-  // What travels is not ready to be shown: autograd gets a placeholder of the shape that it wants.
+  // Autograd wants a gradient of this shape now, but the real one is still on its way: it gets a
+  // placeholder, and Start::backward ignores it.
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const State state = kept(context);
-    state->begin(gradients[0], state->received, state->sent);
+    const State state = saved_state(context);
+    state->start(gradients[0], state->receive_counts, state->send_counts);
     return {gradients[0], Tensor()};
   }
 };
 
 }  // namespace
 
-RowExchange::RowExchange(dist::Comm& group, std::vector<int64_t> sent,
-                         std::vector<int64_t> received)
-    : state_(std::make_shared<RowsOnTheWay>(group, std::move(sent), std::move(received))) {}
+AllToAllRows::AllToAllRows(dist::Comm& group, std::vector<int64_t> send_counts,
+                           std::vector<int64_t> receive_counts)
+    : state_(std::make_shared<AllToAllState>(group, std::move(send_counts),
+                                             std::move(receive_counts))) {}
 
-Tensor RowExchange::start(const Tensor& rows) const { return Start::apply(rows, state_); }
+Tensor AllToAllRows::start(const Tensor& rows) const { return Start::apply(rows, state_); }
 
-Tensor RowExchange::finish(const Tensor& arriving) const { return Finish::apply(arriving, state_); }
+Tensor AllToAllRows::finish(const Tensor& receive_buffer) const {
+  return Finish::apply(receive_buffer, state_);
+}
 
 }  // namespace moe::model

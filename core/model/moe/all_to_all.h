@@ -1,7 +1,7 @@
 #pragma once
-// An all-to-all of rows that autograd knows: its backward is the reverse all-to-all. In two halves,
-// so that a process can work while rows travel; in backward too, where what was done between the
-// halves is done between them again.
+// An all-to-all of rows with gradients: its backward is the reverse all-to-all. It comes in two
+// halves, so that a process can compute while rows travel. Backward has the same halves in reverse,
+// and what was computed between them in forward is differentiated between them in backward.
 
 #include <ATen/ATen.h>
 
@@ -12,23 +12,25 @@
 
 namespace moe::model {
 
-struct RowsOnTheWay;
+struct AllToAllState;
 
-// sent[q] rows go to process q of `group`, received[q] come from it. Every process of the group
-// makes one, and its halves, in the same order, also when it sends and gets nothing: whether a
-// gradient passes here depends on what is trained and never on how many rows there are, so that
-// backward has all processes here too.
-class RowExchange {
+// send_counts[q] rows go to process q of `group`, receive_counts[q] come from it. Every process of
+// the group makes one, and calls its halves, in the same order, also when it sends and receives
+// nothing: whether a gradient passes here depends on what is trained and never on how many rows
+// there are, so that every process takes part in backward too.
+class AllToAllRows {
  public:
-  RowExchange(dist::Comm& group, std::vector<int64_t> sent, std::vector<int64_t> received);
+  AllToAllRows(dist::Comm& group, std::vector<int64_t> send_counts,
+               std::vector<int64_t> receive_counts);
 
-  // rows [sum sent, D] leave. The result [sum received, D] may be handed to finish() alone.
+  // Sends rows [sum of send_counts, D]. The result [sum of receive_counts, D] is not filled yet and
+  // may be handed to finish() alone.
   at::Tensor start(const at::Tensor& rows) const;
-  at::Tensor finish(const at::Tensor& arriving) const;
+  at::Tensor finish(const at::Tensor& receive_buffer) const;
   at::Tensor operator()(const at::Tensor& rows) const { return finish(start(rows)); }
 
  private:
-  std::shared_ptr<RowsOnTheWay> state_;
+  std::shared_ptr<AllToAllState> state_;
 };
 
 }  // namespace moe::model

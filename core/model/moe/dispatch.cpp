@@ -13,73 +13,84 @@ using at::Tensor;
 
 namespace {
 
-Tensor gathered(const Tensor& x, const route::Routing& routing, const std::vector<int64_t>& loads) {
-  const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+Tensor gather_by_expert(const Tensor& x, const route::Routing& routing,
+                        const std::vector<int64_t>& tokens_per_expert) {
+  const int64_t rows =
+      std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
   return kernels::gather_rows(x, routing.plan.token.narrow(0, 0, rows));
 }
 
-// [rows that leave | rows that stay | rows at borrowed experts].
-Tensor departing(const Tensor& x, const route::Routing& routing, const std::vector<int64_t>& loads,
-                 const TravelPlan& plan) {
-  if (plan.has_padding) {
-    return placed(gathered(x, routing, loads), plan.place, plan.away + plan.home + plan.borrowed);
+// [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
+Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
+                     const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
+  if (layout.has_padding) {
+    return placed(gather_by_expert(x, routing, tokens_per_expert), layout.permutation,
+                  layout.remote_rows + layout.local_rows + layout.shadowed_rows);
   }
-  const Tensor token = routing.plan.token.narrow(0, 0, plan.place.size(0));
-  return kernels::gather_rows(x, at::empty_like(token).index_copy_(0, plan.place, token));
+  const Tensor token = routing.plan.token.narrow(0, 0, layout.permutation.size(0));
+  return kernels::gather_rows(x, at::empty_like(token).index_copy_(0, layout.permutation, token));
 }
 
-// What the experts here made: of rows received, to be sent back, and of rows that stayed.
-struct Made {
-  Tensor received, home;
+// Outputs of the local experts: of received rows, which go back, and of local rows.
+struct LocalOutputs {
+  Tensor received, local;
 };
 
-// Everything waits for what travels, and every expert has one product.
-Made run_together(const TravelPlan& plan, const RowExchange& exchange,
-                  const std::vector<Tensor>& leaving, int64_t place, const RunRows& run) {
-  const Tensor received = exchange(leaving[0]);
-  const ExpertOrder order = order_by_expert(plan, received, place, /*with_home=*/true);
-  const Tensor out = run(picked(at::cat({received, leaving[1]}), order.index), order.loads);
-  const int64_t others = received.size(0);
-  const auto parts =
-      placed(out, order.index, others + plan.home).split_with_sizes({others, plan.home});
+// All rows are waited for, and every expert has one product.
+LocalOutputs run_at_once(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                         const std::vector<Tensor>& rows, int64_t ep_rank, const RunExperts& run) {
+  const Tensor received = dispatch(rows[0]);
+  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/true);
+  const Tensor out =
+      run(picked(at::cat({received, rows[1]}), order.permutation), order.tokens_per_expert);
+  const int64_t received_rows = received.size(0);
+  const auto parts = placed(out, order.permutation, received_rows + layout.local_rows)
+                         .split_with_sizes({received_rows, layout.local_rows});
   return {parts[0], parts[1]};
 }
 
-// The rows that stay have a product of their own while the others travel.
-Made run_apart(const TravelPlan& plan, const RowExchange& exchange,
-               const std::vector<Tensor>& leaving, int64_t place, const RunRows& run) {
-  const Tensor arriving = exchange.start(leaving[0]);
-  const Tensor home = run(leaving[1], plan.home_loads);
-  const Tensor received = exchange.finish(arriving);
-  const ExpertOrder order = order_by_expert(plan, received, place, /*with_home=*/false);
-  const Tensor out = run(picked(received, order.index), order.loads);
-  return {placed(out, order.index, received.size(0)), home};
+// The local rows have a product of their own while the others travel.
+LocalOutputs run_overlapped(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                            const std::vector<Tensor>& rows, int64_t ep_rank,
+                            const RunExperts& run) {
+  const Tensor receive_buffer = dispatch.start(rows[0]);
+  const Tensor local = run(rows[1], layout.local_tokens_per_expert);
+  const Tensor received = dispatch.finish(receive_buffer);
+  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/false);
+  const Tensor out = run(picked(received, order.permutation), order.tokens_per_expert);
+  return {placed(out, order.permutation, received.size(0)), local};
 }
 
 }  // namespace
 
-Tensor dispatch_here(const Tensor& x, const route::Routing& routing,
-                     const std::vector<int64_t>& loads, const RunRows& run) {
-  return run(gathered(x, routing, loads), loads);
+Tensor dispatch_local(const Tensor& x, const route::Routing& routing,
+                      const std::vector<int64_t>& tokens_per_expert, const RunExperts& run) {
+  return run(gather_by_expert(x, routing, tokens_per_expert), tokens_per_expert);
 }
 
-Tensor dispatch_among(const Tensor& x, const route::Routing& routing, const Sharing& sharing,
-                      const std::vector<int64_t>& loads, const RunRows& run, const Lend& lend) {
-  const ExpertParallel& parallel = sharing.spread.parallel;
-  const TravelPlan plan = plan_travel(routing, sharing, loads, static_cast<bool>(lend));
-  const RunLent runs = plan.lent.empty() ? RunLent{run, {}} : lend(plan.lent);
-  const auto leaving =
-      departing(x, routing, loads, plan).split_with_sizes({plan.away, plan.home, plan.borrowed});
-  const RowExchange there(*parallel.group, plan.sent, plan.received);
-  const Made made = (parallel.overlaps ? run_apart : run_together)(plan, there, leaving,
-                                                                   parallel.place(), runs.own);
-  const RowExchange back(*parallel.group, plan.received, plan.sent);
-  const Tensor returning = back.start(made.received);
-  // Here, as who borrows is who has few rows of its own and would wait.
-  const Tensor borrowed =
-      runs.borrowed ? runs.borrowed(leaving[2], plan.borrowed_loads) : leaving[2];
-  const std::vector<Tensor> all = {back.finish(returning), made.home, borrowed};
-  return picked(at::cat(all), plan.place);
+Tensor dispatch_expert_parallel(const Tensor& x, const route::Routing& routing,
+                                const TokenSpread& spread, const route::RouterSettings& router,
+                                const std::vector<int64_t>& tokens_per_expert,
+                                const RunExperts& run, const ShadowExperts& shadow) {
+  const ExpertParallel& parallel = spread.parallel;
+  const DispatchLayout layout = make_dispatch_layout(routing, spread, router, tokens_per_expert,
+                                                     /*may_shadow=*/static_cast<bool>(shadow));
+  const RunShadowed runs =
+      layout.shadowed_experts.empty() ? RunShadowed{run, {}} : shadow(layout.shadowed_experts);
+  const auto rows =
+      permuted_rows(x, routing, tokens_per_expert, layout)
+          .split_with_sizes({layout.remote_rows, layout.local_rows, layout.shadowed_rows});
+  const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
+  const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
+      layout, dispatch, rows, parallel.ep_rank(), runs.owned);
+  const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
+  const Tensor return_buffer = combine.start(out.received);
+  // The replicas run while outputs travel: a process with replicas has few rows of its own and
+  // would wait.
+  const Tensor shadowed =
+      runs.replicas ? runs.replicas(rows[2], layout.shadowed_tokens_per_expert) : rows[2];
+  const std::vector<Tensor> outputs = {combine.finish(return_buffer), out.local, shadowed};
+  return picked(at::cat(outputs), layout.permutation);
 }
 
 }  // namespace moe::model

@@ -1,8 +1,7 @@
 #pragma once
-// Rows to their experts and outputs back. One interface, so that a layer never asks how many
-// processes there are: on one process rows are gathered by expert; with shared experts (SPEC
-// section 12) they also travel, and both ways have gradients, which travel back. T tokens, D model
-// width, E experts, R rows of a plan, G processes, C_r slots of logical rank r at an expert.
+// Rows to their experts, and the experts' outputs back. On one process rows are gathered by expert;
+// with expert parallelism they also travel to the process that owns the expert and back, and so do
+// their gradients. T tokens, D model width, E experts, R rows of a plan, G processes.
 
 #include <ATen/ATen.h>
 
@@ -14,30 +13,30 @@
 
 namespace moe::model {
 
-// What the E/G experts here make of `rows` [n, D], which lie sorted by expert, loads[e] of them
-// each: [n, D].
-using RunRows =
-    std::function<at::Tensor(const at::Tensor& rows, const std::vector<int64_t>& loads)>;
+// Runs experts on `rows` [n, D], which are sorted by expert, tokens_per_expert[e] of them each:
+// [n, D].
+using RunExperts = std::function<at::Tensor(const at::Tensor& rows,
+                                            const std::vector<int64_t>& tokens_per_expert)>;
 
-// The same of rows at the experts here, and of rows at experts that were borrowed.
-struct RunLent {
-  RunRows own, borrowed;
+// Runs of the local experts and of replicas of experts that other processes own.
+struct RunShadowed {
+  RunExperts owned, replicas;
 };
-// Lends `experts` (lent_experts.h; a collective of the group).
-using Lend = std::function<RunLent(const std::vector<int64_t>& experts)>;
+// Replicates `experts` (shadowed_experts.h; a collective of the group).
+using ShadowExperts = std::function<RunShadowed(const std::vector<int64_t>& experts)>;
 
-// [R, D] in the plan's order: x's rows at the plan's tokens as its experts made them. `loads` [E]:
-// rows of each expert, R their sum; unused rows of the plan are left out. x [T, D].
-at::Tensor dispatch_here(const at::Tensor& x, const route::Routing& routing,
-                         const std::vector<int64_t>& loads, const RunRows& run);
+// [R, D] in the plan's order: what its experts make of x's rows at the plan's tokens.
+// `tokens_per_expert` [E], R their sum; unused rows of the plan are left out. x [T, D].
+at::Tensor dispatch_local(const at::Tensor& x, const route::Routing& routing,
+                          const std::vector<int64_t>& tokens_per_expert, const RunExperts& run);
 
-// The same where experts are shared: a collective of the group, forward and backward, that every
-// process joins whatever it has. An expert sees the rows of one process in the same order (by
-// logical rank, then slot, IR rows last), in one product unless
-// `sharing.spread.parallel.overlaps`; where `lend` is given and experts are lent, on every process
-// its own.
-at::Tensor dispatch_among(const at::Tensor& x, const route::Routing& routing,
-                          const Sharing& sharing, const std::vector<int64_t>& loads,
-                          const RunRows& run, const Lend& lend = {});
+// The same with expert parallelism: a collective of the group, forward and backward, that every
+// process joins whatever rows it has. An expert sees the rows in the order of one process alone, in
+// one product unless `spread.parallel.overlap_all_to_all`; where `shadow` is given and experts are
+// shadowed, on every process its own rows.
+at::Tensor dispatch_expert_parallel(const at::Tensor& x, const route::Routing& routing,
+                                    const TokenSpread& spread, const route::RouterSettings& router,
+                                    const std::vector<int64_t>& tokens_per_expert,
+                                    const RunExperts& run, const ShadowExperts& shadow = {});
 
 }  // namespace moe::model

@@ -14,124 +14,141 @@ using at::Tensor;
 
 namespace {
 
-using Numbers = std::vector<int64_t>;
+using Counts = std::vector<int64_t>;
 
-int64_t sum_of(const Numbers& numbers, int64_t begin, int64_t end) {
-  return std::accumulate(numbers.begin() + begin, numbers.begin() + end, int64_t{0});
+int64_t sum_of(const Counts& counts, int64_t begin, int64_t end) {
+  return std::accumulate(counts.begin() + begin, counts.begin() + end, int64_t{0});
 }
 
-// [begin, end) of the experts here among all, and of their rows among the plan's.
-struct Here {
-  Here(const ExpertParallel& parallel, const Numbers& loads)
-      : experts(static_cast<int64_t>(loads.size()) / parallel.size()),
-        first_expert(parallel.place() * experts),
-        begin(sum_of(loads, 0, first_expert)),
-        end(sum_of(loads, 0, first_expert + experts)),
-        rows(sum_of(loads, 0, static_cast<int64_t>(loads.size()))) {}
+// The experts of this process among all E, and their rows among those of the plan.
+struct LocalExperts {
+  LocalExperts(const ExpertParallel& parallel, const Counts& tokens_per_expert)
+      : count(static_cast<int64_t>(tokens_per_expert.size()) / parallel.size()),
+        first(parallel.ep_rank() * count),
+        row_begin(sum_of(tokens_per_expert, 0, first)),
+        row_end(sum_of(tokens_per_expert, 0, first + count)),
+        all_rows(sum_of(tokens_per_expert, 0, static_cast<int64_t>(tokens_per_expert.size()))) {}
 
-  bool has(int64_t expert) const {
-    return expert >= first_expert && expert < first_expert + experts;
-  }
+  bool has(int64_t expert) const { return expert >= first && expert < first + count; }
 
-  int64_t experts, first_expert;
-  int64_t begin, end, rows;
+  int64_t count, first;
+  int64_t row_begin, row_end;  // [row_begin, row_end) of the plan's rows
+  int64_t all_rows;            // R
 };
 
-// [R]: rows that stay stand behind `away` others, in order; `elsewhere` [R] says where those stand.
-Tensor with_home_rows(const Tensor& elsewhere, const Here& here, int64_t away) {
-  const Tensor home = at::arange(away, away + here.end - here.begin, elsewhere.options());
-  return at::cat({elsewhere.narrow(0, 0, here.begin), home,
-                  elsewhere.narrow(0, here.end, here.rows - here.end)});
+// [W] C_r of every logical rank; empty for dropless routers.
+Counts slots_per_rank(const route::Routing& routing, const TokenSpread& spread,
+                      const route::RouterSettings& router, int64_t experts) {
+  Counts slots;
+  if (!routing.input.dropless) {
+    for (const int64_t tokens : spread.rank_tokens) {
+      slots.push_back(route::capacity_slots(router.capacity_factor, tokens, experts));
+    }
+  }
+  return slots;
 }
 
-// [R] i64: the slot of each row among the buffers of all experts but those here; what it says of
-// rows that stay means nothing. `capacity` [W], `slots_here`: its sum over the ranks with tokens
-// here.
-Tensor buffer_slots(const route::Routing& routing, const Here& here, const Numbers& capacity,
-                    int64_t slots_here) {
+// [R]: local rows stand behind `remote_rows` others, in order; `remote` [R] says where those stand.
+Tensor with_local_rows(const Tensor& remote, const LocalExperts& experts, int64_t remote_rows) {
+  const int64_t local_rows = experts.row_end - experts.row_begin;
+  const Tensor local = at::arange(remote_rows, remote_rows + local_rows, remote.options());
+  return at::cat({remote.narrow(0, 0, experts.row_begin), local,
+                  remote.narrow(0, experts.row_end, experts.all_rows - experts.row_end)});
+}
+
+// [R] i64: the slot of each row among the send buffers, one a remote expert; the entries of local
+// rows mean nothing. `slots` [W] as slots_per_rank, `local_slots` the sum of those of this process.
+Tensor buffer_slots(const route::Routing& routing, const LocalExperts& experts, const Counts& slots,
+                    int64_t local_slots) {
   const route::RouteInput& input = routing.input;
-  const route::Rows rows = {routing.plan.token.narrow(0, 0, here.rows),
-                            routing.plan.expert.narrow(0, 0, here.rows),
+  const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
+                            routing.plan.expert.narrow(0, 0, experts.all_rows),
                             {},
                             {}};
-  Numbers before;  // slots of an expert that belong to lower ranks of this process
-  int64_t filled = 0;
-  for (size_t rank = 0; rank < capacity.size(); ++rank) {
-    before.push_back(filled);
-    filled += input.rank_tokens[rank] > 0 ? capacity[rank] : 0;
+  Counts slots_before;  // slots of an expert that belong to lower ranks of this process
+  int64_t next = 0;
+  for (size_t rank = 0; rank < slots.size(); ++rank) {
+    slots_before.push_back(next);
+    next += input.rank_tokens[rank] > 0 ? slots[rank] : 0;
   }
-  const Tensor first_slot = at::tensor(before, at::kLong).to(rows.token.device());
+  const Tensor first_slot = at::tensor(slots_before, at::kLong).to(rows.token.device());
   const Tensor home = input.home.index_select(0, rows.token);
   const Tensor slot = route::slots_of(input, route::groups_of(input, rows));
   const Tensor buffer =
-      rows.expert - (rows.expert >= here.first_expert + here.experts) * here.experts;
-  return buffer * slots_here + first_slot.index_select(0, home) + slot;
+      rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
+  return buffer * local_slots + first_slot.index_select(0, home) + slot;
 }
 
-void plan_slots(const route::Routing& routing, const Sharing& sharing, const Here& here,
-                const Numbers& capacity, TravelPlan& plan) {
-  const ExpertParallel& parallel = sharing.spread.parallel;
-  const auto local_ranks = static_cast<int64_t>(capacity.size()) / parallel.size();
-  for (int64_t place = 0; place < parallel.size(); ++place) {
-    const bool is_other = place != parallel.place();
-    const int64_t slots = sum_of(capacity, place * local_ranks, (place + 1) * local_ranks);
-    plan.received_loads.emplace_back(here.experts, is_other ? slots : 0);
-    plan.received.push_back(is_other ? here.experts * slots : 0);
+// Of a router with a capacity: buffers whose sizes follow from the tokens per rank.
+void lay_out_slots(const route::Routing& routing, const ExpertParallel& parallel,
+                   const LocalExperts& experts, const Counts& slots, DispatchLayout& layout) {
+  const auto local_ranks = static_cast<int64_t>(slots.size()) / parallel.size();
+  const auto slots_of_process = [&](int64_t process) {
+    return sum_of(slots, process * local_ranks, (process + 1) * local_ranks);
+  };
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    const int64_t incoming = process == parallel.ep_rank() ? 0 : slots_of_process(process);
+    layout.received_tokens_per_expert.emplace_back(experts.count, incoming);
+    layout.receive_counts.push_back(experts.count * incoming);
   }
-  const int64_t first_rank = parallel.place() * local_ranks;
-  const int64_t slots_here = sum_of(capacity, first_rank, first_rank + local_ranks);
-  plan.sent.assign(parallel.size(), here.experts * slots_here);
-  plan.sent[parallel.place()] = 0;
-  plan.away = (parallel.size() - 1) * here.experts * slots_here;
-  plan.place = with_home_rows(buffer_slots(routing, here, capacity, slots_here), here, plan.away);
-  plan.has_padding = true;
+  const int64_t local_slots = slots_of_process(parallel.ep_rank());
+  layout.send_counts.assign(parallel.size(), experts.count * local_slots);
+  layout.send_counts[parallel.ep_rank()] = 0;
+  layout.remote_rows = (parallel.size() - 1) * experts.count * local_slots;
+  layout.permutation = with_local_rows(buffer_slots(routing, experts, slots, local_slots), experts,
+                                       layout.remote_rows);
+  layout.has_padding = true;
 }
 
-// The places of a plan's rows: those of experts here and of borrowed ones behind `plan.away`.
-Tensor places_of_rows(const Here& here, const Numbers& loads, const TravelPlan& plan) {
-  int64_t next_away = 0, next_home = plan.away, next_borrowed = plan.away + plan.home;
-  Numbers places;
-  places.reserve(static_cast<size_t>(here.rows));
-  for (size_t expert = 0; expert < loads.size(); ++expert) {
-    const bool is_lent = std::binary_search(plan.lent.begin(), plan.lent.end(), expert);
-    int64_t& next = here.has(static_cast<int64_t>(expert)) ? next_home
-                    : is_lent                              ? next_borrowed
-                                                           : next_away;
-    for (int64_t row = 0; row < loads[expert]; ++row) {
-      places.push_back(next++);
+// [R] i64 of a dropless router's rows: remote rows first, then local, then shadowed ones.
+Tensor permutation_of_rows(const LocalExperts& experts, const Counts& tokens_per_expert,
+                           const DispatchLayout& layout) {
+  int64_t next_remote = 0, next_local = layout.remote_rows;
+  int64_t next_shadowed = layout.remote_rows + layout.local_rows;
+  Counts permutation;
+  permutation.reserve(static_cast<size_t>(experts.all_rows));
+  const auto& shadowed = layout.shadowed_experts;
+  for (size_t expert = 0; expert < tokens_per_expert.size(); ++expert) {
+    int64_t& next = experts.has(static_cast<int64_t>(expert))                      ? next_local
+                    : std::binary_search(shadowed.begin(), shadowed.end(), expert) ? next_shadowed
+                                                                                   : next_remote;
+    for (int64_t row = 0; row < tokens_per_expert[expert]; ++row) {
+      permutation.push_back(next++);
     }
   }
-  return at::tensor(places, at::kLong);
+  return at::tensor(permutation, at::kLong);
 }
 
-void plan_rows(const Sharing& sharing, const Here& here, const Numbers& loads, bool may_lend,
-               TravelPlan& plan) {
-  const ExpertParallel& parallel = sharing.spread.parallel;
-  std::vector<Numbers> wanted = dist::gather_numbers(*parallel.group, loads);
-  if (may_lend && parallel.lends) {
-    plan.lent = choose_lent(wanted);
+// Of a dropless router: processes tell each other how many rows they send.
+void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
+                  const Counts& tokens_per_expert, bool may_shadow, DispatchLayout& layout) {
+  std::vector<Counts> counts = dist::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
+  if (may_shadow && parallel.shadow_experts) {
+    layout.shadowed_experts = choose_shadowed(counts);
   }
-  for (const int64_t expert : plan.lent) {
-    if (!here.has(expert)) {
-      plan.borrowed_loads.push_back(loads[expert]);
-      plan.borrowed += loads[expert];
+  for (const int64_t expert : layout.shadowed_experts) {
+    if (!experts.has(expert)) {
+      layout.shadowed_tokens_per_expert.push_back(tokens_per_expert[expert]);
+      layout.shadowed_rows += tokens_per_expert[expert];
     }
-    for (Numbers& of_place : wanted) {
-      of_place[expert] = 0;  // from here on: rows that travel
+    for (Counts& of_process : counts) {
+      of_process[expert] = 0;  // from here on: rows that travel
     }
   }
-  const Numbers& mine = wanted[parallel.place()];
-  for (int64_t place = 0; place < parallel.size(); ++place) {
-    const bool is_other = place != parallel.place();
-    const auto first = wanted[place].begin() + here.first_expert;
-    plan.received_loads.push_back(is_other ? Numbers(first, first + here.experts)
-                                           : Numbers(here.experts, 0));
-    plan.received.push_back(sum_of(plan.received_loads.back(), 0, here.experts));
-    plan.sent.push_back(is_other ? sum_of(mine, place * here.experts, (place + 1) * here.experts)
-                                 : 0);
+  const Counts& sent = counts[parallel.ep_rank()];
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    const bool is_other = process != parallel.ep_rank();
+    const auto first = counts[process].begin() + experts.first;
+    layout.received_tokens_per_expert.push_back(is_other ? Counts(first, first + experts.count)
+                                                         : Counts(experts.count, 0));
+    layout.receive_counts.push_back(
+        sum_of(layout.received_tokens_per_expert.back(), 0, experts.count));
+    layout.send_counts.push_back(
+        is_other ? sum_of(sent, process * experts.count, (process + 1) * experts.count) : 0);
   }
-  plan.away = here.rows - plan.home - plan.borrowed;
-  plan.place = places_of_rows(here, loads, plan).to(parallel.group->device());
+  layout.remote_rows = experts.all_rows - layout.local_rows - layout.shadowed_rows;
+  layout.permutation =
+      permutation_of_rows(experts, tokens_per_expert, layout).to(parallel.group->device());
 }
 
 // Rows that are not all zero bits. A zero row needs no expert: its products are 0, silu(0) * 0 = 0
@@ -151,51 +168,57 @@ std::vector<bool> used_rows(const Tensor& rows) {
 
 }  // namespace
 
-TravelPlan plan_travel(const route::Routing& routing, const Sharing& sharing,
-                       const std::vector<int64_t>& loads, bool may_lend) {
-  const Here here(sharing.spread.parallel, loads);
-  TravelPlan plan;
-  plan.home = here.end - here.begin;
-  plan.home_loads.assign(loads.begin() + here.first_expert,
-                         loads.begin() + here.first_expert + here.experts);
-  if (const Numbers capacity = sharing.capacity(static_cast<int64_t>(loads.size()));
-      !capacity.empty()) {
-    plan_slots(routing, sharing, here, capacity, plan);
+DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
+                                    const route::RouterSettings& router,
+                                    const std::vector<int64_t>& tokens_per_expert,
+                                    bool may_shadow) {
+  const ExpertParallel& parallel = spread.parallel;
+  const LocalExperts experts(parallel, tokens_per_expert);
+  DispatchLayout layout;
+  layout.local_rows = experts.row_end - experts.row_begin;
+  layout.local_tokens_per_expert.assign(tokens_per_expert.begin() + experts.first,
+                                        tokens_per_expert.begin() + experts.first + experts.count);
+  const Counts slots =
+      slots_per_rank(routing, spread, router, static_cast<int64_t>(tokens_per_expert.size()));
+  if (!slots.empty()) {
+    lay_out_slots(routing, parallel, experts, slots, layout);
   } else {
-    plan_rows(sharing, here, loads, may_lend, plan);
+    lay_out_rows(parallel, experts, tokens_per_expert, may_shadow, layout);
   }
-  return plan;
+  return layout;
 }
 
-ExpertOrder order_by_expert(const TravelPlan& plan, const Tensor& received, int64_t this_place,
-                            bool with_home) {
-  const std::vector<bool> used = plan.has_padding && received.is_cpu()
+ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received, int64_t ep_rank,
+                            bool with_local) {
+  const std::vector<bool> used = layout.has_padding && received.is_cpu()
                                      ? used_rows(received)
                                      : std::vector<bool>(received.size(0), true);
   std::vector<int64_t> next;  // the next row of each process
   int64_t first = 0;
-  for (const int64_t rows : plan.received) {
+  for (const int64_t rows : layout.receive_counts) {
     next.push_back(first);
     first += rows;
   }
-  int64_t next_home = first;
-  Numbers index, loads;
-  for (size_t expert = 0; expert < plan.home_loads.size(); ++expert) {
-    const size_t before = index.size();
-    for (size_t place = 0; place < next.size(); ++place) {
-      for (int64_t row = 0; row < plan.received_loads[place][expert]; ++row, ++next[place]) {
-        if (used[static_cast<size_t>(next[place])]) {
-          index.push_back(next[place]);
+  int64_t next_local = first;
+  Counts permutation, tokens_per_expert;
+  for (size_t expert = 0; expert < layout.local_tokens_per_expert.size(); ++expert) {
+    const size_t before = permutation.size();
+    for (size_t process = 0; process < next.size(); ++process) {
+      const int64_t rows = layout.received_tokens_per_expert[process][expert];
+      for (int64_t row = 0; row < rows; ++row, ++next[process]) {
+        if (used[static_cast<size_t>(next[process])]) {
+          permutation.push_back(next[process]);
         }
       }
-      const bool is_here = static_cast<int64_t>(place) == this_place;
-      for (int64_t row = 0; with_home && is_here && row < plan.home_loads[expert]; ++row) {
-        index.push_back(next_home++);
+      const bool is_local = static_cast<int64_t>(process) == ep_rank;
+      for (int64_t row = 0; with_local && is_local && row < layout.local_tokens_per_expert[expert];
+           ++row) {
+        permutation.push_back(next_local++);
       }
     }
-    loads.push_back(static_cast<int64_t>(index.size() - before));
+    tokens_per_expert.push_back(static_cast<int64_t>(permutation.size() - before));
   }
-  return {at::tensor(index, at::kLong).to(received.device()), std::move(loads)};
+  return {at::tensor(permutation, at::kLong).to(received.device()), std::move(tokens_per_expert)};
 }
 
 }  // namespace moe::model

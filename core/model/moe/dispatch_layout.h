@@ -1,6 +1,8 @@
 #pragma once
-// Which rows of a plan go to which process, and in which order they are put together there. Host
-// numbers and indices; nothing here touches a row. The letters are those of dispatch.h.
+// The dispatch layout of expert parallelism: how many rows go to and come from each process, and
+// the permutations that put them into the send buffer and, on arrival, into expert order. Counts
+// and indices on the host; nothing here touches a row. T tokens, E experts, R rows of a plan, G
+// processes, W logical ranks, C_r slots of logical rank r at an expert.
 
 #include <ATen/ATen.h>
 
@@ -11,42 +13,44 @@
 
 namespace moe::model {
 
-// Rows of a plan lie by expert: those before and behind the experts of this process travel, those
-// between (IR rows among them, which never leave their rank) stay.
+// Rows of a plan are sorted by expert: those before and behind the experts of this process travel,
+// those between stay (IR rows among them, which never leave their rank).
 //
-// A router with a capacity fills buffers [E - E/G, sum of C_r here]: each (expert, logical rank)
-// has its C_r slots, unused ones are zeros, and every size follows from the tokens per rank.
-// Dropless routers send the rows they have and say how many first; rows at experts that are lent
-// (lent_experts.h) stay too.
-struct TravelPlan {
-  std::vector<int64_t> sent, received;  // [G] rows to and from each process; 0 for this one
-  int64_t away = 0;                     // sum of sent
-  int64_t home = 0;                     // rows that stay
-  int64_t borrowed = 0;                 // rows that stay for experts of others
-  // [R] i64: where each row of the plan stands in [sent rows | rows that stay | rows at borrowed]
-  at::Tensor place;
-  std::vector<int64_t> home_loads;                   // [E/G] rows that stay, by expert
-  std::vector<std::vector<int64_t>> received_loads;  // [G][E/G] rows received, by expert
-  std::vector<int64_t> lent;                         // experts, ascending
-  std::vector<int64_t> borrowed_loads;               // rows by expert: those lent by others
-  bool has_padding = false;                          // received rows may be empty slots
+// A router with a capacity sends buffers of [E - E/G, sum of the local C_r] rows: each (expert,
+// logical rank) has its C_r slots, unused slots are zeros, and every size follows from the tokens
+// per rank. Dropless routers send the rows they have and exchange the counts first; rows at
+// shadowed experts (shadowed_experts.h) stay too.
+struct DispatchLayout {
+  std::vector<int64_t> send_counts, receive_counts;  // [G] rows to and from each process
+  int64_t remote_rows = 0;                           // sum of send_counts
+  int64_t local_rows = 0;                            // rows at the experts of this process
+  int64_t shadowed_rows = 0;                         // rows at shadowed experts of other processes
+  // [R] i64: where each row of the plan stands in [remote rows | local rows | shadowed rows].
+  at::Tensor permutation;
+  std::vector<int64_t> local_tokens_per_expert;                  // [E/G] of the local rows
+  std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][E/G] of received rows
+  std::vector<int64_t> shadowed_experts;                         // ascending
+  std::vector<int64_t> shadowed_tokens_per_expert;  // rows here of those that others own
+  bool has_padding = false;                         // received rows may be empty slots
 };
 
-// A collective of the group for dropless routers, none for the others. `loads` [E]. `may_lend`:
-// what the experts are allows it.
-TravelPlan plan_travel(const route::Routing& routing, const Sharing& sharing,
-                       const std::vector<int64_t>& loads, bool may_lend = false);
+// A collective of the group for dropless routers, local for the others. `tokens_per_expert` [E] of
+// this process; `may_shadow`: whether the experts can be replicated at all (adapters cannot).
+DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
+                                    const route::RouterSettings& router,
+                                    const std::vector<int64_t>& tokens_per_expert,
+                                    bool may_shadow = false);
 
-// The rows that the experts here run, sorted by expert, in the order of one process: `index` [n]
-// i64 into [received rows | rows that stay], loads [E/G].
+// The rows that the local experts run, sorted by expert, in the order that one process alone would
+// give them (by logical rank, then slot, IR rows last).
 struct ExpertOrder {
-  at::Tensor index;
-  std::vector<int64_t> loads;
+  at::Tensor permutation;                  // [n] i64 into [received rows | local rows]
+  std::vector<int64_t> tokens_per_expert;  // [E/G]
 };
 
-// Of `received` rows [sum of plan.received, D] and, unless those are run by themselves, of the rows
-// that stay. On the CPU empty slots are left out.
-ExpertOrder order_by_expert(const TravelPlan& plan, const at::Tensor& received, int64_t this_place,
-                            bool with_home);
+// Of `received` rows [sum of receive_counts, D] and, unless those run by themselves, of the local
+// rows. On the CPU empty slots are left out.
+ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& received,
+                            int64_t ep_rank, bool with_local);
 
 }  // namespace moe::model

@@ -21,42 +21,50 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router) {
 
 namespace {
 
-RunRows run_with(const at::Tensor& gate_up, const at::Tensor& down) {
-  return [=](const at::Tensor& rows, const std::vector<int64_t>& loads) {
-    return kernels::grouped_swiglu(rows, gate_up, down, loads);
+RunExperts run_with(const at::Tensor& gate_up, const at::Tensor& down) {
+  return [=](const at::Tensor& rows, const std::vector<int64_t>& tokens_per_expert) {
+    return kernels::grouped_swiglu(rows, gate_up, down, tokens_per_expert);
   };
 }
 
-Lend lend_by(const MoeWeights& weights, const ExpertParallel& parallel) {
-  return [&weights, &parallel](const std::vector<int64_t>& experts) -> RunLent {
-    const Lending lending(*parallel.group, experts, weights.gate_up.size(0));
-    const LentWeights gate_up = lend(weights.gate_up, lending);
-    const LentWeights down = lend(weights.down, lending);
-    return {run_with(gate_up.held, down.held), run_with(gate_up.borrowed, down.borrowed)};
+ShadowExperts shadow_with(const MoeWeights& weights, const ExpertParallel& parallel) {
+  return [&weights, &parallel](const std::vector<int64_t>& experts) -> RunShadowed {
+    const Shadowing shadowing(*parallel.group, experts, weights.gate_up.size(0));
+    const ShadowedWeights gate_up = shadow_weights(weights.gate_up, shadowing);
+    const ShadowedWeights down = shadow_weights(weights.down, shadowing);
+    return {run_with(gate_up.owned, down.owned), run_with(gate_up.replicas, down.replicas)};
   };
 }
 
 }  // namespace
 
 at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
-                       const route::Routing& routing, double gate_scale, const Sharing* sharing) {
-  const bool is_shared = sharing != nullptr && sharing->spread.is_shared();
-  const bool adapts = weights.gate_up_adapter.defined() || weights.down_adapter.defined();
+                       const route::Routing& routing, double gate_scale, const TokenSpread* spread,
+                       const route::RouterSettings* router) {
+  const bool is_expert_parallel = spread != nullptr && spread->is_expert_parallel();
+  const bool has_adapters = weights.gate_up_adapter.defined() || weights.down_adapter.defined();
   // Without a capacity the plan has room for every expert of every token: too much to leave empty.
   const bool is_bounded = !routing.input.dropless;
-  if (x.is_cuda() && x.scalar_type() != at::kDouble && is_bounded && !adapts && !is_shared) {
+  if (x.is_cuda() && x.scalar_type() != at::kDouble && is_bounded && !has_adapters &&
+      !is_expert_parallel) {
     return run_experts_on_device(x, weights, routing, gate_scale);
   }
-  // Unused rows stand last: reading the loads back lets the products skip them.
-  const std::vector<int64_t> loads = route::to_host(routing.plan.rows);
-  const int64_t rows = std::accumulate(loads.begin(), loads.end(), int64_t{0});
-  const RunRows run = [&weights](const at::Tensor& of, const std::vector<int64_t>& expert_rows) {
-    return adapted_swiglu(of, weights.gate_up, weights.down, weights.gate_up_adapter,
-                          weights.down_adapter, expert_rows);
+  // Unused rows stand last: reading the counts back lets the products skip them.
+  const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
+  const int64_t rows =
+      std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
+  const RunExperts run = [&weights](const at::Tensor& expert_rows,
+                                    const std::vector<int64_t>& rows_of_expert) {
+    return adapted_swiglu(expert_rows, weights.gate_up, weights.down, weights.gate_up_adapter,
+                          weights.down_adapter, rows_of_expert);
   };
-  const Lend lend = adapts || !is_shared ? Lend() : lend_by(weights, sharing->spread.parallel);
-  const at::Tensor out = is_shared ? dispatch_among(x, routing, *sharing, loads, run, lend)
-                                   : dispatch_here(x, routing, loads, run);
+  const ShadowExperts shadow = has_adapters || !is_expert_parallel
+                                   ? ShadowExperts()
+                                   : shadow_with(weights, spread->parallel);
+  const at::Tensor out =
+      is_expert_parallel
+          ? dispatch_expert_parallel(x, routing, *spread, *router, tokens_per_expert, run, shadow)
+          : dispatch_local(x, routing, tokens_per_expert, run);
   const at::Tensor token = routing.plan.token.narrow(0, 0, rows);
   const at::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
   return kernels::combine_rows(out, gate, token, x.size(0));
@@ -64,15 +72,15 @@ at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
 
 namespace {
 
-// The sum over processes is what the mean over all logical ranks is.
-route::AuxLosses share_of(const route::AuxLosses& losses, const TokenSpread& spread) {
-  if (!spread.is_shared()) {
+// Scaled so that the sum over processes is the mean over all logical ranks.
+route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread& spread) {
+  if (!spread.is_expert_parallel()) {
     return losses;
   }
-  const auto share = [&](const at::Tensor& loss) {
-    return loss.defined() ? loss * spread.loss_share : loss;
+  const auto scaled = [&](const at::Tensor& loss) {
+    return loss.defined() ? loss * spread.loss_scale : loss;
   };
-  return {share(losses.load_balance), share(losses.entropy), share(losses.l1)};
+  return {scaled(losses.load_balance), scaled(losses.entropy), scaled(losses.l1)};
 }
 
 }  // namespace
@@ -84,21 +92,20 @@ MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
   MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
             weights.router.size(1));
-  const bool again = decided != nullptr && decided->has_value();
+  const bool is_recomputed = decided != nullptr && decided->has_value();
   const route::Routing routing = [&] {
     RECORD_USER_SCOPE("routing");
     const at::Tensor logits = router_logits(x, weights.router);
-    return again ? route::route_again(logits, **decided, router)
-                 : route::route(logits, router, spread.here);
+    return is_recomputed ? route::route_again(logits, **decided, router)
+                         : route::route(logits, router, spread.local);
   }();
-  if (decided != nullptr && !again) {
+  if (decided != nullptr && !is_recomputed) {
     *decided = routing;
     (*decided)->combine = (*decided)->weights = at::Tensor();
     (*decided)->losses = {};
   }
-  const Sharing sharing{spread, router};
-  return {run_experts(x, weights, routing, gate_scale, &sharing), share_of(routing.losses, spread),
-          routing.counters,
+  return {run_experts(x, weights, routing, gate_scale, &spread, &router),
+          scaled_losses(routing.losses, spread), routing.counters,
           count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
 }
 

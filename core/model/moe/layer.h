@@ -31,12 +31,13 @@ struct MoeOutput {
 at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 
 // y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
-// here. `sharing`, when given and there are others, says who has the experts.
+// here. `spread` and `router`, given together, say which processes own the experts.
 at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
                        const route::Routing& routing, double gate_scale,
-                       const Sharing* sharing = nullptr);
+                       const TokenSpread* spread = nullptr,
+                       const route::RouterSettings* router = nullptr);
 
-// Routes and runs the experts. x [T, D] is the normed input. `spread.here.home` gives each token
+// Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
 // empty, it is filled; else tokens go where it says.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,

@@ -13,56 +13,57 @@ namespace moe::model {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Numbers = std::vector<int64_t>;
+using Counts = std::vector<int64_t>;
 
 namespace {
 
-// The work of every process, in rows, and what lending one more expert would make of it.
-class Work {
+// The work of every process, in rows, and what shadowing one more expert would make of it.
+class Workload {
  public:
-  explicit Work(const std::vector<Numbers>& loads)
-      : loads_(loads),
-        local_(static_cast<int64_t>(loads.front().size() / loads.size())),
-        rows_(loads.size(), 0),
-        lent_(loads.front().size(), false) {
-    for (const Numbers& of_place : loads) {
-      for (size_t expert = 0; expert < of_place.size(); ++expert) {
-        rows_[expert / local_] += of_place[expert];
+  explicit Workload(const std::vector<Counts>& tokens_per_expert)
+      : tokens_(tokens_per_expert),
+        local_experts_(
+            static_cast<int64_t>(tokens_per_expert.front().size() / tokens_per_expert.size())),
+        rows_(tokens_per_expert.size(), 0),
+        is_shadowed_(tokens_per_expert.front().size(), false) {
+    for (const Counts& of_process : tokens_per_expert) {
+      for (size_t expert = 0; expert < of_process.size(); ++expert) {
+        rows_[expert / local_experts_] += of_process[expert];
       }
     }
   }
 
-  // Whether an expert was lent to good effect.
-  bool lend_one() {
+  // Shadows one more expert; false where none shortens the longest work.
+  bool shadow_one() {
     const auto busiest = std::max_element(rows_.begin(), rows_.end()) - rows_.begin();
-    int64_t most = 0, best = -1;
-    for (int64_t expert = busiest * local_; expert < (busiest + 1) * local_; ++expert) {
-      const int64_t others = lent_[expert] ? 0 : rows_of_others(expert);
-      if (others > most) {
-        most = others;
-        best = expert;
+    int64_t most_rows = 0, best = -1;
+    for (int64_t e = busiest * local_experts_; e < (busiest + 1) * local_experts_; ++e) {
+      const int64_t rows = is_shadowed_[e] ? 0 : rows_of_others(e);
+      if (rows > most_rows) {
+        most_rows = rows;
+        best = e;
       }
     }
     if (best < 0) {
       return false;
     }
-    Numbers rows = rows_;
-    for (size_t place = 0; place < rows.size(); ++place) {
-      const bool is_owner = static_cast<int64_t>(place) == busiest;
-      rows[place] += kLendingRows + (is_owner ? -most : loads_[place][best]);
+    Counts rows = rows_;
+    for (size_t process = 0; process < rows.size(); ++process) {
+      const bool is_owner = static_cast<int64_t>(process) == busiest;
+      rows[process] += kShadowingRows + (is_owner ? -most_rows : tokens_[process][best]);
     }
     if (*std::max_element(rows.begin(), rows.end()) >= rows_[busiest]) {
       return false;
     }
     rows_ = rows;
-    lent_[best] = true;
+    is_shadowed_[best] = true;
     return true;
   }
 
-  Numbers lent() const {
-    Numbers experts;
-    for (size_t expert = 0; expert < lent_.size(); ++expert) {
-      if (lent_[expert]) {
+  Counts shadowed() const {
+    Counts experts;
+    for (size_t expert = 0; expert < is_shadowed_.size(); ++expert) {
+      if (is_shadowed_[expert]) {
         experts.push_back(static_cast<int64_t>(expert));
       }
     }
@@ -72,99 +73,109 @@ class Work {
  private:
   int64_t rows_of_others(int64_t expert) const {
     int64_t rows = 0;
-    for (size_t place = 0; place < loads_.size(); ++place) {
-      rows += static_cast<int64_t>(place) == expert / local_ ? 0 : loads_[place][expert];
+    for (size_t process = 0; process < tokens_.size(); ++process) {
+      const bool is_owner = static_cast<int64_t>(process) == expert / local_experts_;
+      rows += is_owner ? 0 : tokens_[process][expert];
     }
     return rows;
   }
 
-  const std::vector<Numbers>& loads_;
-  int64_t local_;
-  Numbers rows_;
-  std::vector<bool> lent_;
+  const std::vector<Counts>& tokens_;
+  int64_t local_experts_;
+  Counts rows_;
+  std::vector<bool> is_shadowed_;
 };
 
-struct KeptLending : torch::CustomClassHolder {
-  explicit KeptLending(Lending its_lending) : lending(std::move(its_lending)) {}
-  Lending lending;
+struct SavedShadowing : torch::CustomClassHolder {
+  explicit SavedShadowing(Shadowing saved) : shadowing(std::move(saved)) {}
+  Shadowing shadowing;
 };
 
-// Every expert straight from the holder's weights into its place among the borrowed.
-Tensor borrow(const Tensor& held, const Lending& lending) {
-  const auto lent = static_cast<int64_t>(lending.owner.size());
-  Tensor borrowed = at::empty({lent - lending.mine(), held.size(1), held.size(2)}, held.options());
+// The replicas of experts that others own, each received straight into its row.
+Tensor receive_replicas(const Tensor& weights, const Shadowing& shadowing) {
+  const auto shadowed = static_cast<int64_t>(shadowing.owner.size());
+  Tensor replicas = at::empty(
+      {shadowed - shadowing.owned_count(), weights.size(1), weights.size(2)}, weights.options());
   int64_t next = 0;
-  for (size_t i = 0; i < lending.owner.size(); ++i) {
-    const bool is_mine = lending.owner[i] == lending.group->rank();
-    lending.group->broadcast(is_mine ? held[lending.local[i]] : borrowed[next++], lending.owner[i]);
+  for (size_t i = 0; i < shadowing.owner.size(); ++i) {
+    const bool is_owned = shadowing.owner[i] == shadowing.group->rank();
+    shadowing.group->broadcast(is_owned ? weights[shadowing.local_index[i]] : replicas[next++],
+                               shadowing.owner[i]);
   }
-  return borrowed;
+  return replicas;
 }
 
-// Adds to `gradient` [E/G, N, M] what the others have of the experts that are held here.
-void give_back(const Tensor& gradient, const Tensor& borrowed, const Lending& lending) {
-  dist::Comm& group = *lending.group;
-  const int64_t mine = lending.mine();
-  Numbers sent(group.size(), 0), received(group.size(), mine);
-  for (const int64_t owner : lending.owner) {
-    sent[owner] += 1;
+// Adds to `gradient` [E/G, N, M] what the replicas on other processes have of the experts owned
+// here; `replicas` is the gradient of the replicas here.
+void reduce_to_owners(const Tensor& gradient, const Tensor& replicas, const Shadowing& shadowing) {
+  dist::Comm& group = *shadowing.group;
+  const int64_t owned = shadowing.owned_count();
+  Counts send_counts(group.size(), 0), receive_counts(group.size(), owned);
+  for (const int64_t owner : shadowing.owner) {
+    send_counts[owner] += 1;
   }
-  sent[group.rank()] = received[group.rank()] = 0;
+  send_counts[group.rank()] = receive_counts[group.rank()] = 0;
   const int64_t others = group.size() - 1;
   const Tensor terms =
-      at::empty({others * mine, borrowed.size(1), borrowed.size(2)}, borrowed.options());
-  group.all_to_all(borrowed.contiguous(), sent, terms, received)->wait();
+      at::empty({others * owned, replicas.size(1), replicas.size(2)}, replicas.options());
+  group.all_to_all(replicas.contiguous(), send_counts, terms, receive_counts)->wait();
   int64_t next = 0;
-  for (int64_t place = 0; place < others; ++place) {
-    for (size_t i = 0; i < lending.owner.size(); ++i) {
-      if (lending.owner[i] == group.rank()) {
-        gradient[lending.local[i]].add_(terms[next++]);
+  for (int64_t other = 0; other < others; ++other) {
+    for (size_t i = 0; i < shadowing.owner.size(); ++i) {
+      if (shadowing.owner[i] == group.rank()) {
+        gradient[shadowing.local_index[i]].add_(terms[next++]);
       }
     }
   }
 }
 
-struct Lend : torch::autograd::Function<Lend> {
-  static variable_list forward(AutogradContext* context, const Tensor& held,
-                               const c10::intrusive_ptr<KeptLending>& kept) {
-    context->saved_data["lending"] = c10::IValue::make_capsule(kept);
-    return {held.view(held.sizes()), borrow(held, kept->lending)};
+struct Shadow : torch::autograd::Function<Shadow> {
+  static variable_list forward(AutogradContext* context, const Tensor& weights,
+                               const c10::intrusive_ptr<SavedShadowing>& saved) {
+    context->saved_data["shadowing"] = c10::IValue::make_capsule(saved);
+    return {weights.view(weights.sizes()), receive_replicas(weights, saved->shadowing)};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto kept =
-        c10::static_intrusive_pointer_cast<KeptLending>(context->saved_data["lending"].toCapsule());
-    const bool is_own = gradients[0].is_contiguous() && gradients[0].storage().use_count() == 1;
-    const Tensor gradient = is_own ? gradients[0] : gradients[0].contiguous().clone();
-    give_back(gradient, gradients[1], kept->lending);
+    const auto saved = c10::static_intrusive_pointer_cast<SavedShadowing>(
+        context->saved_data["shadowing"].toCapsule());
+    // A gradient that nobody else holds is added to in place.
+    const bool is_unshared =
+        gradients[0].is_contiguous() && gradients[0].storage().use_count() == 1;
+    const Tensor gradient = is_unshared ? gradients[0] : gradients[0].contiguous().clone();
+    reduce_to_owners(gradient, gradients[1], saved->shadowing);
     return {gradient, Tensor()};
   }
 };
 
 }  // namespace
 
-Numbers choose_lent(const std::vector<Numbers>& loads) {
-  MOE_CHECK(!loads.empty() && loads.front().size() % loads.size() == 0);
-  Work work(loads);
-  while (work.lend_one()) {
+Counts choose_shadowed(const std::vector<Counts>& tokens_per_expert) {
+  MOE_CHECK(!tokens_per_expert.empty() &&
+            tokens_per_expert.front().size() % tokens_per_expert.size() == 0);
+  Workload work(tokens_per_expert);
+  while (work.shadow_one()) {
   }
-  return work.lent();
+  return work.shadowed();
 }
 
-Lending::Lending(dist::Comm& among, const Numbers& lent, int64_t local_experts) : group(&among) {
-  for (const int64_t expert : lent) {
+Shadowing::Shadowing(dist::Comm& among, const Counts& shadowed, int64_t local_experts)
+    : group(&among) {
+  for (const int64_t expert : shadowed) {
     owner.push_back(expert / local_experts);
-    local.push_back(expert % local_experts);
+    local_index.push_back(expert % local_experts);
   }
 }
 
-int64_t Lending::mine() const { return std::count(owner.begin(), owner.end(), group->rank()); }
+int64_t Shadowing::owned_count() const {
+  return std::count(owner.begin(), owner.end(), group->rank());
+}
 
-LentWeights lend(const Tensor& held, const Lending& lending) {
-  if (lending.owner.empty()) {
-    return {held, held.narrow(0, 0, 0)};
+ShadowedWeights shadow_weights(const Tensor& weights, const Shadowing& shadowing) {
+  if (shadowing.owner.empty()) {
+    return {weights, weights.narrow(0, 0, 0)};
   }
-  const auto both = Lend::apply(held, c10::make_intrusive<KeptLending>(lending));
+  const auto both = Shadow::apply(weights, c10::make_intrusive<SavedShadowing>(shadowing));
   return {both[0], both[1]};
 }
 

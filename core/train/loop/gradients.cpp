@@ -76,8 +76,8 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World*
     const dist::Layout& layout = world->layout;
     if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
       const auto rows = static_cast<int64_t>(batch.rows.size());
-      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.place()),
-                                            layout.first_of(rows, layout.place() + 1)));
+      share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.ep_rank()),
+                                            layout.first_of(rows, layout.ep_rank() + 1)));
       share.numbers.push_back(number);
     }
   }

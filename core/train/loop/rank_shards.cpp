@@ -15,7 +15,7 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
   for (size_t i = 0; i < slices.size(); ++i) {
     if (parameters[i].is_expert) {
       slices[i].shape[0] *= layout.group();
-      slices[i].begin = layout.place() * parameters[i].tensor.numel();
+      slices[i].begin = layout.ep_rank() * parameters[i].tensor.numel();
     }
   }
   return slices;

@@ -12,12 +12,12 @@ TEST_CASE("as many processes as W allows share the experts unless told otherwise
   CHECK(dist::make_layout(4, 0, {}, 2, 8).group() == 2);
   CHECK(dist::make_layout(4, 0, 4, 8, 8).group() == 1);
   const dist::Layout dense = dist::make_layout(3, 2, {}, 1, 0);
-  CHECK((dense.replicas == 3 && dense.replica() == 2 && dense.place() == 0));
+  CHECK((dense.replicas == 3 && dense.replica() == 2 && dense.ep_rank() == 0));
 }
 
 TEST_CASE("a process knows its experts, its logical ranks and its rows") {
   const dist::Layout layout = dist::make_layout(4, 3, 2, 4, 8);  // replica 1, place 1
-  CHECK((layout.replica() == 1 && layout.place() == 1));
+  CHECK((layout.replica() == 1 && layout.ep_rank() == 1));
   CHECK((layout.first_expert() == 4 && layout.local_experts() == 4));
   CHECK((layout.first_logical_rank() == 2 && layout.local_logical_ranks() == 2));
   CHECK((layout.first_of(5, 0) == 0 && layout.first_of(5, 1) == 2 && layout.first_of(5, 2) == 5));

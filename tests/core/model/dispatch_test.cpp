@@ -21,7 +21,7 @@ namespace {
 
 using at::Tensor;
 using model::MoeWeights;
-using Numbers = std::vector<int64_t>;
+using Counts = std::vector<int64_t>;
 using Row = std::array<int64_t, 4>;  // token, expert, choice, multiplicity
 
 constexpr int64_t kExperts = 8, kWidth = 6, kInner = 5;
@@ -38,17 +38,17 @@ constexpr double kRounding = 1e-11;
 // 520 tokens of order 50 at one expert, in any order: 520 x 520 x 50 x 1.1e-16 = 1.5e-9.
 constexpr double kRoundingOfMany = 1e-8;
 
-// What goes into a layer: everything leaves, tokens of place q are rows of `tokens[q]` in a row.
+// What goes into a layer: everything leaves, tokens of process q are rows of `tokens[q]` in a row.
 struct Input {
   Tensor x, dy;    // [T, D] f64
   MoeWeights all;  // [E, ...]
-  Numbers tokens;  // [G]
+  Counts tokens;   // [G]
   int64_t logical_ranks;
   route::RouterSettings router;
-  bool overlaps = false, lends = false;
+  bool overlap_all_to_all = false, shadow_experts = false;
 
-  int64_t first_token(int64_t place) const {
-    return std::accumulate(tokens.begin(), tokens.begin() + place, int64_t{0});
+  int64_t first_token(int64_t process) const {
+    return std::accumulate(tokens.begin(), tokens.begin() + process, int64_t{0});
   }
 };
 
@@ -60,7 +60,7 @@ struct Output {
 
 Tensor leaf(const Tensor& of) { return of.detach().clone().requires_grad_(true); }
 
-Input random_input(const std::string& router, Numbers tokens, int64_t logical_ranks,
+Input random_input(const std::string& router, Counts tokens, int64_t logical_ranks,
                    int64_t experts = kExperts) {
   at::manual_seed(static_cast<int64_t>(std::hash<std::string>()(router) % 1000));
   const int64_t total = std::accumulate(tokens.begin(), tokens.end(), int64_t{0});
@@ -90,7 +90,7 @@ std::vector<Row> rows_of(const route::Routing& routing, int64_t first_token) {
 // The layer of some tokens and some experts, and the gradient of y dy + all losses.
 Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t first_token,
                  int64_t first_expert, int64_t experts) {
-  const auto tokens = static_cast<int64_t>(spread.here.home.size());
+  const auto tokens = static_cast<int64_t>(spread.local.home.size());
   const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
   const MoeWeights weights{leaf(input.all.router),
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
@@ -122,26 +122,27 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
 Output on_one(const Input& input) {
   route::RoutingGroup group;
   group.ranks = input.logical_ranks;
-  const auto places = static_cast<int64_t>(input.tokens.size());
-  const int64_t local = input.logical_ranks / places;
-  for (int64_t place = 0; place < places; ++place) {
-    for (const int64_t home : route::spread_over_ranks(input.tokens[place], local).home) {
-      group.home.push_back(place * local + home);
+  const auto processes = static_cast<int64_t>(input.tokens.size());
+  const int64_t local = input.logical_ranks / processes;
+  for (int64_t process = 0; process < processes; ++process) {
+    for (const int64_t home : route::spread_over_ranks(input.tokens[process], local).home) {
+      group.home.push_back(process * local + home);
     }
   }
   return run_layer(input, group, 0, 0, input.all.router.size(0));
 }
 
-// The same on a rank a place, put together: dense gradients and losses summed.
+// The same on one rank a process, put together: dense gradients and losses summed.
 Output on_many(const Input& input) {
   const TimeLimit limit(kSeconds);
-  const auto places = static_cast<int64_t>(input.tokens.size());
+  const auto processes = static_cast<int64_t>(input.tokens.size());
   const int64_t experts = input.all.router.size(0);
-  std::vector<Output> outputs(static_cast<size_t>(places));
-  dist::run_as_threads(places, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, experts);
-    const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
-                                    {&comm, layout, input.overlaps, input.lends});
+  std::vector<Output> outputs(static_cast<size_t>(processes));
+  dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
+    const model::TokenSpread spread(
+        input.tokens[comm.rank()], input.logical_ranks,
+        {&comm, layout, input.overlap_all_to_all, input.shadow_experts});
     outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
                                      layout.first_expert(), layout.local_experts());
   });
@@ -171,12 +172,12 @@ Output on_many(const Input& input) {
 // What experts are given, all of them in order.
 struct Seen {
   Tensor rows;
-  Numbers loads;
+  Counts tokens_per_expert;
 };
 
-model::RunRows remember(Seen& seen) {
-  return [&seen](const Tensor& rows, const Numbers& loads) {
-    seen = {rows.detach().clone(), loads};
+model::RunExperts remember(Seen& seen) {
+  return [&seen](const Tensor& rows, const Counts& tokens_per_expert) {
+    seen = {rows.detach().clone(), tokens_per_expert};
     return rows;
   };
 }
@@ -187,29 +188,30 @@ Seen rows_seen_by_one(const Input& input) {
       route::route(model::router_logits(input.x, input.all.router), input.router,
                    route::spread_over_ranks(tokens, input.logical_ranks));
   Seen seen;
-  model::dispatch_here(input.x, routing, route::to_host(routing.plan.rows), remember(seen));
+  model::dispatch_local(input.x, routing, route::to_host(routing.plan.rows), remember(seen));
   return seen;
 }
 
 Seen rows_seen_by_many(const Input& input) {
   const TimeLimit limit(kSeconds);
-  const auto places = static_cast<int64_t>(input.tokens.size());
+  const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Seen> seen(input.tokens.size());
-  dist::run_as_threads(places, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(places, comm.rank(), 1, input.logical_ranks, kExperts);
+  dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
     const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
                                     {&comm, layout});
     const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
     const route::Routing routing =
-        route::route(model::router_logits(x, input.all.router), input.router, spread.here);
-    model::dispatch_among(x, routing, {spread, input.router}, route::to_host(routing.plan.rows),
-                          remember(seen[comm.rank()]));
+        route::route(model::router_logits(x, input.all.router), input.router, spread.local);
+    model::dispatch_expert_parallel(x, routing, spread, input.router,
+                                    route::to_host(routing.plan.rows), remember(seen[comm.rank()]));
   });
   std::vector<Tensor> rows;
   Seen all;
   for (const auto& one : seen) {
     rows.push_back(one.rows);
-    all.loads.insert(all.loads.end(), one.loads.begin(), one.loads.end());
+    all.tokens_per_expert.insert(all.tokens_per_expert.end(), one.tokens_per_expert.begin(),
+                                 one.tokens_per_expert.end());
   }
   all.rows = at::cat(rows);
   return all;
@@ -234,8 +236,8 @@ void check_same(const Input& input, double rounding = kRounding) {
   CHECK(difference(many.l1, one.l1) < rounding);
 }
 
-Numbers equal_parts(int64_t places, int64_t each) {
-  return Numbers(static_cast<size_t>(places), each);
+Counts equal_parts(int64_t processes, int64_t each) {
+  return Counts(static_cast<size_t>(processes), each);
 }
 
 }  // namespace
@@ -243,11 +245,11 @@ Numbers equal_parts(int64_t places, int64_t each) {
 TEST_CASE("a layer computes and learns the same on one rank and on many", "[model]") {
   for (const auto& router : kRouters) {
     for (const int64_t ranks : {4, 8}) {
-      for (const int64_t places : {1, 2, 4}) {
-        for (const bool overlaps : {false, true}) {
-          INFO(router << ", W " << ranks << ", " << places << " processes, overlap " << overlaps);
-          Input input = random_input(router, equal_parts(places, 64 / places), ranks);
-          input.overlaps = overlaps;
+      for (const int64_t processes : {1, 2, 4}) {
+        for (const bool overlap : {false, true}) {
+          INFO(router << ", W " << ranks << ", " << processes << " processes, overlap " << overlap);
+          Input input = random_input(router, equal_parts(processes, 64 / processes), ranks);
+          input.overlap_all_to_all = overlap;
           check_same(input);
         }
       }
@@ -256,19 +258,19 @@ TEST_CASE("a layer computes and learns the same on one rank and on many", "[mode
 }
 
 TEST_CASE("no number of tokens makes ranks differ or hang", "[model]") {
-  const std::vector<Numbers> rude = {{7, 4},                // unequal
-                                     {0, 9},                // a rank with none
-                                     {9, 0},       {1, 0},  // one token in all
-                                     {0, 0},                // none at all
-                                     {2, 3},                // fewer than experts
-                                     {5, 0, 1, 3},          // a ragged last batch
-                                     {0, 0, 0, 2}, {1, 1, 1, 1}};
+  const std::vector<Counts> rude = {{7, 4},                // unequal
+                                    {0, 9},                // a rank with none
+                                    {9, 0},       {1, 0},  // one token in all
+                                    {0, 0},                // none at all
+                                    {2, 3},                // fewer than experts
+                                    {5, 0, 1, 3},          // a ragged last batch
+                                    {0, 0, 0, 2}, {1, 1, 1, 1}};
   for (const auto& router : kRouters) {
     for (const auto& tokens : rude) {
-      for (const bool overlaps : {false, true}) {
+      for (const bool overlap : {false, true}) {
         INFO(router << ", " << tokens.size() << " processes, first has " << tokens[0]);
         Input input = random_input(router, tokens, 4);
-        input.overlaps = overlaps;
+        input.overlap_all_to_all = overlap;
         check_same(input);
       }
     }
@@ -288,26 +290,26 @@ TEST_CASE("all tokens at one expert and experts that nobody chose are no matter"
   }
 }
 
-TEST_CASE("experts that are lent compute and learn the same", "[model]") {
-  const std::vector<Numbers> spreads = {{200, 200}, {150, 0, 120, 250}};
+TEST_CASE("shadowed experts compute and learn the same", "[model]") {
+  const std::vector<Counts> spreads = {{200, 200}, {150, 0, 120, 250}};
   for (const auto& router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
     for (const auto& tokens : spreads) {
-      for (const bool overlaps : {false, true}) {
-        INFO(router << ", " << tokens.size() << " processes, overlap " << overlaps);
+      for (const bool overlap : {false, true}) {
+        INFO(router << ", " << tokens.size() << " processes, overlap " << overlap);
         Input input = random_input(router, tokens, 4);
         input.x.select(1, 0).fill_(4);
         input.all.router.select(1, 0).fill_(-1);
         input.all.router.select(1, 0).narrow(0, 2, 2).fill_(1);  // most choose experts 2 and 3
-        input.overlaps = overlaps;
-        input.lends = true;
-        std::vector<Numbers> loads(tokens.size(), Numbers(kExperts, 0));
+        input.overlap_all_to_all = overlap;
+        input.shadow_experts = true;
+        std::vector<Counts> tokens_per_expert(tokens.size(), Counts(kExperts, 0));
         for (const Row& row : on_one(input).rows) {
-          size_t place = 0;
-          for (int64_t end = tokens[0]; row[0] >= end; end += tokens[++place]) {
+          size_t process = 0;
+          for (int64_t end = tokens[0]; row[0] >= end; end += tokens[++process]) {
           }
-          ++loads[place][row[1]];
+          ++tokens_per_expert[process][row[1]];
         }
-        CHECK_FALSE(model::choose_lent(loads).empty());
+        CHECK_FALSE(model::choose_shadowed(tokens_per_expert).empty());
         check_same(input, kRoundingOfMany);
       }
     }
@@ -329,7 +331,7 @@ TEST_CASE("an expert sees on many ranks the rows of one rank, in their order", "
     const Input input = random_input(router, {16, 16, 16, 16}, 8);
     const Seen one = rows_seen_by_one(input);
     const Seen many = rows_seen_by_many(input);
-    CHECK((many.loads == one.loads));
+    CHECK((many.tokens_per_expert == one.tokens_per_expert));
     CHECK(at::equal(many.rows, one.rows));
   }
 }

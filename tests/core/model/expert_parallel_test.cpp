@@ -115,10 +115,10 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
 // Every rank's result, put together.
 Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
   const TimeLimit limit(kSeconds);
-  const auto places = static_cast<int64_t>(run.sequences.size());
+  const auto processes = static_cast<int64_t>(run.sequences.size());
   std::vector<Result> results(run.sequences.size());
-  dist::run_as_threads(places, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(places, comm.rank(), 1, run.logical_ranks, kExperts);
+  dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    const auto layout = dist::make_layout(processes, comm.rank(), 1, run.logical_ranks, kExperts);
     Llama model = Llama::load(checkpoint, layout);
     model.set_group(&comm);
     const int64_t begin =
@@ -126,8 +126,8 @@ Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
     results[comm.rank()] = step(model, run, begin, run.sequences[comm.rank()]);
   });
   Result all = results.front();
-  for (size_t place = 1; place < results.size(); ++place) {
-    const Result& one = results[place];
+  for (size_t process = 1; process < results.size(); ++process) {
+    const Result& one = results[process];
     all.hidden = at::cat({all.hidden, one.hidden});
     all.losses += one.losses;
     for (auto& [name, gradient] : all.gradients) {
@@ -178,10 +178,10 @@ TEST_CASE("a model computes and learns the same on one rank and on many", "[mode
   for (const char* router :
        {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+fr"}) {
     for (const int64_t ranks : {4, 8}) {
-      for (const int64_t places : {2, 4}) {
-        INFO(router << ", W " << ranks << ", " << places << " processes");
+      for (const int64_t processes : {2, 4}) {
+        INFO(router << ", W " << ranks << ", " << processes << " processes");
         Run run{router, ranks};
-        run.sequences.assign(places, 8 / places);
+        run.sequences.assign(processes, 8 / processes);
         check_same(checkpoint, run);
       }
     }
@@ -240,16 +240,16 @@ TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[mo
   const io::Checkpoint written = mixture(dir, shape);
   const auto file_bytes =
       static_cast<int64_t>(std::filesystem::file_size(dir / "moe/model.safetensors"));
-  for (const int64_t places : {1, 2, 4}) {
+  for (const int64_t processes : {1, 2, 4}) {
     const io::Checkpoint checkpoint(dir / "moe");
-    const auto layout = dist::make_layout(places, places - 1, 1, kExperts, kExperts);
+    const auto layout = dist::make_layout(processes, processes - 1, 1, kExperts, kExperts);
     const int64_t before = mapped_bytes(dir / "moe");
     const Llama model = Llama::load(checkpoint, layout);
     const int64_t still_mapped = mapped_bytes(dir / "moe") - before;
-    CHECK(model.parameters()[7].tensor.size(0) == kExperts / places);
-    CHECK(model.clone().parameters()[7].tensor.size(0) == kExperts / places);
+    CHECK(model.parameters()[7].tensor.size(0) == kExperts / processes);
+    CHECK(model.clone().parameters()[7].tensor.size(0) == kExperts / processes);
     CHECK(Llama::without_weights(model.config(), layout).parameters()[7].tensor.size(0) ==
-          kExperts / places);
+          kExperts / processes);
     // Memory holds a weight once: what was read of the file is given back, tensor by tensor, but
     // for the pages that the kernel maps around those that are touched, up to 64 KiB a tensor.
     CHECK(still_mapped < file_bytes / 4);
