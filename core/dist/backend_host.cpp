@@ -62,10 +62,14 @@ class HostBackend : public c10d::Backend {
   HostBackend(const Membership& membership, const BackendPlace& place)
       : c10d::Backend(static_cast<int>(place.rank), static_cast<int>(place.size)),
         members_(membership.roll.members()),
-        memory_(*membership.store, place.name + "memory", place.rank, place.size,
-                static_cast<size_t>(place.size * place.size) * sizeof(ByteRing), membership.timeout,
-                [this] { expect_all(); }),
-        rings_(static_cast<ByteRing*>(memory_.data())) {}
+        memory_(share_memory({*membership.store, place.name + "memory", place.rank, place.size,
+                              membership.pool.get(), membership.timeout, [this] { expect_all(); }},
+                             all_rings_bytes(place.size))) {
+    const uint64_t capacity = ring_capacity(size_), bytes = ByteRing::bytes_for(capacity);
+    for (int ring = 0; ring < size_ * size_; ++ring) {
+      rings_.emplace_back(static_cast<std::byte*>(memory_.data()) + ring * bytes, capacity);
+    }
+  }
 
   const std::string getBackendName() const override { return "host"; }
   void setTimeout(std::chrono::milliseconds /*timeout*/) override {}  // who waits knows how long
@@ -186,8 +190,8 @@ class HostBackend : public c10d::Backend {
   }
 
   std::vector<Member> members_;
-  SharedMemory memory_;
-  ByteRing* rings_;  // [from][to]
+  Mapping memory_;
+  std::vector<ByteRing> rings_;  // [from][to], in memory_
   std::deque<c10::intrusive_ptr<HostWork>> queue_;
 };
 

@@ -17,6 +17,9 @@ BackendPointer make_nccl(const Membership& membership, const BackendPlace& place
                          at::Device device) {
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read by the constructor below
+  if (are_on_one_host(membership.roll.members())) {
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // else its sockets are open to the network
+  }
   const auto options = ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout);
   const auto backend = c10::make_intrusive<ProcessGroupNCCL>(

@@ -11,19 +11,19 @@ namespace moe::dist {
 class C10dStore : public Store {
  public:
   // patience 0: it cannot fail to answer, being of this process.
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, uint16_t port, Seconds patience)
-      : store_(std::move(store)), port_(port), patience_(patience) {}
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, bool is_private, Seconds patience)
+      : store_(std::move(store)), is_private_(is_private), patience_(patience) {}
 
   void set(const std::string& key, const std::string& text) override;
   void append(const std::string& key, const std::string& text) override;
   std::optional<std::string> read(const std::string& key) override;
-  uint16_t port() const override { return port_; }
+  bool is_private() const override { return is_private_; }
 
   const c10::intrusive_ptr<c10d::Store>& c10d() const { return store_; }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  uint16_t port_;
+  bool is_private_;
   Seconds patience_;
   std::atomic<bool> is_silent_ = false;  // also asked by the thread of own_work.h
 

@@ -55,7 +55,7 @@ std::vector<std::string> environment_with(const Variables& added) {
 
 // The way from fork to exec: nothing here allocates, for other threads held locks when we forked.
 [[noreturn]] void become_rank(char** arguments, char** environment, pid_t parent, pid_t group,
-                              int standard_error) {
+                              int standard_error, const std::vector<int>& inherited) {
   setpgid(0, group);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) {  // it died before we asked to be told
@@ -67,6 +67,9 @@ std::vector<std::string> environment_with(const Variables& added) {
     dup2(nothing, STDOUT_FILENO);
     dup2(standard_error, STDERR_FILENO);
   }
+  for (const int descriptor : inherited) {
+    fcntl(descriptor, F_SETFD, 0);  // not closed on exec
+  }
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -76,7 +79,9 @@ std::vector<std::string> environment_with(const Variables& added) {
 
 }  // namespace
 
-Child::Child(int64_t rank, const Variables& variables, pid_t group, bool speaks) : rank_(rank) {
+Child::Child(int64_t rank, const Variables& variables, pid_t group, bool speaks,
+             const std::vector<int>& inherited)
+    : rank_(rank) {
   std::vector<std::string> arguments = own_arguments();
   std::vector<std::string> environment = environment_with(variables);
   const std::vector<char*> argument_pointers = pointers_to(arguments);
@@ -92,7 +97,7 @@ Child::Child(int64_t rank, const Variables& variables, pid_t group, bool speaks)
   pid_ = fork();
   if (pid_ == 0) {
     become_rank(const_cast<char**>(argument_pointers.data()),
-                const_cast<char**>(environment_pointers.data()), parent, group, ends[1]);
+                const_cast<char**>(environment_pointers.data()), parent, group, ends[1], inherited);
   }
   const int error = errno;
   if (!speaks) {

@@ -14,8 +14,10 @@ namespace moe::dist {
 class Child {
  public:
   // `group`: the process group that it joins, 0 = one of its own. Standard error of a rank that
-  // does not speak comes here, its input is empty, and what it prints is dropped.
-  Child(int64_t rank, const Variables& variables, pid_t group, bool speaks);
+  // does not speak comes here, its input is empty, and what it prints is dropped. Of the
+  // descriptors of this process it has the standard streams and those in `inherited`.
+  Child(int64_t rank, const Variables& variables, pid_t group, bool speaks,
+        const std::vector<int>& inherited);
   ~Child();
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;

@@ -10,7 +10,10 @@
 namespace moe::dist {
 namespace {
 
-constexpr const char* kLaunchedByMoe = "MOE_LAUNCHED";
+// Of our own launcher.
+constexpr const char* kInheritedStore = "MOE_STORE_DESCRIPTOR";
+constexpr const char* kInheritedMemory = "MOE_MEMORY_DESCRIPTOR";
+constexpr int64_t kFirstDescriptor = 3, kMostDescriptors = 1 << 20;  // 0 to 2: standard streams
 // Below 32768, where Linux begins to give ports to whoever asks.
 constexpr uint32_t kFirstPort = 20000, kPorts = 12000;
 
@@ -128,7 +131,9 @@ uint16_t port_of_job(const std::string& job) {
 }
 
 void read_store(const Reader& reader, const Words& words, Environment& environment) {
-  const std::string job = reader.text(words.job) + "." + reader.text("SLURM_STEP_ID");
+  const bool is_torchrun = words.rank == kTorchrun.rank;
+  const std::string job =
+      reader.text(words.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
   const bool is_given = reader.has("MASTER_ADDR") && !reader.text("MASTER_ADDR").empty();
   if (is_given) {
     environment.store_host = reader.text("MASTER_ADDR");
@@ -139,7 +144,7 @@ void read_store(const Reader& reader, const Words& words, Environment& environme
         environment.launcher, environment.size);
   }
   const auto port = reader.maybe("MASTER_PORT", 1, 65535);
-  if (!port && words.rank == kTorchrun.rank) {
+  if (!port && is_torchrun) {
     throw UserError(
         "the environment has RANK but no MASTER_PORT; set it to a port that is free on rank 0's "
         "host, the same for all ranks");
@@ -147,9 +152,9 @@ void read_store(const Reader& reader, const Words& words, Environment& environme
   environment.store_port = port ? static_cast<uint16_t>(*port) : port_of_job(job);
   const std::string served = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   environment.store_is_served = served == "True" || served == "true" || served == "1";
-  // A restarted run must not read what the one before left in the agent's store.
-  environment.run_name = fmt::format("moe/{}/{}/", reader.text("TORCHELASTIC_RUN_ID"),
-                                     reader.text("TORCHELASTIC_RESTART_COUNT"));
+  // A restarted run must not read what the one before left in the agent's store, and another job
+  // that was given the same port must not be taken for this one.
+  environment.run_name = fmt::format("moe/{}/{}/", job, reader.text("TORCHELASTIC_RESTART_COUNT"));
 }
 
 }  // namespace
@@ -161,10 +166,17 @@ Environment read_environment(const Variables& variables) {
   if (!words) {
     return environment;
   }
-  environment.launcher = reader.has(kLaunchedByMoe) ? "moe" : words->launcher;
+  const bool is_ours = reader.has(kInheritedStore);
+  environment.launcher = is_ours ? "moe" : words->launcher;
   read_rank(reader, *words, environment);
   environment.interface = reader.text("GLOO_SOCKET_IFNAME");
-  if (!environment.is_alone()) {
+  if (is_ours) {
+    for (const auto& [name, number] :
+         {std::pair(kInheritedStore, &environment.inherited.store),
+          std::pair(kInheritedMemory, &environment.inherited.memory)}) {
+      *number = static_cast<int>(reader.number(name, kFirstDescriptor, kMostDescriptors));
+    }
+  } else if (!environment.is_alone()) {
     read_store(reader, *words, environment);
   }
   return environment;
@@ -182,17 +194,13 @@ Variables process_variables() {
   return variables;
 }
 
-Variables launched_variables(int64_t rank, int64_t size, uint16_t store_port) {
-  return {{kLaunchedByMoe, "1"},
+Variables launched_variables(int64_t rank, int64_t size, const Inherited& inherited) {
+  return {{kInheritedStore, fmt::format("{}", inherited.store)},
+          {kInheritedMemory, fmt::format("{}", inherited.memory)},
           {kTorchrun.rank, fmt::format("{}", rank)},
           {kTorchrun.size, fmt::format("{}", size)},
           {kTorchrun.local_rank, fmt::format("{}", rank)},
-          {kTorchrun.local_size, fmt::format("{}", size)},
-          {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", fmt::format("{}", store_port)},
-          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-          {kTorchrun.job, "moe"},
-          {"TORCHELASTIC_RESTART_COUNT", "0"}};
+          {kTorchrun.local_size, fmt::format("{}", size)}};
 }
 
 }  // namespace moe::dist

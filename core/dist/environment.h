@@ -12,6 +12,12 @@ namespace moe::dist {
 
 using Variables = std::map<std::string, std::string>;
 
+// Numbers of the descriptors that `moe --ranks` leaves to its ranks; -1: none.
+struct Inherited {
+  int store = -1;   // inherited_store()
+  int memory = -1;  // MemoryPool
+};
+
 struct Environment {
   std::string launcher;  // "moe", "torchrun", "mpirun" or "srun"; "" = this process is alone
   int64_t rank = 0, size = 1;
@@ -20,6 +26,7 @@ struct Environment {
   uint16_t store_port = 0;
   bool store_is_served = false;  // by the launcher; else rank 0 serves it
   std::string run_name;          // before our keys in a store that others use too
+  Inherited inherited;           // from the launcher of --ranks, whose store is no port
   std::string interface;         // GLOO_SOCKET_IFNAME; "" = the one that leads to store_host
 
   bool is_alone() const { return size == 1; }
@@ -32,8 +39,7 @@ Environment read_environment(const Variables& variables);
 // Those of this process.
 Variables process_variables();
 
-// What `moe --ranks` gives rank `rank` of `size` local processes, for read_environment there: the
-// words of torchrun, which serves the store too.
-Variables launched_variables(int64_t rank, int64_t size, uint16_t store_port);
+// What `moe --ranks` gives rank `rank` of `size` local processes, for read_environment there.
+Variables launched_variables(int64_t rank, int64_t size, const Inherited& inherited);
 
 }  // namespace moe::dist

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/dist/child.h"
 #include "core/dist/roll_call.h"
+#include "core/dist/shared_memory.h"
 
 namespace moe::dist {
 namespace {
@@ -20,6 +21,9 @@ constexpr int kInterrupted = 130;  // exit code of main()
 constexpr Seconds kOnTheWay{15};   // for the others to come where they miss one that ended badly
 constexpr Seconds kLastWords{5};   // for them all, once one has said where that is
 constexpr Seconds kAfterTerm{2};   // from SIGTERM to SIGKILL
+// The rings of a Comm are at most 16 MiB a rank (ring_capacity); a rank is in all, in its group and
+// among its replicas. Only what is written takes memory.
+constexpr size_t kPoolBytesARank = size_t{128} << 20;
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
@@ -53,8 +57,8 @@ int usable_cores() {
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-Variables variables_of(int64_t rank, const RankSettings& settings, uint16_t port) {
-  Variables variables = launched_variables(rank, settings.ranks, port);
+Variables variables_of(int64_t rank, const RankSettings& settings, const Inherited& inherited) {
+  Variables variables = launched_variables(rank, settings.ranks, inherited);
   const Variables own = process_variables();
   if (settings.threads == 0 && own.count("OMP_NUM_THREADS") == 0) {
     variables["OMP_NUM_THREADS"] =
@@ -67,12 +71,15 @@ class Launcher {
  public:
   explicit Launcher(const RankSettings& settings)
       : settings_(settings),
-        store_(serve_store(0, read_environment(launched_variables(0, settings.ranks, 1)).run_name,
-                           timeout())),
+        store_file_(make_memory_file()),
+        memory_(MemoryPool::make(static_cast<size_t>(settings.ranks) * kPoolBytesARank)),
+        store_(inherited_store(store_file_, timeout())),
         roll_(store_, -1, settings.ranks) {
+    const Inherited inherited{store_file_.get(), memory_.get()};
     for (int64_t rank = 0; rank < settings.ranks; ++rank) {
-      children_.emplace_back(rank, variables_of(rank, settings, store_->port()),
-                             children_.empty() ? 0 : children_.front().pid(), rank == 0);
+      children_.emplace_back(rank, variables_of(rank, settings, inherited),
+                             children_.empty() ? 0 : children_.front().pid(), rank == 0,
+                             std::vector<int>{inherited.store, inherited.memory});
     }
   }
 
@@ -233,8 +240,9 @@ class Launcher {
                                  : fmt::format("rank {} is gone ({})", killed->rank, killed->text));
   }
 
-  HeldSignals signals_;  // before the store starts its thread
+  HeldSignals signals_;  // before the store starts a thread
   RankSettings settings_;
+  Descriptor store_file_, memory_;  // the ranks inherit both
   std::shared_ptr<Store> store_;
   RollCall roll_;
   std::vector<Child> children_;

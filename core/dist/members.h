@@ -2,10 +2,9 @@
 // Who the ranks are: host and process of each, so that a failure has a name, and whether a process
 // of this machine still lives.
 
+#include <cstdint>
 #include <string>
 #include <vector>
-
-#include "core/dist/store.h"
 
 namespace moe::dist {
 
@@ -20,11 +19,10 @@ enum class Life { kUnknown, kAlive, kStopped, kGone };  // unknown: on another m
 Member this_member(const std::string& address);
 Life life_of(const Member& member);
 
+// They share a machine and an address (in network namespaces of one machine they do not).
+bool are_on_one_host(const std::vector<Member>& members);
+
 // "rank 2 (host h, pid 41)".
 std::string describe(int64_t rank, const Member& member);
-
-// The address from which packets to `host` leave: the one that other hosts of the run reach.
-// UserError when nothing leads there.
-std::string address_towards(const std::string& host, uint16_t port);
 
 }  // namespace moe::dist

@@ -11,6 +11,7 @@
 #include "core/dist/backends.h"
 #include "core/dist/own_work.h"
 #include "core/dist/solo.h"
+#include "core/dist/wait_clock.h"
 
 namespace moe::dist {
 namespace {
@@ -72,8 +73,8 @@ std::string describe(const Place& place, const char* operation) {
 
 // A wait that takes long.
 struct Waiting {
-  Clock::time_point begin;
-  Seconds patience;  // from begin on
+  Seconds patience;
+  WaitClock clock = {};
 };
 
 class ProcessComm : public Comm, public Impatient {
@@ -176,15 +177,13 @@ BackendPointer ProcessComm::connect() {
   }
 }
 
-// Its ranks share a machine and an address (not so in network namespaces), and nobody has asked for
-// an interface.
+// Nobody has asked for an interface, either.
 bool ProcessComm::is_one_host() const {
-  const auto& members = membership_->roll.members();
-  const Member& mine = members[membership_->rank];
-  return membership_->interface.empty() && !mine.machine.empty() &&
-         std::all_of(everybody_.begin(), everybody_.end(), [&](int64_t rank) {
-           return members[rank].machine == mine.machine && members[rank].address == mine.address;
-         });
+  std::vector<Member> members;
+  for (const int64_t rank : everybody_) {
+    members.push_back(membership_->roll.members()[rank]);
+  }
+  return membership_->interface.empty() && are_on_one_host(members);
 }
 
 void ProcessComm::fail(const Verdict& verdict, const std::string& where) {
@@ -204,7 +203,10 @@ void ProcessComm::look_around(const WorkPointer& work, const std::string& where,
   if (work->isCompleted()) {
     return;
   }
-  const double waited_s = since(waiting.begin).count();
+  const double waited_s = waiting.clock.look().count();
+  if (waiting.clock.has_stood_still()) {
+    roll.forgive_silence();
+  }
   const std::string so_far =
       waited_s < 1 ? where : fmt::format("{}, after {:.0f} s", where, waited_s);
   if (has_heard) {
@@ -219,7 +221,7 @@ void ProcessComm::look_around(const WorkPointer& work, const std::string& where,
 }
 
 void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const char* operation) {
-  Waiting waiting{Clock::now(), patience(membership_->timeout)};
+  Waiting waiting{patience(membership_->timeout)};
   const std::string where = describe(its_place, operation);
   std::string broken;
   try {

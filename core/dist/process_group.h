@@ -7,6 +7,7 @@
 
 #include "core/dist/comm.h"
 #include "core/dist/roll_call.h"
+#include "core/dist/shared_memory.h"
 
 namespace moe::dist {
 
@@ -24,8 +25,9 @@ struct Membership {
   RollCall roll;  // after check_in
   int64_t rank, size;
   Seconds timeout;
-  std::string interface;    // of Gloo; "" = by the member's address
-  int64_t store_rank = -1;  // who serves the store; -1: the launcher
+  std::string interface;             // of Gloo; "" = by the member's address
+  std::shared_ptr<MemoryPool> pool;  // for memory in common; null where the launcher left none
+  int64_t store_rank = -1;           // who serves the store; -1: the launcher
   // Backends whose operations will never end; they go with the process.
   std::vector<std::shared_ptr<void>> abandoned;
 

@@ -10,6 +10,8 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/utf8.h"
+#include "core/dist/wait_clock.h"
 
 namespace moe::dist {
 namespace {
@@ -22,14 +24,43 @@ constexpr std::chrono::milliseconds kPause{20};
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
-// One JSON object a line, each appended whole.
-std::vector<Json> lines_of(const std::optional<std::string>& text) {
-  std::vector<Json> lines;
+// What others wrote into the store is hostile until read: of the right type, in its range, of few
+// bytes, and fit for a terminal. UserError where it is not.
+constexpr const char* kStore = "the store of the run";
+constexpr size_t kMostOfText = 4096;  // bytes
+constexpr int64_t kMostRanks = 1 << 20, kMostPid = 1 << 22;
+
+int64_t number_of(const Json& line, const std::string& key, int64_t least, int64_t most) {
+  const int64_t value = get_int(line, key, kStore);
+  if (value < least || value > most) {
+    throw UserError("{}: {} = {}", kStore, key, value);
+  }
+  return value;
+}
+
+// Its lines stay lines.
+std::string text_of(const Json& line, const std::string& key) {
+  std::istringstream stream(get_string(line, key, kStore));
+  std::string text;
+  for (std::string next; text.size() < kMostOfText && std::getline(stream, next);) {
+    text += (text.empty() ? "" : "\n") + printable(next, kMostOfText);
+  }
+  return text;
+}
+
+// What `parse` makes of each line, one JSON object each, appended whole. Lines that it refuses are
+// nobody's of this run, and are left out.
+template <typename Parse>
+auto parse_lines(const std::optional<std::string>& text, const Parse& parse) {
+  std::vector<decltype(parse(Json()))> parsed;
   std::istringstream stream(text.value_or(""));
   for (std::string line; std::getline(stream, line);) {
-    lines.push_back(parse_json(line, "the store of the run"));
+    try {
+      parsed.push_back(parse(parse_json(line, kStore)));
+    } catch (const UserError&) {
+    }
   }
-  return lines;
+  return parsed;
 }
 
 std::string line_of(const Json& json) {
@@ -55,35 +86,37 @@ Verdict verdict_of(const Notice& notice, const std::string& name) {
 }
 
 struct Arrival {
+  int64_t rank = 0;
   Member member;
   std::string version;
   int64_t size = 0;
 };
 
-Json to_json(int64_t rank, const Arrival& arrival) {
+Json to_json(const Arrival& arrival) {
   const Member& member = arrival.member;
-  return {{"rank", rank},
-          {"host", member.host},
-          {"address", member.address},
-          {"machine", member.machine},
-          {"pid", member.pid},
-          {"version", arrival.version},
+  return {{"rank", arrival.rank},      {"host", member.host}, {"address", member.address},
+          {"machine", member.machine}, {"pid", member.pid},   {"version", arrival.version},
           {"size", arrival.size}};
+}
+
+Arrival arrival_of(const Json& line) {
+  const int64_t size = number_of(line, "size", 1, kMostRanks);
+  return {number_of(line, "rank", 0, size - 1),
+          {text_of(line, "host"), text_of(line, "address"), text_of(line, "machine"),
+           number_of(line, "pid", 1, kMostPid)},
+          text_of(line, "version"),
+          size};
 }
 
 std::map<int64_t, Arrival> read_arrivals(Store& store) {
   std::map<int64_t, Arrival> arrivals;
-  for (const Json& line : lines_of(store.read("members"))) {
-    const int64_t rank = line.at("rank");
-    const Arrival next{{line.at("host"), line.at("address"), line.at("machine"), line.at("pid")},
-                       line.at("version"),
-                       line.at("size")};
-    const auto [place, is_new] = arrivals.emplace(rank, next);
+  for (const Arrival& next : parse_lines(store.read("members"), arrival_of)) {
+    const auto [place, is_new] = arrivals.emplace(next.rank, next);
     if (!is_new) {
       throw UserError(
           "two processes say that they are {} and {}: another run uses the same MASTER_ADDR and "
           "MASTER_PORT; give each run a port of its own",
-          describe(rank, place->second.member), describe(rank, next.member));
+          describe(next.rank, place->second.member), describe(next.rank, next.member));
     }
   }
   return arrivals;
@@ -132,8 +165,8 @@ RollCall::RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size)
     : store_(std::move(store)), rank_(rank), size_(size) {}
 
 void RollCall::check_in(const Member& me, const std::string& version, Seconds timeout) {
-  const auto begin = Clock::now();
-  store_->append("members", line_of(to_json(rank_, {me, version, size_})));
+  WaitClock clock;
+  store_->append("members", line_of(to_json({rank_, me, version, size_})));
   std::map<int64_t, Arrival> arrivals;
   for (;;) {
     arrivals = read_arrivals(*store_);
@@ -145,7 +178,7 @@ void RollCall::check_in(const Member& me, const std::string& version, Seconds ti
     if (!bad_news(verdict).empty()) {
       throw RankFailed(verdict, verdict.text + ": before all ranks had come");
     }
-    if (since(begin) > timeout) {
+    if (clock.look() > timeout) {
       throw_missing(arrivals, size_, timeout);
     }
     std::this_thread::sleep_for(kPause);
@@ -156,15 +189,17 @@ void RollCall::check_in(const Member& me, const std::string& version, Seconds ti
   }
 }
 
+// Said once, for a store in a file keeps whatever was ever said.
 void RollCall::wait_at(const std::string& operation) {
-  store_->set(waits_key(rank_), operation);
-  is_noted_ = true;
+  if (noted_ != operation) {
+    store_->set(waits_key(rank_), operation);
+    noted_ = operation;
+  }
 }
 
 void RollCall::go_on() {
-  if (is_noted_) {
-    store_->set(waits_key(rank_), "");
-    is_noted_ = false;
+  if (!noted_.empty()) {
+    wait_at("");
   }
 }
 
@@ -178,6 +213,12 @@ bool RollCall::is_at_own_work(int64_t rank, Seconds recent) {
     told = {count, Clock::now()};
   }
   return !told.count.empty() && since(told.heard) < recent;
+}
+
+void RollCall::forgive_silence() {
+  for (auto& [rank, told] : others_told_) {
+    told.heard = Clock::now();
+  }
 }
 
 bool RollCall::is_waiting(int64_t rank) {
@@ -198,12 +239,13 @@ void RollCall::give_notice(const Notice& notice) {
 }
 
 std::vector<Notice> RollCall::notices() {
-  std::vector<Notice> notices;
-  for (const Json& line : lines_of(store_->read("notices"))) {
-    notices.push_back({line.at("rank"), static_cast<Ending>(line.at("ending").get<int>()),
-                       line.at("culprit"), line.at("text"), line.at("sentence")});
-  }
-  return notices;
+  return parse_lines(store_->read("notices"), [this](const Json& line) -> Notice {
+    constexpr auto kLast = static_cast<int64_t>(Ending::kAffected);
+    return {number_of(line, "rank", 0, size_ - 1),
+            static_cast<Ending>(number_of(line, "ending", 0, kLast)),
+            number_of(line, "culprit", -1, size_ - 1), text_of(line, "text"),
+            text_of(line, "sentence")};
+  });
 }
 
 std::string RollCall::bad_news(Verdict& verdict) {
@@ -298,7 +340,7 @@ std::optional<Verdict> RollCall::who_is_late(const std::vector<int64_t>& among, 
   for (const int64_t rank : among) {
     if (rank != rank_) {
       return Verdict{rank, fmt::format("{} waits elsewhere ({})", name(rank),
-                                       store_->read(waits_key(rank)).value_or(""))};
+                                       printable(store_->read(waits_key(rank)).value_or("")))};
     }
   }
   return Verdict{-1, "nobody came"};

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "core/dist/members.h"
+#include "core/dist/store.h"
 
 namespace moe::dist {
 
@@ -56,6 +57,8 @@ class RollCall {
 
   void wait_at(const std::string& operation);  // where this rank waits, once it takes long
   void go_on();                                // it waits no more
+  // This process stood still (Ctrl-Z), and so may the others have: their silence counts from now.
+  void forgive_silence();
   // Works on its own and may be late (own_work.h); said again and again meanwhile, from one thread.
   void tell_own_work();
 
@@ -87,8 +90,8 @@ class RollCall {
   std::shared_ptr<Store> store_;
   int64_t rank_, size_;
   std::vector<Member> members_;  // empty before check_in
-  bool is_noted_ = false;
-  int64_t told_ = 0;  // of tell_own_work
+  std::string noted_;            // where others read that we wait
+  int64_t told_ = 0;             // of tell_own_work
   struct Told {
     std::string count;
     std::chrono::steady_clock::time_point heard;  // by our clock, when it last changed

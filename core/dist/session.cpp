@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Flags.h>
+#include <fcntl.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "core/dist/addresses.h"
 #include "core/dist/environment.h"
 #include "core/dist/launch.h"
 #include "core/dist/process_group.h"
@@ -32,6 +34,11 @@ void check(const RankSettings& settings, const Environment& environment) {
   }
 }
 
+// Whether the store ends with this process.
+bool is_server(const Environment& environment) {
+  return environment.rank == 0 && !environment.store_is_served && environment.launcher != "moe";
+}
+
 at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
   if (!settings.on_cuda) {
     return at::kCPU;
@@ -43,11 +50,21 @@ at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
   return device;
 }
 
-std::shared_ptr<Store> open_store(const Environment& environment, Seconds timeout) {
-  return !environment.store_is_served && environment.rank == 0
-             ? serve_store(environment.store_port, environment.run_name, timeout)
-             : reach_store(environment.store_host, environment.store_port, environment.run_name,
-                           timeout);
+// What the launcher of --ranks left to this process, and what programs that it starts do not get.
+Descriptor take_inherited(int number) {
+  fcntl(number, F_SETFD, FD_CLOEXEC);
+  return Descriptor(number);
+}
+
+std::shared_ptr<Store> open_store(const Environment& environment, const Descriptor& inherited,
+                                  Seconds timeout) {
+  if (inherited.is_open()) {
+    return inherited_store(inherited, timeout);
+  }
+  return is_server(environment) ? serve_store(environment.store_host, environment.store_port,
+                                              environment.run_name, timeout)
+                                : reach_store(environment.store_host, environment.store_port,
+                                              environment.run_name, timeout);
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -113,8 +130,7 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
   try {
     roll.give_notice(end.notice);
     say(environment, roll, end.notice);
-    const bool is_server = environment.rank == 0 && !environment.store_is_served;
-    if (is_server || end.notice.ending == Ending::kInterrupted) {
+    if (is_server(environment) || end.notice.ending == Ending::kInterrupted) {
       const bool is_affected = end.notice.ending == Ending::kAffected;
       roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
       std::this_thread::sleep_for(kReading);
@@ -133,14 +149,18 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
   if (process_variables().count("TORCH_CPP_LOG_LEVEL") == 0) {
     FLAGS_caffe2_log_level = 3;  // fatal: c10d's warnings are of what we say better
   }
-  const auto store = open_store(environment, timeout);
+  const Descriptor store_file = take_inherited(environment.inherited.store);
+  const auto store = open_store(environment, store_file, timeout);
   const auto membership =
       std::make_shared<Membership>(store, environment.rank, environment.size, timeout);
   membership->interface = environment.interface;
-  membership->store_rank = environment.store_is_served ? -1 : 0;
+  membership->store_rank = environment.store_is_served || store_file.is_open() ? -1 : 0;
   RollCall& roll = membership->roll;
   std::exception_ptr failure;
   try {
+    if (environment.inherited.memory >= 0) {
+      membership->pool = std::make_shared<MemoryPool>(take_inherited(environment.inherited.memory));
+    }
     roll.check_in(this_member(address_towards(environment.store_host, environment.store_port)),
                   fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION), timeout);
     const auto comm = process_comm(membership, device);
@@ -153,7 +173,7 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
     end_process(environment, roll, end_by(failure, environment.rank));
   }
   roll.give_notice({environment.rank, Ending::kDone});
-  if (environment.rank == 0 && !environment.store_is_served) {
+  if (is_server(environment)) {
     roll.wait_for_notices(timeout);
   }
 }

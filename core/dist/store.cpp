@@ -1,38 +1,51 @@
 #include "core/dist/store.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <future>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/base/error.h"
+#include "core/dist/addresses.h"
 #include "core/dist/c10d_store.h"
+#include "core/dist/wait_clock.h"
 
 namespace moe::dist {
 namespace {
 
+constexpr int kNobodyRemovesIt = -1;  // FileStore's number of processes, the last removes the file
+constexpr std::chrono::milliseconds kGlance{100};  // between looks at the clock
+
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-c10d::TCPStoreOptions options_of(uint16_t port, bool is_server, Seconds timeout) {
+std::chrono::milliseconds whole(Seconds timeout) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+}
+
+c10d::TCPStoreOptions options_of(uint16_t port, Seconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
-  options.isServer = is_server;
   options.waitWorkers = false;
-  options.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  options.timeout = whole(timeout);
   return options;
 }
 
 std::shared_ptr<Store> prefixed(const c10::intrusive_ptr<c10d::TCPStore>& store,
                                 const std::string& prefix, Seconds patience) {
-  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store),
-                                     store->getPort(), patience);
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store), false,
+                                     patience);
 }
 
 }  // namespace
 
 // c10d's client waits for an answer as long as TCP does, which is a quarter of an hour on a cut
-// line: it waits in a thread that is left behind when it takes too long.
+// line, and for a file's lock as long as another rank that was stopped holds it: it waits in a
+// thread that is left behind when it takes too long.
 template <typename Work>
 auto C10dStore::ask(Work work) {
   if (patience_ == Seconds{0}) {
@@ -43,7 +56,10 @@ auto C10dStore::ask(Work work) {
   auto answer = task->get_future();
   if (!is_silent_) {
     std::thread([task] { (*task)(); }).detach();
-    is_silent_ = answer.wait_for(patience_) != std::future_status::ready;
+    WaitClock clock;
+    while (answer.wait_for(kGlance) != std::future_status::ready && !is_silent_) {
+      is_silent_ = clock.look() > patience_;
+    }
   }
   if (is_silent_) {
     throw StoreIsSilent("the store of the run does not answer");
@@ -65,27 +81,37 @@ std::optional<std::string> C10dStore::read(const std::string& key) {
       return std::nullopt;
     }
     const std::vector<uint8_t> bytes = store->get(key);
-    return std::string(bytes.begin(), bytes.end());
+    return std::string(bytes.begin(), bytes.begin() + std::min(bytes.size(), kMostBytes));
   });
 }
 
-std::shared_ptr<Store> serve_store(uint16_t port, const std::string& prefix, Seconds timeout) {
-  try {
-    return prefixed(
-        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options_of(port, true, timeout)), prefix,
-        Seconds{0});
-  } catch (const std::exception& error) {
-    throw UserError(
-        "rank 0 cannot listen on port {}, another program has it; set MASTER_PORT to a free one",
-        port);
+std::shared_ptr<Store> inherited_store(const Descriptor& file, Seconds timeout) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid() ||
+      fcntl(file.get(), F_GET_SEALS) < 0) {  // which only files in memory have
+    throw UserError("descriptor {} is not the store of a run that moe --ranks started", file.get());
   }
+  auto store = c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", file.get()),
+                                                    kNobodyRemovesIt);
+  store->setTimeout(whole(timeout));
+  return std::make_shared<C10dStore>(std::move(store), true, timeout / 2);
+}
+
+std::shared_ptr<Store> serve_store(const std::string& host, uint16_t port,
+                                   const std::string& prefix, Seconds timeout) {
+  Listening listening = listen_towards(host, port);
+  c10d::TCPStoreOptions options = options_of(port, timeout);
+  options.isServer = true;
+  options.masterListenFd = listening.socket.release();
+  return prefixed(c10::make_intrusive<c10d::TCPStore>(listening.address, options), prefix,
+                  Seconds{0});
 }
 
 std::shared_ptr<Store> reach_store(const std::string& host, uint16_t port,
                                    const std::string& prefix, Seconds timeout) {
   try {
-    return prefixed(c10::make_intrusive<c10d::TCPStore>(host, options_of(port, false, timeout)),
-                    prefix, timeout / 2);
+    return prefixed(c10::make_intrusive<c10d::TCPStore>(host, options_of(port, timeout)), prefix,
+                    timeout / 2);
   } catch (const std::exception& error) {
     throw UserError(
         "nobody answers at {} port {} for {:g} s; is rank 0 running there, and are MASTER_ADDR and "
@@ -95,8 +121,7 @@ std::shared_ptr<Store> reach_store(const std::string& host, uint16_t port,
 }
 
 std::shared_ptr<Store> local_store() {
-  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::HashStore>(), uint16_t{0},
-                                     Seconds{0});
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::HashStore>(), true, Seconds{0});
 }
 
 }  // namespace moe::dist

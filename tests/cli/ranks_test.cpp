@@ -2,8 +2,18 @@
 // launcher that is played by its environment. What dies and hangs: tests/core/dist/session_test.cpp
 // and tests/slow/ranks.sh.
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
@@ -38,7 +48,154 @@ RunResult run_two(const std::string& first, const std::string& second,
   return {WEXITSTATUS(status), test::read_file(streams / "out"), test::read_file(streams / "err")};
 }
 
+// moe that goes on while the test looks at it, with `variables` set.
+class Started {
+ public:
+  explicit Started(std::vector<std::string> arguments,
+                   const std::map<std::string, std::string>& variables = {})
+      : pid_(fork()) {
+    if (pid_ == 0) {
+      setpgid(0, 0);
+      for (const auto& [name, value] : variables) {
+        setenv(name.c_str(), value.c_str(), 1);
+      }
+      const int out = open((streams_ / "out").c_str(), O_CREAT | O_WRONLY, 0600);
+      const int err = open((streams_ / "err").c_str(), O_CREAT | O_WRONLY, 0600);
+      dup2(out, STDOUT_FILENO);
+      dup2(err, STDERR_FILENO);
+      std::string binary = test::moe_binary();
+      std::vector<char*> words = {binary.data()};
+      for (auto& argument : arguments) {
+        words.push_back(argument.data());
+      }
+      words.push_back(nullptr);
+      execv(words[0], words.data());
+      _exit(127);
+    }
+  }
+  ~Started() {
+    if (!ended_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  Started(const Started&) = delete;
+  Started& operator=(const Started&) = delete;
+
+  pid_t pid() const { return pid_; }
+  std::vector<pid_t> children() const {
+    std::istringstream list(test::read_file("/proc/" + std::to_string(pid_) + "/task/" +
+                                            std::to_string(pid_) + "/children"));
+    return {std::istream_iterator<pid_t>(list), {}};
+  }
+  RunResult wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    ended_ = true;
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            test::read_file(streams_ / "out"), test::read_file(streams_ / "err")};
+  }
+
+ private:
+  test::TempDir streams_;
+  pid_t pid_;
+  bool ended_ = false;
+};
+
+// Whether it became so within 20 s.
+bool becomes(const std::function<bool()>& statement) {
+  for (int look = 0; look < 1000; ++look) {
+    if (statement()) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return false;
+}
+
+// It exchanges bytes with other ranks: their rings are mapped, beside what it inherited.
+bool has_rings(pid_t pid) {
+  std::istringstream maps(test::read_file("/proc/" + std::to_string(pid) + "/maps"));
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/memfd:moe") != std::string::npos) {
+      uint64_t first = 0, last = 0;
+      std::sscanf(line.c_str(), "%lx-%lx", &first, &last);  // NOLINT: the kernel's own numbers
+      if (last - first > (uint64_t{1} << 20)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// The kernel's numbers of the sockets that a process has open.
+std::set<std::string> sockets_of(pid_t pid) {
+  std::set<std::string> sockets;
+  const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::error_code closed_meanwhile;
+    const std::string target = std::filesystem::read_symlink(entry, closed_meanwhile);
+    if (target.rfind("socket:[", 0) == 0) {
+      sockets.insert(target.substr(8, target.size() - 9));
+    }
+  }
+  return sockets;
+}
+
+// Of `sockets`, the TCP addresses where one waits for connections, as the kernel writes them:
+// "0100007F:1234".
+std::vector<std::string> listening(const std::set<std::string>& sockets) {
+  std::vector<std::string> addresses;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::istringstream lines(test::read_file(table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      const std::vector<std::string> fields{std::istream_iterator<std::string>(words), {}};
+      if (fields.size() > 9 && fields[3] == "0A" && sockets.count(fields[9]) > 0) {
+        addresses.push_back(fields[1]);
+      }
+    }
+  }
+  return addresses;
+}
+
+const std::vector<std::string> kLong = {"bench", "comm", "--bytes", "4KiB", "--repeats", "1000000"};
+std::vector<std::string> with(std::vector<std::string> arguments,
+                              const std::vector<std::string>& more) {
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
 }  // namespace
+
+TEST_CASE("a run that moe starts opens no socket at all") {
+  const Started run(with(kLong, {"--ranks", "2"}));
+  REQUIRE(becomes([&] {
+    const auto ranks = run.children();
+    return ranks.size() == 2 && std::all_of(ranks.begin(), ranks.end(), has_rings);
+  }));
+  CHECK(sockets_of(run.pid()).empty());
+  for (const pid_t rank : run.children()) {
+    CHECK(sockets_of(rank).empty());
+  }
+}
+
+TEST_CASE("rank 0 of another launcher listens at MASTER_ADDR alone") {
+  const std::string its_port = port(3);
+  const auto variables = [&](const char* rank) -> std::map<std::string, std::string> {
+    return {{"RANK", rank},
+            {"WORLD_SIZE", "2"},
+            {"MASTER_ADDR", "127.0.0.1"},
+            {"MASTER_PORT", its_port}};
+  };
+  const Started first(kLong, variables("0")), second(kLong, variables("1"));
+  REQUIRE(becomes([&] { return has_rings(first.pid()) && has_rings(second.pid()); }));
+  const auto addresses = listening(sockets_of(first.pid()));
+  char expected[32];
+  std::snprintf(expected, sizeof(expected), "0100007F:%04X", std::stoi(its_port));
+  CHECK(addresses == std::vector<std::string>{expected});
+  CHECK(listening(sockets_of(second.pid())).empty());
+}
 
 TEST_CASE("links are measured between ranks that moe starts") {
   const RunResult result =

@@ -136,10 +136,26 @@ TEST_CASE("half an environment, or an impossible one, is refused by name") {
                     Contains("MASTER_PORT='70000'"));
 }
 
-TEST_CASE("what moe gives its own ranks is read back") {
-  const auto there = read_environment(with(srun(), dist::launched_variables(2, 3, 4567)));
+TEST_CASE("what moe gives its own ranks is read back, and is no port") {
+  const auto there = read_environment(with(srun(), dist::launched_variables(2, 3, {7, 8})));
   CHECK((there.launcher == "moe" && there.rank == 2 && there.size == 3 && there.local_rank == 2));
-  CHECK((there.store_is_served && there.store_port == 4567 && there.store_host == "127.0.0.1"));
+  CHECK((there.inherited.store == 7 && there.inherited.memory == 8));
+  CHECK((there.store_port == 0 && there.store_host == "127.0.0.1"));
+  CHECK(read_environment(srun()).inherited.store == -1);
+  for (const char* word : {"2", "-1", "x", ""}) {  // 2: standard error
+    CHECK_THROWS_WITH(read_environment(with(dist::launched_variables(0, 2, {7, 8}),
+                                            {{"MOE_STORE_DESCRIPTOR", word}})),
+                      Contains("MOE_STORE_DESCRIPTOR='" + std::string(word) + "'"));
+  }
+}
+
+TEST_CASE("jobs that were given one port have keys of their own") {
+  const Variables port = {{"MASTER_PORT", "29500"}};
+  const auto first = read_environment(with(open_mpi(), port));
+  const auto second = read_environment(with(with(open_mpi(), port), {{"PMIX_NAMESPACE", "7"}}));
+  CHECK((first.store_port == second.store_port && first.run_name != second.run_name));
+  CHECK(read_environment(with(srun(), {{"SLURM_STEP_ID", "1"}})).run_name !=
+        read_environment(srun()).run_name);
 }
 
 TEST_CASE("a launcher of one process leaves it alone") {

@@ -71,7 +71,7 @@ class StoreThatMovesOn : public Store {
     }
     return text;
   }
-  uint16_t port() const override { return 0; }
+  bool is_private() const override { return store_->is_private(); }
 
   std::function<void()> then;
 
@@ -217,8 +217,45 @@ TEST_CASE("a rank that blames another and ends while one looks is not to blame")
   CHECK(verdict->culprit == 2);
 }
 
-TEST_CASE("the address towards a host is that of the way there") {
-  CHECK(address_towards("127.0.0.1", 29500) == "127.0.0.1");
-  CHECK_THROWS_WITH(address_towards("no.such.host.invalid", 1),
-                    Contains("MASTER_ADDR 'no.such.host.invalid' is no host"));
+TEST_CASE("what is no notice, or out of range, is left out") {
+  const auto store = local_store();
+  auto rolls = checked_in({elsewhere(0), elsewhere(1)}, store);
+  const std::string good = R"("culprit": 1, "text": "t", "sentence": "s"})";
+  for (const std::string& line : std::vector<std::string>{
+           "no JSON", "[1, 2]", "{\"rank\": 1}", R"({"rank": 2, "ending": 3, )" + good,
+           R"({"rank": -1, "ending": 3, )" + good, R"({"rank": 1, "ending": 6, )" + good,
+           R"({"rank": 1, "ending": -1, )" + good, R"({"rank": 1.5, "ending": 3, )" + good,
+           R"({"rank": "1", "ending": 3, )" + good, std::string(1000, '['),
+           std::string("{\"rank\": 1, \"ending\": 3, \"text\": \"\xff\"}"),
+           R"({"rank": 1, "ending": 3, "culprit": 2, "text": "t", "sentence": "s"})"}) {
+    store->append("notices", line + "\n");
+  }
+  Verdict verdict;
+  CHECK(rolls[0].notices().empty());
+  CHECK(rolls[0].bad_news(verdict).empty());
+  // Words are shown, their control characters are not obeyed.
+  store->append(
+      "notices",
+      R"({"rank": 1, "ending": 3, "culprit": 1, "text": "a\u001b[2Jb\nc", "sentence": ""})"
+      "\n");
+  CHECK(rolls[0].bad_news(verdict) == "rank 1 (host h1, pid 101) failed (a?[2Jb\nc)");
+  store->append("notices", R"({"rank": 0, "ending": 0, "culprit": 0, "text": ")" +
+                               std::string(2 << 20, 'x') + "\"}\n");
+  CHECK(rolls[0].notices().size() == 1);
+}
+
+TEST_CASE("who says that it came without saying who it is has not come") {
+  const auto store = local_store();
+  for (const char* line : {"{}", "\"rank 0\"", R"({"rank": 0})",
+                           R"({"rank": 0, "host": 1, "address": "", "machine": "", "pid": 1,
+                               "version": "moe", "size": 2})",
+                           R"({"rank": 2, "host": "h", "address": "", "machine": "", "pid": 1, )"
+                           R"("version": "moe", "size": 2})",
+                           R"({"rank": 0, "host": "h", "address": "", "machine": "", "pid": -1, )"
+                           R"("version": "moe", "size": 2})"}) {
+    store->append("members", std::string(line) + "\n");
+  }
+  RollCall roll(store, 1, 2);
+  CHECK_THROWS_WITH(roll.check_in(elsewhere(1), "moe", Seconds{0.2}),
+                    "rank 0 of 2 did not come within 0.2 s of the start");
 }
