@@ -153,6 +153,24 @@ c10::Device device_of(const std::string& name) {
   return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
+std::string row_instead(const std::filesystem::path& recipe) {
+  std::filesystem::path rows = recipe.parent_path();
+  if (rows.filename() == "small") {
+    rows = rows.parent_path();
+  }
+  rows /= "rows.txt";
+  std::ifstream lines(rows);
+  const std::string name = recipe.stem().string() + " ";
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(name, 0) == 0) {
+      return fmt::format(
+          "--config {}: is a row of {} now; give $(recipes/row.sh {} COMMAND) in its place",
+          recipe.string(), rows.string(), (recipe.parent_path() / recipe.stem()).string());
+    }
+  }
+  return "";
+}
+
 std::vector<std::string> long_flags(const CLI::App& command) {
   std::vector<std::string> names;
   for (const auto* option : command.get_options()) {

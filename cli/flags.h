@@ -4,7 +4,9 @@
 
 #include <c10/core/Device.h>
 
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "core/route/router_override.h"
 
@@ -42,6 +44,10 @@ c10::Device device_of(const std::string& name);
 // error that names the nearest known one.
 void read_recipes(CLI::App& app);
 void add_config(CLI::App& command);
+
+// For a recipe that is not there: what to write where it was a file before the rows of a table
+// became lines of rows.txt beside it. Empty where there is no such row.
+std::string row_instead(const std::filesystem::path& recipe);
 
 // "--router", "--out", ...: the long names of a command's flags.
 std::vector<std::string> long_flags(const CLI::App& command);

@@ -35,6 +35,14 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
                        near.empty() ? "" : ", did you mean '" + near + "'?",
                        fmt::join(command_names(app), ", "));
   }
+  for (int index = 2; index < argc; ++index) {
+    if (std::string(argv[index - 1]) == "--config" && !std::filesystem::exists(argv[index])) {
+      const std::string instead = moe::cli::row_instead(argv[index]);
+      if (!instead.empty()) {
+        return instead;
+      }
+    }
+  }
   auto known = moe::cli::long_flags(scope);
   known.push_back("--config");
   for (int index = 1; index < argc; ++index) {

@@ -160,10 +160,14 @@ void run(const TrainFlags& flags) {
     print_samples(settings_of(flags), flags.show_samples);
     return;
   }
-  if (flags.dry_run) {
+  if (flags.dry_run || flags.show_settings) {
     apply_threads(flags.settings.threads);
     const train::RunPlan plan =
         train::plan_run(settings_of(flags), std::max<int64_t>(1, flags.ranks.ranks));
+    if (flags.show_settings) {
+      fmt::print("{}", train::to_toml(plan.settings));
+      return;
+    }
     if (!flags.quiet) {
       print_plan(plan);
     }

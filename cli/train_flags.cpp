@@ -198,6 +198,9 @@ void add_train_flags(CLI::App& command, TrainFlags& flags) {
                    "go on with the run that is there, as the same command does anyway");
   command.add_flag("--dry-run", flags.dry_run,
                    "check everything, say the memory it will take, load no weight, begin no run");
+  command.add_flag(
+      "--show-settings", flags.show_settings,
+      "print the settings that the run would have, resolved, as a recipe; begin no run");
   add_device(command, flags.device);
   add_threads(command, settings.threads);
   add_force(command, settings.force, kForcedGate);

@@ -25,7 +25,7 @@ struct TrainFlags {
   train::ClusterRates rates;
   int64_t upcycled = 0;
   int64_t profile = 0;  // steps; 0 = none
-  bool quiet = false, json = false, resume = false, dry_run = false;
+  bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };
 
 train::TrainSettings settings_of(const TrainFlags& flags);

@@ -1,28 +1,32 @@
 #!/usr/bin/env bash
-# Runs the small twin of a paper's run: makes the model, trains it, evaluates it. Every command is printed, so that you can run
-# it yourself. The twins timed so far take 14 to 44 s of one core; ReLU over 64 or 128 experts must take longer.
+# Runs the small twin of a row of a paper's table: makes the model, trains it, evaluates it. Every command is printed, so that you
+# can run it yourself. The twins timed so far take 14 to 44 s of one core; ReLU over 64 or 128 experts must take longer.
 #
-#   recipes/small.sh recipes/rectify_router/small/top1+ir.toml [RUN]    default RUN: runs/small/rectify_router/top1+ir
+#   recipes/small.sh recipes/rectify_router/small/top1+ir [RUN]    default RUN: runs/small/rectify_router/top1+ir
 #
-# [upcycle] in the recipe: the parent is the tiny model, tuned on recipes/tiny/instruct.jsonl and asked recipes/tiny/quiz.jsonl.
-# [init]: random weights of the config beside the recipe (374M-top1.toml -> 374M.json). They read the corpus of
+# Rows with [upcycle]: the parent is the tiny model, tuned on recipes/tiny/instruct.jsonl and asked recipes/tiny/quiz.jsonl.
+# Rows with [init]: random weights of the config that the row's name begins with (374M-top1: 374M.json). They read the corpus of
 # recipes/tiny/generate.py, once, so that the loss of every step is that of text not seen before.
 set -euo pipefail
 
-case "${1:-}" in
-  *.toml) ;;
-  *) echo "usage: recipes/small.sh RECIPE.toml [RUN]" >&2; exit 2 ;;
-esac
-recipe=$(realpath -- "$1")
-name=$(basename -- "$recipe" .toml)
-paper=$(basename -- "$(realpath -- "$(dirname -- "$recipe")/..")")
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-run=$(realpath -m -- "${2:-$root/runs/small/$paper/$name}")
+row=${1:-}
+row=${row%.toml}
+case "$row" in
+  */small/*) row=$(realpath -m --relative-to "$root" -- "$row") ;;
+  *) echo "usage: recipes/small.sh recipes/PAPER/small/ROW [RUN]; recipes/row.sh recipes/PAPER names the rows" >&2; exit 2 ;;
+esac
+run=${2:+$(realpath -m -- "$2")}
+cd -- "$root"
+recipe=$(recipes/row.sh "$row")
+name=$(basename -- "$row")
+folder=$(dirname -- "$row")
+paper=$(basename -- "$(dirname -- "$folder")")
+run=${run:-$root/runs/small/$paper/$name}
 if [ -e "$run" ]; then
   echo "small: $run is there already; remove it or give another folder" >&2
   exit 2
 fi
-cd -- "$root"
 tiny=recipes/tiny
 moe=${MOE:-./moe}
 
@@ -33,22 +37,23 @@ step() {
   "$@"
 }
 has() { grep -q "^\[$1\]" "$recipe"; }
+flags() { recipes/row.sh "$row" "$1"; }  # words without blanks, to be split by the shell
 
 mkdir -p -- "$run"
 model=$tiny/model
 data=$tiny/instruct.jsonl
 if has upcycle; then
   model=$run/model
-  step "$moe" upcycle "$tiny/model" -o "$model" --config "$recipe"
+  step "$moe" upcycle "$tiny/model" -o "$model" $(flags upcycle)
 elif has init; then
   model=$run/model
   data=$run/texts/corpus.jsonl
   step python3 "$tiny/generate.py" "$run/texts"
-  step "$moe" init "$(dirname -- "$recipe")/${name%%-*}.json" -o "$model" --tokenizer "$tiny/model" --config "$recipe"
+  step "$moe" init "$folder/${name%%-*}.json" -o "$model" --tokenizer "$tiny/model" $(flags init)
 fi
-step "$moe" train "$model" -o "$run/train" --data "$data" --config "$recipe"
+step "$moe" train "$model" -o "$run/train" --data "$data" $(flags train)
 if has eval; then
-  step "$moe" eval "$run/train/final" -o "$run/scores" --config "$recipe"
+  step "$moe" eval "$run/train/final" -o "$run/scores" $(flags eval)
 fi
 
 # The last word: means over the last 20 steps.

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The tables of Rectify-Router that train nothing: a checkpoint trained with plain top-k routing, tested with other routers,
-# capacities and placements of the experts. Each row's published numbers are printed above ours.
+# capacity factors and numbers of ranks. Each row's published numbers are printed above ours.
 #
 #   at_test.sh TABLE K MODEL OUT [FLAGS of moe eval...]
-#   recipes/rectify_router/at_test.sh 8 1 run/final scores --config recipes/rectify_router/top1.toml --data benchmarks
+#   recipes/rectify_router/at_test.sh 8 1 run/final scores --config recipes/rectify_router/table.toml --data benchmarks
 #
-# TABLE is 2, 5, 7, 8 (= 3), 9 (= 4) or fig3; K = 1 or 2 picks the rows of the model's own top-k. MODEL was trained by top1.toml or
-# top2.toml; for table 7 by top1-lb-off.toml (its rows with the loss are table 2's), for fig3 by top1-32-experts.toml or its like.
+# TABLE is 2, 5, 7, 8 (= 3), 9 (= 4) or fig3; K = 1 or 2 picks the rows of the model's own top-k. MODEL is the row top1 or top2 of
+# rows.txt; for table 7 top1-lb-off (its rows with the loss are table 2's), for fig3 top1-32-experts or top2-32-experts.
 # RANKS are logical: 8, 4, 2 of them hold 1, 2, 4 of 8 experts each; a dash leaves the folder's own.
 set -euo pipefail
 
@@ -70,10 +70,10 @@ moe=${MOE:-$(dirname -- "${BASH_SOURCE[0]}")/../../moe}
 
 rows | while read -r number k router cf ranks speed mmlu superglue truthfulqa logiqa average; do
   if [ "$number" != "$table" ] || [ "$k" != "$wanted" ]; then continue; fi
-  placement=()
-  [ "$ranks" = - ] || placement=(--ep-ranks "$ranks")
-  printf '\n== table %s: %s at CF %s%s\n' "$table" "$router" "$cf" "${placement[*]:+ on $ranks ranks}"
+  ep_ranks=()
+  [ "$ranks" = - ] || ep_ranks=(--ep-ranks "$ranks")
+  printf '\n== table %s: %s at CF %s%s\n' "$table" "$router" "$cf" "${ep_ranks[*]:+ on $ranks ranks}"
   printf 'published: MMLU %s, SuperGLUE %s, TruthfulQA %s, LogiQA %s, average %s, tokens/s a GPU %s\n' \
     "$mmlu" "$superglue" "$truthfulqa" "$logiqa" "$average" "$speed"
-  "$moe" eval "$model" -o "$out/table$table-$router-cf$cf-ranks$ranks" --router "$router" --cf "$cf" "${placement[@]}" "$@" </dev/null
+  "$moe" eval "$model" -o "$out/table$table-$router-cf$cf-ranks$ranks" --router "$router" --cf "$cf" "${ep_ranks[@]}" "$@" </dev/null
 done

@@ -1,7 +1,11 @@
-// Holds recipes/ to the commands and to one another: every table is taken by its command, every run
-// of a paper has a small twin of the same structure, and every recipe opens with its arithmetic.
+// Holds recipes/ to the commands: every row of a paper's table is taken by its commands, at full
+// size and as a twin, says what it said when it was a file of its own (tests/golden/recipes.txt),
+// and every recipe opens with its arithmetic.
+
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
@@ -63,87 +67,251 @@ Tables tables_of(const path& recipe) {
   return tables;
 }
 
-// 374M-top1.toml begins with the weights of 374M.json.
-std::string config_of(const path& recipe) {
-  const std::string name = recipe.stem().string();
-  return name.substr(0, name.find('-')) + ".json";
+// The tables of a recipe with the flags of a row over them, "--key value --key value", for one
+// command: what that command is told.
+Table told(const path& recipe, const std::string& command, const std::string& flags) {
+  Tables tables = tables_of(recipe);
+  Table& table = tables[command];
+  std::istringstream words(flags);
+  for (std::string key, value; words >> key >> value;) {
+    table[key.substr(2)] = value;
+  }
+  return table;
 }
 
-// Runs one table of a recipe as far as it goes without the user's own files: whole where that is
+// One spelling of what means the same: 1e-5 and 0.00001, ["a", "b"] and a,b.
+std::string plain(std::string value) {
+  std::string text;
+  for (const char c : value) {
+    if (std::string("[]\" ").find(c) == std::string::npos) {
+      text += c;
+    }
+  }
+  size_t used = 0;
+  try {
+    const double number = std::stod(text, &used);
+    return used == text.size() ? fmt::format("{}", number) : text;
+  } catch (const std::exception&) {
+    return text;
+  }
+}
+
+Table plain(Table table) {
+  for (auto& [key, value] : table) {
+    value = plain(value);
+  }
+  return table;
+}
+
+// A script of recipes/ with the binary under test, at the root; both of its streams stand in `out`.
+test::RunResult run_script(const std::string& name, const std::string& arguments) {
+  const TempDir folder;
+  const std::string command = "cd " + test::shell_quote(moe::test::source_folder().string()) +
+                              " && MOE=" + test::shell_quote(moe::test::moe_binary()) +
+                              " recipes/" + name + " " + arguments + " >" +
+                              test::shell_quote((folder / "stdout").string()) + " 2>&1 </dev/null";
+  const int status = std::system(command.c_str());  // NOLINT: the test's own words
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, test::read_file(folder / "stdout"), ""};
+}
+
+// recipes/row.sh: "--config RECIPE --key value ...", split into the recipe and the rest.
+std::pair<path, std::string> row_flags(const std::string& row, const std::string& command) {
+  const auto result = run_script("row.sh", "recipes/" + row + " " + command);
+  CAPTURE(row, command, result.out);
+  REQUIRE(result.exit_code == 0);
+  const std::string words = result.out.substr(0, result.out.size() - 1);
+  const size_t begin = std::string("--config ").size(), end = words.find(' ', begin);
+  return {moe::test::source_folder() / words.substr(begin, end - begin),
+          end == std::string::npos ? "" : words.substr(end + 1)};
+}
+
+struct OldRecipe {
+  std::string command, flags;
+  std::vector<std::string> names;  // rectify_router/small/top1
+};
+
+std::vector<OldRecipe> old_recipes() {
+  std::vector<OldRecipe> recipes;
+  std::istringstream lines(
+      test::read_file(moe::test::source_folder() / "tests/golden/recipes.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    if (line[0] == ' ') {
+      for (std::string name; words >> name;) {
+        recipes.back().names.push_back(name);
+      }
+    } else if (line[0] != '#') {
+      recipes.emplace_back();
+      words >> recipes.back().command;
+      std::getline(words, recipes.back().flags);
+    }
+  }
+  return recipes;
+}
+
+TEST_CASE("a row says what the recipe file said that it replaces", "[cli][recipes]") {
+  size_t compared = 0;
+  for (const auto& old : old_recipes()) {
+    for (const auto& name : old.names) {
+      const auto [recipe, flags] = row_flags(name, old.command);
+      CAPTURE(name, old.command);
+      CHECK(plain(told(recipe, old.command, flags)) ==
+            plain(told("/dev/null", old.command, old.flags)));
+      ++compared;
+    }
+  }
+  CHECK(compared == 235);  // 102 files, of one to three tables
+}
+
+TEST_CASE("every row of a table was a recipe file", "[cli][recipes]") {
+  std::set<std::string> old, rows;
+  for (const auto& recipe : old_recipes()) {
+    old.insert(recipe.names.begin(), recipe.names.end());
+  }
+  for (const std::string paper : {"rectify_router", "top_p", "remoe"}) {
+    std::istringstream names(run_script("row.sh", "recipes/" + paper).out);
+    for (std::string name; names >> name;) {
+      rows.insert(paper + "/" + name);
+      rows.insert(paper + "/small/" + name);
+    }
+  }
+  CHECK(rows == old);
+  CHECK(rows.size() == 102);
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+// A folder that the flags of `old` can be tried on: random weights, long enough, with a router of
+// its family.
+std::string folder_for(const OldRecipe& old, const TempDir& work) {
+  const std::string& name = old.names.front();
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  const std::string router = has("dense")     ? ""
+                             : has("dynamic") ? "topp:0.4"
+                             : has("relu")    ? "relu:k=1"
+                                              : "top1";
+  const path folder = work / ("model-" + router.substr(0, 4));
+  if (!std::filesystem::exists(folder)) {
+    Json config = read_json(recipes() / "remoe/small/182M.json");
+    config["max_position_embeddings"] = 2048;
+    test::write_file(work / "config.json", config.dump());
+    std::vector<std::string> init = {
+        "init",        (work / "config.json").string(),     "-o",     folder.string(),
+        "--tokenizer", (recipes() / "tiny/model").string(), "--quiet"};
+    if (!router.empty()) {
+      init.insert(init.end(), {"--experts", "8", "--router", router, "--ep-ranks", "8"});
+    }
+    REQUIRE(run_moe(init).exit_code == 0);
+  }
+  return folder.string();
+}
+
+TEST_CASE("moe train resolves a row to the settings that the old recipe resolved to",
+          "[cli][recipes]") {
+  const TempDir work;
+  test::write_file(work / "text.jsonl", "{\"text\": \"The opposite of big is small.\"}\n");
+  size_t compared = 0;
+  for (const auto& old : old_recipes()) {
+    if (old.command != "train") {
+      continue;
+    }
+    const bool is_text = old.flags.find("--objective lm") != std::string::npos;
+    const std::vector<std::string> common = {
+        "train",
+        folder_for(old, work),
+        "--data",
+        is_text ? (work / "text.jsonl").string() : (recipes() / "tiny/instruct.jsonl").string(),
+        "--cache",
+        "off",
+        "--threads",
+        "1",
+        "--show-settings"};
+    const auto show = [&](const std::string& flags) {
+      auto arguments = common;
+      const auto words = words_of(flags);
+      arguments.insert(arguments.end(), words.begin(), words.end());
+      const auto result = run_moe(arguments);
+      CAPTURE(flags, result.err);
+      CHECK(result.exit_code == 0);
+      return result.out;
+    };
+    const auto [recipe, flags] = row_flags(old.names.front(), "train");
+    const std::string before = show(old.flags);
+    CHECK(before.find("\n[train]\n") != std::string::npos);
+    CHECK(show("--config " + recipe.string() + " " + flags) == before);
+    ++compared;
+  }
+  CHECK(compared > 20);
+}
+
+// Runs one command of a row as far as it goes without the user's own files: whole where that is
 // cheap, else to the error that names the missing file, which stands behind every check of the
 // flags.
-void try_table(const path& recipe, const std::string& table, const path& small) {
+void try_row(const OldRecipe& old) {
+  const std::string& name = old.names.front();
+  const bool is_small = name.find("/small/") != std::string::npos;
   const TempDir folder;
   const std::string missing = (folder / "absent").string(), out = (folder / "out").string();
   const std::string tiny = (recipes() / "tiny/model").string();
-  std::vector<std::string> arguments = {table};
+  std::vector<std::string> arguments = {old.command};
   bool whole = false;
-  if (table == "upcycle") {
+  if (old.command == "upcycle") {
     arguments.insert(arguments.end(), {tiny, "-o", out, "--dry-run"});
     whole = true;
-  } else if (table == "init") {
-    arguments.insert(arguments.end(), {(small / config_of(recipe)).string(), "-o", out, "--quiet"});
+  } else if (old.command == "init") {
+    const std::string row = path(name).filename().string();
+    const path paper = recipes() / name.substr(0, name.find('/'));
+    arguments.insert(arguments.end(),
+                     {(paper / "small" / (row.substr(0, row.find('-')) + ".json")).string(), "-o",
+                      out, "--quiet"});
     whole = true;
-  } else if (table == "train") {
-    arguments.insert(arguments.end(), {missing, "-o", out, "--data", missing});
-  } else if (recipe.parent_path() == small) {
+  } else if (is_small) {
     arguments.insert(arguments.end(), {tiny, "--limit", "1", "--quiet"});
     whole = true;
   } else {
     arguments.insert(arguments.end(), {tiny, "--data", missing});
   }
-  arguments.insert(arguments.end(), {"--config", recipe.string()});
+  const auto [recipe, flags] = row_flags(name, old.command);
+  const auto words = words_of("--config " + recipe.string() + " " + flags);
+  arguments.insert(arguments.end(), words.begin(), words.end());
   const auto run = run_moe(arguments);
-  INFO(recipe << " [" << table << "]: " << run.err);
+  CAPTURE(name, old.command, run.err);
   CHECK(run.exit_code == (whole ? 0 : 2));
   CHECK((whole || run.err.find(missing) != std::string::npos));
 }
 
-void try_folder(const path& folder, const path& small, std::set<std::string>& tried) {
-  for (const auto& name : names_in(folder, ".toml")) {
-    for (const auto& [table, keys] : tables_of(folder / name)) {
-      // Runs of a paper, and twins, share most tables word for word: once is enough. Unknown keys
-      // of any table stop every command.
-      std::string words = small.string() + table + (table == "init" ? config_of(name) : "");
-      for (const auto& [key, value] : keys) {
-        words += "\n" + key + "=" + value;
-      }
-      if (tried.insert(words).second) {
-        try_table(folder / name, table, small);
-      }
+TEST_CASE("every command takes the flags of every row", "[cli][recipes]") {
+  for (const auto& old : old_recipes()) {
+    if (old.command != "train") {  // train: the test above
+      try_row(old);
     }
   }
 }
 
-TEST_CASE("every table of every paper's recipes is taken by its command", "[cli][recipes]") {
-  std::set<std::string> tried;
-  for (const auto& paper : papers()) {
-    try_folder(paper, paper / "small", tried);
-    try_folder(paper / "small", paper / "small", tried);
-  }
-  CHECK(tried.size() > 50);
+TEST_CASE("a recipe that became a row is named with what to write instead", "[cli][recipes]") {
+  const std::string folder = (recipes() / "remoe/small").string();
+  const auto result = run_moe({"init", "x", "-o", "y", "--config", folder + "/182M-topk-g16.toml"});
+  CHECK(result.exit_code == 2);
+  CHECK(result.err.find("give $(recipes/row.sh " + folder + "/182M-topk-g16 COMMAND) in its") !=
+        std::string::npos);
+  const auto unknown = run_moe({"init", "x", "-o", "y", "--config", folder + "/182M.toml"});
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.err.find("row.sh") == std::string::npos);
 }
 
-TEST_CASE("every run of a paper has a small twin of the same structure", "[cli][recipes]") {
-  static const std::set<std::string> shared = {"experts",      "granularity", "layers",
-                                               "router",       "objective",   "lb-coef",
-                                               "entropy-coef", "schedule"};
-  for (const auto& paper : papers()) {
-    INFO(paper);
-    CHECK(names_in(paper, ".toml") == names_in(paper / "small", ".toml"));
-    CHECK(names_in(paper, ".json") == names_in(paper / "small", ".json"));
-    for (const auto& name : names_in(paper, ".toml")) {
-      INFO(name);
-      Tables full = tables_of(paper / name), small = tables_of(paper / "small" / name);
-      CHECK((full.count("init") == 0 || names_in(paper, ".json").count(config_of(name)) == 1));
-      for (const auto* table : {"upcycle", "init", "train"}) {
-        CHECK(full.count(table) == small.count(table));
-        for (const auto& key : shared) {
-          CHECK(full[table][key] == small[table][key]);
-        }
-      }
-    }
-  }
+TEST_CASE("row.sh names the rows it knows, and what a row has none of", "[cli][recipes]") {
+  const auto unknown = run_script("row.sh", "recipes/top_p/374M-top3 init");
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.out.find("has no row '374M-top3'; recipes/row.sh recipes/top_p names them") !=
+        std::string::npos);
+  const auto without = run_script("row.sh", "recipes/rectify_router/dense upcycle");
+  CHECK(without.exit_code == 2);
+  CHECK(without.out.find("the row 'dense' has no moe upcycle") != std::string::npos);
+  CHECK(run_script("row.sh", "recipes/rectify_router/top1").out ==
+        "recipes/rectify_router/table.toml\n");
 }
 
 TEST_CASE("a paper's config has the keys of its small twin, which moe init takes",
@@ -157,6 +325,7 @@ TEST_CASE("a paper's config has the keys of its small twin, which moe init takes
     return names;
   };
   for (const auto& paper : papers()) {
+    CHECK(names_in(paper, ".json") == names_in(paper / "small", ".json"));
     for (const auto& name : names_in(paper, ".json")) {
       INFO(paper / name);
       CHECK(keys(paper / name) == keys(paper / "small" / name));
@@ -165,55 +334,41 @@ TEST_CASE("a paper's config has the keys of its small twin, which moe init takes
 }
 
 TEST_CASE("a recipe opens with its arithmetic and stays a page", "[cli][recipes]") {
-  const auto check = [](const path& recipe, const std::vector<std::string>& words) {
-    const std::string text = test::read_file(recipe);
-    const std::string opening = text.substr(0, text.find("\n["));
-    INFO(recipe);
-    CHECK(text.rfind("# ", 0) == 0);
-    CHECK(std::count(text.begin(), text.end(), '\n') < 40);
-    for (const auto& word : words) {
-      INFO(word);
-      CHECK(opening.find("\n# " + word + " ") != std::string::npos);
-    }
-  };
   for (const auto& paper : papers()) {
-    for (const auto& name : names_in(paper, ".toml")) {
-      check(paper / name, {"Published", "Parameters", "Tokens", "Work"});
-      check(paper / "small" / name, {"Parameters", "Tokens", "Work"});
+    for (const auto& folder : {paper, paper / "small"}) {
+      CHECK(names_in(folder, ".toml") == std::set<std::string>{"dense.toml", "table.toml"});
+      for (const auto& name : names_in(folder, ".toml")) {
+        const std::string text = test::read_file(folder / name);
+        const std::string opening = text.substr(0, text.find("\n["));
+        INFO(folder / name);
+        CHECK(text.rfind("# ", 0) == 0);
+        CHECK(std::count(text.begin(), text.end(), '\n') < 40);
+        for (const auto* word : {"Tokens", "Work"}) {
+          CHECK(opening.find(std::string("\n# ") + word + " ") != std::string::npos);
+        }
+      }
     }
   }
 }
 
-// A script of recipes/ with the binary under test; both of its streams stand in `out`.
-test::RunResult run_script(const std::string& name, const std::string& arguments,
-                           const TempDir& folder) {
-  const std::string command = "MOE=" + test::shell_quote(moe::test::moe_binary()) + " " +
-                              test::shell_quote((recipes() / name).string()) + " " + arguments +
-                              " >" + test::shell_quote((folder / "stdout").string()) +
-                              " 2>&1 </dev/null";
-  const int status = std::system(command.c_str());  // NOLINT: the test's own words
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, test::read_file(folder / "stdout"), ""};
-}
-
-test::RunResult at_test(const std::string& arguments, const TempDir& folder) {
-  return run_script("rectify_router/at_test.sh", arguments, folder);
+test::RunResult at_test(const std::string& arguments) {
+  return run_script("rectify_router/at_test.sh", arguments);
 }
 
 TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", "[cli][recipes]") {
   const TempDir folder;
-  const auto unknown = at_test("3 1 model out", folder);
+  const auto unknown = at_test("3 1 model out");
   CHECK(unknown.exit_code == 2);
   CHECK(unknown.out.find("one of: 2 1, 2 2, 5 1, 5 2, 7 1, 8 1, 8 2, 9 1, 9 2, fig3 1, fig3 2\n") !=
         std::string::npos);
 
-  const path small = recipes() / "rectify_router/small/top2.toml";
+  const path small = recipes() / "rectify_router/small/table.toml";
   REQUIRE(run_moe({"upcycle", (recipes() / "tiny/model").string(), "-o",
-                   (folder / "model").string(), "--config", small.string()})
+                   (folder / "model").string(), "--config", small.string(), "--router", "top2"})
               .exit_code == 0);
   const auto table =
       at_test("5 2 " + (folder / "model").string() + " " + (folder / "scores").string() +
-                  " --limit 2 --config " + small.string(),
-              folder);
+              " --limit 2 --config " + small.string());
   INFO(table.out);
   CHECK(table.exit_code == 0);
   for (const auto* ranks : {"8", "4", "2"}) {
@@ -227,17 +382,18 @@ TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", 
 TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is there",
           "[cli][recipes]") {
   const TempDir folder;
-  const std::string twin = (recipes() / "remoe/small/182M-dense.toml").string();
-  const auto run = run_script("small.sh", twin + " " + (folder / "run").string(), folder);
+  const std::string run_folder = (folder / "run").string();
+  // The path as it was when a twin was a file.
+  const auto run = run_script("small.sh", "recipes/remoe/small/182M-dense.toml " + run_folder);
   INFO(run.out);
   CHECK(run.exit_code == 0);
   CHECK(std::filesystem::exists(folder / "run/train/final/config.json"));
   CHECK(run.out.find("\nlast 20 steps: loss ") != std::string::npos);
 
-  const auto again = run_script("small.sh", twin + " " + (folder / "run").string(), folder);
+  const auto again = run_script("small.sh", "recipes/remoe/small/182M-dense " + run_folder);
   CHECK(again.exit_code == 2);
   CHECK(again.out.find("is there already") != std::string::npos);
-  CHECK(run_script("small.sh", "top1", folder).exit_code == 2);
+  CHECK(run_script("small.sh", "top1").exit_code == 2);
 }
 
 }  // namespace

@@ -259,7 +259,9 @@ TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
 std::string to_toml(const TrainSettings& settings) {
   TomlLines toml;
   toml.text("model", settings.model.string());
-  toml.text("out", settings.run.string());
+  if (!settings.run.empty()) {
+    toml.text("out", settings.run.string());
+  }
   add_data(toml, settings);
   add_compute(toml, settings);
   add_optimizer(toml, settings);
