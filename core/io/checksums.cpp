@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/utf8.h"
 #include "core/io/file.h"
 
 namespace moe::io {
@@ -36,10 +36,14 @@ std::optional<std::string> checksum(const fs::path& file) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
+// Names that begin with a dot come from the system (.nfs0012, .DS_Store), not from a run.
+bool is_hidden(const std::string& name) { return name.starts_with('.'); }
+
 std::vector<fs::path> files_of(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.is_regular_file() && entry.path().filename() != kName) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file() && name != kName && !is_hidden(name)) {
       files.push_back(entry.path());
     }
   }
@@ -47,10 +51,44 @@ std::vector<fs::path> files_of(const fs::path& folder) {
   return files;
 }
 
+// Of the list itself, by names in ascending order and without white space, so that how the file is
+// laid out does not matter.
+std::string sum_of_list(const Json& sums) {
+  const std::string text = sums.dump();
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+}
+
+std::optional<std::string> find_damaged_file(const fs::path& folder, const Json& sums) {
+  for (const auto& [name, want] : sums.items()) {
+    if (name.empty() || name.find('/') != std::string::npos) {
+      return fmt::format("{} names '{}', which is no file of the folder", kName, printable(name));
+    }
+    const fs::path file = folder / name;
+    if (!fs::exists(file)) {
+      return name + " is missing";
+    }
+    const auto sum = checksum(file);
+    if (!sum || !want.is_string() || *sum != want.get<std::string>()) {
+      return name + " is not as it was written";
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> find_added_file(const fs::path& folder, const Json& sums) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name != kName && !is_hidden(name) && !sums.contains(name)) {
+      return fmt::format("'{}' was added later ({} does not list it)", printable(name), kName);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void write_checksums(const fs::path& folder) {
-  OrderedJson sums = OrderedJson::object();
+  Json sums = Json::object();
   for (const auto& file : files_of(folder)) {
     const auto sum = checksum(file);
     if (!sum) {
@@ -58,8 +96,8 @@ void write_checksums(const fs::path& folder) {
     }
     sums[file.filename().string()] = *sum;
   }
-  const std::string text = OrderedJson{{"xxh3", sums}}.dump(2) + "\n";
-  write_file(folder / kName, std::as_bytes(std::span(text)));
+  const OrderedJson json = {{"xxh3", sums}, {"list", sum_of_list(sums)}};
+  write_file(folder / kName, json.dump(2) + "\n");
 }
 
 std::optional<std::string> find_damage(const fs::path& folder) {
@@ -68,22 +106,17 @@ std::optional<std::string> find_damage(const fs::path& folder) {
     if (!json.is_object() || !json.contains("xxh3") || !json["xxh3"].is_object()) {
       return fmt::format("{} is not a list of checksums", kName);
     }
-    for (const auto& [name, want] : json["xxh3"].items()) {
-      const fs::path file = folder / name;
-      if (!fs::exists(file)) {
-        return name + " is missing";
-      }
-      const auto sum = checksum(file);
-      if (!sum || !want.is_string() || *sum != want.get<std::string>()) {
-        return name + " is not as it was written";
-      }
+    const Json& sums = json["xxh3"];
+    if (json.contains("list") && json["list"] != sum_of_list(sums)) {
+      return fmt::format("{} is not as it was written", kName);
     }
+    const auto damage = find_damaged_file(folder, sums);
+    return damage ? damage : find_added_file(folder, sums);
   } catch (const UserError& error) {
     return error.what();
   } catch (const fs::filesystem_error& error) {
     return error.what();
   }
-  return std::nullopt;
 }
 
 }  // namespace moe::io
