@@ -26,7 +26,7 @@ void run(const ReportFlags& flags) {
   if (!is_own) {
     eval::check_output({out}, flags.force);
   }
-  const auto history = train::read_history(flags.run / "metrics.jsonl");
+  const auto history = train::read_history(flags.run);
   if (history.curves().empty()) {
     throw UserError("{}: the run has finished no step yet; there is nothing to show",
                     flags.run.string());

@@ -19,7 +19,7 @@
 #include "core/train/loop/trainable.h"
 #include "core/train/loop/training_data.h"
 #include "core/train/loop/updater.h"
-#include "core/train/observe/journal.h"
+#include "core/train/observe/metrics_log.h"
 #include "core/train/run/run_start.h"
 #include "core/train/run/saver.h"
 #include "core/train/run/snapshot.h"
@@ -47,7 +47,7 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
 class Run {
  public:
   Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
-      const RunFolder& folder, const RunStart& start, Evaluator& evaluator,
+      const RunFolder& folder, const RunStart& start, const Evaluator& evaluator,
       const TrainCallbacks& callbacks, dist::World& world)
       : plan_(plan),
         parent_(parent),
@@ -59,6 +59,7 @@ class Run {
         model_(load_model(io::Checkpoint(start.folder), plan.settings, world)),
         trained_(trainable(model_, plan.settings.trained)),
         updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
+        log_(start.log.get()),
         saver_(parent, world, callbacks.on_saved) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {settings.schedule, settings.lr, *settings.min_lr, settings.warmup,
@@ -74,10 +75,6 @@ class Run {
     }
     loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
                     *settings.global_batch / *settings.micro_batch);
-    if (speaks()) {
-      journal_.emplace(folder, position_.step);
-      evaluator.begin(folder.samples(), position_.step);
-    }
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);
       if (keeps_copy(parameter, model_.config(), settings)) {
@@ -116,9 +113,8 @@ class Run {
       }
     }
     saver_.wait();
-    if (speaks()) {
-      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
-    }
+    remove_older_checkpoints();
+    sync_log();  // a run that is done is not gone on with: its last lines would stay lost
     model::save_folder(model_, routing_, parent_, folder_.final_model(),
                        /*force=*/true, world_.all, coefficients());
     report();
@@ -136,10 +132,18 @@ class Run {
                               : dist::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
   }
 
-  void append(const OrderedJson& line) {
-    if (journal_) {
-      journal_->append(line);
+  void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
+    if (log_ != nullptr) {
+      log_->append(line, samples);
     }
+  }
+
+  void sync_log() const {
+    dist::together(world_.all, [&] {
+      if (log_ != nullptr) {
+        log_->sync();
+      }
+    });
   }
 
   // Appends the line of this step with what its evaluation found, or says that none is due.
@@ -152,15 +156,15 @@ class Run {
     const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
-      append(line);
+      append(line, evaluation->samples);
       callbacks_.on_evaluated(*evaluation);
     }
     return evaluation.has_value();
   }
 
   void report() const {
-    if (journal_) {
-      journal_->report();
+    if (log_ != nullptr) {
+      log_->report();
     }
   }
 
@@ -236,10 +240,18 @@ class Run {
 
   // Loss and gradient are numbers: only now is the newest checkpoint known to be good.
   void pass_numbers() {
-    if (bad_steps_ == 0 && speaks()) {
-      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    if (bad_steps_ == 0 && has_older_checkpoints_ && !saver_.is_writing()) {
+      remove_older_checkpoints();
     }
     bad_steps_ = 0;
+  }
+
+  // The newest one is on the disk: nothing is being written.
+  void remove_older_checkpoints() {
+    if (speaks()) {
+      folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
+    }
+    has_older_checkpoints_ = false;
   }
 
   void update(double norm, double lr, double sparsity) {
@@ -308,15 +320,34 @@ class Run {
   }
 
   void save(const std::filesystem::path& out) {
+    saver_.wait();
+    if (has_older_checkpoints_ && position_.step != saved_step_ && bad_steps_ == 0) {
+      remove_older_checkpoints();
+    }
     dist::together(world_.all, [&] {
       if (speaks()) {
         io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
       }
     });
-    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), position_), out);
+    saver_.save(Snapshot(model_, updater_.optimizer(), routing_, coefficients(), position_), out,
+                log_files());
     saved_step_ = position_.step;
+    has_older_checkpoints_ = true;
     report();  // after it: on a full disk the checkpoint comes first
     saved_ = std::chrono::steady_clock::now();
+  }
+
+  // What a checkpoint holds of the log. The log's own files are on the disk before the checkpoint,
+  // which counts on them, appears.
+  AddFiles log_files() const {
+    if (log_ == nullptr) {
+      return {};
+    }
+    const auto state = std::make_shared<const LogState>(log_->state());
+    return [log = log_, state](const std::filesystem::path& folder) {
+      log->sync();
+      write_log_state(*state, folder);
+    };
   }
 
   // A loss that the router does not have is stored as off.
@@ -346,20 +377,21 @@ class Run {
   const io::Checkpoint& parent_;
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
-  Evaluator& evaluator_;
+  const Evaluator& evaluator_;
   dist::World& world_;
   dist::World* others_;  // the same where there are others
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
   Updater updater_;
+  MetricsLog* log_;  // of the process that speaks; outlives the saver, which uses it
   Saver saver_;
   std::optional<data::StepLoader> loader_;
-  std::optional<Journal> journal_;
   Schedule schedule_;
   Position position_;
-  int64_t bad_steps_ = 0;    // in a row, up to now
-  int64_t saved_step_ = -1;  // of the newest checkpoint
+  int64_t bad_steps_ = 0;              // in a row, up to now
+  int64_t saved_step_ = -1;            // of the newest checkpoint
+  bool has_older_checkpoints_ = true;  // than those to keep, perhaps
   std::chrono::steady_clock::time_point saved_;
 };
 

@@ -2,7 +2,6 @@
 // Evaluation between two steps: held-out loss, samples of text and benchmarks, with the weights as
 // they are then. Who trains asks; benchmarks are the caller's business.
 
-#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -24,26 +23,16 @@ class Evaluator {
   // For people: what is held out and when it is looked at; nothing where nothing is evaluated.
   std::vector<std::string> description() const;
 
-  // A run goes on after `step`: samples of later steps leave `samples_file`.
-  void begin(const std::filesystem::path& samples_file, int64_t step);
-
   bool is_due(int64_t step) const { return is_evaluation_due(settings_, step, steps_); }
-  // What is due after `step` steps, or nothing. Samples go to the file that begin() was told of.
+  // What is due after `step` steps, or nothing.
   std::optional<Evaluation> evaluate(const model::Llama& model,
                                      const model::RoutingOptions& routing, int64_t step) const;
 
  private:
-  void write(const std::vector<TextSample>& samples) const;
-
   EvaluationSettings settings_;
   int64_t steps_ = 0;
   std::optional<HeldOut> held_out_;
   EvaluateTasks evaluate_tasks_;
-  std::filesystem::path samples_file_;
 };
-
-// The samples of a file that begin() keeps: lines {"step", "prompt", "text"}; it ends where a line
-// is broken or cut short. A file that is not there has none.
-std::vector<TextSample> read_samples_file(const std::filesystem::path& file);
 
 }  // namespace moe::train

@@ -1,12 +1,18 @@
 #include "core/train/observe/event_file.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <regex>
 #include <set>
+#include <span>
 
 #include "core/base/error.h"
 
@@ -75,13 +81,45 @@ void add_numbers(const Json& object, const std::string& group, const std::set<st
   }
 }
 
-std::vector<Json> lines_of(const fs::path& metrics_file) {
-  std::ifstream in(metrics_file, std::ios::binary);
-  std::vector<Json> lines;
-  for (std::string line; std::getline(in, line);) {
-    lines.push_back(parse_json(line, metrics_file.string()));
+// "events.out.tfevents.1763800000.4242.moe": the name that a file of ours has. Event files of other
+// programs may lie beside it.
+bool is_ours(const std::string& name) {
+  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
+  return std::regex_match(name, ours);
+}
+
+std::vector<fs::path> event_files_of_ours(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_ours(entry.path().filename().string())) {
+      files.push_back(entry.path());
+    }
   }
-  return lines;
+  return files;
+}
+
+io::Descriptor open_events(const fs::path& file, int flags) {
+  return io::Descriptor(
+      ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
+}
+
+// Whether the file of `descriptor` is that of the mark, as far as its length and its last event
+// say.
+bool fits(const io::Descriptor& descriptor, const EventMark& mark) {
+  struct stat status {};
+  std::array<unsigned char, 4> bytes{};
+  if (!descriptor.is_open() || mark.bytes < bytes.size() ||
+      ::fstat(descriptor.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      static_cast<uint64_t>(status.st_size) < mark.bytes ||
+      ::pread(descriptor.get(), bytes.data(), bytes.size(),
+              static_cast<off_t>(mark.bytes - bytes.size())) != std::ssize(bytes)) {
+    return false;
+  }
+  uint32_t sum = 0;
+  for (size_t i = bytes.size(); i-- > 0;) {
+    sum = sum << 8 | bytes[i];
+  }
+  return sum == mark.sum;
 }
 
 }  // namespace
@@ -137,35 +175,61 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   return curves;
 }
 
-EventFile::EventFile(const fs::path& folder, const fs::path& metrics_file) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) {
-      fs::remove(entry.path());
+std::optional<EventFile> EventFile::go_on(const fs::path& folder, const EventMark& mark) {
+  std::optional<EventFile> found;
+  for (const auto& file : event_files_of_ours(folder)) {
+    io::Descriptor descriptor = open_events(file, 0);
+    if (found || !fits(descriptor, mark)) {
+      continue;
     }
+    found = EventFile();
+    found->file_ = file;
+    found->descriptor_ = std::move(descriptor);
+    found->mark_ = mark;
   }
-  const std::vector<Json> lines = lines_of(metrics_file);
-  double spent_s = 0;
-  for (const auto& line : lines) {
-    spent_s += get_double(line, "seconds", metrics_file.string(), 0);
+  struct stat status {};
+  if (!found || ::fstat(found->descriptor_.get(), &status) != 0 ||
+      static_cast<uint64_t>(status.st_size) == mark.bytes) {
+    return found;
   }
-  clock_s_ = now_s() - spent_s;
-  file_ = folder / fmt::format("{}{}.{}.moe", kPrefix, static_cast<int64_t>(clock_s_), ::getpid());
-  out_.open(file_, std::ios::binary | std::ios::trunc);
-  std::string version = event_head(clock_s_, 0);
+  if (::ftruncate(found->descriptor_.get(), static_cast<off_t>(mark.bytes)) != 0) {
+    io::throw_write_error(errno, found->file_);
+  }
+  // A TensorBoard that looks on has read beyond the cut. Under a new name it reads the file anew.
+  const std::string name = found->file_.filename().string();
+  const std::string start = name.substr(0, name.find('.', kPrefix.size()));
+  const fs::path renamed = folder / fmt::format("{}.{}.moe", start, ::getpid());
+  fs::rename(found->file_, renamed);
+  found->file_ = renamed;
+  return found;
+}
+
+EventFile::EventFile(const fs::path& folder, double seconds) {
+  for (const auto& file : event_files_of_ours(folder)) {
+    fs::remove(file);
+  }
+  mark_.clock_s = now_s() - seconds;
+  file_ =
+      folder / fmt::format("{}{}.{}.moe", kPrefix, static_cast<int64_t>(mark_.clock_s), ::getpid());
+  descriptor_ = open_events(file_, O_CREAT | O_EXCL);
+  if (!descriptor_.is_open()) {
+    if (errno == ENOSPC || errno == EDQUOT) {
+      io::throw_write_error(errno, file_);
+    }
+    throw UserError("{}: cannot be written: {}", file_.string(), std::strerror(errno));
+  }
+  std::string version = event_head(mark_.clock_s, 0);
   put_bytes(version, 3, "brain.Event:2");
   write(version);
-  for (const auto& line : lines) {
-    append(line);
-  }
 }
 
 void EventFile::append(const Json& line) {
-  clock_s_ += get_double(line, "seconds", file_.string(), 0);
+  mark_.clock_s += get_double(line, "seconds", file_.string(), 0);
   std::string summary;
   for (const auto& [tag, value] : curves_of(line)) {
     put_value(summary, tag, value);
   }
-  std::string event = event_head(clock_s_, get_int(line, "step", file_.string()));
+  std::string event = event_head(mark_.clock_s, get_int(line, "step", file_.string()));
   put_bytes(event, 5, summary);
   write(event);
 }
@@ -177,11 +241,10 @@ void EventFile::write(const std::string& event) {
   std::string frame = length;
   put_little_endian(frame, masked(crc32c(length)), 4);
   frame += event;
-  put_little_endian(frame, masked(crc32c(event)), 4);
-  out_.write(frame.data(), static_cast<std::streamsize>(frame.size())).flush();
-  if (!out_) {
-    throw UserError("{}: cannot be written any more; is the disk full?", file_.string());
-  }
+  mark_.sum = masked(crc32c(event));
+  put_little_endian(frame, mark_.sum, 4);
+  io::write_all(descriptor_, std::as_bytes(std::span(frame)), file_);
+  mark_.bytes += frame.size();
 }
 
 }  // namespace moe::train

@@ -1,16 +1,18 @@
 #pragma once
 // A run's numbers for TensorBoard: RUN/events.out.tfevents.*, TFRecord frames around Event messages
-// (tensorflow/core/util/event.proto), one message a step. Everything in it comes from the lines of
-// metrics.jsonl, so a run that goes on writes the file anew from them.
+// (tensorflow/core/util/event.proto), one message a step. A run that goes on appends to its file;
+// where that is not as the checkpoint knows it, a new one is made from the lines of metrics.jsonl,
+// which say all that is in it.
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/io/file.h"
 
 namespace moe::train {
 
@@ -22,21 +24,35 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line);
 // CRC-32C (Castagnoli), as TFRecord has it before masking.
 uint32_t crc32c(std::string_view bytes);
 
+// Where the file ended when a checkpoint was saved.
+struct EventMark {
+  uint64_t bytes = 0;
+  uint32_t sum = 0;    // the last four bytes: the checksum of the last event
+  double clock_s = 0;  // of the last event
+};
+
 class EventFile {
  public:
-  // Removes the event files of ours in `folder` and begins a new one with the lines of
-  // `metrics_file`. UserError when it cannot be written.
-  EventFile(const std::filesystem::path& folder, const std::filesystem::path& metrics_file);
+  // Cuts the event file of ours in `folder` behind `mark` and goes on there. Nothing where none is
+  // as the mark says.
+  static std::optional<EventFile> go_on(const std::filesystem::path& folder, const EventMark& mark);
+  // Removes the event files of ours in `folder` and begins a new one. Its first steps took
+  // `seconds`: so long ago is its beginning. UserError when it cannot be written.
+  EventFile(const std::filesystem::path& folder, double seconds);
 
-  // On the disk when it returns. UserError when the disk is full.
+  // UserError when the disk is full.
   void append(const Json& line);
+  // On the disk, where a machine that stops does not lose it. Any thread may call it.
+  void sync() const { io::sync(descriptor_, file_); }
+  EventMark mark() const { return mark_; }
 
  private:
+  EventFile() = default;
   void write(const std::string& event);
 
   std::filesystem::path file_;
-  std::ofstream out_;
-  double clock_s_ = 0;  // of the last event, seconds since 1970: the run's own time, without pauses
+  io::Descriptor descriptor_;
+  EventMark mark_;  // its clock is the run's own time, without pauses
 };
 
 }  // namespace moe::train

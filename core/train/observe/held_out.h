@@ -14,15 +14,10 @@
 #include "core/io/checkpoint.h"
 #include "core/io/tokenizer.h"
 #include "core/model/llama/llama.h"
+#include "core/train/observe/text_samples.h"
 #include "core/train/run/settings.h"
 
 namespace moe::train {
-
-// Greedy text after a held-out prompt, with the weights after `step` steps.
-struct TextSample {
-  int64_t step = 0;
-  std::string prompt, text;
-};
 
 class HeldOut {
  public:

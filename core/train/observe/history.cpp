@@ -1,19 +1,28 @@
 #include "core/train/observe/history.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/train/observe/panels.h"
 
 namespace moe::train {
 
+namespace {
+
+constexpr size_t kMostCurves = 1000;
+constexpr size_t kMostSkipped = 20;
+
+}  // namespace
+
 void History::add(const Json& line, const std::string& where) {
-  constexpr size_t kMostSkipped = 20;
   const int64_t step = get_int(line, "step", where);
   if (step < 0 || (is_begun_ && step <= steps) || step == std::numeric_limits<int64_t>::max()) {
     throw UserError("{}: step {} cannot follow step {}", where, step, steps);
   }
+  missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; one of 0 may be there
   is_begun_ = true;
   steps = step;
   const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // a step of prompts alone has 0
@@ -41,23 +50,70 @@ void History::add(const Json& line, const std::string& where) {
 }
 
 void History::add_number(int64_t step, const std::string& name, const Json& value) {
-  if (value.is_number() && std::isfinite(value.get<double>())) {
+  if (!is_drawn(name) || !value.is_number() || !std::isfinite(value.get<double>())) {
+    return;
+  }
+  const auto curve = curves_.find(name);
+  if (curve != curves_.end()) {
+    curve->second.add(step, value.get<double>());
+  } else if (curves_.size() < kMostCurves) {
     curves_[name].add(step, value.get<double>());
   }
 }
 
-History read_history(const std::filesystem::path& metrics_file) {
-  std::ifstream in(metrics_file, std::ios::binary);
+OrderedJson History::to_json() const {
+  OrderedJson curves = OrderedJson::object();
+  for (const auto& [name, curve] : curves_) {
+    curves[name] = curve.to_json();
+  }
+  return {{"steps", is_begun_ ? steps : -1},
+          {"missing", missing},
+          {"total_tokens", total_tokens},
+          {"seconds", seconds},
+          {"skipped", skipped},
+          {"skipped_count", skipped_count},
+          {"skipped_outliers", skipped_outliers},
+          {"curves", curves},
+          {"loads", loads_.to_json()},
+          {"samples", samples_.to_json()}};
+}
+
+History History::from_json(const Json& json, const std::string& where) {
+  History history;
+  const int64_t steps = get_int(json, "steps", where);
+  history.is_begun_ = steps >= 0;
+  history.steps = std::max<int64_t>(0, steps);
+  history.missing = get_int(json, "missing", where);
+  history.total_tokens = get_int(json, "total_tokens", where);
+  history.seconds = get_double(json, "seconds", where);
+  history.skipped = get_ints(json, "skipped", where);
+  history.skipped_count = get_int(json, "skipped_count", where);
+  history.skipped_outliers = get_int(json, "skipped_outliers", where);
+  const Json curves = json.value("curves", Json());
+  if (!curves.is_object() || curves.size() > kMostCurves || history.skipped.size() > kMostSkipped) {
+    throw UserError("{}: 'curves' must be an object of at most {} curves", where, kMostCurves);
+  }
+  for (const auto& [name, curve] : curves.items()) {
+    history.curves_.emplace(name, Downsampled::from_json(curve, where + ": " + name));
+  }
+  history.loads_ = LoadMap::from_json(json.value("loads", Json()), where + ": loads");
+  history.samples_ = SampleHistory::from_json(json.value("samples", Json()), where + ": samples");
+  return history;
+}
+
+History read_history(const std::filesystem::path& run) {
+  const std::filesystem::path file = run / "metrics.jsonl";
+  std::ifstream in(file, std::ios::binary);
   if (!in) {
-    throw UserError("{}: cannot be read; name the folder of a run of moe train",
-                    metrics_file.string());
+    throw UserError("{}: cannot be read; name the folder of a run of moe train", file.string());
   }
   History history;
   int64_t number = 0;
   for (std::string line; std::getline(in, line) && !in.eof();) {  // a whole line ends in \n
-    const std::string where = fmt::format("{} line {}", metrics_file.string(), ++number);
+    const std::string where = fmt::format("{} line {}", file.string(), ++number);
     history.add(parse_json(line, where), where);
   }
+  for_each_sample(run / "samples.jsonl", [&](const TextSample& sample) { history.add(sample); });
   return history;
 }
 

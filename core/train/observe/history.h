@@ -1,6 +1,7 @@
 #pragma once
 // All steps of a run as its report shows them, in bounded memory: fed the lines of metrics.jsonl
-// one by one, by a run that goes on or from the file.
+// and samples.jsonl one by one. Checkpoints keep it, so that a run that goes on need not read those
+// files again.
 
 #include <filesystem>
 #include <map>
@@ -8,8 +9,9 @@
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/train/observe/downsampled.h"
 #include "core/train/observe/load_map.h"
-#include "core/train/observe/thinned.h"
+#include "core/train/observe/text_samples.h"
 
 namespace moe::train {
 
@@ -18,11 +20,20 @@ class History {
   // UserError, opened by `where`: no step, or one that does not follow the one before.
   void add(const Json& line, const std::string& where);
 
-  // By name in metrics.jsonl: "loss", "dropped_share", ..; accuracies are "tasks/piqa/acc".
-  const std::map<std::string, Thinned>& curves() const { return curves_; }
-  const LoadMap& loads() const { return loads_; }
+  void add(const TextSample& sample) { samples_.add(sample); }
 
-  int64_t steps = 0;  // of the last line
+  // What panels.h says is drawn, by name in metrics.jsonl: "loss", "dropped_share", ..; accuracies
+  // are "tasks/piqa/acc".
+  const std::map<std::string, Downsampled>& curves() const { return curves_; }
+  const LoadMap& loads() const { return loads_; }
+  const SampleHistory& samples() const { return samples_; }
+
+  OrderedJson to_json() const;
+  // The same history, to go on with. UserError, opened by `where`: it is not what to_json() makes.
+  static History from_json(const Json& json, const std::string& where);
+
+  int64_t steps = 0;    // of the last line
+  int64_t missing = 0;  // steps before it that no line was of
   int64_t total_tokens = 0;
   double seconds = 0;                               // of all steps, evaluation besides
   std::vector<int64_t> skipped;                     // the first of them
@@ -32,12 +43,14 @@ class History {
   void add_number(int64_t step, const std::string& name, const Json& value);
 
   bool is_begun_ = false;
-  std::map<std::string, Thinned> curves_;
+  std::map<std::string, Downsampled> curves_;
   LoadMap loads_;
+  SampleHistory samples_;
 };
 
-// UserError: the file is missing, or a line of it is none of ours. A last line that was cut short
+// The history of the run in the folder `run`, from its metrics.jsonl and its samples.jsonl.
+// UserError: the former is missing, or a line of it is none of ours. A last line that was cut short
 // is left out.
-History read_history(const std::filesystem::path& metrics_file);
+History read_history(const std::filesystem::path& run);
 
 }  // namespace moe::train

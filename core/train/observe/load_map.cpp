@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/base/error.h"
+
 namespace moe::train {
 
 namespace {
+
+constexpr size_t kMostColumns = 160;  // as fine as a screen shows
 
 bool have_one_shape(const std::vector<LayerLoad>& one, const std::vector<LayerLoad>& other) {
   return std::equal(one.begin(), one.end(), other.begin(), other.end(),
@@ -50,14 +54,64 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   }
 }
 
-// As fine as a screen shows, fewer where layers times experts would make the page heavy.
+// Fewer where layers times experts would make the page heavy.
 size_t LoadMap::most_columns() const {
-  constexpr size_t kCells = 100'000, kLeast = 8, kMost = 160;
+  constexpr size_t kCells = 100'000, kLeast = 8;
   size_t rows = 0;
   for (const auto& load : columns_.front().loads) {
     rows += load.rows.size();
   }
-  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMost);
+  return std::clamp(kCells / std::max<size_t>(1, rows), kLeast, kMostColumns);
+}
+
+OrderedJson LoadMap::to_json() const {
+  OrderedJson layers = OrderedJson::array(), columns = OrderedJson::array();
+  for (const auto& load : empty() ? std::vector<LayerLoad>() : columns_.front().loads) {
+    layers.push_back({load.layer, load.rows.size()});
+  }
+  for (const auto& column : columns_) {
+    std::vector<int64_t> numbers = {column.place, column.begin, column.end};
+    for (const auto& load : column.loads) {
+      numbers.insert(numbers.end(), load.rows.begin(), load.rows.end());
+    }
+    columns.push_back(numbers);
+  }
+  return {{"width", width_}, {"layers", layers}, {"columns", columns}};
+}
+
+LoadMap LoadMap::from_json(const Json& json, const std::string& where) {
+  LoadMap map;
+  map.width_ = get_int(json, "width", where);
+  std::vector<LayerLoad> shape;
+  size_t cells = 0;
+  for (const auto& pair : json.value("layers", Json::array())) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+        !pair[1].is_number_unsigned() || pair[1] > 1'000'000) {
+      throw UserError("{}: a layer of the load map must be [layer, experts]", where);
+    }
+    shape.push_back({pair[0], std::vector<int64_t>(pair[1].get<size_t>())});
+    cells += shape.back().rows.size();
+  }
+  for (const auto& numbers : json.value("columns", Json::array())) {
+    const bool fits = numbers.is_array() && numbers.size() == 3 + cells &&
+                      std::all_of(numbers.begin(), numbers.end(),
+                                  [](const Json& number) { return number.is_number_integer(); });
+    if (!fits || map.width_ < 1 || shape.empty() || map.columns_.size() >= kMostColumns) {
+      throw UserError(
+          "{}: a column of the load map must be three numbers and a row count for each "
+          "expert",
+          where);
+    }
+    Column column{numbers[0], numbers[1], numbers[2], shape};
+    size_t at = 3;
+    for (auto& load : column.loads) {
+      for (auto& rows : load.rows) {
+        rows = numbers[at++];
+      }
+    }
+    map.columns_.push_back(std::move(column));
+  }
+  return map;
 }
 
 std::vector<LayerLoad> loads_of(const Json& line) {

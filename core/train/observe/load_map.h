@@ -3,6 +3,7 @@
 // steps, whose width doubles when they become too many.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/base/json.h"
@@ -26,6 +27,10 @@ class LoadMap {
   void add(int64_t step, const std::vector<LayerLoad>& loads);
   bool empty() const { return columns_.empty(); }
   const std::vector<Column>& columns() const { return columns_; }
+
+  OrderedJson to_json() const;
+  // The same map, to go on with. UserError, opened by `where`: it is not what to_json() makes.
+  static LoadMap from_json(const Json& json, const std::string& where);
 
  private:
   size_t most_columns() const;

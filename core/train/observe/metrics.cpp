@@ -1,33 +1,10 @@
 #include "core/train/observe/metrics.h"
 
-#include "core/base/error.h"
 #include "core/route/counters_json.h"
 
 namespace moe::train {
 
 namespace {
-
-// Cuts the file after the line of step `steps`. A line that was not finished, or is none of ours,
-// ends it too.
-void cut_after(const std::filesystem::path& file, int64_t steps) {
-  std::ifstream in(file, std::ios::binary);
-  uintmax_t kept = 0;
-  int64_t next = 1;
-  for (std::string line; next <= steps && std::getline(in, line) && !in.eof();) {
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const Json step = json.is_object() ? json.value("step", Json()) : Json();
-    const bool is_before_first = kept == 0 && step == 0;
-    if (!is_before_first && step != next) {
-      break;
-    }
-    kept += line.size() + 1;
-    next += is_before_first ? 0 : 1;
-  }
-  in.close();
-  if (std::filesystem::exists(file)) {
-    std::filesystem::resize_file(file, kept);
-  }
-}
 
 void put(OrderedJson& json, const char* key, const std::optional<double>& value) {
   if (value) {
@@ -83,21 +60,6 @@ void add_evaluation(OrderedJson& line, const Evaluation& evaluation) {
     line["tasks"] = evaluation.tasks;
   }
   line["evaluation_seconds"] = evaluation.seconds;
-}
-
-MetricsFile::MetricsFile(const std::filesystem::path& file, int64_t steps) : file_(file) {
-  cut_after(file, steps);
-  out_.open(file, std::ios::binary | std::ios::app);
-  if (!out_) {
-    throw UserError("{}: cannot be written; check the folder's permissions", file.string());
-  }
-}
-
-void MetricsFile::append(const OrderedJson& line) {
-  out_ << line.dump() << '\n' << std::flush;
-  if (!out_) {
-    throw UserError("{}: cannot be written any more; is the disk full?", file_.string());
-  }
 }
 
 }  // namespace moe::train

@@ -2,8 +2,6 @@
 // What one step of training says of itself, and its line in metrics.jsonl (DESIGN section 2, SPEC
 // section 13).
 
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 
 #include "core/base/json.h"
 #include "core/route/counters.h"
+#include "core/train/observe/text_samples.h"
 
 namespace moe::train {
 
@@ -50,6 +49,7 @@ using TaskScores = std::map<std::string, std::map<std::string, double>>;
 struct Evaluation {
   int64_t step = 0;
   std::optional<double> held_out_loss;  // mean over the held-out targets, nats
+  std::vector<TextSample> samples;      // after held-out prompts
   TaskScores tasks;
   double seconds = 0;
 };
@@ -60,18 +60,5 @@ OrderedJson to_json(const StepRecord& record);
 
 // held_out_loss, tasks and evaluation_seconds, put on the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
-
-// metrics.jsonl: one object a step, before them one of step 0 where that was evaluated, on the disk
-// when append() returns. UserError when the disk is full.
-class MetricsFile {
- public:
-  // Keeps the lines of the first `steps` steps that are there; what follows them goes.
-  MetricsFile(const std::filesystem::path& file, int64_t steps);
-  void append(const OrderedJson& line);
-
- private:
-  std::filesystem::path file_;
-  std::ofstream out_;
-};
 
 }  // namespace moe::train

@@ -8,7 +8,6 @@
 #include "core/base/error.h"
 #include "core/base/html.h"
 #include "core/io/file.h"
-#include "core/train/observe/evaluator.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/observe/report_page.h"
 #include "core/train/run/starts.h"
@@ -76,6 +75,12 @@ std::string notes(const History& history, const std::vector<Json>& starts) {
         history.skipped_count - history.skipped_outliers, history.skipped_outliers,
         fmt::join(history.skipped, ", "),
         history.skipped_count > std::ssize(history.skipped) ? ", .." : "");
+  }
+  if (history.missing > 0) {
+    out +=
+        fmt::format("<li class=\"warn\">{} step{} no line in metrics.jsonl and {} not drawn</li>\n",
+                    grouped(history.missing), history.missing == 1 ? " has" : "s have",
+                    history.missing == 1 ? "is" : "are");
   }
   std::vector<std::string> lines;
   if (!starts.empty() && starts.back().value("notes", Json()).is_array()) {
@@ -158,42 +163,28 @@ std::string numbers(const History& history) {
                load_rows(history.loads()));
 }
 
-// Of many, the first, the last and some between them.
-std::vector<const TextSample*> a_few(const std::vector<const TextSample*>& all) {
-  constexpr size_t kFew = 6;
-  std::vector<const TextSample*> few;
-  for (size_t i = 0; i < std::min(kFew, all.size()); ++i) {
-    few.push_back(all[all.size() <= kFew ? i : i * (all.size() - 1) / (kFew - 1)]);
-  }
-  return few;
-}
-
 // Without the space that joins it to its prompt.
 std::string_view trimmed(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   return text;
 }
 
-std::string samples(const fs::path& file) {
-  const std::vector<TextSample> all = read_samples_file(file);
-  std::vector<std::string> prompts;  // in the order they come
-  for (const auto& sample : all) {
-    if (std::find(prompts.begin(), prompts.end(), sample.prompt) == prompts.end()) {
-      prompts.push_back(sample.prompt);
-    }
-  }
+// Texts of ours are shorter; a file that says other things must not make the page a large one.
+std::string shortened(std::string_view text) {
+  constexpr size_t kMost_bytes = 4000;
+  return text.size() <= kMost_bytes ? std::string(text)
+                                    : std::string(text.substr(0, kMost_bytes)) + " ..";
+}
+
+std::string samples(const SampleHistory& history) {
   std::string out;
-  for (const auto& prompt : prompts) {
-    std::vector<const TextSample*> of_prompt;
-    for (const auto& sample : all) {
-      if (sample.prompt == prompt) {
-        of_prompt.push_back(&sample);
-      }
-    }
-    out += "<article class=\"sample\"><p class=\"prompt\">" + html(prompt) + "</p>\n<dl>\n";
-    for (const auto* sample : a_few(of_prompt)) {
-      out += fmt::format("<div><dt>step {}</dt><dd>{}</dd></div>\n", grouped(sample->step),
-                         sample->text.empty() ? "<i>nothing</i>" : html(trimmed(sample->text)));
+  for (const auto& prompt : history.prompts()) {
+    out += "<article class=\"sample\"><p class=\"prompt\">" + html(shortened(prompt.prompt)) +
+           "</p>\n<dl>\n";
+    for (const auto* sample : a_few(prompt)) {
+      out += fmt::format(
+          "<div><dt>step {}</dt><dd>{}</dd></div>\n", grouped(sample->step),
+          sample->text.empty() ? "<i>nothing</i>" : html(shortened(trimmed(sample->text))));
     }
     out += "</dl></article>\n";
   }
@@ -236,7 +227,14 @@ std::string about(const std::vector<Json>& starts) {
       rows += row(name, {text_of(starts.back()[key])});
     }
   }
-  for (const auto& start : starts) {
+  constexpr size_t kMostShown = 20;  // the first and the last ones
+  const size_t hidden = starts.size() > kMostShown ? starts.size() - kMostShown : 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (i == 1 && hidden > 0) {
+      rows += row(fmt::format("Went on {} times more", hidden), {"starts.jsonl lists them"});
+      i += hidden;
+    }
+    const Json& start = starts[i];
     const int64_t step =
         start.value("step", Json()).is_number_integer() ? start["step"].get<int64_t>() : 0;
     rows += row(step == 0 ? "Begun" : fmt::format("Went on after step {}", grouped(step)),
@@ -283,7 +281,7 @@ std::string report_page(const fs::path& run, const History& history) {
        {"facts", facts(history, number_in(toml, "steps"))},
        {"notes", notes(history, starts)},
        {"numbers", numbers(history)},
-       {"samples", samples(run / "samples.jsonl")},
+       {"samples", samples(history.samples())},
        {"about", about(starts)},
        {"settings", settings(toml)},
        {"data", json_in_script(report_data(history, number_in(toml, "clip"))

@@ -6,59 +6,21 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "core/train/observe/panels.h"
+
 namespace moe::train {
 
 namespace {
 
-// A panel of one curve of metrics.jsonl.
-struct Known {
-  const char* group;
-  const char* title;
-  const char* unit;
-  const char* curve;
-  double scale = 1;
-  bool from_zero = false, is_smoothed = false;
-};
-
-constexpr const char* kLoss = "Loss";
-constexpr const char* kLearning = "Learning";
-constexpr const char* kOptimizer = "Optimizer";
-constexpr const char* kMachine = "Machine";
-constexpr const char* kRouting = "Routing, all layers";
-
-const std::vector<Known>& known_panels() {
-  static const std::vector<Known> panels = {
-      {kLearning, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss"},
-      {kLearning, "Entropy loss", "unscaled, sum over layers", "entropy_loss"},
-      {kLearning, "L1 loss", "unscaled, sum over layers", "l1_loss"},
-      {kLearning, "Auxiliary losses", "as added to the loss", "auxiliary_loss"},
-      {kLearning, "Lambda", "weight of L1", "lambda"},
-      {kLearning, "Sparsity", "share of experts that do not run", "sparsity"},
-      {kOptimizer, "Learning rate", "", "lr", 1, true},
-      {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},
-      {kMachine, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
-      {kMachine, "Memory", "GB, the process at its largest", "peak_memory_bytes", 1e-9, true},
-      {kRouting, "Experts per token", "rows over tokens", "experts_per_token"},
-      {kRouting, "Dropped", "% of requests", "dropped_share", 100, true},
-      {kRouting, "Unserved", "% of tokens, no expert at all", "unserved_share", 100, true},
-      {kRouting, "Filled", "% of fill-in requests (FR)", "filled_share", 100, true},
-      {kRouting, "Rectified", "% of tokens, IR rows", "ir_share", 100, true},
-      {kRouting, "Load", "busiest expert over the mean, worst layer", "load_max_over_mean"},
-      {kRouting, "Dead experts", "without a token, over all layers", "dead_experts", 1, true},
-      {kRouting, "Router entropy", "nats per token", "entropy"},
-  };
-  return panels;
-}
-
-const Thinned* find(const History& history, const std::string& name) {
+const Downsampled* find(const History& history, const std::string& name) {
   const auto place = history.curves().find(name);
   return place == history.curves().end() || place->second.empty() ? nullptr : &place->second;
 }
 
 void add_loss(const History& history, std::vector<Panel>& panels) {
-  Panel panel{kLoss, "Loss", "nats per target token", 1, false, true, {}};
+  Panel panel{kLossGroup, "Loss", "nats per target token", 1, false, true, {}};
   for (const auto& [name, curve] : {std::pair("training", "loss"), {"held out", "held_out_loss"}}) {
-    if (const Thinned* found = find(history, curve)) {
+    if (const Downsampled* found = find(history, curve)) {
       panel.lines.push_back({name, found});
     }
   }
@@ -69,12 +31,10 @@ void add_loss(const History& history, std::vector<Panel>& panels) {
 
 // A line a task.
 void add_accuracy(const History& history, std::vector<Panel>& panels) {
-  constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
-  Panel panel{kLearning, "Accuracy", "% of questions", 100, false, false, {}};
+  Panel panel{kLearningGroup, "Accuracy", "% of questions", 100, false, false, {}};
   for (const auto& [name, curve] : history.curves()) {
-    if (name.starts_with(kPrefix) && name.ends_with(kSuffix)) {
-      panel.lines.push_back(
-          {name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size()), &curve});
+    if (const std::string task = task_of_curve(name); !task.empty()) {
+      panel.lines.push_back({task, &curve});
     }
   }
   if (!panel.lines.empty()) {
@@ -101,8 +61,19 @@ OrderedJson values_of(const std::vector<Point>& points, double scale) {
   return values;
 }
 
-OrderedJson line_json(const Panel& panel, const PanelLine& line) {
-  const std::vector<Point> points = line.curve->points();
+// A page of many curves, as of a run that is scored on hundreds of tasks, has fewer points of each:
+// at some 15 bytes a point all of them together take about 1 MB.
+size_t points_per_curve(const std::vector<Panel>& panels) {
+  constexpr size_t kAllPoints = 60'000, kFewest = 50;
+  size_t curves = 0;
+  for (const auto& panel : panels) {
+    curves += panel.lines.size();
+  }
+  return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMostPoints);
+}
+
+OrderedJson line_json(const Panel& panel, const PanelLine& line, size_t most_points) {
+  const std::vector<Point> points = line.curve->points(most_points);
   OrderedJson json = {
       {"name", line.name}, {"steps", steps_of(points)}, {"values", values_of(points, panel.scale)}};
   const bool is_main = &line == &panel.lines.front();
@@ -135,8 +106,8 @@ std::vector<Panel> panels_of(const History& history, std::vector<std::string>* z
     // Elsewhere sparsity only says again what experts per token does.
     const bool is_told_twice =
         known.curve == std::string_view("sparsity") && find(history, "lambda") == nullptr;
-    const Thinned* curve = is_told_twice ? nullptr : find(history, known.curve);
-    const bool is_routing = std::string_view(known.group) == kRouting;
+    const Downsampled* curve = is_told_twice ? nullptr : find(history, known.curve);
+    const bool is_routing = std::string_view(known.group) == kRoutingGroup;
     if (curve != nullptr && is_routing && curve->least.value == 0 && curve->largest.value == 0) {
       if (zero != nullptr) {
         zero->push_back(known.title);
@@ -180,14 +151,16 @@ OrderedJson report_data(const History& history, std::optional<double> clip) {
   OrderedJson data = {{"panels", OrderedJson::array()},
                       {"columns", OrderedJson::array()},
                       {"maps", OrderedJson::array()}};
-  for (const auto& panel : panels_of(history)) {
+  const std::vector<Panel> panels = panels_of(history);
+  const size_t most_points = points_per_curve(panels);
+  for (const auto& panel : panels) {
     OrderedJson json = {{"group", panel.group},
                         {"title", panel.title},
                         {"unit", panel.unit},
                         {"zero", panel.from_zero},
                         {"lines", OrderedJson::array()}};
     for (const auto& line : panel.lines) {
-      json["lines"].push_back(line_json(panel, line));
+      json["lines"].push_back(line_json(panel, line, most_points));
     }
     if (clip && *clip > 0 && panel.title == "Gradient norm") {
       json["rule"] = {{"name", "clip"}, {"value", *clip}};

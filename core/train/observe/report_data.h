@@ -13,7 +13,7 @@ namespace moe::train {
 
 struct PanelLine {
   std::string name;  // "held out"; empty where a panel has one line
-  const Thinned* curve = nullptr;
+  const Downsampled* curve = nullptr;
 };
 
 struct Panel {

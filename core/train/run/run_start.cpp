@@ -45,17 +45,28 @@ OrderedJson start_line(const RunPlan& plan) {
 // The newest whole checkpoint of a run that goes on; notes say what was found.
 RunStart find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   if (state != RunState::kGoesOn) {
-    return {plan.settings.model};
+    return {plan.settings.model, false, false, nullptr};
   }
   const auto checkpoint = folder.newest_whole(plan.notes);
   if (!checkpoint) {
     plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
-    return {plan.settings.model};
+    return {plan.settings.model, false, false, nullptr};
   }
   plan.first_step = read_position(*checkpoint).step;
   plan.notes.push_back(
       fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
-  return {*checkpoint, /*resumed=*/true};
+  return {*checkpoint, /*resumed=*/true, false, nullptr};
+}
+
+// RUN and, where it is still to be made, the folders above it that get a new name in them. A
+// checkpoint is safe only when the way to it is on the disk too.
+std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& run) {
+  const std::filesystem::path whole = std::filesystem::absolute(run).lexically_normal();
+  std::vector<std::filesystem::path> folders = {whole};
+  while (!std::filesystem::exists(folders.back()) && folders.back().has_relative_path()) {
+    folders.push_back(folders.back().parent_path());
+  }
+  return folders;
 }
 
 RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
@@ -65,12 +76,18 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
     plan.first_step = *plan.settings.steps;
     plan.notes.push_back(
         fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
-    return {{}, false, /*is_done=*/true};
+    return {{}, false, /*is_done=*/true, nullptr};
   }
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   RunStart start = find_start(folder, state, plan);
+  const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
   folder.begin(toml, state);
+  start.log = std::make_unique<MetricsLog>(
+      folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
   append_start(folder.starts(), start_line(plan));
+  for (const auto& one : new_in) {
+    io::sync_folder(one);
+  }
   return start;
 }
 
@@ -95,7 +112,8 @@ RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& check
                               {"is_done", start.is_done},
                               {"first_step", plan.first_step}};
     const Json heard = parse_json(dist::gather_texts(everybody, said.dump()).front(), "rank 0");
-    start = {heard["folder"].get<std::string>(), heard["resumed"], heard["is_done"]};
+    start = {heard["folder"].get<std::string>(), heard["resumed"], heard["is_done"],
+             std::move(start.log)};
     plan.first_step = heard["first_step"];
   }
   return start;

@@ -3,22 +3,25 @@
 // speaks for the ranks decides it from RUN and tells the others.
 
 #include <filesystem>
+#include <memory>
 
 #include "core/dist/world.h"
+#include "core/train/observe/metrics_log.h"
 #include "core/train/plan/run_plan.h"
 #include "core/train/run/run_folder.h"
 
 namespace moe::train {
 
 struct RunStart {
-  std::filesystem::path folder;  // of the weights
-  bool resumed = false;          // it is a checkpoint of this run
-  bool is_done = false;          // the run has come to its end before
+  std::filesystem::path folder;     // of the weights
+  bool resumed = false;             // it is a checkpoint of this run
+  bool is_done = false;             // the run has come to its end before
+  std::unique_ptr<MetricsLog> log;  // of the rank that speaks, unless the run is done
 };
 
-// Decides, checks the disk and begins RUN: settings.toml and a line of starts.jsonl. Puts into
-// `plan` the first step and notes of what was found. Every rank calls it. UserError: what
-// RunFolder::state() says, too little space.
+// Decides, checks the disk and begins RUN: settings.toml, a line of starts.jsonl and the log, which
+// refers to `folder`. Puts into `plan` the first step and notes of what was found. Every rank calls
+// it. UserError: what RunFolder::state() and MetricsLog say, too little space.
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                    dist::Comm& everybody);
 

@@ -1,5 +1,7 @@
 #include "core/train/run/saver.h"
 
+#include <chrono>
+
 namespace moe::train {
 
 Saver::Saver(const io::Checkpoint& parent, dist::World& world,
@@ -12,18 +14,19 @@ Saver::~Saver() {
   }
 }
 
-void Saver::save(Snapshot snapshot, const std::filesystem::path& out) {
+void Saver::save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files) {
   wait();
   out_ = out;
   std::filesystem::create_directories(out.parent_path());
   if (world_.layout.processes > 1) {
-    snapshot.write(parent_, out, world_);
+    snapshot.write(parent_, out, world_, add_files);
     on_saved_(out);
     return;
   }
-  writing_ = std::async(std::launch::async, [this, kept = std::move(snapshot), out] {
-    kept.write(parent_, out, world_);
-  });
+  writing_ = std::async(std::launch::async,
+                        [this, kept = std::move(snapshot), out, add = std::move(add_files)] {
+                          kept.write(parent_, out, world_, add);
+                        });
 }
 
 void Saver::wait() {
@@ -32,6 +35,11 @@ void Saver::wait() {
   }
   writing_.get();  // throws what the writer threw
   on_saved_(out_);
+}
+
+bool Saver::is_writing() const {
+  return writing_.valid() &&
+         writing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
 }  // namespace moe::train

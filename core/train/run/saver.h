@@ -21,11 +21,13 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Waits for the one before, then begins to write `snapshot` as OUT. Throws what the one before
-  // failed with.
-  void save(Snapshot snapshot, const std::filesystem::path& out);
+  // Waits for the one before, then begins to write `snapshot` as OUT, with `add_files` as
+  // Snapshot::write has it, which may run on another thread. Throws what the one before failed
+  // with.
+  void save(Snapshot snapshot, const std::filesystem::path& out, AddFiles add_files = {});
   // Until nothing is being written. Throws what it failed with.
   void wait();
+  bool is_writing() const;
 
  private:
   const io::Checkpoint& parent_;

@@ -159,7 +159,8 @@ Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
   }
 }
 
-void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world) const {
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world,
+                     const AddFiles& add_files) const {
   model::SharedFolder folder(out, /*force=*/true, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
@@ -167,6 +168,9 @@ void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::Wo
   folder.by_all([&] { write_slices(tensors, own_part(state_, model_.parameters(), world)); });
   folder.by_first([&] {
     io::write_file(folder.path() / kPosition, to_json(position_).dump(2) + "\n");
+    if (add_files) {
+      add_files(folder.path());
+    }
     io::write_checksums(folder.path());
   });
   folder.commit();

@@ -7,12 +7,14 @@
 //                       f32 or bf16 as the run keeps them, updates.NAME [] f32, by the parameter
 //                       names of model::Llama
 //   state.json          step, tokens, lambda, window of outliers, place in the data
+//   history.json        the run's log up to here (core/train/observe/metrics_log.h)
 //   checksums.json      of every file, written last
 //
 // There is no random state: the order of the data, and the rounding of moments in bf16, follow from
 // the seed and the step.
 
 #include <filesystem>
+#include <functional>
 #include <vector>
 
 #include "core/data/batches.h"
@@ -35,6 +37,8 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+using AddFiles = std::function<void(const std::filesystem::path& folder)>;
+
 // A copy of all that a checkpoint holds of this process, so that it can be written while training
 // goes on.
 class Snapshot {
@@ -46,10 +50,13 @@ class Snapshot {
   // The folder OUT, whole or not at all; one that is there is replaced. `parent` gives the
   // tokenizer files and the config's other keys. UserError when the disk is full.
   //
+  // `add_files` puts further files into the folder that it is given, on rank 0, before the folder
+  // appears: what it has brought to the disk elsewhere is there whenever the checkpoint is.
+  //
   // Every process of `world` calls it and writes what it updates, each tensor under its name and
   // expert in the whole model: the bytes do not tell how many processes there were.
-  void write(const io::Checkpoint& parent, const std::filesystem::path& out,
-             dist::World& world) const;
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out, dist::World& world,
+             const AddFiles& add_files = {}) const;
 
  private:
   model::Llama model_;

@@ -8,10 +8,11 @@
 #include <chrono>
 #include <ctime>
 #include <fstream>
+#include <span>
 
-#include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/io/file.h"
+#include "core/train/observe/step_lines.h"
 
 namespace moe::train {
 
@@ -56,11 +57,10 @@ OrderedJson describe_start(int64_t step) {
 }
 
 void append_start(const std::filesystem::path& file, const OrderedJson& start) {
-  std::ofstream out(file, std::ios::binary | std::ios::app);
-  out << start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) << '\n' << std::flush;
-  if (!out) {
-    throw UserError("{}: cannot be written; is the disk full?", file.string());
-  }
+  const io::Descriptor descriptor = open_lines(file);
+  const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  io::write_all(descriptor, std::as_bytes(std::span(line)), file);
+  io::sync(descriptor, file);
 }
 
 std::vector<Json> read_starts(const std::filesystem::path& file) {

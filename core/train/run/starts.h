@@ -15,7 +15,8 @@ namespace moe::train {
 // "notes"}; the caller knows the step and all from parameters on, the rest is found here.
 OrderedJson describe_start(int64_t step);
 
-// Adds a line. UserError when the disk is full.
+// Adds a line; one that a killed run left unfinished goes. UserError: what open_lines() says, a
+// full disk.
 void append_start(const std::filesystem::path& file, const OrderedJson& start);
 
 // The objects of a file, up to one that is broken; none where there is no file.

@@ -233,7 +233,9 @@ TEST_CASE("samples go on from the prompts of held-out data", "[train]") {
   World world;
   world.evaluate(9);
   world.train();
-  const auto samples = read_samples_file(world.settings.run / "samples.jsonl");
+  std::vector<TextSample> samples;
+  for_each_sample(world.settings.run / "samples.jsonl",
+                  [&](const TextSample& sample) { samples.push_back(sample); });
   REQUIRE(samples.size() == 6);          // three prompts, before and after
   CHECK(samples[0].prompt == "5 6 7 ");  // no tokenizer: ids, up to the first label
   CHECK((samples[0].step == 0 && samples[3].step == 9));

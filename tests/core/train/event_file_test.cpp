@@ -97,16 +97,15 @@ TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
            {"train/held_out_loss", 2.5}, {"tasks/piqa/acc", 0.5}, {"tasks/piqa/acc_norm", 0.25}}));
 }
 
-TEST_CASE("an event file holds the version, the lines there were and those that follow",
-          "[train]") {
+TEST_CASE("an event file holds the version and the lines, their times end now", "[train]") {
   const TempDir dir;
-  write_file(
-      dir / "metrics.jsonl",
-      "{\"step\":1,\"loss\":2.5,\"seconds\":0.5}\n{\"step\":2,\"loss\":2,\"seconds\":0.5}\n");
   write_file(dir / "events.out.tfevents.1.1.moe", "of an earlier start");
   {
-    EventFile events(dir.path(), dir / "metrics.jsonl");
+    EventFile events(dir.path(), 1.0);
+    events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
+    events.append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
     events.append(Json::parse(R"({"step": 300, "loss": 1.25, "seconds": 1})"));
+    events.sync();
   }
   const auto frames = frames_of(read_file(event_file_in(dir.path())));
   REQUIRE(frames.size() == 4);
@@ -124,4 +123,39 @@ TEST_CASE("an event file holds the version, the lines there were and those that 
   CHECK(last.substr(5, 15) == value);
   CHECK(std::bit_cast<float>(static_cast<uint32_t>(little_endian(last, 20, 4))) == 1.25F);
   CHECK(last.size() == 24);
+}
+
+TEST_CASE("an event file goes on where its mark says, if it is the same file", "[train]") {
+  const TempDir dir;
+  EventMark mark;
+  std::string marked, whole;
+  {
+    EventFile events(dir.path(), 0);
+    events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
+    mark = events.mark();
+    marked = read_file(event_file_in(dir.path()));
+    events.append(Json::parse(R"({"step": 2, "loss": 7, "seconds": 0.5})"));
+    whole = read_file(event_file_in(dir.path()));
+  }
+  CHECK(mark.bytes == marked.size());
+  const auto goes_on = [&](const std::string& text, const EventMark& from) {
+    write_file(event_file_in(dir.path()), text);
+    auto events = EventFile::go_on(dir.path(), from);
+    if (events) {
+      events->append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
+    }
+    return events.has_value();
+  };
+  REQUIRE(goes_on(whole, mark));
+  const std::string after = read_file(event_file_in(dir.path()));
+  CHECK(after.starts_with(marked));
+  CHECK(frames_of(after).size() == 3);
+  CHECK(after != whole);
+  CHECK(after.size() == whole.size());
+  CHECK_FALSE(goes_on(marked.substr(0, marked.size() - 1), mark));
+  CHECK_FALSE(goes_on(std::string(marked.size(), 'x'), mark));
+  CHECK_FALSE(goes_on(whole, {0, 0, 0}));
+  CHECK_FALSE(goes_on(whole, {mark.bytes, mark.sum + 1, 0}));
+  fs::remove(event_file_in(dir.path()));
+  CHECK_FALSE(EventFile::go_on(dir.path(), mark).has_value());
 }

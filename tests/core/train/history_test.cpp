@@ -1,5 +1,6 @@
 #include "core/train/observe/history.h"
 
+#include "core/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -92,18 +93,18 @@ TEST_CASE("a metrics file is read up to a last line that was cut short", "[train
   const TempDir dir;
   const std::string whole = step_line(1).dump() + "\n" + step_line(2).dump() + "\n";
   write_file(dir / "metrics.jsonl", whole + step_line(3).dump());  // no newline: not finished
-  CHECK(read_history(dir / "metrics.jsonl").steps == 2);
+  CHECK(read_history(dir.path()).steps == 2);
   write_file(dir / "metrics.jsonl", whole + R"({"step": 3, "lo)");
-  CHECK(read_history(dir / "metrics.jsonl").steps == 2);
+  CHECK(read_history(dir.path()).steps == 2);
   write_file(dir / "metrics.jsonl", "");
-  CHECK(read_history(dir / "metrics.jsonl").curves().empty());
+  CHECK(read_history(dir.path()).curves().empty());
 }
 
 TEST_CASE("a metrics file that is none of ours is refused by line", "[train]") {
   const TempDir dir;
   const auto refusal = [&](const std::string& text) {
     write_file(dir / "metrics.jsonl", text);
-    return test::user_error_of([&] { read_history(dir / "metrics.jsonl"); });
+    return test::user_error_of([&] { read_history(dir.path()); });
   };
   const std::string good = step_line(1).dump() + "\n";
   CHECK(says(refusal(good + "{broken\n"), "metrics.jsonl line 2"));
@@ -111,7 +112,7 @@ TEST_CASE("a metrics file that is none of ours is refused by line", "[train]") {
   CHECK(says(refusal("{\"loss\": 1}\n"), "step"));
   CHECK(says(refusal(good + good), "step 1 cannot follow step 1"));
   CHECK(says(refusal("{\"step\": -1}\n"), "step -1"));
-  CHECK(says(test::user_error_of([&] { read_history(dir / "none.jsonl"); }),
+  CHECK(says(test::user_error_of([&] { read_history(dir / "none"); }),
              "name the folder of a run of moe train"));
 }
 
@@ -128,4 +129,65 @@ TEST_CASE("values of other types than ours are passed over", "[train]") {
   CHECK(history.curves().count("lr") == 0);
   REQUIRE(history.loads().columns().size() == 1);
   CHECK((history.loads().columns()[0].loads[0].rows == std::vector<int64_t>{0, 0, 0}));
+}
+
+TEST_CASE("a history goes on from its JSON as if it never stopped", "[train]") {
+  const auto sample = [](int64_t step) {
+    return TextSample{step, step % 3 == 0 ? "one" : "other", fmt::format("after {}", step)};
+  };
+  const auto feed = [&](History& history, int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; ++step) {
+      history.add(step_line(step, step % 5), "metrics");
+      history.add(sample(step));
+    }
+  };
+  const int64_t stop = GENERATE(0, 1, 7, 160, 161, 1000, 1001, 2500);
+  History whole, begun;
+  feed(whole, 1, 3000);
+  feed(begun, 1, stop);
+  const std::string text = begun.to_json().dump();
+  History history = History::from_json(parse_json(text, "text"), "text");
+  CHECK(history.to_json().dump() == text);
+  feed(history, stop + 1, 3000);
+  CHECK(history.to_json().dump() == whole.to_json().dump());
+  CHECK_THROWS_AS(history.add(step_line(3000), "metrics"), UserError);
+}
+
+TEST_CASE("steps that no line is of are counted", "[train]") {
+  History history;
+  history.add(step_line(0), "metrics");
+  history.add(step_line(1), "metrics");
+  CHECK(history.missing == 0);
+  history.add(step_line(5), "metrics");
+  CHECK(history.missing == 3);
+  CHECK(History::from_json(Json(history.to_json()), "text").missing == 3);
+}
+
+TEST_CASE("of the samples of a prompt the first, the last and some between them stay", "[train]") {
+  for (const int64_t count : {1, 2, 6, 7, 12, 13, 40, 1000}) {
+    INFO(count);
+    SampleHistory samples;
+    for (int64_t step = 1; step <= count; ++step) {
+      samples.add({step, "prompt", "text"});
+    }
+    REQUIRE(samples.prompts().size() == 1);
+    CHECK(samples.prompts()[0].kept.size() <= 12);
+    const auto few = a_few(samples.prompts()[0]);
+    CHECK(std::ssize(few) == std::min<int64_t>(6, count));
+    CHECK(few.front()->step == 1);
+    CHECK(few.back()->step == count);
+    for (size_t i = 1; i < few.size(); ++i) {
+      CHECK(few[i]->step > few[i - 1]->step);
+    }
+  }
+}
+
+TEST_CASE("numbers that no report draws are not kept", "[train]") {
+  History history;
+  Json line = step_line(1);
+  for (int i = 0; i < 100; ++i) {
+    line[fmt::format("unknown_{}", i)] = 1;
+  }
+  history.add(line, "metrics");
+  CHECK(history.curves().size() == 1);
 }

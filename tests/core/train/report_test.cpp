@@ -73,11 +73,10 @@ TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
   const std::string hostile =
       "</script></pre><script>alert(1)</script>{{data}}<img src=x onerror=alert(2)>";
   write_file(dir / "settings.toml", "[train]\nmodel = \"" + hostile + "\"\n");
-  write_file(dir / "samples.jsonl",
-             OrderedJson{{"step", 0}, {"prompt", hostile}, {"text", hostile}}.dump() + "\n");
   write_file(dir / "starts.jsonl",
              OrderedJson{{"step", 0}, {"machine", hostile}, {"notes", {hostile, 3}}}.dump() + "\n");
   History history = dense_run(2);
+  history.add({0, hostile, hostile});
   history.add({{"step", 3}, {"tasks", {{hostile, {{"acc", 0.5}}}}}}, "metrics");
   const std::string page = report_page(dir.path(), history);
   CHECK(count(page, "alert(1)") >= 6);  // all of it is there to be read
@@ -125,6 +124,33 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   CHECK(data_of(page)["maps"].size() == 32);
 }
 
+TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stays under 2 MB",
+          "[train]") {
+  const TempDir dir;
+  History history;
+  for (int64_t step = 1; step <= 3000; ++step) {
+    Json line = {{"step", step}, {"loss", 1.2345678 + std::sin(static_cast<double>(step))}};
+    for (int task = 0; task < 300; ++task) {
+      line["tasks"][fmt::format("task_of_a_long_name_{}", task)]["acc"] =
+          0.5 + 0.3 * std::sin(static_cast<double>(step + task));
+    }
+    history.add(line, "metrics");
+  }
+  std::string starts;
+  for (int64_t step = 0; step < 5000; ++step) {
+    starts += OrderedJson{{"step", step}, {"time", "2026-01-31 12:05 UTC"}}.dump() + "\n";
+  }
+  write_file(dir / "starts.jsonl", starts);
+  const std::string page = report_page(dir.path(), history);
+  CHECK(page.size() < 2'000'000);
+  CHECK(data_of(page)["panels"][1]["lines"].size() == 300);
+  CHECK(data_of(page)["panels"][1]["lines"][299]["values"].size() >= 50);
+  CHECK(count(page, "Went on after step") == 19);
+  CHECK(page.find("Went on 4980 times more") != std::string::npos);
+  CHECK(page.find("Begun") != std::string::npos);
+  CHECK(page.find("Went on after step 4,999") != std::string::npos);
+}
+
 TEST_CASE("smoothing keeps a straight line and calms a noisy one", "[train]") {
   std::vector<Point> straight, noisy;
   for (int64_t step = 0; step < 300; ++step) {
@@ -147,7 +173,8 @@ TEST_CASE("samples and starts that are broken end where they break", "[train]") 
       dir / "samples.jsonl",
       OrderedJson{{"step", 0}, {"prompt", "first"}, {"text", "whole"}}.dump() + "\n{\"step\": 1");
   write_file(dir / "starts.jsonl", "[]\n");
-  write_report(dir.path(), dense_run(1), dir / "page.html");
+  write_file(dir / "metrics.jsonl", "{\"step\": 1, \"loss\": 2}\n");
+  write_report(dir.path(), read_history(dir.path()), dir / "page.html");
   const std::string page = read_file(dir / "page.html");
   CHECK(page.find("whole") != std::string::npos);
   CHECK(page.find("id=\"about\"") == std::string::npos);

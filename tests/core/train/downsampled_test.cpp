@@ -1,4 +1,4 @@
-#include "core/train/observe/thinned.h"
+#include "core/train/observe/downsampled.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,13 +8,13 @@
 using namespace moe::train;
 
 TEST_CASE("a short curve stays as it is", "[train]") {
-  Thinned curve;
+  Downsampled curve;
   for (int64_t step = 1; step <= 1000; ++step) {
     curve.add(step, std::sin(0.1 * static_cast<double>(step)));
   }
   const auto points = curve.points();
   REQUIRE(points.size() == 1000);
-  CHECK_FALSE(curve.is_thinned());
+  CHECK_FALSE(curve.is_downsampled());
   for (int64_t step = 1; step <= 1000; ++step) {
     const Point& point = points[static_cast<size_t>(step - 1)];
     CHECK(point.step == step);
@@ -24,7 +24,7 @@ TEST_CASE("a short curve stays as it is", "[train]") {
 
 TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among them", "[train]") {
   const auto steps = GENERATE(int64_t{1001}, int64_t{1999}, int64_t{1'000'003});
-  Thinned curve;
+  Downsampled curve;
   double sum = 0;
   for (int64_t step = 1; step <= steps; ++step) {
     const double value = step == 777 ? 50 : step == 901 ? -50 : 1.0 / static_cast<double>(step);
@@ -32,8 +32,8 @@ TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among the
     sum += value;
   }
   const auto points = curve.points();
-  CHECK(points.size() <= Thinned::kMostPoints);
-  CHECK(points.size() > Thinned::kMostPoints / 4);
+  CHECK(points.size() <= Downsampled::kMostPoints);
+  CHECK(points.size() > Downsampled::kMostPoints / 4);
   CHECK(std::is_sorted(points.begin(), points.end(),
                        [](Point one, Point two) { return one.step < two.step; }));
   const auto has = [&](int64_t step, double value) {
@@ -48,7 +48,7 @@ TEST_CASE("a curve of any length keeps at most 1000 points, its spikes among the
 }
 
 TEST_CASE("the means of a curve are those of its steps", "[train]") {
-  Thinned curve;
+  Downsampled curve;
   for (int64_t step = 0; step < 4096; ++step) {
     curve.add(step, static_cast<double>(step));
   }
@@ -60,9 +60,24 @@ TEST_CASE("the means of a curve are those of its steps", "[train]") {
 }
 
 TEST_CASE("steps far apart keep their own points", "[train]") {
-  Thinned curve;
+  Downsampled curve;
   for (int64_t step = 0; step <= 10'000'000; step += 100'000) {
     curve.add(step, 1);
   }
   CHECK(curve.points().size() == 101);
+}
+
+TEST_CASE("a page of many curves asks for fewer points, first and last stay", "[train]") {
+  const auto steps = GENERATE(int64_t{40}, int64_t{900}, int64_t{50'000});
+  Downsampled curve;
+  for (int64_t step = 1; step <= steps; ++step) {
+    curve.add(step, step == 30 ? 50 : std::sin(static_cast<double>(step)));
+  }
+  for (const size_t most : {size_t{4}, size_t{50}, size_t{300}}) {
+    const auto points = curve.points(most);
+    CHECK(points.size() <= most);
+    CHECK((points.front().step == 1 && points.back().step == steps));
+    CHECK((most == 4 || std::any_of(points.begin(), points.end(),
+                                    [](Point point) { return point.value == 50; })));
+  }
 }

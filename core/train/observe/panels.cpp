@@ -1,0 +1,60 @@
+#include "core/train/observe/panels.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+
+namespace moe::train {
+
+namespace {
+
+constexpr const char* kOptimizer = "Optimizer";
+constexpr const char* kMachine = "Machine";
+
+}  // namespace
+
+const std::vector<KnownPanel>& known_panels() {
+  static const std::vector<KnownPanel> panels = {
+      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss"},
+      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss"},
+      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss"},
+      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss"},
+      {kLearningGroup, "Lambda", "weight of L1", "lambda"},
+      {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
+      {kOptimizer, "Learning rate", "", "lr", 1, true},
+      {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},
+      {kMachine, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
+      {kMachine, "Memory", "GB, the process at its largest", "peak_memory_bytes", 1e-9, true},
+      {kRoutingGroup, "Experts per token", "rows over tokens", "experts_per_token"},
+      {kRoutingGroup, "Dropped", "% of requests", "dropped_share", 100, true},
+      {kRoutingGroup, "Unserved", "% of tokens, no expert at all", "unserved_share", 100, true},
+      {kRoutingGroup, "Filled", "% of fill-in requests (FR)", "filled_share", 100, true},
+      {kRoutingGroup, "Rectified", "% of tokens, IR rows", "ir_share", 100, true},
+      {kRoutingGroup, "Load", "busiest expert over the mean, worst layer", "load_max_over_mean"},
+      {kRoutingGroup, "Dead experts", "without a token, over all layers", "dead_experts", 1, true},
+      {kRoutingGroup, "Router entropy", "nats per token", "entropy"},
+  };
+  return panels;
+}
+
+std::string task_of_curve(const std::string& curve) {
+  constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
+  if (!curve.starts_with(kPrefix) || !curve.ends_with(kSuffix) ||
+      curve.size() <= kPrefix.size() + kSuffix.size()) {
+    return "";
+  }
+  return curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size());
+}
+
+bool is_drawn(const std::string& curve) {
+  static const std::set<std::string> named = [] {
+    std::set<std::string> names = {"loss", "held_out_loss"};
+    for (const auto& panel : known_panels()) {
+      names.insert(panel.curve);
+    }
+    return names;
+  }();
+  return named.count(curve) > 0 || !task_of_curve(curve).empty();
+}
+
+}  // namespace moe::train

@@ -1,0 +1,192 @@
+#include "core/train/observe/step_lines.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/io/partial_file.h"
+
+namespace moe::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct stat status_of(const io::Descriptor& descriptor, const fs::path& file) {
+  struct stat status {};
+  if (::fstat(descriptor.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+  }
+  return status;
+}
+
+void truncate(const io::Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
+  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
+    io::throw_write_error(errno, file);
+  }
+}
+
+std::string read_at(const io::Descriptor& descriptor, uint64_t begin, uint64_t end,
+                    const fs::path& file) {
+  std::string text(end - begin, '\0');
+  for (size_t filled = 0; filled < text.size();) {
+    const ssize_t count = ::pread(descriptor.get(), text.data() + filled, text.size() - filled,
+                                  static_cast<off_t>(begin + filled));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0) {
+      throw UserError("{}: cannot be read: {}", file.string(),
+                      count < 0 ? std::strerror(errno) : "it became shorter");
+    }
+    filled += static_cast<size_t>(count);
+  }
+  return text;
+}
+
+// The byte behind the last line break of the first `end` bytes; 0 where there is none.
+uint64_t behind_last_break(const io::Descriptor& descriptor, uint64_t end, const fs::path& file) {
+  constexpr uint64_t kBlock = uint64_t{1} << 16;
+  while (end > 0) {
+    const uint64_t begin = end - std::min(end, kBlock);
+    const size_t place = read_at(descriptor, begin, end, file).rfind('\n');
+    if (place != std::string::npos) {
+      return begin + place + 1;
+    }
+    end = begin;
+  }
+  return 0;
+}
+
+// The step of a line of ours.
+std::optional<int64_t> step_of(const Json& line) {
+  const auto step = line.is_object() ? line.find("step") : line.end();
+  if (!line.is_object() || step == line.end() || !step->is_number_integer()) {
+    return std::nullopt;
+  }
+  return step->get<int64_t>();
+}
+
+// A copy of the first `bytes` bytes of `file` that will take its place, with its permissions.
+std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
+  auto copy = std::make_unique<io::PartialFile>(file);
+  ::fchmod(copy->file().get(), mode & 0777);
+  std::ifstream in(file, std::ios::binary);
+  std::string block(size_t{1} << 20, '\0');
+  while (bytes > 0 && in) {
+    in.read(block.data(), static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size())));
+    const auto count = static_cast<size_t>(in.gcount());
+    io::write_all(copy->file(), std::as_bytes(std::span(block).first(count)), copy->path());
+    bytes -= count;
+  }
+  return copy;
+}
+
+}  // namespace
+
+io::Descriptor open_lines(const fs::path& file) {
+  // O_NONBLOCK: opening a named pipe must not wait for its other end.
+  io::Descriptor descriptor(::open(
+      file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  if (!descriptor.is_open()) {
+    const int error = errno;
+    if (error == ELOOP) {
+      throw UserError("{}: is a symbolic link, which moe does not follow here; remove it",
+                      file.string());
+    }
+    if (error == ENOSPC || error == EDQUOT) {
+      io::throw_write_error(error, file);
+    }
+    throw UserError("{}: cannot be written: {}", file.string(), std::strerror(error));
+  }
+  const auto status = status_of(descriptor, file);
+  if (!S_ISREG(status.st_mode)) {
+    throw UserError("{}: is not a regular file; remove it", file.string());
+  }
+  const auto size = static_cast<uint64_t>(status.st_size);
+  const uint64_t end = behind_last_break(descriptor, size, file);
+  if (end < size) {
+    truncate(descriptor, end, file);
+  }
+  return descriptor;
+}
+
+StepLines::StepLines(fs::path file, LinesPerStep per_step)
+    : file_(std::move(file)), per_step_(per_step), descriptor_(open_lines(file_)) {}
+
+void StepLines::cut(const LinesMark& mark) {
+  truncate(descriptor_, mark.bytes, file_);
+  mark_ = mark;
+}
+
+bool StepLines::cut_at(const LinesMark& mark) {
+  if (mark.bytes == 0) {
+    cut({});
+    return true;
+  }
+  if (static_cast<uint64_t>(status_of(descriptor_, file_).st_size) < mark.bytes) {
+    return false;
+  }
+  const uint64_t begin = behind_last_break(descriptor_, mark.bytes - 1, file_);
+  const std::string line = read_at(descriptor_, begin, mark.bytes, file_);
+  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (line.back() != '\n' || step_of(json) != mark.step) {
+    return false;
+  }
+  cut(mark);
+  return true;
+}
+
+int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
+  std::ifstream in(file_, std::ios::binary);
+  std::unique_ptr<io::PartialFile> copy;  // from the first line on that must go
+  LinesMark kept;
+  int64_t damaged = 0, dropped = 0;  // dropped: lines that none to keep has followed yet
+  for (std::string line; std::getline(in, line) && !in.eof();) {  // a whole line ends in \n
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto step = step_of(json);
+    const bool ascends =
+        step && (*step > kept.step || (*step == kept.step && per_step_ == LinesPerStep::kAny));
+    if (!ascends || *step > steps) {
+      ++dropped;
+      continue;
+    }
+    if (dropped > 0 && !copy) {
+      copy = copy_start(file_, kept.bytes, status_of(descriptor_, file_).st_mode);
+    }
+    damaged += dropped;
+    dropped = 0;
+    line += '\n';
+    if (copy) {
+      io::write_all(copy->file(), std::as_bytes(std::span(line)), copy->path());
+    }
+    on_line(json);
+    kept = {kept.bytes + line.size(), *step};
+  }
+  if (!copy) {
+    cut(kept);
+    return 0;
+  }
+  copy->commit();
+  descriptor_ = open_lines(file_);
+  mark_ = kept;
+  return damaged;
+}
+
+void StepLines::append(std::string_view text, int64_t step) {
+  const std::string line = std::string(text) + "\n";
+  io::write_all(descriptor_, std::as_bytes(std::span(line)), file_);
+  mark_ = {mark_.bytes + line.size(), step};
+}
+
+}  // namespace moe::train

@@ -1,0 +1,134 @@
+#include "core/train/observe/text_samples.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/base/error.h"
+
+namespace moe::train {
+
+namespace {
+
+constexpr size_t kMostPrompts = 16, kMostKept = 12;  // files of ours have three prompts
+
+OrderedJson pair_of(const TextSample& sample) {
+  return OrderedJson::array({sample.step, sample.text});
+}
+
+TextSample sample_of(const Json& pair, const std::string& prompt, const std::string& where) {
+  if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+      !pair[1].is_string()) {
+    throw UserError("{}: a sample must be [step, text]", where);
+  }
+  return {pair[0], prompt, pair[1]};
+}
+
+}  // namespace
+
+std::string line_of(const TextSample& sample) {
+  const OrderedJson json = {
+      {"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}};
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+std::optional<TextSample> read_sample(const Json& line) {
+  const auto is_text = [&](const char* key) { return line.contains(key) && line[key].is_string(); };
+  if (!line.is_object() || !line.value("step", Json()).is_number_integer() || !is_text("prompt") ||
+      !is_text("text")) {
+    return std::nullopt;
+  }
+  return TextSample{line["step"], line["prompt"], line["text"]};
+}
+
+void for_each_sample(const std::filesystem::path& file,
+                     const std::function<void(const TextSample&)>& on_sample) {
+  std::ifstream in(file, std::ios::binary);
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    const auto sample = read_sample(Json::parse(line, nullptr, /*allow_exceptions=*/false));
+    if (!sample) {
+      break;
+    }
+    on_sample(*sample);
+  }
+}
+
+void SampleHistory::add(const TextSample& sample) {
+  auto place = std::find_if(prompts_.begin(), prompts_.end(),
+                            [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
+  if (place == prompts_.end()) {
+    if (prompts_.size() == kMostPrompts) {
+      return;
+    }
+    place = prompts_.insert(place, {sample.prompt, 0, 1, {}, {}});
+  }
+  if (place->count % place->stride == 0) {
+    place->kept.push_back(sample);
+  }
+  place->last = sample;
+  ++place->count;
+  if (place->kept.size() > kMostKept) {
+    place->stride *= 2;
+    std::vector<TextSample> fewer;
+    for (size_t i = 0; i < place->kept.size(); i += 2) {
+      fewer.push_back(std::move(place->kept[i]));
+    }
+    place->kept = std::move(fewer);
+  }
+}
+
+OrderedJson SampleHistory::to_json() const {
+  OrderedJson json = OrderedJson::array();
+  for (const auto& prompt : prompts_) {
+    OrderedJson kept = OrderedJson::array();
+    for (const auto& sample : prompt.kept) {
+      kept.push_back(pair_of(sample));
+    }
+    json.push_back({{"prompt", prompt.prompt},
+                    {"count", prompt.count},
+                    {"stride", prompt.stride},
+                    {"kept", kept},
+                    {"last", pair_of(prompt.last)}});
+  }
+  return json;
+}
+
+SampleHistory SampleHistory::from_json(const Json& json, const std::string& where) {
+  SampleHistory history;
+  if (!json.is_array() || json.size() > kMostPrompts) {
+    throw UserError("{}: samples must be an array of at most {} prompts", where, kMostPrompts);
+  }
+  for (const auto& one : json) {
+    Prompt prompt{get_string(one, "prompt", where),
+                  get_int(one, "count", where),
+                  get_int(one, "stride", where),
+                  {},
+                  sample_of(one.value("last", Json()), one["prompt"], where)};
+    const Json kept = one.value("kept", Json());
+    if (prompt.stride < 1 || !kept.is_array() || kept.empty() || kept.size() > kMostKept) {
+      throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
+                      kMostKept);
+    }
+    for (const auto& pair : kept) {
+      prompt.kept.push_back(sample_of(pair, prompt.prompt, where));
+    }
+    history.prompts_.push_back(std::move(prompt));
+  }
+  return history;
+}
+
+std::vector<const TextSample*> a_few(const SampleHistory::Prompt& prompt) {
+  constexpr size_t kFew = 6;
+  std::vector<const TextSample*> all, few;
+  for (const auto& sample : prompt.kept) {
+    all.push_back(&sample);
+  }
+  if ((prompt.count - 1) % prompt.stride != 0) {
+    all.push_back(&prompt.last);
+  }
+  for (size_t i = 0; i < std::min(kFew, all.size()); ++i) {
+    few.push_back(all[all.size() <= kFew ? i : i * (all.size() - 1) / (kFew - 1)]);
+  }
+  return few;
+}
+
+}  // namespace moe::train
