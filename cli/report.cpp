@@ -1,6 +1,6 @@
 // moe report: the page of a run of moe train, also of one that still runs or was cut off.
 
-#include "core/eval/report.h"
+#include "core/train/observe/report.h"
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -8,7 +8,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
-#include "core/train/observe/report.h"
+#include "core/eval/report/output_files.h"
 
 namespace moe::cli {
 

@@ -30,7 +30,12 @@ const std::map<std::string, std::set<std::string>>& arrows_down() {
       {"core/data", {"core/io"}},
       {"core/model", {"core/route", "core/dist", "core/io"}},
       {"core/train", {"core/model", "core/data"}},
-      {"core/eval", {"core/model", "core/data"}},
+      {"core/eval/formats", {"core/io"}},
+      {"core/eval/scoring", {"core/eval/formats", "core/model", "core/data"}},
+      {"core/eval/metrics", {"core/eval/scoring"}},
+      {"core/eval/tasks", {"core/eval/metrics"}},
+      {"core/eval/report", {"core/eval/tasks"}},
+      {"core/eval", {"core/eval/report"}},
       {"core/bench", {"core/train", "core/eval"}},
       {"cli", {"core/train", "core/eval", "core/bench"}},
   };
@@ -47,8 +52,13 @@ bool may_include(const std::string& from, const std::string& to) {
                      [&](const std::string& next) { return may_include(next, to); });
 }
 
-// "core/io/file.h" -> "core/io", "kernels/ops/rope.cpp" -> "kernels", "cmake/pch.h" -> "cmake".
+// "core/io/file.h" -> "core/io", "core/eval/tasks/task.h" -> "core/eval/tasks", which has arrows of
+// its own, "core/train/loop/trainer.h" -> "core/train", "kernels/ops/rope.cpp" -> "kernels",
+// "cmake/pch.h" -> "cmake".
 std::string folder_of(const std::string& path) {
+  if (const std::string whole = path.substr(0, path.rfind('/')); arrows_down().contains(whole)) {
+    return whole;
+  }
   const size_t first = path.find('/');
   const bool in_core = path.compare(0, 5, "core/") == 0;
   return path.substr(0, in_core ? path.find('/', first + 1) : first);
@@ -110,6 +120,57 @@ bool must_be_torch_free(const std::string& path) {
   return std::regex_match(path, parts);
 }
 
+// A header and the sources of its name are one unit: "core/eval/runner".
+std::string unit_of(const std::string& path) { return path.substr(0, path.rfind('.')); }
+
+// The units below `folder` that include one another in a circle, in the order in which they do:
+// "a -> b -> a". A unit that no circle reaches is above or below each of the others.
+class Circles {
+ public:
+  Circles(const Tree& tree, const std::string& folder) {
+    for (const auto& [path, text] : tree) {
+      for (const auto& include : includes_of(text)) {
+        const bool is_inside = path.rfind(folder, 0) == 0 && include.path.rfind(folder, 0) == 0;
+        if (is_inside && unit_of(path) != unit_of(include.path)) {
+          includes_[unit_of(path)].insert(unit_of(include.path));
+        }
+      }
+    }
+  }
+
+  Strings find() {
+    for (const auto& entry : includes_) {
+      follow(entry.first);
+    }
+    return circles_;
+  }
+
+ private:
+  void follow(const std::string& unit) {
+    const auto begin = std::find(way_.begin(), way_.end(), unit);
+    if (begin != way_.end()) {
+      std::string circle;
+      for (auto step = begin; step != way_.end(); ++step) {
+        circle += *step + " -> ";
+      }
+      circles_.push_back(circle + unit);
+      return;
+    }
+    if (!done_.insert(unit).second) {
+      return;
+    }
+    way_.push_back(unit);
+    for (const auto& next : includes_[unit]) {
+      follow(next);
+    }
+    way_.pop_back();
+  }
+
+  std::map<std::string, std::set<std::string>> includes_;
+  std::set<std::string> done_;
+  Strings way_, circles_;
+};
+
 // The chain of headers by which LibTorch reaches `path`, or nothing.
 std::string way_to_libtorch(const Tree& tree, const std::string& path,
                             std::set<std::string>& seen) {
@@ -168,12 +229,25 @@ TEST_CASE("An include that points up is found, one that points down is not", "[l
   CHECK(arrows_up({{"core/route/a.cpp", "#include \"core/io/b.h\""}}).size() == 1);
   CHECK(arrows_up({{"core/base/a.h", "#include \"cli/flags.h\""}}).size() == 1);
   CHECK(arrows_up({{"core/io/a.cpp", "#include \"tests/support/data.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/eval/tasks/a.cpp", "#include \"core/eval/report/b.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/eval/report/a.cpp", "#include \"core/eval/settings.h\""}}).size() == 1);
+  CHECK(arrows_up({{"core/eval/a.cpp", "#include \"core/eval/formats/b.h\""}}).empty());
   CHECK(arrows_up({{"core/nowhere/a.cpp", "#include \"core/base/error.h\""}}).size() == 1);
   CHECK(
       arrows_up(
           {{"cli/train.cpp", "#include \"kernels/ops/rope.h\"\n#include \"core/base/json.h\"\n"},
            {"core/model/llama/llama.cpp", "#include <ATen/ATen.h>\n#include \"core/io/file.h\"\n"}})
           .empty());
+}
+
+TEST_CASE("Files that include one another in a circle are found", "[layout]") {
+  const Tree tree = {{"core/eval/a.h", "#include \"core/eval/tasks/b.h\"\n"},
+                     {"core/eval/tasks/b.cpp", "#include \"core/eval/c.h\"\n"},
+                     {"core/eval/c.h", "#include \"core/eval/a.h\"\n"},
+                     {"core/eval/d.cpp", "#include \"core/eval/d.h\"\n"}};
+  CHECK(Circles(tree, "core/eval/").find() ==
+        Strings{"core/eval/a -> core/eval/tasks/b -> core/eval/c -> core/eval/a"});
+  CHECK(Circles(tree, "core/eval/tasks/").find() == Strings{});
 }
 
 TEST_CASE("LibTorch in a .cu file is found", "[layout]") {
@@ -196,6 +270,10 @@ TEST_CASE("Every arrow of this tree points down", "[layout]") {
   const Tree tree = our_tree();
   CHECK(tree.size() > 50);  // the tree was found
   CHECK(arrows_up(tree) == Strings{});
+}
+
+TEST_CASE("No file of the evaluation includes one above it", "[layout]") {
+  CHECK(Circles(our_tree(), "core/eval/").find() == Strings{});
 }
 
 TEST_CASE("No .cu file includes LibTorch", "[layout]") {

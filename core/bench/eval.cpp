@@ -129,7 +129,7 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   const auto tasks = settings.tasks.empty()
                          ? std::vector<eval::LoadedTask>()
                          : eval::load_tasks(settings.tasks, settings.data, settings.limit);
-  const eval::Subject subject = eval::open_subject(asked, {});
+  const eval::OpenedModel subject = eval::open_model(asked, {});
   const auto sets = settings.tasks.empty()
                         ? made_up_sets(subject.config, settings.limit.value_or(60))
                         : task_sets(tasks, eval::encoder_of(subject, asked.compat));

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/random.h"
-#include "core/eval/task_requests.h"
+#include "core/eval/scoring/requests.h"
 
 namespace moe::bench {
 

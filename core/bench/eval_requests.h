@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/requests.h"
-#include "core/eval/tasks.h"
+#include "core/eval/scoring/requests.h"
+#include "core/eval/tasks/tasks.h"
 #include "core/model/config/config.h"
 
 namespace moe::bench {

@@ -1,7 +1,6 @@
 #include "core/eval/encoded_tasks.h"
 
-#include "core/eval/task_requests.h"
-#include "core/eval/written_answers.h"
+#include "core/eval/scoring/generate_until.h"
 
 namespace moe::eval {
 

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/eval/requests.h"
-#include "core/eval/tasks.h"
+#include "core/eval/scoring/requests.h"
+#include "core/eval/tasks/tasks.h"
 
 namespace moe::eval {
 

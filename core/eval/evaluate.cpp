@@ -1,12 +1,106 @@
 // The obvious order of things: read, refuse, encode, load, run, write.
 #include "core/eval/evaluate.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "core/base/error.h"
-#include "core/eval/evaluation.h"
-#include "core/eval/text_windows.h"
+#include "core/eval/report/output_files.h"
+#include "core/eval/scoring/shared_forwards.h"
+#include "core/eval/scoring/text_windows.h"
 
 namespace moe::eval {
 namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
+  const int64_t whole = loaded.task.harness_items;
+  if (whole != 0 && loaded.total_questions != whole) {
+    events.tell(
+        fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
+                    "not comparable",
+                    loaded.task.name, loaded.total_questions, whole));
+  }
+  for (const auto& note : loaded.notes) {
+    events.tell(note);
+  }
+}
+
+// One for each of text_pairs(questions).
+std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
+  std::vector<RequestLabel> labels;
+  for (const auto& question : questions) {
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      labels.push_back({question.source, static_cast<int64_t>(i) == question.gold});
+    }
+  }
+  return labels;
+}
+
+RunReport report_head(const EvalSettings& settings, const OpenedModel& subject) {
+  RunReport report;
+  report.model = settings.model.string();
+  report.dtype = "float32";
+  report.window = subject.config.max_position_embeddings;
+  report.adds_bos = subject.adds_bos;
+  report.limit = settings.limit;
+  report.batch_tokens = settings.batch_tokens;
+  report.device = settings.device.str();
+  report.compat = settings.compat;
+  if (subject.config.moe) {
+    report.router = route::to_string(subject.routing.router);
+    report.ep_ranks = subject.routing.ep_ranks;
+    report.group_tokens = group_tokens(settings, subject);
+  }
+  return report;
+}
+
+// How answers are written where that differs from how requests are scored.
+void tell_generation(const EvalEvents& events, const EvalSettings& settings,
+                     const OpenedModel& subject, const std::vector<LoadedTask>& tasks) {
+  const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
+    return loaded.task.output == OutputType::kGenerateUntil;
+  });
+  if (any && group_tokens(settings, subject) > 0) {
+    events.tell(
+        "answers are written without a capacity and without +fr, as moe generate routes: a "
+        "token's expert must not depend on what is computed beside it");
+  }
+  if (any && !settings.stats.empty()) {
+    events.tell("routing is not counted while answers are written; --stats leaves them out");
+  }
+}
+
+int64_t count_cut(const std::vector<Request>& requests) {
+  return std::count_if(requests.begin(), requests.end(),
+                       [](const auto& request) { return request.choice_cut; });
+}
+
+void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
+  if (cut > 0) {
+    events.tell(
+        fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
+                    "{} end only "
+                    "(lm-evaluation-harness refuses such items)",
+                    what, cut, cut == 1 ? " is" : "s are", window, cut == 1 ? "its" : "their"));
+  }
+}
+
+TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
+                    int64_t resamples) {
+  if (loaded.task.output == OutputType::kGenerateUntil) {
+    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
+    return make_generated_report(std::move(loaded), std::move(answers));
+  }
+  Scores scores =
+      runner.run(loaded.task.name, encoded.requests, labels_of(loaded.questions), &loaded);
+  TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
+  report.cut_choices = count_cut(encoded.requests);
+  return report;
+}
 
 std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
   std::vector<RequestLabel> labels;
@@ -36,14 +130,52 @@ void add_differences(RunReport& report, const OtherRun& other) {
 
 }  // namespace
 
+std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings) {
+  return load_tasks(settings.tasks, settings.data, settings.limit,
+                    {settings.compat, settings.shots});
+}
+
+PreparedEvaluation::PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
+                                       std::vector<LoadedTask> tasks)
+    : subject(open_model(settings, events)),
+      settings_(settings),
+      events_(events),
+      tasks_(std::move(tasks)),
+      encoded_(encoder_of(subject, settings.compat), tasks_) {
+  for (const auto& loaded : tasks_) {
+    tell_subset(events, loaded);
+  }
+}
+
+const EncodedTask& PreparedEvaluation::encoded(size_t index) {
+  const EncodedTask* task = nullptr;
+  on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(index); });
+  tell_cut(events_, tasks_[index].task.name, count_cut(task->requests), encoded_.window());
+  return *task;
+}
+
+RunReport PreparedEvaluation::run(Runner& runner, bool is_last) {
+  tell_generation(events_, settings_, subject, tasks_);
+  RunReport report = report_head(settings_, subject);
+  const double begin = now_seconds();
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const EncodedTask& task = encoded(i);
+    LoadedTask loaded = is_last ? std::move(tasks_[i]) : tasks_[i];
+    report.tasks.push_back(run_task(runner, std::move(loaded), task, settings_.resamples));
+  }
+  report.seconds = now_seconds() - begin;
+  add_averages(report, settings_.tasks);
+  return report;
+}
+
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
-  std::vector<LoadedTask> tasks = load_asked(settings);
+  std::vector<LoadedTask> tasks = load_requested_tasks(settings);
   if (!settings.out.empty()) {
     check_output(report_files(settings.out, tasks), settings.force);
   }
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
-  Evaluation evaluation(settings, events, std::move(tasks));
+  PreparedEvaluation evaluation(settings, events, std::move(tasks));
   Runner runner(settings, evaluation.subject, events);
   RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
@@ -61,7 +193,7 @@ Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::pa
   if (settings.limit && static_cast<int64_t>(pairs.size()) > *settings.limit) {
     pairs.resize(static_cast<size_t>(*settings.limit));
   }
-  const Subject subject = open_subject(settings, events);
+  const OpenedModel subject = open_model(settings, events);
   const TextEncoder encoder = encoder_of(subject, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
@@ -74,7 +206,7 @@ Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::pa
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events) {
-  const Subject subject = open_subject(settings, events);
+  const OpenedModel subject = open_model(settings, events);
   if (!subject.config.moe) {
     throw UserError(
         "{}: this model is dense, it routes nothing to count; --stats-text needs a "

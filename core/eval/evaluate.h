@@ -2,67 +2,16 @@
 // The whole of `moe eval`: files and a folder in, a report out. Everything a user can have wrong is
 // looked at before the weights are loaded.
 
-#include <c10/core/Device.h>
-
 #include <filesystem>
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "core/eval/report.h"
-#include "core/eval/routing_stats.h"
-#include "core/eval/running_accuracy.h"
-#include "core/route/router_override.h"
+#include "core/eval/encoded_tasks.h"
+#include "core/eval/report/report.h"
+#include "core/eval/runner.h"
+#include "core/eval/settings.h"
 
 namespace moe::eval {
-
-struct EvalSettings {
-  std::filesystem::path model;
-  std::vector<std::string> tasks;  // names of tasks and groups, or files of one's own (tasks.h)
-  std::filesystem::path data;      // --data
-  std::filesystem::path out;       // empty = no files
-  bool force = false;              // replace files in `out`; also allows a change of gate
-  std::optional<int64_t> limit;    // questions of each task
-  Bos bos = Bos::kAuto;
-  int64_t batch_tokens = 0;     // 0 = auto (batch_size.h)
-  int64_t group_tokens = 4096;  // per logical rank
-  route::RouterRequest router;
-  std::filesystem::path stats;         // statistics file of a mixture's routing; empty = none
-  StatsBy stats_by;                    // what it splits by
-  Compat compat = Compat::kCurrent;    // whose definitions and defaults
-  std::optional<int64_t> shots = {};   // --num-fewshot; none = as the task says
-  std::filesystem::path against = {};  // another run's folder, to compare with; empty = none
-  int64_t resamples = 100000;          // of a bootstrapped standard error; 0 = none
-  // Where responses are kept for a run that is interrupted: a file, a folder for
-  // responses.cache, "off", or empty: in `out` while the run lasts.
-  std::string cache_responses = {};
-  // The ranks that share the work; every one calls with the same settings and has the results, the
-  // first writes the files. None: this process alone.
-  dist::Comm* ranks = nullptr;
-  c10::Device device = c10::kCPU;  // that computes
-
-  bool is_first_rank() const { return ranks == nullptr || ranks->rank() == 0; }
-};
-
-// What the caller shows while it goes on. All may be empty.
-struct EvalEvents {
-  std::function<void(const std::string&)> note;  // a sentence the user should know
-  std::function<void(const std::string& what, int64_t requests)> start;
-  std::function<void(int64_t done)> progress;  // requests done since start
-  // Of the requests since start, those that an earlier run had answered; before their progress.
-  std::function<void(int64_t requests)> recalled = {};
-  // The mean of a task's main metric over the questions answered so far.
-  RunningAccuracy::Tell running = {};
-  // Asked between forwards; true ends the run: Interrupted, which says how it can go on.
-  std::function<bool()> stop_requested = {};
-
-  void tell(const std::string& sentence) const {
-    if (note) {
-      note(sentence);
-    }
-  }
-};
 
 // Interrupted where events.stop_requested says so.
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
@@ -75,5 +24,35 @@ Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::pa
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events = {});
+
+// An evaluation in two steps, so that a sweep reads and encodes once and runs often.
+//
+// The settings' tasks, read (tasks.h).
+std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings);
+
+class PreparedEvaluation {
+ public:
+  // Opens the model's folder without its weights and begins to encode the tasks. The settings and
+  // events must outlive it. UserError: what open_model says.
+  PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
+                     std::vector<LoadedTask> tasks);
+
+  OpenedModel subject;  // its routing may be changed before a run (and Runner::restart)
+
+  // Every task, by the subject's routing, with averages; nothing is written. The last run takes the
+  // questions with it. UserError: a task that cannot be encoded.
+  RunReport run(Runner& runner, bool is_last);
+
+  const std::vector<LoadedTask>& tasks() const { return tasks_; }
+
+ private:
+  // Waits for a task and says what of it was cut. Any rank's error is that of all.
+  const EncodedTask& encoded(size_t index);
+
+  const EvalSettings& settings_;
+  const EvalEvents& events_;
+  std::vector<LoadedTask> tasks_;
+  EncodedTasks encoded_;  // last: its thread reads the subject and the tasks
+};
 
 }  // namespace moe::eval

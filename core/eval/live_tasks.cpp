@@ -1,8 +1,7 @@
 #include "core/eval/live_tasks.h"
 
 #include "core/base/error.h"
-#include "core/eval/report.h"
-#include "core/eval/task_requests.h"
+#include "core/eval/report/task_report.h"
 #include "core/io/checkpoint.h"
 
 namespace moe::eval {

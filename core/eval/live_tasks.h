@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/metrics.h"
-#include "core/eval/tasks.h"
+#include "core/eval/metrics/metrics.h"
+#include "core/eval/tasks/tasks.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::eval {

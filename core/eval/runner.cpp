@@ -2,22 +2,22 @@
 
 #include "core/base/error.h"
 #include "core/dist/own_work.h"
-#include "core/eval/shared_forwards.h"
-#include "core/eval/written_answers.h"
+#include "core/eval/scoring/generate_until.h"
+#include "core/eval/scoring/shared_forwards.h"
 
 namespace moe::eval {
 namespace {
 
 constexpr const char* kCacheName = "responses.cache";
 
-ScoreSettings score_settings(const EvalSettings& settings, const Subject& subject) {
+ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& subject) {
   return {{subject.routing.router, subject.routing.ep_ranks},
           settings.batch_tokens,
           settings.group_tokens};
 }
 
 // What is known of a mixture's routing before anything is run.
-RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
+RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& subject) {
   const auto& router = subject.routing.router;
   RoutingStats stats;
   stats.model = settings.model.string();
@@ -35,7 +35,7 @@ RoutingStats stats_head(const EvalSettings& settings, const Subject& subject) {
   return stats;
 }
 
-model::Llama load_model(const EvalSettings& settings, const Subject& subject) {
+model::Llama load_model(const EvalSettings& settings, const OpenedModel& subject) {
   // disks differ
   const auto reading = settings.ranks == nullptr ? nullptr : dist::own_work(*settings.ranks);
   return model::Llama::load(subject.checkpoint, {}, settings.device, model::Storage::kStored);
@@ -57,7 +57,7 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
   return {};
 }
 
-Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
+OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
   io::Checkpoint checkpoint(settings.model);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (!settings.stats.empty()) {
@@ -80,7 +80,7 @@ Subject open_subject(const EvalSettings& settings, const EvalEvents& events) {
           adds_bos};
 }
 
-TextEncoder encoder_of(const Subject& subject, Compat compat) {
+TextEncoder encoder_of(const OpenedModel& subject, Compat compat) {
   TextEncoder encoder =
       make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
   if (compat == Compat::k041 && !subject.adds_bos && subject.tokenizer.eos_id() >= 0) {
@@ -90,25 +90,25 @@ TextEncoder encoder_of(const Subject& subject, Compat compat) {
   return encoder;
 }
 
-int64_t group_tokens(const EvalSettings& settings, const Subject& subject) {
+int64_t group_tokens(const EvalSettings& settings, const OpenedModel& subject) {
   return routes_in_groups(subject.config, subject.routing.router)
              ? settings.group_tokens * subject.routing.ep_ranks
              : 0;
 }
 
-std::optional<CachePlace> cache_place(const EvalSettings& settings) {
+std::optional<ResponseFile> response_file(const EvalSettings& settings) {
   const std::string& word = settings.cache_responses;
   if (word == "off" || (word.empty() && settings.out.empty())) {
     return std::nullopt;
   }
   if (word.empty()) {
-    return CachePlace{settings.out / kCacheName, /*ends_with_run=*/true};
+    return ResponseFile{settings.out / kCacheName, /*ends_with_run=*/true};
   }
   const std::filesystem::path path = word;
-  return CachePlace{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
+  return ResponseFile{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
 }
 
-Runner::Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events)
+Runner::Runner(const EvalSettings& settings, const OpenedModel& subject, const EvalEvents& events)
     : all_settings_(settings),
       subject_(subject),
       events_(events),
@@ -138,16 +138,16 @@ void Runner::restart(const std::string& label) {
 }
 
 void Runner::open_cache() {
-  cache_place_ = cache_place(all_settings_);
-  if (!cache_place_) {
+  response_file_ = response_file(all_settings_);
+  if (!response_file_) {
     return;
   }
   if (all_settings_.stats_by.any()) {  // token by token: every forward must be seen
-    cache_place_.reset();
+    response_file_.reset();
     events_.tell("--stats-by needs every forward: no responses are kept or recalled");
     return;
   }
-  cache_.emplace(cache_place_->file, model_digest(subject_.checkpoint));
+  cache_.emplace(response_file_->file, model_digest(subject_.checkpoint));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
     events_.tell(
@@ -181,7 +181,7 @@ void Runner::progress(int64_t done) {
     throw Interrupted(fmt::format(
         "interrupted in {} after {} of {} requests; {}", what_, done, requests_,
         cache_ ? fmt::format("{} keeps what is done, the same command goes on from there",
-                             cache_place_->file.string())
+                             response_file_->file.string())
                : "nothing was kept (-o OUT or --cache-responses FILE would have)"));
   }
 }
@@ -222,30 +222,30 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
   for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
     const size_t index = begin + rank_of(ranks);
     std::optional<std::string> mine;
-    on_all(ranks, [&] {
+    on_all_ranks(ranks, [&] {
       if (index < prompts.size()) {
-        mine = write_one(prompts[index], generation);
+        mine = generate_one(prompts[index], generation);
       }
     });
-    for (auto& answer : gather_written(ranks, mine)) {
+    for (auto& answer : gather_generated(ranks, mine)) {
       if (running) {
-        running->add_written(answers.size(), answer);
+        running->add_answer(answers.size(), answer);
       }
       answers.push_back(std::move(answer));
     }
-    on_all(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
+    on_all_ranks(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
   }
   return answers;
 }
 
-std::string Runner::write_one(const std::vector<int64_t>& prompt, const Generation& generation) {
+std::string Runner::generate_one(const std::vector<int64_t>& prompt, const Generation& generation) {
   if (cache_) {
     if (auto known = cache_->recall_answer(prompt, generation)) {
       return *known;
     }
   }
   std::string answer =
-      write_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt}).front();
+      generate_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt}).front();
   if (cache_) {
     cache_->keep_answer(prompt, generation, answer);
   }
@@ -253,9 +253,9 @@ std::string Runner::write_one(const std::vector<int64_t>& prompt, const Generati
 }
 
 void Runner::forget() {
-  if (cache_ && cache_place_->ends_with_run && all_settings_.is_first_rank()) {
+  if (cache_ && response_file_->ends_with_run && all_settings_.is_first_rank()) {
     std::error_code ignored;
-    std::filesystem::remove(cache_place_->file, ignored);
+    std::filesystem::remove(response_file_->file, ignored);
   }
 }
 

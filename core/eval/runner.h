@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/evaluate.h"
-#include "core/eval/response_cache.h"
-#include "core/eval/token_tally.h"
+#include "core/eval/scoring/response_cache.h"
+#include "core/eval/scoring/token_tally.h"
+#include "core/eval/settings.h"
 #include "core/io/checkpoint.h"
 #include "core/io/tokenizer.h"
 #include "core/model/llama/llama.h"
@@ -16,7 +16,7 @@
 namespace moe::eval {
 
 // The folder without its weights: enough to refuse, or to tokenise.
-struct Subject {
+struct OpenedModel {
   io::Checkpoint checkpoint;
   model::ModelConfig config;
   io::Tokenizer tokenizer;
@@ -25,7 +25,7 @@ struct Subject {
 };
 
 // UserError: what is wrong with the folder, the router, --bos or --stats. Notes go to `events`.
-Subject open_subject(const EvalSettings& settings, const EvalEvents& events);
+OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events);
 
 // The folder's router with `request` in its place. UserError: what override_router says; a dense
 // model has none.
@@ -33,24 +33,24 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const route::RouterRequest& request, bool force);
 
 // As the settings' harness encodes; `subject` must outlive it.
-TextEncoder encoder_of(const Subject& subject, Compat compat);
+TextEncoder encoder_of(const OpenedModel& subject, Compat compat);
 
 // The file of the settings' responses, and whether it goes when the run has ended well (its results
 // then say all that it does); none where nothing is kept.
-struct CachePlace {
+struct ResponseFile {
   std::filesystem::path file;
   bool ends_with_run = false;
 };
-std::optional<CachePlace> cache_place(const EvalSettings& settings);
+std::optional<ResponseFile> response_file(const EvalSettings& settings);
 
 // Tokens of a routing group over all logical ranks; 0 where scores do not depend on groups.
-int64_t group_tokens(const EvalSettings& settings, const Subject& subject);
+int64_t group_tokens(const EvalSettings& settings, const OpenedModel& subject);
 
 // Scores requests, writes answers, and gathers what the routing says. Its arguments must outlive
 // it.
 class Runner {
  public:
-  Runner(const EvalSettings& settings, const Subject& subject, const EvalEvents& events);
+  Runner(const EvalSettings& settings, const OpenedModel& subject, const EvalEvents& events);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
@@ -71,18 +71,18 @@ class Runner {
 
  private:
   void open_cache();
-  std::string write_one(const std::vector<int64_t>& prompt, const Generation& generation);
+  std::string generate_one(const std::vector<int64_t>& prompt, const Generation& generation);
   void start(const std::string& what, int64_t requests);
   void progress(int64_t done);
 
   const EvalSettings& all_settings_;
-  const Subject& subject_;
+  const OpenedModel& subject_;
   const EvalEvents& events_;
   model::Llama llama_;
   ScoreSettings settings_;
   std::optional<RoutingStats> stats_;
   std::optional<TokenTally> tally_;
-  std::optional<CachePlace> cache_place_;
+  std::optional<ResponseFile> response_file_;
   std::optional<ResponseCache> cache_;
   std::string label_, what_;  // what is run now
   int64_t requests_ = 0, recalled_before_ = 0;

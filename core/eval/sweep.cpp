@@ -9,7 +9,8 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
-#include "core/eval/evaluation.h"
+#include "core/eval/evaluate.h"
+#include "core/eval/report/output_files.h"
 #include "core/route/counters_json.h"
 
 namespace moe::eval {
@@ -189,7 +190,7 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   if (settings.out.empty()) {
     return;
   }
-  const auto place = cache_place(settings);
+  const auto place = response_file(settings);
   const bool goes_on = place && place->ends_with_run && fs::exists(place->file);
   check_output({settings.out / "sweep.json", settings.out / "sweep.html"}, settings.force);
   for (const auto& value : values) {
@@ -266,8 +267,8 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
 SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& all_events) {
   const EvalEvents events = telling_once(all_events);
-  Evaluation evaluation(settings, events, load_asked(settings));
-  Subject& subject = evaluation.subject;
+  PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
+  OpenedModel& subject = evaluation.subject;
   const auto values = sweep_values(axes, settings.router, subject.config, settings.force);
   check_sweep_output(settings, values, evaluation.tasks());
   for (const auto& value : values) {

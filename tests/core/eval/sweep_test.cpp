@@ -2,6 +2,7 @@
 #include "core/eval/sweep.h"
 
 #include "core/base/json.h"
+#include "core/eval/evaluate.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

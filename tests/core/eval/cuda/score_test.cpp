@@ -1,7 +1,7 @@
 // Scores on a card against those of the CPU. In a build without CUDA the card is an emulated one
 // (tests/support/emulated_cuda).
 
-#include "core/eval/score.h"
+#include "core/eval/scoring/score.h"
 
 #include <ATen/ATen.h>
 

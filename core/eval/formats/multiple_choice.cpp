@@ -1,0 +1,352 @@
+// Files of multiple-choice questions: a section each.
+#include <algorithm>
+#include <array>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/eval/formats/csv.h"
+#include "core/eval/formats/documents.h"
+#include "core/eval/formats/lines.h"
+#include "core/eval/formats/text.h"
+
+namespace moe::eval {
+
+// ARC, Easy and Challenge, and CommonsenseQA: JSON lines with a stem, labelled choices (A-E or 1-5)
+// and the label of the right one.
+namespace {
+
+Document arc_question(const Json& json, const std::string& where, bool has_concept) {
+  const Json& question = get_object(json, "question", where);
+  OrderedJson texts = OrderedJson::array();
+  std::vector<std::string> labels;
+  for (const Json& choice : get_array(question, "choices", where)) {
+    if (!choice.is_object()) {
+      throw UserError("{}: a choice is not an object with 'text' and 'label'", where);
+    }
+    texts.push_back(get_string(choice, "text", where));
+    labels.push_back(get_string(choice, "label", where));
+  }
+  const std::string key = get_string(json, "answerKey", where);
+  if (std::find(labels.begin(), labels.end(), key) == labels.end()) {
+    throw UserError("{}: answerKey '{}' is none of the labels {}", where, printable(key),
+                    Json(labels).dump());
+  }
+  OrderedJson fields = {{"id", get_string(json, "id", where, "")},
+                        {"question", get_string(question, "stem", where)}};
+  if (has_concept) {
+    fields["question_concept"] = get_string(question, "question_concept", where);
+  }
+  fields["choices"] = {{"text", std::move(texts)}, {"label", labels}};
+  fields["answerKey"] = key;
+  return {std::move(fields), where};
+}
+
+std::vector<Document> arc_questions(const Files& files, bool has_concept) {
+  std::vector<Document> documents;
+  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+    documents.push_back(arc_question(json, where, has_concept));
+  }
+  return documents;
+}
+
+}  // namespace
+
+std::vector<Document> read_arc(const Files& files) { return arc_questions(files, false); }
+
+std::vector<Document> read_commonsense_qa(const Files& files) { return arc_questions(files, true); }
+
+// LogiQA: plain text in blocks of eight lines. A block cut short, or out of step, is named with its
+// line.
+namespace {
+
+constexpr size_t kLinesPerProblem = 7;  // the blank line before each not counted
+constexpr std::array<const char*, kLinesPerProblem> kParts = {
+    "the right letter", "the context", "the question", "option A",
+    "option B",         "option C",    "option D"};
+
+std::string space_full_stops(std::string_view text) { return strip(replace_all(text, ".", ". ")); }
+
+// Two characters go, whatever they are: besides "A." the files hold "A ", "A?" and translated
+// slips.
+std::string logiqa_option(std::string_view line) {
+  size_t bytes = 0;
+  for (int64_t characters = 0; bytes < line.size(); ++bytes) {
+    const bool starts_character = (static_cast<unsigned char>(line[bytes]) & 0xC0U) != 0x80U;
+    if (starts_character && ++characters == 3) {
+      break;
+    }
+  }
+  return space_full_stops(line.substr(bytes));
+}
+
+std::string logiqa_label(const Line& line) {
+  const std::string label = strip(line.text);
+  if (label.size() != 1 || label[0] < 'a' || label[0] > 'd') {
+    throw UserError("{}: the right answer must be a letter from a to d, not '{}'", line.where,
+                    printable(label));
+  }
+  return label;
+}
+
+// The problem whose letter stands in lines[first].
+Document logiqa_problem(const std::vector<Line>& lines, size_t first) {
+  const std::string label = logiqa_label(lines[first]);
+  for (size_t i = 1; i < kLinesPerProblem; ++i) {
+    if (first + i >= lines.size() || strip(lines[first + i].text).empty()) {
+      throw UserError("{}: this problem ends before {}; the file is cut, fetch it again",
+                      lines[first].where, kParts.at(i));
+    }
+  }
+  OrderedJson fields = {{"label", label},
+                        {"context", space_full_stops(lines[first + 1].text)},
+                        {"question", space_full_stops(lines[first + 2].text)},
+                        {"options", OrderedJson::array()}};
+  for (size_t i = 0; i < 4; ++i) {
+    fields["options"].push_back(logiqa_option(lines[first + 3 + i].text));
+  }
+  return {std::move(fields), lines[first].where};
+}
+
+}  // namespace
+
+std::vector<Document> read_logiqa(const Files& files) {
+  const std::vector<Line> lines = read_lines(files.at(0));
+  std::vector<Document> documents;
+  for (size_t first = 0; first < lines.size();) {
+    if (strip(lines[first].text).empty()) {
+      ++first;
+      continue;
+    }
+    documents.push_back(logiqa_problem(lines, first));
+    first += kLinesPerProblem;
+  }
+  return documents;
+}
+
+// MMLU: CSV without a header, a file a subject.
+std::vector<Document> read_mmlu(const Files& files, const std::string& subject) {
+  std::vector<Document> documents;
+  for (const auto& [fields, where] : read_csv(files.at(0))) {
+    if (fields.size() != 6) {
+      throw UserError(
+          "{}: {} fields, MMLU has 6 (question, four choices, letter); is the line cut?", where,
+          fields.size());
+    }
+    const std::string& letter = fields[5];
+    if (letter.size() != 1 || letter[0] < 'A' || letter[0] > 'D') {
+      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
+                      printable(letter));
+    }
+    documents.push_back({{{"question", fields[0]},
+                          {"subject", subject},
+                          {"choices", {fields[1], fields[2], fields[3], fields[4]}},
+                          {"answer", letter[0] - 'A'}},
+                         where});
+  }
+  return documents;
+}
+
+// OpenBookQA: tab-separated, the four choices in one field.
+namespace {
+
+// "(A) one (B) two (C) three (D) four" -> the four texts.
+OrderedJson openbookqa_choices(const std::string& text, const std::string& where) {
+  OrderedJson choices = OrderedJson::array();
+  size_t begin = 0;
+  for (const char letter : {'A', 'B', 'C', 'D', '\0'}) {
+    const std::string mark = fmt::format("({})", letter);
+    const size_t end = letter == '\0' ? text.size() : text.find(mark, begin);
+    if (end == std::string::npos) {
+      throw UserError("{}: the choices lack {}: '{}'", where, mark, printable(text));
+    }
+    if (letter != 'A') {
+      choices.push_back(strip(text.substr(begin, end - begin)));
+    }
+    begin = end + mark.size();
+  }
+  return choices;
+}
+
+}  // namespace
+
+std::vector<Document> read_openbookqa(const Files& files) {
+  const std::vector<CsvRow> rows = read_csv(files.at(0), '\t', /*quotes=*/false);
+  std::vector<Document> documents;
+  for (size_t row = 1; row < rows.size(); ++row) {
+    const auto& [fields, where] = rows[row];
+    if (fields.size() != 5) {
+      throw UserError(
+          "{}: {} fields, 5 are needed (ID, stem, choices, complete question, key); is "
+          "the line cut?",
+          where, fields.size());
+    }
+    const std::string key = strip(fields[4]);
+    if (key.size() != 1 || key[0] < 'A' || key[0] > 'D') {
+      throw UserError("{}: the right answer must be a letter from A to D, not '{}'", where,
+                      printable(key));
+    }
+    documents.push_back(
+        {{{"id", fields[0]},
+          {"question_stem", fields[1]},
+          {"choices",
+           {{"text", openbookqa_choices(fields[2], where)}, {"label", {"A", "B", "C", "D"}}}},
+          {"answerKey", key}},
+         where});
+  }
+  return documents;
+}
+
+// PIQA: goals with two solutions in one file, the right ones in another, line by line.
+namespace {
+
+std::vector<int> piqa_labels(const std::filesystem::path& file) {
+  std::vector<int> labels;
+  for (const auto& [text, where] : read_lines(file)) {
+    const std::string label = strip(text);
+    if (label.empty()) {
+      continue;
+    }
+    if (label != "0" && label != "1") {
+      throw UserError("{}: a label must be 0 or 1, not '{}'", where, printable(label));
+    }
+    labels.push_back(label == "1" ? 1 : 0);
+  }
+  return labels;
+}
+
+}  // namespace
+
+std::vector<Document> read_piqa(const Files& files) {
+  const std::vector<JsonLine> records = read_jsonl(files.at(0));
+  const std::vector<int> labels = piqa_labels(files.at(1));
+  if (records.size() != labels.size()) {
+    throw UserError("{} has {} questions, {} has {} labels; one of them is cut, fetch both again",
+                    files.at(0).string(), records.size(), files.at(1).string(), labels.size());
+  }
+  std::vector<Document> documents;
+  for (size_t i = 0; i < records.size(); ++i) {
+    const auto& [json, where] = records[i];
+    documents.push_back({{{"goal", get_string(json, "goal", where)},
+                          {"sol1", get_string(json, "sol1", where)},
+                          {"sol2", get_string(json, "sol2", where)},
+                          {"label", labels[i]}},
+                         where});
+  }
+  return documents;
+}
+
+// TruthfulQA's mc_task.json: answers are the keys of objects, so their order is read as it stands.
+namespace {
+
+OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
+                               const std::string& where) {
+  const auto found = entry.find(key);
+  if (found == entry.end() || !found->is_object() || found->empty()) {
+    throw UserError("{}: '{}' is missing or no object of answers with 1 or 0", where, key);
+  }
+  OrderedJson choices = OrderedJson::array(), labels = OrderedJson::array();
+  for (const auto& [answer, label] : found->items()) {
+    if (label != 0 && label != 1) {
+      throw UserError("{}: '{}' gives '{}' the label {}, it must be 0 or 1", where, key,
+                      printable(answer), printable(label.dump()));
+    }
+    choices.push_back(answer);
+    labels.push_back(label);
+  }
+  return {{"choices", std::move(choices)}, {"labels", std::move(labels)}};
+}
+
+}  // namespace
+
+std::vector<Document> read_truthfulqa(const Files& files) {
+  const std::string file = files.at(0).string();
+  const std::string text = read_text(files.at(0));
+  if (!parse_json(text, file).is_array()) {  // the strict reader; keys keep their order below
+    throw UserError("{}: not a JSON array of questions", file);
+  }
+  std::vector<Document> documents;
+  for (const auto& entry : OrderedJson::parse(text)) {
+    const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
+    if (!entry.is_object() || !entry.contains("question") || !entry["question"].is_string()) {
+      throw UserError("{}: 'question' is missing or no string", where);
+    }
+    documents.push_back({{{"question", entry["question"]},
+                          {"mc1_targets", truthfulqa_answers(entry, "mc1_targets", where)},
+                          {"mc2_targets", truthfulqa_answers(entry, "mc2_targets", where)}},
+                         where});
+  }
+  return documents;
+}
+
+// One's own multiple-choice questions: a JSON object a line, the answer given the way it is at
+// hand.
+namespace {
+
+int64_t quiz_answer(const Json& json, const std::vector<std::string>& choices,
+                    const std::string& where) {
+  const auto answer = json.find("answer");
+  const auto count = static_cast<int64_t>(choices.size());
+  if (answer == json.end()) {
+    throw UserError(
+        "{}: 'answer' is missing: the index of a choice from 0, its text, or its letter", where);
+  }
+  int64_t index = -1;
+  if (answer->is_number_integer()) {
+    index = answer->is_number_unsigned() && answer->get<uint64_t>() > 1000000
+                ? -1
+                : answer->get<int64_t>();
+  } else if (answer->is_string()) {
+    const auto text = answer->get<std::string>();
+    const auto same = std::find(choices.begin(), choices.end(), text);
+    const std::string letter = strip(text);
+    if (same != choices.end()) {
+      index = same - choices.begin();
+    } else if (letter.size() == 1 && letter[0] >= 'A' && letter[0] <= 'Z') {
+      index = letter[0] - 'A';
+    } else if (letter.size() == 1 && letter[0] >= 'a' && letter[0] <= 'z') {
+      index = letter[0] - 'a';
+    }
+  }
+  if (index < 0 || index >= count) {
+    throw UserError(
+        "{}: answer {} is none of the {} choices: give an index from 0 to {}, a letter, or a "
+        "choice's text",
+        where, answer->dump(), count, count - 1);
+  }
+  return index;
+}
+
+Document quiz_question(const Json& json, const std::string& where) {
+  const bool has_question = json.contains("question");
+  if (has_question == json.contains("context")) {
+    throw UserError(
+        "{}: give either 'question' (asked as 'Question: ..') or 'context' (the full prompt){}",
+        where, has_question ? ", not both" : "");
+  }
+  const char* const key = has_question ? "question" : "context";
+  const std::string text = get_string(json, key, where);
+  const std::vector<std::string> choices = get_strings(json, "choices", where);
+  if (choices.size() < 2) {
+    throw UserError("{}: {} in 'choices', at least 2 are needed", where,
+                    choices.empty() ? "nothing" : "one choice");
+  }
+  const int64_t gold = quiz_answer(json, choices, where);
+  OrderedJson fields = {
+      {key, text}, {"choices", choices}, {"answer", OrderedJson(json["answer"])}, {"gold", gold}};
+  if (const std::string source = source_of(json, ""); !source.empty()) {
+    fields["source"] = source;
+  }
+  return {std::move(fields), where};
+}
+
+}  // namespace
+
+std::vector<Document> read_quiz(const Files& files) {
+  std::vector<Document> documents;
+  for (const auto& [json, where] : read_jsonl(files.at(0))) {
+    documents.push_back(quiz_question(json, where));
+  }
+  return documents;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,207 @@
+#include "core/eval/report/compare.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/eval/formats/lines.h"
+
+namespace moe::eval {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_log_of(const std::string& file, const std::string& task) {
+  const std::string begin = "samples_" + task;
+  if (!file.starts_with(begin) || !file.ends_with(".jsonl")) {
+    return false;
+  }
+  const std::string rest = file.substr(begin.size(), file.size() - begin.size() - 6);
+  const auto is_digit = [&](size_t i) {
+    return i < rest.size() && rest[i] >= '0' && rest[i] <= '9';
+  };
+  return rest.empty() || (rest[0] == '_' && is_digit(1) && is_digit(2) && is_digit(3) &&
+                          is_digit(4) && rest.size() > 5 && rest[5] == '-');  // _2024-05-01T..
+}
+
+fs::path find_log(const fs::path& folder, const std::string& task) {
+  fs::path last;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.is_regular_file() && is_log_of(name, task) &&
+        (last.empty() || name > last.filename().string())) {
+      last = entry.path();
+    }
+  }
+  return last;
+}
+
+OtherTask read_log(const fs::path& file) {
+  OtherTask task;
+  for (const auto& [json, where] : read_jsonl(file)) {
+    OtherAnswer& answer = task[get_int(json, "doc_id", where)];
+    answer.target = get_string(json, "target", where);
+    const std::string filter = get_string(json, "filter", where, "none");
+    for (const auto& metric : get_strings(json, "metrics", where)) {
+      const auto value = json.find(metric);
+      if (value != json.end() && value->is_number()) {
+        answer.values[filter == "none" ? metric : metric + "," + filter] = value->get<double>();
+      }
+    }
+  }
+  return task;
+}
+
+Difference compare_metric(const TaskReport& report, const Metric& metric, const OtherTask& other) {
+  const auto& values = report.values.at(metric.key());
+  Difference difference{report.loaded.task.name, metric.key()};
+  difference.is_binary = true;
+  std::vector<double> gaps;
+  double ours = 0, theirs = 0;
+  for (const auto& [doc_id, answer] : other) {
+    const auto found = answer.values.find(metric.key());
+    if (doc_id < 0 || doc_id >= report.questions() || found == answer.values.end()) {
+      continue;
+    }
+    const auto index = static_cast<size_t>(doc_id);
+    if (answer.target != report.loaded.questions[index].target) {
+      throw UserError(
+          "--against: question {} of {} has the right answer '{}' there, '{}' here; "
+          "they are different files",
+          doc_id, difference.task, printable(answer.target, 40),
+          printable(report.loaded.questions[index].target, 40));
+    }
+    const double a = values[index], b = found->second;
+    ours += a;
+    theirs += b;
+    gaps.push_back(a - b);
+    difference.is_binary = difference.is_binary && (a == 0 || a == 1) && (b == 0 || b == 1);
+    if (a != b) {
+      difference.items.push_back({doc_id, a, b});
+      ++(a > b ? difference.only_ours : difference.only_theirs);
+    }
+  }
+  difference.questions = static_cast<int64_t>(gaps.size());
+  if (gaps.empty()) {
+    return difference;
+  }
+  const Mean gap = mean_of(gaps);
+  difference.ours = ours / static_cast<double>(gaps.size());
+  difference.theirs = theirs / static_cast<double>(gaps.size());
+  difference.error = gap.standard_error.value_or(0);
+  if (difference.is_binary) {
+    difference.p = mcnemar(difference.only_ours, difference.only_theirs);
+  } else if (difference.error > 0) {
+    difference.p = std::erfc(std::abs(gap.value) / difference.error / std::sqrt(2.0));
+  }
+  return difference;
+}
+
+std::string metric_name(const Difference& difference) {
+  return difference.metric == "perplexity" ? "log-likelihood" : difference.metric;
+}
+
+}  // namespace
+
+OtherRun read_run(const fs::path& folder, const std::vector<std::string>& tasks) {
+  if (!fs::is_directory(folder)) {
+    throw UserError("--against {}: not a folder; it is what -o of another run names",
+                    folder.string());
+  }
+  OtherRun run;
+  for (const auto& task : tasks) {
+    if (const fs::path file = find_log(folder, task); !file.empty()) {
+      run[task] = read_log(file);
+    }
+  }
+  if (run.empty()) {
+    throw UserError(
+        "--against {}: no sample log of {} in it; evaluate the other model with -o and "
+        "the same tasks",
+        folder.string(), fmt::join(tasks, ", "));
+  }
+  return run;
+}
+
+std::vector<Difference> compare(const TaskReport& report, const OtherTask& other) {
+  std::vector<Difference> differences;
+  for (const auto& metric : report.loaded.task.metrics) {
+    const bool is_mean =
+        metric.aggregation == Aggregation::kMean || metric.aggregation == Aggregation::kPerplexity;
+    Difference difference = is_mean ? compare_metric(report, metric, other) : Difference{};
+    if (difference.questions > 0) {
+      differences.push_back(std::move(difference));
+    }
+  }
+  return differences;
+}
+
+double mcnemar(int64_t b, int64_t c) {
+  const int64_t n = b + c, fewer = std::min(b, c);
+  double tail = 0;
+  for (int64_t k = 0; k <= fewer; ++k) {
+    const auto m = static_cast<double>(n), i = static_cast<double>(k);
+    tail += std::exp(std::lgamma(m + 1) - std::lgamma(i + 1) - std::lgamma(m - i + 1) -
+                     m * std::log(2.0));
+  }
+  return std::min(1.0, 2 * tail);
+}
+
+std::string to_table(const std::vector<Difference>& differences) {
+  size_t task = 4, metric = 6;
+  for (const auto& difference : differences) {
+    task = std::max(task, difference.task.size());
+    metric = std::max(metric, metric_name(difference).size());
+  }
+  std::string table = fmt::format(
+      "{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n", "Task", task,
+      "Metric", metric, "n", "this", "other", "change", "stderr", "only", "only", "p");
+  table += fmt::format("{:<{}}  {:<{}}  {:>6}  {:>8}  {:>8}  {:>8}  {:>7}  {:>6}  {:>7}  {:>7}\n",
+                       "", task, "", metric, "", "", "", "", "", "this", "other", "");
+  for (const auto& d : differences) {
+    table += fmt::format(
+        "{:<{}}  {:<{}}  {:>6}  {:>8.4f}  {:>8.4f}  {:>+8.4f}  {:>7.4f}  {:>6}  {:>7}  {:>7.4f}\n",
+        d.task, task, metric_name(d), metric, d.questions, d.ours, d.theirs, d.ours - d.theirs,
+        d.error, d.is_binary ? std::to_string(d.only_ours) : "-",
+        d.is_binary ? std::to_string(d.only_theirs) : "-", d.p);
+  }
+  return table;
+}
+
+std::string to_item_list(const std::vector<Difference>& differences) {
+  std::string list;
+  for (const auto& difference : differences) {
+    for (const auto& item : difference.items) {
+      list += fmt::format("{} {} question {}: this {:.4f}, other {:.4f}\n", difference.task,
+                          metric_name(difference), item.doc_id, item.ours, item.theirs);
+    }
+  }
+  return list;
+}
+
+OrderedJson to_json(const std::vector<Difference>& differences) {
+  OrderedJson all = OrderedJson::array();
+  for (const auto& d : differences) {
+    OrderedJson items = OrderedJson::array();
+    for (const auto& item : d.items) {
+      items.push_back({{"doc_id", item.doc_id}, {"this", item.ours}, {"other", item.theirs}});
+    }
+    all.push_back({{"task", d.task},
+                   {"metric", metric_name(d)},
+                   {"n", d.questions},
+                   {"this", d.ours},
+                   {"other", d.theirs},
+                   {"difference", d.ours - d.theirs},
+                   {"stderr", d.error},
+                   {"only_this", d.only_ours},
+                   {"only_other", d.only_theirs},
+                   {"test", d.is_binary ? "mcnemar_exact" : "paired_normal"},
+                   {"p", d.p},
+                   {"items", std::move(items)}});
+  }
+  return all;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,173 @@
+#include "core/eval/report/routing_stats.h"
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/base/version.h"
+#include "core/eval/report/output_files.h"
+#include "core/route/counters_json.h"
+
+namespace moe::eval {
+namespace {
+
+using route::share_of;
+
+double share(int64_t part, int64_t whole) {
+  return share_of(static_cast<double>(part), static_cast<double>(whole));
+}
+
+// Token counts by the names that counters have.
+OrderedJson token_counts_json(const TokenCounts& counts, const RoutingStats& stats) {
+  const int64_t requests = stats.k ? *stats.k * counts.tokens : counts.accepted;
+  const int64_t fr_requests = stats.has_fr ? counts.tokens : 0;
+  const int64_t dropped = requests - counts.accepted;
+  const int64_t rejected = fr_requests - counts.filled;
+  const double experts_per_token = share(counts.rows(), counts.tokens);
+  return {{"tokens", counts.tokens},
+          {"requests", requests},
+          {"dropped_requests", dropped},
+          {"dropped_tokens", counts.dropped_tokens},
+          {"unserved_tokens", counts.unserved_tokens},
+          {"fr_requests", fr_requests},
+          {"fr_filled", counts.filled},
+          {"fr_rejected", rejected},
+          {"ir_tokens", counts.rectified},
+          {"rows", counts.rows()},
+          {"dropped_share", share(dropped, requests)},
+          {"filled_share", share(counts.filled, fr_requests)},
+          {"ir_share", share(counts.rectified, counts.tokens)},
+          {"unserved_share", share(counts.unserved_tokens, counts.tokens)},
+          {"unsuccessful_share", share(dropped + rejected, requests + fr_requests)},
+          {"experts_per_token", experts_per_token},
+          {"sparsity", 1 - experts_per_token / static_cast<double>(stats.experts)}};
+}
+
+// {"total", "layers"} of token counts; as elsewhere a total's tokens are those a layer saw.
+OrderedJson token_layers_json(const std::vector<TokenCounts>& layers, const RoutingStats& stats) {
+  TokenCounts sum;
+  OrderedJson list = OrderedJson::array();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    sum.add(layers[i]);
+    OrderedJson layer = {{"layer", stats.moe_layers.at(i)}};
+    layer.update(token_counts_json(layers[i], stats));
+    list.push_back(std::move(layer));
+  }
+  OrderedJson total = token_counts_json(sum, stats);
+  total["tokens"] = layers.empty() ? 0 : layers[0].tokens;
+  return {{"total", std::move(total)}, {"layers", std::move(list)}};
+}
+
+void put_counters(OrderedJson& json, const std::vector<route::CounterValues>& layers,
+                  const RoutingStats& stats) {
+  json["total"] = route::to_json(route::total_of(layers), stats.row_bytes);
+  json["layers"] = route::layers_json(stats.moe_layers, layers, stats.row_bytes);
+}
+
+OrderedJson tasks_json(const RoutingStats& stats) {
+  OrderedJson list = OrderedJson::array();
+  for (const auto& task : stats.tasks) {
+    OrderedJson entry = {{"task", task.task}};
+    put_counters(entry, task.layers, stats);
+    entry["gold"] = token_layers_json(task.gold, stats);
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+OrderedJson sources_json(const RoutingStats& stats) {
+  OrderedJson list = OrderedJson::array();
+  for (const auto& source : stats.tokens.sources) {
+    OrderedJson entry = {{"source", source.name}};
+    entry.update(token_layers_json(source.layers, stats));
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+OrderedJson vocabulary_json(const RoutingStats& stats) {
+  OrderedJson list = OrderedJson::array();
+  const auto layers = static_cast<int64_t>(stats.moe_layers.size());
+  for (const auto& entry : stats.tokens.vocabulary) {
+    list.push_back({{"id", entry.id},
+                    {"piece", entry.piece},
+                    {"count", entry.count},
+                    {"experts_per_token", share(entry.rows, entry.count * layers)},
+                    {"complete_word_share", share(entry.complete, entry.count)}});
+  }
+  return list;
+}
+
+}  // namespace
+
+StatsBy parse_stats_by(const std::vector<std::string>& words) {
+  const std::vector<std::string> known = {"layer", "source", "task", "token"};
+  StatsBy by;
+  for (const auto& word : words) {
+    if (word == "source") {
+      by.source = true;
+    } else if (word == "task") {
+      by.task = true;
+    } else if (word == "token") {
+      by.token = true;
+    } else if (word != "layer") {
+      const std::string near = nearest_name(word, known);
+      throw UserError("--stats-by '{}' is unknown{}; known: {}", printable(word),
+                      near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
+    }
+  }
+  return by;
+}
+
+void RoutingStats::add(const Scores& scores) {
+  forwards += scores.forwards;
+  layers.resize(moe_layers.size());
+  for (size_t i = 0; i < scores.counters.size(); ++i) {
+    layers.at(i).add(scores.counters[i]);
+  }
+}
+
+OrderedJson stats_json(const RoutingStats& stats) {
+  const auto or_null = [](bool there, int64_t value) {
+    return there ? OrderedJson(value) : OrderedJson();
+  };
+  OrderedJson json = {{"version", kVersion},
+                      {"model", stats.model},
+                      {"router", stats.router},
+                      {"ep_ranks", stats.ep_ranks},
+                      {"experts", stats.experts},
+                      {"k", or_null(stats.k.has_value(), stats.k.value_or(0))},
+                      {"group_tokens", or_null(stats.group_tokens > 0, stats.group_tokens)},
+                      {"row_bytes", stats.row_bytes},
+                      {"forwards", stats.forwards}};
+  put_counters(json, stats.layers, stats);
+  if (stats.by.task) {
+    json["task"] = tasks_json(stats);
+  }
+  if (stats.by.source) {
+    json["source"] = sources_json(stats);
+  }
+  if (stats.by.token) {
+    json["token"] = vocabulary_json(stats);
+  }
+  return json;
+}
+
+void check_stats_file(const std::filesystem::path& file, bool force) {
+  if (std::filesystem::is_directory(file)) {
+    throw UserError("--stats {}: a folder, a file is needed", file.string());
+  }
+  check_output({file}, force, "--stats");
+}
+
+void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {
+  const auto folder = file.parent_path();
+  std::error_code failure;
+  if (!folder.empty()) {
+    std::filesystem::create_directories(folder, failure);
+  }
+  if (failure) {
+    throw UserError("--stats {}: its folder cannot be made: {}", file.string(), failure.message());
+  }
+  write_whole(file, stats_json(stats).dump(2) + "\n");
+}
+
+}  // namespace moe::eval

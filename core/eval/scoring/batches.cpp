@@ -1,0 +1,106 @@
+#include "core/eval/scoring/batches.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moe::eval {
+
+namespace {
+
+constexpr int64_t kMost = 4096, kLeast = 512;
+constexpr int64_t kLayerBytes = int64_t{1} << 30;
+
+// Experts that a token goes to: k, or what top-p and ReLU take on average, about 2.
+int64_t rows_per_token(const route::RouterSettings& router) {
+  return router.family == route::Family::kTopK ? std::max<int64_t>(1, router.k) : 2;
+}
+
+Batches pack_in_order(const std::vector<Request>& requests, const std::vector<size_t>& order,
+                      int64_t limit) {
+  Batches batches;
+  int64_t filled = 0;
+  for (const size_t index : order) {
+    const int64_t tokens = requests[index].inputs();
+    if (batches.empty() || filled + tokens > limit) {
+      batches.emplace_back();
+      filled = 0;
+    }
+    batches.back().push_back(index);
+    filled += tokens;
+  }
+  return batches;
+}
+
+std::vector<size_t> file_order(const std::vector<Request>& requests) {
+  std::vector<size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+}  // namespace
+
+int64_t layer_bytes_per_token(const model::ModelConfig& config,
+                              const route::RouterSettings& router) {
+  const int64_t width = config.hidden_size;
+  const int64_t heads = (config.heads + 2 * config.kv_heads) * config.head_dim;
+  const int64_t dense = 3 * config.intermediate_size + width;  // gate, up, their product; the sum
+  const int64_t expert =
+      config.moe ? rows_per_token(router) * (3 * config.moe->expert_width + 2 * width) : 0;
+  return static_cast<int64_t>(sizeof(float)) * (4 * width + 2 * heads + std::max(dense, expert));
+}
+
+int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router) {
+  const int64_t per_token = layer_bytes_per_token(config, router);
+  int64_t tokens = kMost;
+  while (tokens > kLeast && tokens > kLayerBytes / per_token) {
+    tokens /= 2;
+  }
+  return tokens;
+}
+
+Batches batches_by_length(const std::vector<Request>& requests, int64_t batch_tokens) {
+  std::vector<size_t> order = file_order(requests);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return requests[a].inputs() > requests[b].inputs(); });
+  return pack_in_order(requests, order, batch_tokens);
+}
+
+Batches groups_in_order(const std::vector<Request>& requests, int64_t group_tokens) {
+  return pack_in_order(requests, file_order(requests), group_tokens);
+}
+
+bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router) {
+  return config.moe && router.family == route::Family::kTopK && router.capacity_factor;
+}
+
+PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit) {
+  PrefixBatches batches;
+  int64_t filled = 0;
+  for (auto& group : groups) {
+    const int64_t tokens = group.tokens();
+    if (batches.empty() || filled + tokens > limit) {
+      batches.emplace_back();
+      filled = 0;
+    }
+    batches.back().push_back(std::move(group));
+    filled += tokens;
+  }
+  for (auto& batch : batches) {
+    std::stable_sort(batch.begin(), batch.end(),
+                     [](const PrefixGroup& a, const PrefixGroup& b) { return a.root > b.root; });
+  }
+  return batches;
+}
+
+PrefixBatches each_alone(const std::vector<Request>& requests, const Batches& batches) {
+  PrefixBatches groups;
+  for (const auto& batch : batches) {
+    auto& single = groups.emplace_back();
+    for (const size_t index : batch) {
+      single.push_back({index, requests[index].inputs(), {}, {{index, -1}}});
+    }
+  }
+  return groups;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,149 @@
+#include "core/eval/scoring/requests.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/eval/formats/lines.h"
+#include "core/eval/formats/text.h"
+
+namespace moe::eval {
+namespace {
+
+using Tokens = std::vector<int64_t>;
+
+struct Halves {
+  Tokens whole;
+  size_t context_tokens = 0;
+};
+
+Halves encode_without_context(const TextEncoder& encoder, const std::string& continuation) {
+  Tokens tokens = encoder.encode(continuation);
+  if (tokens.empty() || tokens.front() != encoder.prefix_id) {
+    tokens.insert(tokens.begin(), encoder.prefix_id);
+  }
+  return {std::move(tokens), 1};
+}
+
+// How many tokens a context has of its own. The choices of a question ask for the same one.
+class ContextTokens {
+ public:
+  explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
+
+  size_t operator()(std::string_view context) {
+    if (!count_ || context != context_) {
+      count_ = encode_text(encoder_, context).size();
+      context_ = context;
+    }
+    return *count_;
+  }
+
+ private:
+  const TextEncoder& encoder_;
+  std::string context_;
+  std::optional<size_t> count_;  // of context_
+};
+
+Halves encode_halves(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
+  const std::string_view context = right_strip(pair.context);
+  if (context.empty()) {
+    return encode_without_context(encoder, pair.context + pair.continuation);
+  }
+  Tokens whole = encode_text(encoder, pair.context + pair.continuation);
+  const size_t context_tokens = tokens_of(context);
+  if (context_tokens == 0) {  // a context that the tokenizer normalises away
+    whole.insert(whole.begin(), encoder.prefix_id);
+    return {std::move(whole), 1};
+  }
+  return {std::move(whole), context_tokens};
+}
+
+Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
+  MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
+  Halves halves = encode_halves(encoder, pair, tokens_of);
+  const auto total = static_cast<int64_t>(halves.whole.size());
+  const int64_t continuation = total - static_cast<int64_t>(halves.context_tokens);
+  if (continuation < 1) {
+    throw UserError(
+        "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
+        "nothing can be scored, change the text",
+        pair.where, printable(pair.continuation));
+  }
+  Request request;
+  const int64_t kept = std::min(total, encoder.window + 1);
+  request.tokens.assign(halves.whole.end() - kept, halves.whole.end());
+  request.scored = std::min(continuation, encoder.window);
+  request.choice_cut = continuation > encoder.window;
+  return request;
+}
+
+}  // namespace
+
+Bos parse_bos(const std::string& text) {
+  if (text == "auto" || text == "on" || text == "off") {
+    return text == "auto" ? Bos::kAuto : text == "on" ? Bos::kOn : Bos::kOff;
+  }
+  throw UserError("--bos '{}' is unknown; known: auto, on, off", text);
+}
+
+bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer) {
+  const bool adds_bos = bos == Bos::kAuto ? tokenizer.adds_bos() : bos == Bos::kOn;
+  if (adds_bos && tokenizer.bos_id() < 0) {
+    throw UserError("this tokenizer has no BOS token; use --bos off");
+  }
+  return adds_bos;
+}
+
+TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t window) {
+  const int64_t prefix = tokenizer.bos_id() >= 0 ? tokenizer.bos_id() : tokenizer.eos_id();
+  return {[&tokenizer](std::string_view text) { return tokenizer.encode(text); }, prefix,
+          tokenizer.piece(prefix), adds_bos, window};
+}
+
+Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
+  Tokens tokens = encoder.encode(text);
+  if (encoder.adds_bos &&
+      !(text.starts_with(encoder.prefix_text) && !encoder.prefix_text.empty())) {
+    tokens.insert(tokens.begin(), encoder.prefix_id);
+  }
+  return tokens;
+}
+
+Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
+  ContextTokens tokens_of(encoder);
+  return encode_pair(encoder, pair, tokens_of);
+}
+
+std::vector<Request> encode_requests(const TextEncoder& encoder,
+                                     const std::vector<TextPair>& pairs) {
+  std::vector<Request> requests;
+  requests.reserve(pairs.size());
+  ContextTokens tokens_of(encoder);
+  for (const auto& pair : pairs) {
+    requests.push_back(encode_pair(encoder, pair, tokens_of));
+  }
+  return requests;
+}
+
+std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
+  std::vector<TextPair> pairs;
+  for (const auto& question : questions) {
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      pairs.push_back({question.context_of(i), question.continuation_of(i),
+                       fmt::format("{}, choice {}", question.where, i + 1), question.source});
+    }
+  }
+  return pairs;
+}
+
+std::vector<TextPair> read_text_pairs(const std::filesystem::path& file) {
+  std::vector<TextPair> pairs;
+  for (const auto& [json, where] : read_jsonl(file)) {
+    pairs.push_back({get_string(json, "context", where), get_string(json, "continuation", where),
+                     where, source_of(json, file.string())});
+  }
+  return pairs;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,258 @@
+// The fast path: packed sequences, no padding, what requests share computed once, the head only at
+// positions whose next token is scored. score_test.cpp holds it to the obvious way: one request at
+// a time, all logits.
+#include "core/eval/scoring/score.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/dist/session.h"
+#include "core/eval/scoring/shared_forwards.h"
+#include "core/io/content_hash.h"
+#include "kernels/ops/token_log_probs.h"
+
+namespace moe::eval {
+
+using at::Tensor;
+
+namespace {
+
+std::string digest_of(const std::vector<Request>& requests) {
+  io::ContentHash hash;
+  for (const auto& request : requests) {
+    const std::vector<int64_t> numbers = {request.scored,
+                                          static_cast<int64_t>(request.tokens.size())};
+    hash.update(std::as_bytes(std::span(numbers)));
+    hash.update(std::as_bytes(std::span(request.tokens)));
+  }
+  return hash.digest().hex();
+}
+
+// UserError on all ranks when they were not given the same.
+void check_same_requests(dist::Comm* ranks, const std::vector<Request>& requests,
+                         const ScoreSettings& settings) {
+  if (ranks != nullptr && ranks->size() > 1) {
+    dist::agree(
+        *ranks, "what is evaluated",
+        fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
+                    "group-tokens {}\n",
+                    requests.size(), digest_of(requests),
+                    route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
+                    settings.batch_tokens, settings.group_tokens));
+  }
+}
+
+// A token whose log-probability is asked for.
+struct Asked {
+  int64_t row;     // of the forward's rows, which predicts it
+  int64_t target;  // the token
+  size_t owner;    // its request
+};
+
+struct PackedBatch {
+  model::Packed inputs;        // [T]
+  std::vector<Asked> asked;    // by row
+  std::vector<size_t> owners;  // all requests, in the order of the inputs
+};
+
+// The inputs of a batch: all roots, then all branches.
+class Packer {
+ public:
+  explicit Packer(const std::vector<Request>& requests) : requests_(requests) {}
+
+  PackedBatch pack(const std::vector<PrefixGroup>& groups) {
+    std::vector<int64_t> root_rows;
+    for (const PrefixGroup& group : groups) {
+      root_rows.push_back(append(group.request, 0, group.root, -1));
+    }
+    for (size_t number = 0; number < groups.size(); ++number) {
+      add_members(groups[number], static_cast<int64_t>(number), root_rows[number]);
+    }
+    std::stable_sort(batch_.asked.begin(), batch_.asked.end(),
+                     [](const Asked& a, const Asked& b) { return a.row < b.row; });
+    batch_.inputs.ids = at::tensor(ids_, at::kLong);
+    if (batch_.inputs.lengths.size() == groups.size()) {
+      batch_.inputs.continues.clear();  // nobody goes on
+    }
+    return std::move(batch_);
+  }
+
+ private:
+  // Inputs begin..begin+length-1 of a request as a sequence; returns its first row.
+  int64_t append(size_t request, int64_t begin, int64_t length, int64_t prefix) {
+    const auto row = static_cast<int64_t>(ids_.size());
+    const auto from = requests_[request].tokens.begin() + begin;
+    ids_.insert(ids_.end(), from, from + length);
+    batch_.inputs.lengths.push_back(length);
+    batch_.inputs.continues.push_back(prefix);
+    return row;
+  }
+
+  void add_members(const PrefixGroup& group, int64_t number, int64_t root_row) {
+    std::vector<int64_t> branch_rows;
+    for (const auto& branch : group.branches) {
+      branch_rows.push_back(append(branch.request, group.root, branch.length, number));
+    }
+    for (const auto& [index, branch] : group.members) {
+      const Request& request = requests_[index];
+      for (int64_t i = request.inputs() - request.scored; i < request.inputs(); ++i) {
+        const int64_t row = i < group.root ? root_row + i : branch_rows[branch] + i - group.root;
+        batch_.asked.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
+      }
+      batch_.owners.push_back(index);
+    }
+  }
+
+  const std::vector<Request>& requests_;
+  std::vector<int64_t> ids_;
+  PackedBatch batch_;
+};
+
+void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total) {
+  if (!std::isfinite(logprob)) {
+    throw UserError(
+        "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
+        "numbers too large",
+        asked.owner + 1, logprob);
+  }
+  Score& score = total.scores[asked.owner];
+  score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax;
+  score.logprob += logprob;
+  ++score.tokens;
+}
+
+void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
+               Scores& total) {
+  std::vector<int64_t> rows;  // the different ones: equal choices share theirs
+  std::vector<kernels::AskedToken> asked;
+  for (const Asked& one : batch.asked) {
+    if (rows.empty() || rows.back() != one.row) {
+      rows.push_back(one.row);
+    }
+    asked.push_back({static_cast<int64_t>(rows.size()) - 1, one.target});
+  }
+  if (rows.empty()) {
+    return;  // requests that are only run
+  }
+  total.head_rows += static_cast<int64_t>(rows.size());
+  const Tensor wanted = at::tensor(rows, at::kLong).to(hidden.device());
+  const auto scores = kernels::head_scores(hidden.index_select(0, wanted), llama.head_weight(),
+                                           llama.product_type(), asked);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    add_token(batch.asked[i], scores[i].logprob, scores[i].is_argmax, total);
+  }
+}
+
+void add_counters(const std::vector<route::CounterValues>& values, Scores& total) {
+  if (values.empty()) {
+    return;
+  }
+  total.counters.resize(values.size());
+  for (size_t layer = 0; layer < values.size(); ++layer) {
+    total.counters[layer].add(values[layer]);
+  }
+}
+
+Answered run_forward(const model::Llama& llama, const PackedBatch& batch,
+                     const ScoreSettings& settings, Scores& total) {
+  model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
+  add_batch(llama, batch, result.hidden, total);
+  Answered mine;
+  mine.token_rows = std::move(result.token_rows);
+  if (!result.counters.empty()) {
+    mine.answers.counters = route::read_counters(result.counters);
+  }
+  for (const size_t owner : batch.owners) {
+    mine.answers.scores.push_back(total.scores[owner]);
+  }
+  return mine;
+}
+
+Answered answer(const model::Llama& llama, const std::vector<Request>& requests,
+                const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
+  const PlannedForward forward{requests, batch.owners, batch.inputs};
+  if (settings.memory != nullptr) {
+    if (auto known = settings.memory->recall(forward)) {
+      return {std::move(*known)};
+    }
+  }
+  Answered mine = run_forward(llama, batch, settings, total);
+  if (settings.memory != nullptr) {
+    settings.memory->keep(forward, mine.answers);
+  }
+  return mine;
+}
+
+// What any rank found out about a forward.
+void account(const PackedBatch& batch, const Answered& answered, const ScoreSettings& settings,
+             Scores& total) {
+  for (size_t i = 0; i < batch.owners.size(); ++i) {
+    total.scores[batch.owners[i]] = answered.answers.scores.at(i);
+  }
+  add_counters(answered.answers.counters, total);
+  total.input_tokens += batch.inputs.ids.size(0);
+  if (settings.observe) {
+    settings.observe({batch.owners, answered.token_rows});
+  }
+  if (settings.answered) {
+    settings.answered(batch.owners, total);
+  }
+}
+
+PrefixBatches plan_forwards(const model::Llama& llama, const std::vector<Request>& requests,
+                            const ScoreSettings& settings) {
+  if (routes_in_groups(llama.config(), settings.routing.router)) {
+    return each_alone(requests,
+                      groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
+  }
+  const int64_t batch_tokens = settings.batch_tokens > 0
+                                   ? settings.batch_tokens
+                                   : auto_batch_tokens(llama.config(), settings.routing.router);
+  return settings.observe ? each_alone(requests, batches_by_length(requests, batch_tokens))
+                          : pack_prefix_groups(find_prefix_groups(requests), batch_tokens);
+}
+
+}  // namespace
+
+Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
+                      const ScoreSettings& settings,
+                      const std::function<void(int64_t)>& on_progress) {
+  check_same_requests(settings.ranks, requests, settings);
+  const PrefixBatches batches = plan_forwards(llama, requests, settings);
+  const at::NoGradGuard no_gradients;
+  Scores total;
+  total.scores.resize(requests.size());
+  total.forwards = static_cast<int64_t>(batches.size());
+  const size_t ranks = count_of(settings.ranks), rank = rank_of(settings.ranks);
+  int64_t done = 0;
+  for (size_t begin = 0; begin < batches.size(); begin += ranks) {
+    std::vector<PackedBatch> round;  // one a rank
+    for (size_t i = begin; i < std::min(begin + ranks, batches.size()); ++i) {
+      round.push_back(Packer(requests).pack(batches[i]));
+    }
+    std::optional<Answered> mine;
+    on_all_ranks(settings.ranks, [&] {
+      if (rank < round.size()) {
+        mine = answer(llama, requests, round[rank], settings, total);
+      }
+    });
+    const std::vector<Answered> all = gather_answers(settings.ranks, mine);
+    on_all_ranks(settings.ranks, [&] {
+      for (size_t i = 0; i < round.size(); ++i) {
+        account(round[i], all.at(i), settings, total);
+        done += static_cast<int64_t>(round[i].owners.size());
+        if (on_progress) {
+          on_progress(done);
+        }
+      }
+    });
+  }
+  return total;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,76 @@
+#include "core/eval/scoring/shared_forwards.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/dist/session.h"
+#include "core/dist/together.h"
+
+namespace moe::eval {
+
+using at::Tensor;
+
+namespace {
+
+// [L, T, 3] i64 as bytes; "" where nobody counts.
+std::string bytes_of(const std::vector<Tensor>& token_rows) {
+  if (token_rows.empty()) {
+    return "";
+  }
+  const Tensor rows = at::stack(token_rows).cpu().contiguous();
+  return {static_cast<const char*>(rows.const_data_ptr()), rows.nbytes()};
+}
+
+std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
+  if (bytes.empty()) {
+    return {};
+  }
+  const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
+  const Tensor rows = at::empty({layers, numbers / (3 * layers), 3}, at::kLong);
+  MOE_CHECK(rows.nbytes() == bytes.size(), "{} bytes of {} layers", bytes.size(), layers);
+  std::memcpy(rows.data_ptr(), bytes.data(), bytes.size());
+  return rows.unbind(0);
+}
+
+}  // namespace
+
+void on_all_ranks(dist::Comm* ranks, const std::function<void()>& body) {
+  if (ranks == nullptr) {
+    body();
+  } else {
+    dist::together(*ranks, body);
+  }
+}
+
+std::vector<Answered> gather_answers(dist::Comm* ranks, const std::optional<Answered>& mine) {
+  if (ranks == nullptr || ranks->size() == 1) {
+    return {mine.value()};
+  }
+  const auto texts = dist::gather_texts(*ranks, mine ? to_json(mine->answers).dump() : "");
+  const auto rows = dist::gather_texts(*ranks, mine ? bytes_of(mine->token_rows) : "");
+  std::vector<Answered> all;
+  for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
+    ForwardAnswers answers = answers_from(parse_json(texts[rank], "answers of another rank"));
+    const auto layers = static_cast<int64_t>(answers.counters.size());
+    all.push_back({std::move(answers), token_rows_of(rows[rank], layers)});
+  }
+  return all;
+}
+
+std::vector<std::string> gather_generated(dist::Comm* ranks,
+                                          const std::optional<std::string>& mine) {
+  if (ranks == nullptr) {
+    return {mine.value()};
+  }
+  std::vector<std::string> all;
+  for (const auto& text : dist::gather_texts(*ranks, mine ? "+" + *mine : "")) {
+    if (!text.empty()) {
+      all.push_back(text.substr(1));
+    }
+  }
+  return all;
+}
+
+}  // namespace moe::eval

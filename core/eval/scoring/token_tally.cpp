@@ -1,0 +1,151 @@
+#include "core/eval/scoring/token_tally.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <string_view>
+
+#include "core/base/error.h"
+
+namespace moe::eval {
+namespace {
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
+
+// The first code point of well-formed UTF-8; 0 for "".
+uint32_t first_code_point(std::string_view text) {
+  if (text.empty()) {
+    return 0;
+  }
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<uint32_t>(static_cast<unsigned char>(text[i])) : 0U;
+  };
+  const uint32_t head = byte(0);
+  if (head < 0x80) {
+    return head;
+  }
+  const size_t more = head >= 0xF0 ? 3 : head >= 0xE0 ? 2 : 1;
+  uint32_t code = head & (0x3FU >> more);
+  for (size_t i = 1; i <= more; ++i) {
+    code = code << 6 | (byte(i) & 0x3FU);
+  }
+  return code;
+}
+
+bool is_letter(uint32_t code) {
+  if (code < 0x80) {
+    return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z');
+  }
+  const bool is_sign = code < 0xC0 || code == 0xD7 || code == 0xF7 ||
+                       (code >= 0x2000 && code < 0x2C00) || (code >= 0x3000 && code < 0x3040) ||
+                       code >= 0x1F000;
+  return !is_sign;
+}
+
+}  // namespace
+
+PieceShape shape_of(const std::string& piece) {
+  return {piece.starts_with(kSpaceMark), is_letter(first_code_point(piece))};
+}
+
+void TokenCounts::add_token(const int64_t* rows) {
+  ++tokens;
+  accepted += rows[0];
+  filled += rows[1];
+  rectified += rows[2];
+  dropped_tokens += rows[0] + rows[1] == 0;
+  unserved_tokens += rows[0] + rows[1] + rows[2] == 0;
+}
+
+void TokenCounts::add(const TokenCounts& other) {
+  tokens += other.tokens;
+  accepted += other.accepted;
+  filled += other.filled;
+  rectified += other.rectified;
+  dropped_tokens += other.dropped_tokens;
+  unserved_tokens += other.unserved_tokens;
+}
+
+TokenTally::TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers)
+    : tokenizer_(tokenizer), layers_(layers), vocabulary_(static_cast<size_t>(vocab_size)) {
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    shapes_.push_back(shape_of(tokenizer.piece(id)));
+  }
+}
+
+void TokenTally::begin(const std::vector<Request>& requests,
+                       const std::vector<RequestLabel>& labels) {
+  MOE_CHECK(requests.size() == labels.size(), "{} and {}", requests.size(), labels.size());
+  requests_ = &requests;
+  labels_ = &labels;
+  source_of_.clear();
+  gold_.clear();
+  std::map<std::string, size_t> index;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    index[sources_[i].name] = i;
+  }
+  for (const auto& label : labels) {
+    const auto [entry, is_new] = index.try_emplace(label.source, sources_.size());
+    if (is_new) {
+      sources_.push_back({label.source, std::vector<TokenCounts>(layers_)});
+    }
+    source_of_.push_back(entry->second);
+    if (label.is_gold) {
+      gold_.resize(layers_);
+    }
+  }
+}
+
+// Whether the token `id` is a word by itself where `next` follows it.
+bool TokenTally::is_complete_word(int64_t id, int64_t next) const {
+  const PieceShape after = shapes_.at(static_cast<size_t>(next));
+  return shapes_.at(static_cast<size_t>(id)).starts_word &&
+         (after.starts_word || !after.starts_letter);
+}
+
+// `rows` [L, T, 3] from the request's first token on, T = all_tokens.
+void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens) {
+  const Request& request = (*requests_)[index];
+  auto& source = sources_[source_of_[index]].layers;
+  for (size_t layer = 0; layer < layers_; ++layer) {
+    const int64_t* next = rows + static_cast<int64_t>(layer) * all_tokens * 3;
+    for (int64_t i = 0; i < request.inputs(); ++i, next += 3) {
+      source[layer].add_token(next);
+      if ((*labels_)[index].is_gold) {
+        gold_[layer].add_token(next);
+      }
+      vocabulary_[static_cast<size_t>(request.tokens[static_cast<size_t>(i)])].rows +=
+          next[0] + next[1] + next[2];
+    }
+  }
+  for (size_t i = 0; i + 1 < request.tokens.size(); ++i) {
+    VocabularyEntry& entry = vocabulary_[static_cast<size_t>(request.tokens[i])];
+    ++entry.count;
+    entry.complete += is_complete_word(request.tokens[i], request.tokens[i + 1]);
+  }
+}
+
+void TokenTally::add(const Forward& forward) {
+  MOE_CHECK(forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(),
+            layers_);
+  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3]
+  const int64_t* first = rows.const_data_ptr<int64_t>();
+  for (const size_t index : forward.requests) {
+    add_request(index, first, rows.size(1));
+    first += (*requests_)[index].inputs() * 3;
+  }
+}
+
+TokenStats TokenTally::finish() const {
+  TokenStats stats{sources_, {}};
+  for (size_t id = 0; id < vocabulary_.size(); ++id) {
+    if (vocabulary_[id].count > 0) {
+      stats.vocabulary.push_back(vocabulary_[id]);
+      stats.vocabulary.back().id = static_cast<int64_t>(id);
+      stats.vocabulary.back().piece = tokenizer_.piece(static_cast<int64_t>(id));
+    }
+  }
+  return stats;
+}
+
+}  // namespace moe::eval

@@ -1,0 +1,85 @@
+#pragma once
+// Who got how many experts, token by token: sums by source of the text, over the right answers of a
+// task, and by entry of the vocabulary (SPEC section 13; P2 Tables 2 to 4). Filled from forwards
+// that were asked to count tokens (model::RoutingOptions::count_tokens).
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/eval/scoring/requests.h"
+#include "core/eval/scoring/score.h"
+
+namespace moe::eval {
+
+// Of some tokens in one MoE layer.
+struct TokenCounts {
+  int64_t tokens = 0;
+  int64_t accepted = 0, filled = 0, rectified = 0;  // rows: of the first k choices, FR, IR
+  int64_t dropped_tokens = 0, unserved_tokens = 0;  // as in route::CounterValues
+
+  void add_token(const int64_t* rows);  // [3], of route::rows_of_tokens
+  void add(const TokenCounts& other);
+  int64_t rows() const { return accepted + filled + rectified; }
+};
+
+struct VocabularyEntry {
+  int64_t id = 0;
+  std::string piece;     // as the tokenizer stores it
+  int64_t count = 0;     // occurrences among the tokens run
+  int64_t rows = 0;      // over all MoE layers
+  int64_t complete = 0;  // occurrences as a complete word (D21)
+};
+
+struct TokenStats {
+  struct Source {
+    std::string name;
+    std::vector<TokenCounts> layers;  // one a MoE layer
+  };
+  std::vector<Source> sources;              // in order of appearance
+  std::vector<VocabularyEntry> vocabulary;  // those that occur, by id
+};
+
+struct RequestLabel {
+  std::string source;
+  bool is_gold = false;  // context + right answer of a question
+};
+
+// How a piece stands beside its neighbours (D21).
+struct PieceShape {
+  bool starts_word = false;    // begins with U+2581
+  bool starts_letter = false;  // begins with a letter
+};
+// Letters: ASCII's, and what is no ASCII but U+2581, punctuation, symbols and emoji (the blocks
+// U+0080..U+00BF, U+2000..U+2BFF, U+3000..U+303F, from U+1F000, and the signs for times and
+// divide). Byte pieces "<0x..>" are none.
+PieceShape shape_of(const std::string& piece);
+
+class TokenTally {
+ public:
+  // `tokenizer` must outlive the tally.
+  TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers);
+
+  // The requests of the forwards that follow, with a label each. Both must outlive them.
+  void begin(const std::vector<Request>& requests, const std::vector<RequestLabel>& labels);
+  void add(const Forward& forward);
+  // The sums over gold requests since begin(), one a layer; empty when there were none.
+  const std::vector<TokenCounts>& gold() const { return gold_; }
+  TokenStats finish() const;
+
+ private:
+  void add_request(size_t index, const int64_t* rows, int64_t all_tokens);
+  bool is_complete_word(int64_t id, int64_t next) const;
+
+  const io::Tokenizer& tokenizer_;
+  size_t layers_;
+  std::vector<PieceShape> shapes_;           // [V]
+  std::vector<VocabularyEntry> vocabulary_;  // [V], without pieces
+  std::vector<TokenStats::Source> sources_;
+  const std::vector<Request>* requests_ = nullptr;
+  const std::vector<RequestLabel>* labels_ = nullptr;
+  std::vector<size_t> source_of_;  // [requests] index into sources_
+  std::vector<TokenCounts> gold_;
+};
+
+}  // namespace moe::eval

@@ -1,0 +1,68 @@
+#pragma once
+// What `moe eval` was told to do, and what its caller wants to hear meanwhile.
+
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dist/comm.h"
+#include "core/eval/report/routing_stats.h"
+#include "core/eval/report/task_report.h"
+#include "core/eval/scoring/requests.h"
+#include "core/eval/tasks/task.h"
+#include "core/route/router_override.h"
+
+namespace moe::eval {
+
+struct EvalSettings {
+  std::filesystem::path model;
+  std::vector<std::string> tasks;  // names of tasks and groups, or files of one's own (tasks.h)
+  std::filesystem::path data;      // --data
+  std::filesystem::path out;       // empty = no files
+  bool force = false;              // replace files in `out`; also allows a change of gate
+  std::optional<int64_t> limit;    // questions of each task
+  Bos bos = Bos::kAuto;
+  int64_t batch_tokens = 0;     // 0 = auto (batch_size.h)
+  int64_t group_tokens = 4096;  // per logical rank
+  route::RouterRequest router;
+  std::filesystem::path stats;         // statistics file of a mixture's routing; empty = none
+  StatsBy stats_by;                    // what it splits by
+  Compat compat = Compat::kCurrent;    // whose definitions and defaults
+  std::optional<int64_t> shots = {};   // --num-fewshot; none = as the task says
+  std::filesystem::path against = {};  // another run's folder, to compare with; empty = none
+  int64_t resamples = 100000;          // of a bootstrapped standard error; 0 = none
+  // Where responses are kept for a run that is interrupted: a file, a folder for
+  // responses.cache, "off", or empty: in `out` while the run lasts.
+  std::string cache_responses = {};
+  // The ranks that share the work; every one calls with the same settings and has the results, the
+  // first writes the files. None: this process alone.
+  dist::Comm* ranks = nullptr;
+  c10::Device device = c10::kCPU;  // that computes
+
+  bool is_first_rank() const { return ranks == nullptr || ranks->rank() == 0; }
+};
+
+// What the caller shows while it goes on. All may be empty.
+struct EvalEvents {
+  std::function<void(const std::string&)> note;  // a sentence the user should know
+  std::function<void(const std::string& what, int64_t requests)> start;
+  std::function<void(int64_t done)> progress;  // requests done since start
+  // Of the requests since start, those that an earlier run had answered; before their progress.
+  std::function<void(int64_t requests)> recalled = {};
+  // The mean of a task's main metric over the questions answered so far.
+  RunningAccuracy::Tell running = {};
+  // Asked between forwards; true ends the run: Interrupted, which says how it can go on.
+  std::function<bool()> stop_requested = {};
+
+  void tell(const std::string& sentence) const {
+    if (note) {
+      note(sentence);
+    }
+  }
+};
+
+}  // namespace moe::eval

@@ -1,0 +1,119 @@
+// Comma-separated values, and the records that Hugging Face data sets export.
+#include "core/eval/formats/csv.h"
+
+#include "core/eval/formats/literal.h"
+#include "core/eval/formats/schema.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using Kind = Field::Kind;
+using test::TempDir;
+
+std::string complaint(const std::string& name, const std::string& text, const Schema& schema) {
+  const TempDir folder;
+  test::write_file(folder / name, text);
+  const std::string message = test::user_error_of([&] { read_exported(folder / name, schema); });
+  const size_t at = message.find(name);
+  return at == std::string::npos ? message : message.substr(at);
+}
+
+TEST_CASE("quoted fields hold commas, quotes, line feeds and bare carriage returns", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "f.csv",
+                   "\xEF\xBB\xBF"
+                   "a,\"b, \"\"c\"\"\nd\",\"\"\r\n\r\n\"x\ry\",,z\r\nlast,1,2");
+  const auto rows = read_csv(folder / "f.csv");
+  REQUIRE(rows.size() == 3);
+  CHECK((rows[0].fields == std::vector<std::string>{"a", "b, \"c\"\nd", ""}));
+  CHECK((rows[1].fields == std::vector<std::string>{"x\ry", "", "z"}));
+  CHECK((rows[2].fields == std::vector<std::string>{"last", "1", "2"}));
+  CHECK(rows[1].where.ends_with("f.csv line 4"));  // the first row has two lines, one is blank
+  CHECK(rows[2].where.ends_with("f.csv line 5"));
+  test::write_file(folder / "f.tsv", "a\t\"b\tc\n");
+  CHECK((read_csv(folder / "f.tsv", '\t', false)[0].fields ==
+         std::vector<std::string>{"a", "\"b", "c"}));
+}
+
+TEST_CASE("a quote that is never closed and text after one are told with their line", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "f.csv", "a,b\nc,\"d\ne");
+  CHECK(test::user_error_of([&] {
+          read_csv(folder / "f.csv");
+        }).ends_with("f.csv line 2: a quoted field begins here and never ends; the file is cut"));
+  test::write_file(folder / "f.csv", "a,b\n\"c\"d,e\n");
+  CHECK(test::user_error_of([&] {
+          read_csv(folder / "f.csv");
+        }).ends_with("f.csv line 2: text after a closing quote; double the quotes inside a field"));
+}
+
+TEST_CASE("lists as Python and numpy print them", "[eval]") {
+  CHECK(parse_literal("['x y' 'z']", "w").dump() == R"(["x y","z"])");
+  CHECK(parse_literal("[1 -2]", "w").dump() == "[1,-2]");
+  CHECK(parse_literal("{'text': array([\"a'b\", 'c\\nd'], dtype=object), 'n': [True, None]}", "w")
+            .dump() == R"({"n":[true,null],"text":["a'b","c\nd"]})");
+  CHECK(parse_literal("['\\xe9\\u00e9\\U0001F600']", "w").dump() == "[\"éé😀\"]");
+  for (const char* text : {"[", "['a", "{'a' 1}", "f(x)", "[1 ... 2]", "['\\q']", "[1.5]", "[1] x",
+                           "['\\ud800']", ""}) {
+    CAPTURE(text);
+    CHECK(test::user_error_of([&] {
+            parse_literal(text, "f.csv line 3");
+          }).starts_with("f.csv line 3: '"));
+  }
+  CHECK(test::user_error_of([] { parse_literal(std::string(100, '['), "w"); }).starts_with("w: "));
+}
+
+const Schema kSchema = {{"q"},
+                        {"choices", Kind::kChoices},
+                        {"n", Kind::kInt},
+                        {"label", Kind::kLabel, {"no", "yes"}},
+                        {"idx", Kind::kAny}};
+
+TEST_CASE("CSV and JSON lines of the same records are the same documents", "[eval]") {
+  const TempDir folder;
+  test::write_file(
+      folder / "a.jsonl",
+      R"({"label": true, "n": 3, "q": "a\nb", "choices": {"text": ["x"], "label": ["A"]}})"
+      "\n");
+  test::write_file(
+      folder / "a.csv",
+      "extra,q,choices,n,label\n"
+      "1,\"a\nb\",\"{'text': array(['x'], dtype=object), 'label': array(['A'])}\",3,1\n");
+  const auto lines = read_exported(folder / "a.jsonl", kSchema);
+  const auto table = read_exported(folder / "a.csv", kSchema);
+  REQUIRE(lines.size() == 1);
+  REQUIRE(table.size() == 1);
+  CHECK(lines[0].fields.dump() ==
+        R"({"q":"a\nb","choices":{"text":["x"],"label":["A"]},"n":3,"label":1,"idx":null})");
+  CHECK(table[0].fields == lines[0].fields);
+  CHECK(table[0].where.ends_with("a.csv line 2"));
+}
+
+TEST_CASE("a field that is missing, of another kind, or a wrong label names file and line",
+          "[eval]") {
+  const std::string good = R"({"q": "a", "choices": {"text": ["x"], "label": ["A"]}, "n": 1, )";
+  CHECK(complaint("f.jsonl", good + "\"label\": 1}\n" + good + "\"label\": 2}", kSchema) ==
+        "f.jsonl line 2: 'label' is 2, it must be 0 to 1 or one of no, yes");
+  CHECK(complaint("f.jsonl", good + "\"label\": -1}", kSchema) ==
+        "f.jsonl line 1: 'label' is -1, it must be 0 to 1 or one of no, yes; this split has no "
+        "answers");
+  CHECK(complaint("f.jsonl", good + "\"label\": \"maybe\"}", kSchema) ==
+        "f.jsonl line 1: 'label' is \"maybe\", it must be 0 to 1 or one of no, yes");
+  CHECK(complaint("f.jsonl", good + "\"x\": 1}", kSchema) ==
+        "f.jsonl line 1: 'label' is missing; a split without answers cannot be scored");
+  CHECK(complaint("f.jsonl", R"({"q": 5})", kSchema).starts_with("f.jsonl line 1: 'q' "));
+  CHECK(
+      complaint("f.jsonl", R"({"q": "a", "choices": {"text": ["x"], "label": []}})", kSchema) ==
+      "f.jsonl line 1: 'choices' must hold as many entries in 'label' as in 'text', one at least");
+  CHECK(complaint("f.csv", "q,n\na\n", {{"q"}, {"n", Kind::kInt}}) ==
+        "f.csv line 2: 1 fields, the header names 2");
+  CHECK(complaint("f.csv", "q,n\na,x\n", {{"q"}, {"n", Kind::kInt}})
+            .starts_with("f.csv line 2: 'n' "));
+  CHECK(complaint("f.csv", "n\n1\n", {{"q"}}).starts_with("f.csv line 2: 'q' "));
+}
+
+}  // namespace
+}  // namespace moe::eval

@@ -1,0 +1,242 @@
+// The statistics file of an evaluation: its parts add up to the whole, and each is what runs of the
+// parts alone give.
+#include "core/eval/report/routing_stats.h"
+
+#include "core/eval/evaluate.h"
+#include "core/model/convert/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+
+// The stories model as a mixture of four in every layer, whose experts differ by what they are
+// sent.
+void write_mixture(const std::filesystem::path& out, const std::string& router) {
+  const io::Checkpoint parent(test::shared_data() / "stories260K-hf");
+  model::UpcycleSettings settings;
+  settings.out = out;
+  settings.experts = 4;
+  settings.router = route::parse_router(router);
+  settings.router_std = 0.5;
+  settings.ep_ranks = 2;
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+}
+
+EvalSettings settings_of(const std::filesystem::path& model) {
+  EvalSettings settings;
+  settings.model = model;
+  settings.data = test::shared_data() / "bench";
+  settings.limit = 6;
+  settings.group_tokens = 100;
+  settings.batch_tokens = 150;
+  settings.stats_by = {true, true, true};
+  return settings;
+}
+
+const std::string kQuiz =
+    "{\"question\": \"Who is it?\", \"choices\": [\"Lily\", \"xq\", \"Tim\"], \"answer\": 0, "
+    "\"source\": \"people\"}\n"
+    "{\"context\": \"Once upon a\", \"choices\": [\"time\", \"qqqq\"], \"answer\": \"A\"}\n"
+    "{\"context\": \"One day, a girl named\", \"choices\": [\"Lily went\", \"Q\"], \"answer\": 1, "
+    "\"source\": \"people\"}\n";
+
+// The numbers that token counts and counters share.
+const std::vector<std::string> kShared = {
+    "tokens",      "requests",  "dropped_requests", "dropped_tokens", "unserved_tokens",
+    "fr_requests", "fr_filled", "fr_rejected",      "ir_tokens",      "rows"};
+
+// Sums of `keys` over the entries of `parts`, in total and in each layer, against `whole`.
+void check_sums(const OrderedJson& parts, const OrderedJson& whole,
+                const std::vector<std::string>& keys) {
+  for (const auto& key : keys) {
+    CAPTURE(key);
+    int64_t sum = 0;
+    for (const auto& part : parts) {
+      sum += part["total"][key].get<int64_t>();
+    }
+    CHECK(sum == whole["total"][key].get<int64_t>());
+    for (size_t layer = 0; layer < whole["layers"].size(); ++layer) {
+      int64_t in_layer = 0;
+      for (const auto& part : parts) {
+        in_layer += part["layers"][layer][key].get<int64_t>();
+      }
+      CHECK(in_layer == whole["layers"][layer][key].get<int64_t>());
+    }
+  }
+}
+
+TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  for (const char* router : {"top2+ir+fr:cf=0.5", "top1:cf=1", "topp:0.4", "relu:k=1"}) {
+    CAPTURE(router);
+    const TempDir folder;
+    write_mixture(folder / "moe", router);
+    test::write_file(folder / "mine.jsonl", kQuiz);
+    EvalSettings settings = settings_of(folder / "moe");
+    settings.tasks = {(folder / "mine.jsonl").string(), "arc_easy"};
+    settings.stats = folder / "new folder/stats.json";
+    const RunReport report = evaluate(settings);
+    REQUIRE(report.routing);
+    const OrderedJson json = stats_json(*report.routing);
+    CHECK(json.dump(2) + "\n" == test::read_file(settings.stats));
+    CHECK(json["total"]["tokens"].get<int64_t>() ==
+          report.tasks[0].run.input_tokens + report.tasks[1].run.input_tokens);
+    check_sums(json["task"], json, kShared);
+    check_sums(json["task"], json, {"slots_total", "slots_used", "padding", "rows_sent"});
+    check_sums(json["source"], json, kShared);
+
+    REQUIRE(json["source"].size() == 3);
+    CHECK(json["source"][0]["source"] == "people");
+    CHECK(json["source"][1]["source"] == (folder / "mine.jsonl").string());
+    CHECK(json["source"][2]["source"] == "arc/ARC-Easy-Test.jsonl");
+    int64_t count = 0;
+    double rows = 0;
+    const auto layers = static_cast<double>(json["layers"].size());
+    for (const auto& token : json["token"]) {
+      count += token["count"].get<int64_t>();
+      rows += token["count"].get<double>() * token["experts_per_token"].get<double>() * layers;
+    }
+    CHECK(count == json["total"]["tokens"].get<int64_t>());
+    CHECK(rows == Approx(json["total"]["rows"].get<double>()));
+
+    // Counting tokens moves no score.
+    settings.stats_by = {};
+    settings.stats.clear();
+    CHECK(results_json(evaluate(settings))["results"] == results_json(report)["results"]);
+  }
+}
+
+TEST_CASE("a source's counts are those of its requests run alone, where nothing is shared",
+          "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  write_mixture(folder / "moe", "topp:0.4");
+  const std::string a =
+      "{\"context\": \"Once upon a time\", \"continuation\": \" there was\", \"source\": \"a\"}\n";
+  const std::string b = "{\"context\": \"Tim\", \"continuation\": \" ran home.\"}\n";
+  const auto sources = [&](const std::string& text) {
+    test::write_file(folder / "r.jsonl", text);
+    EvalSettings settings = settings_of(folder / "moe");
+    settings.stats = folder / "stats.json";
+    settings.force = true;
+    evaluate_requests(settings, folder / "r.jsonl");
+    return read_json(settings.stats)["source"];
+  };
+  const Json both = sources(b + a + b);
+  REQUIRE(both.size() == 2);
+  CHECK(both[0]["source"] == (folder / "r.jsonl").string());
+  CHECK(both[0] == sources(b + b)[0]);
+  CHECK(both[1] == sources(a)[0]);
+  CHECK(both[1]["total"]["experts_per_token"].get<double>() > 1);
+}
+
+TEST_CASE("gold counts the context with the right answer only", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  write_mixture(folder / "moe", "topp:0.4");
+  test::write_file(folder / "mine.jsonl", kQuiz);
+  test::write_file(
+      folder / "gold.jsonl",
+      "{\"context\": \"Question: Who is it?\\nAnswer:\", \"continuation\": \" Lily\"}\n"
+      "{\"context\": \"Once upon a\", \"continuation\": \" time\"}\n"
+      "{\"context\": \"One day, a girl named\", \"continuation\": \" Q\"}\n");
+  EvalSettings settings = settings_of(folder / "moe");
+  settings.stats = folder / "stats.json";
+  evaluate_requests(settings, folder / "gold.jsonl");
+  settings.tasks = {(folder / "mine.jsonl").string()};
+  settings.stats.clear();
+  const OrderedJson json = stats_json(evaluate(settings).routing.value());
+  const Json alone = read_json(folder / "stats.json")["source"][0];
+  CHECK(Json(json["task"][0]["gold"]["total"]) == alone["total"]);
+  CHECK(Json(json["task"][0]["gold"]["layers"]) == alone["layers"]);
+}
+
+TEST_CASE("texts give their routing by token, complete words counted", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  write_mixture(folder / "moe", "topp:0.4");
+  const std::string story = "Once upon a time, there was a little girl. A girl, a cat and a dog.";
+  test::write_file(folder / "story.txt", story);
+  EvalSettings settings = settings_of(folder / "moe");
+  settings.bos = Bos::kOff;
+  const RoutingStats stats = evaluate_texts(settings, {folder / "story.txt"});
+
+  const io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, 0);
+  const std::vector<int64_t> ids = tokenizer.encode(story);
+  CHECK(stats.layers.at(0).tokens == static_cast<int64_t>(ids.size()));
+  for (const auto& entry : stats.tokens.vocabulary) {
+    CAPTURE(entry.piece);
+    int64_t count = 0, complete = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const PieceShape next =
+          i + 1 < ids.size() ? shape_of(tokenizer.piece(ids[i + 1])) : PieceShape();
+      count += ids[i] == entry.id;
+      complete += ids[i] == entry.id && entry.piece.starts_with("\xE2\x96\x81") &&
+                  (next.starts_word || !next.starts_letter);
+    }
+    CHECK(entry.count == count);
+    CHECK(entry.complete == complete);
+    CHECK(entry.rows >= count * static_cast<int64_t>(stats.layers.size()));  // top-p: one or more
+  }
+  const auto a = std::find_if(stats.tokens.vocabulary.begin(), stats.tokens.vocabulary.end(),
+                              [](const auto& entry) {
+                                return entry.piece ==
+                                       "\xE2\x96\x81"
+                                       "a";
+                              });
+  REQUIRE(a != stats.tokens.vocabulary.end());
+  CHECK(a->complete > 0);
+}
+
+TEST_CASE("a piece begins a word, a letter or neither", "[eval]") {
+  const auto is = [](const std::string& piece, bool word, bool letter) {
+    CAPTURE(piece);
+    CHECK(shape_of(piece).starts_word == word);
+    CHECK(shape_of(piece).starts_letter == letter);
+  };
+  is("\xE2\x96\x81the", true, false);
+  is("\xE2\x96\x81", true, false);
+  is("ing", false, true);
+  is("Z", false, true);
+  is("\xC3\xA9t", false, true);          // é
+  is("\xE4\xB8\xAD", false, true);       // a CJK character
+  is("\xC2\xAB", false, false);          // «
+  is("\xC3\x97", false, false);          // times
+  is("\xE2\x80\x99s", false, false);     // ’
+  is("\xF0\x9F\x98\x80", false, false);  // emoji
+  is(".", false, false);
+  is("7", false, false);
+  is("<0x0A>", false, false);
+  is("", false, false);
+  is("\xE2", false, false);  // cut off: no read beyond the end
+}
+
+TEST_CASE("--stats-by knows its words", "[eval]") {
+  const StatsBy by = parse_stats_by({"layer", "token", "source"});
+  CHECK((by.token && by.source && !by.task));
+  CHECK_FALSE(parse_stats_by({}).any());
+  CHECK(test::user_error_of([] { parse_stats_by({"tokens"}); }) ==
+        "--stats-by 'tokens' is unknown, did you mean 'token'?; known: layer, source, task, token");
+}
+
+TEST_CASE("a statistics file is refused before anything runs", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "there.json", "x");
+  const std::string there = (folder / "there.json").string();
+  CHECK(test::user_error_of([&] { check_stats_file(there, false); }) ==
+        there + ": is there already; give another --stats, or --force to replace it");
+  check_stats_file(there, true);
+  check_stats_file(folder / "new/stats.json", false);
+  CHECK(test::user_error_of([&] { check_stats_file(folder.path(), true); }) ==
+        "--stats " + folder.path().string() + ": a folder, a file is needed");
+  CHECK(test::user_error_of([&] { check_stats_file(there + "/stats.json", true); }) ==
+        "--stats " + there + ": a file, a folder is needed");
+}
+
+}  // namespace
+}  // namespace moe::eval

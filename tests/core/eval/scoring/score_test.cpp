@@ -1,0 +1,274 @@
+// The fast scorer held to the obvious one (a request at a time, all logits, double log-softmax),
+// and to itself under settings that must not show.
+#include "core/eval/scoring/score.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <random>
+
+#include "core/base/json.h"
+#include "core/model/convert/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+
+// fp32 logits of magnitude ~1: another batch changes the order of sums of at most 64 terms, 3
+// layers deep, and of a log-sum-exp over 64; 64 * 2^-24 * a few = 1e-5 a token, and requests score
+// at most 12 tokens. Measured: 2e-6.
+constexpr double kTolerance = 1e-4;
+
+model::Llama dense(uint64_t seed = 1) {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3, .seed = seed});
+  return model::Llama::load(io::Checkpoint(folder / "dense"));
+}
+
+// The tiny dense model as 8 equal experts in layers 0 and 2. Its routers are random, so capacity
+// drops tokens.
+model::Llama mixture(const std::string& router) {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
+  const io::Checkpoint parent(folder / "dense");
+  model::UpcycleSettings settings;
+  settings.out = folder / "moe";
+  settings.router = route::parse_router(router);
+  settings.router_std = 1.0;
+  settings.ep_ranks = 2;
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  return model::Llama::load(io::Checkpoint(folder / "moe"));
+}
+
+// Requests of mixed lengths, from one input token up to the window.
+std::vector<Request> random_requests(size_t count, uint64_t seed = 7) {
+  std::mt19937_64 random(seed);
+  std::vector<Request> requests;
+  for (size_t i = 0; i < count; ++i) {
+    const auto length = static_cast<int64_t>(i == 0 ? 2 : i == 1 ? 129 : 2 + random() % 40);
+    Request request;
+    for (int64_t t = 0; t < length; ++t) {
+      request.tokens.push_back(static_cast<int64_t>(random() % 64));
+    }
+    request.scored = 1 + static_cast<int64_t>(
+                             random() % static_cast<uint64_t>(std::min<int64_t>(12, length - 1)));
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// One request alone: every position's logits, log-softmax in double.
+Score score_slowly(const model::Llama& llama, const Request& request,
+                   const model::RoutingOptions& routing) {
+  const std::vector<int64_t> inputs(request.tokens.begin(), request.tokens.end() - 1);
+  const auto hidden =
+      llama.forward({at::tensor(inputs, at::kLong), {request.inputs()}}, routing).hidden;
+  const auto logits = llama.head(hidden).to(at::kDouble).contiguous();
+  const int64_t vocab = logits.size(1);
+  Score score{0, true, 0};
+  for (int64_t row = request.inputs() - request.scored; row < request.inputs(); ++row) {
+    const double* values = logits.const_data_ptr<double>() + row * vocab;
+    const int64_t target = request.tokens[static_cast<size_t>(row) + 1];
+    double sum = 0;
+    for (int64_t v = 0; v < vocab; ++v) {
+      sum += std::exp(values[v]);
+      score.is_greedy = score.is_greedy && values[v] <= values[target];
+    }
+    score.logprob += values[target] - std::log(sum);
+    ++score.tokens;
+  }
+  return score;
+}
+
+void check_equal(const std::vector<Score>& a, const std::vector<Score>& b, double tolerance) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::abs(a[i].logprob - b[i].logprob) <= tolerance);
+    CHECK(a[i].is_greedy == b[i].is_greedy);
+    CHECK(a[i].tokens == b[i].tokens);
+  }
+}
+
+std::vector<Score> score(const model::Llama& llama, const std::vector<Request>& requests,
+                         const ScoreSettings& settings) {
+  return score_requests(llama, requests, settings).scores;
+}
+
+void check_against_slow(const model::Llama& llama) {
+  const auto requests = random_requests(40);
+  const auto routing = llama.default_routing();
+  std::vector<Score> slow;
+  for (const auto& request : requests) {
+    slow.push_back(score_slowly(llama, request, routing));
+  }
+  for (const int64_t batch_tokens : {0, 1, 37, 200, 100000}) {  // 0: auto
+    CAPTURE(batch_tokens);
+    check_equal(score(llama, requests, {routing, batch_tokens, 4096}), slow, kTolerance);
+  }
+}
+
+TEST_CASE("a dense model's scores are those of one request at a time, at any batch size",
+          "[eval]") {
+  check_against_slow(dense());
+}
+
+TEST_CASE("a dropless mixture's scores are those of one request at a time, at any batch size",
+          "[eval]") {
+  check_against_slow(mixture("top2:cf=inf"));
+}
+
+TEST_CASE("what requests share is computed once and does not show in their scores", "[eval]") {
+  std::vector<Request> requests = random_requests(12);
+  for (size_t i = 2; i < 12; ++i) {  // four choices after each of ten contexts, one of them twice
+    for (int choice = 0; choice < 4; ++choice) {
+      Request request = requests[i];
+      const int64_t longer = choice == 3 ? 0 : 1 + (choice + static_cast<int64_t>(i)) % 5;
+      for (int64_t t = 0; t < longer; ++t) {
+        request.tokens.push_back((choice * 11 + t * 7 + static_cast<int64_t>(i)) % 64);
+      }
+      request.scored = std::min(request.inputs(), longer + 1);
+      requests.push_back(request);
+    }
+  }
+  for (const model::Llama& llama : {dense(), mixture("top2:cf=inf"), mixture("topp:0.4")}) {
+    const auto routing = llama.default_routing();
+    std::vector<Score> slow;
+    int64_t alone = 0;
+    for (const auto& request : requests) {
+      slow.push_back(score_slowly(llama, request, routing));
+      alone += request.inputs();
+    }
+    for (const int64_t batch_tokens : {1, 100, 100000}) {
+      const Scores found = score_requests(llama, requests, {routing, batch_tokens, 4096});
+      check_equal(found.scores, slow, kTolerance);
+      CHECK(found.input_tokens < alone * 2 / 5);
+    }
+  }
+}
+
+TEST_CASE("greedy continuations are known as such", "[eval]") {
+  const model::Llama llama = dense();
+  Request request{{3, 9, 27}, 0, false};
+  for (int i = 0; i < 4; ++i) {  // the model's own choice, token by token
+    const auto hidden = llama
+                            .forward({at::tensor(request.tokens, at::kLong),
+                                      {static_cast<int64_t>(request.tokens.size())}},
+                                     {})
+                            .hidden;
+    request.tokens.push_back(llama.head(hidden)[-1].argmax().item<int64_t>());
+  }
+  request.scored = 4;
+  CHECK(score(llama, {request}, {}).at(0).is_greedy);
+  request.tokens[4] = (request.tokens[4] + 1) % 64;
+  CHECK_FALSE(score(llama, {request}, {}).at(0).is_greedy);
+}
+
+TEST_CASE("scores come back in the order of the requests", "[eval]") {
+  const model::Llama llama = dense();
+  const auto requests = random_requests(20);
+  const auto all = score(llama, requests, {});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    check_equal(score(llama, {requests[i]}, {}), {all[i]}, kTolerance);
+  }
+}
+
+TEST_CASE("with a capacity scores do not depend on the batch size at all", "[eval]") {
+  const model::Llama llama = mixture("top1:cf=0.5");
+  const auto requests = random_requests(40);
+  const auto routing = llama.default_routing();
+  const Scores reference = score_requests(llama, requests, {routing, 4096, 100});
+  for (const int64_t batch_tokens : {1, 64, 100000}) {
+    check_equal(score(llama, requests, {routing, batch_tokens, 100}), reference.scores, 0.0);
+  }
+  CHECK(reference.forwards ==
+        static_cast<int64_t>(groups_in_order(requests, 200).size()));  // 100 a rank, 2 ranks
+  CHECK(reference.counters.size() == 2);                               // MoE layers
+  CHECK(reference.counters[0].tokens == reference.input_tokens);
+  CHECK(reference.counters[0].dropped_requests > 0);
+  // The group size does show: that is why it is printed.
+  const auto other = score(llama, requests, {routing, 4096, 10});
+  double difference = 0;
+  for (size_t i = 0; i < other.size(); ++i) {
+    difference = std::max(difference, std::abs(other[i].logprob - reference.scores[i].logprob));
+  }
+  CHECK(difference > kTolerance);
+}
+
+TEST_CASE("a group is scored as one forward of its requests in file order", "[eval]") {
+  const model::Llama llama = mixture("top2:cf=1");
+  const auto requests = random_requests(6, 11);
+  const auto routing = llama.default_routing();
+  std::vector<int64_t> ids, lengths;
+  for (const auto& request : requests) {
+    ids.insert(ids.end(), request.tokens.begin(), request.tokens.end() - 1);
+    lengths.push_back(request.inputs());
+  }
+  const auto logprobs =
+      llama.head(llama.forward({at::tensor(ids, at::kLong), lengths}, routing).hidden)
+          .log_softmax(1);
+  const auto scores = score(llama, requests, {routing, 1, 100000});
+  int64_t end = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    end += lengths[i];
+    double sum = 0;
+    for (int64_t j = 1; j <= requests[i].scored; ++j) {
+      sum += logprobs[end - j][*(requests[i].tokens.end() - j)].item<double>();
+    }
+    CHECK(scores[i].logprob == Approx(sum).margin(kTolerance));
+  }
+}
+
+TEST_CASE("batches keep whole requests, groups keep the order of the file", "[eval]") {
+  const auto of_lengths = [](const std::vector<int64_t>& inputs) {
+    std::vector<Request> requests;
+    for (const int64_t length : inputs) {
+      requests.push_back({std::vector<int64_t>(static_cast<size_t>(length) + 1), 1, false});
+    }
+    return requests;
+  };
+  const auto requests = of_lengths({3, 5, 2, 9, 4, 5});
+  CHECK(groups_in_order(requests, 8) == Batches{{0, 1}, {2}, {3}, {4}, {5}});
+  CHECK(groups_in_order(requests, 10) == Batches{{0, 1, 2}, {3}, {4, 5}});
+  CHECK(batches_by_length(requests, 10) == Batches{{3}, {1, 5}, {4, 0, 2}});
+  CHECK(batches_by_length(requests, 1) == Batches{{3}, {1}, {5}, {4}, {0}, {2}});
+  CHECK(groups_in_order({}, 8).empty());
+}
+
+TEST_CASE("weights that are not finite are the user's to mend", "[eval]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.std = 1e38});
+  const auto llama = model::Llama::load(io::Checkpoint(folder / "dense"));
+  const std::string message = test::user_error_of([&] { score(llama, random_requests(1), {}); });
+  CHECK(message.find("its weights hold NaN, infinity or numbers too large") != std::string::npos);
+}
+
+TEST_CASE("the real model gives the first story's losses, token by token", "[eval]") {
+  MOE_NEED_SHARED_DATA();
+  const auto folder = test::shared_data() / "stories260K-hf";
+  const auto llama = model::Llama::load(io::Checkpoint(folder));
+  const Json story = read_json(folder / "reference.json")["first_story"];
+  const auto ids = story["ids_with_bos"].get<std::vector<int64_t>>();
+  const auto losses = story["token_nll"].get<std::vector<double>>();
+  std::vector<Request> requests;
+  for (size_t i = 1; i < ids.size(); i += 7) {
+    requests.push_back({{ids.begin(), ids.begin() + static_cast<int64_t>(i) + 1}, 1, false});
+  }
+  const auto scores = score(llama, requests, {});
+  for (size_t i = 0; i < scores.size(); ++i) {
+    CHECK(-scores[i].logprob == Approx(losses.at(7 * i)).margin(1e-4));
+  }
+  const Request whole{ids, static_cast<int64_t>(ids.size()) - 1, false};
+  // 376 tokens of 1e-6 each: the reference's mean is printed with more digits than that.
+  CHECK(-score(llama, {whole}, {}).at(0).logprob / static_cast<double>(whole.scored) ==
+        Approx(story["mean_nll"].get<double>()).margin(1e-4));
+}
+
+}  // namespace
+}  // namespace moe::eval

@@ -1,0 +1,177 @@
+// An evaluation on many ranks against the same on one: the numbers are the same to the bit, because
+// the same forwards are run.
+
+#include "core/eval/scoring/shared_forwards.h"
+
+#include <random>
+
+#include "core/dist/threads.h"
+#include "core/eval/scoring/score.h"
+#include "core/model/convert/upcycle.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/time_limit.h"
+#include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+using test::TimeLimit;
+
+constexpr int kSeconds = 60;
+
+model::Llama mixture(const std::string& router) {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
+  const io::Checkpoint parent(folder / "dense");
+  model::UpcycleSettings settings;
+  settings.out = folder / "moe";
+  settings.router = route::parse_router(router);
+  settings.router_std = 1.0;
+  settings.ep_ranks = 2;
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  return model::Llama::load(io::Checkpoint(folder / "moe"));
+}
+
+std::vector<Request> random_requests(size_t count) {
+  std::mt19937_64 random(7);
+  std::vector<Request> requests(count);
+  for (auto& request : requests) {
+    const size_t length = 3 + random() % 40;
+    for (size_t i = 0; i < length; ++i) {
+      request.tokens.push_back(static_cast<int64_t>(random() % 64));
+    }
+    request.scored = 1 + static_cast<int64_t>(random() % 2);
+  }
+  return requests;
+}
+
+// What one rank hears in the course of a run.
+struct Heard {
+  Scores scores;
+  std::vector<std::vector<size_t>> observed, answered;
+  int64_t token_rows = 0;  // their sum
+  std::vector<int64_t> progress;
+};
+
+Heard score(const model::Llama& llama, const std::vector<Request>& requests, dist::Comm* ranks,
+            bool observes) {
+  Heard heard;
+  ScoreSettings settings{llama.default_routing(), 100, 40};
+  settings.ranks = ranks;
+  if (observes) {
+    settings.routing.count_tokens = true;
+    settings.observe = [&](const Forward& forward) {
+      heard.observed.push_back(forward.requests);
+      for (const auto& rows : forward.token_rows) {
+        heard.token_rows += rows.sum().item<int64_t>() * (1 + rows.size(0));
+      }
+    };
+  }
+  settings.answered = [&](const std::vector<size_t>& answered, const Scores& so_far) {
+    heard.answered.push_back(answered);
+    REQUIRE(so_far.scores[answered[0]].tokens > 0);
+  };
+  heard.scores = score_requests(llama, requests, settings,
+                                [&](int64_t done) { heard.progress.push_back(done); });
+  return heard;
+}
+
+bool are_same(const Heard& a, const Heard& b) {
+  bool same = a.observed == b.observed && a.answered == b.answered &&
+              a.token_rows == b.token_rows && a.progress == b.progress &&
+              a.scores.forwards == b.scores.forwards &&
+              a.scores.input_tokens == b.scores.input_tokens &&
+              a.scores.scores.size() == b.scores.scores.size() &&
+              a.scores.counters.size() == b.scores.counters.size();
+  for (size_t i = 0; same && i < a.scores.scores.size(); ++i) {
+    const Score &one = a.scores.scores[i], &other = b.scores.scores[i];
+    same = one.logprob == other.logprob && one.is_greedy == other.is_greedy &&
+           one.tokens == other.tokens;
+  }
+  for (size_t i = 0; same && i < a.scores.counters.size(); ++i) {
+    const auto &one = a.scores.counters[i], &other = b.scores.counters[i];
+    same = one.load == other.load && one.dropped_requests == other.dropped_requests &&
+           one.rank_dropped == other.rank_dropped && one.tokens == other.tokens &&
+           one.entropy_sum == other.entropy_sum && one.rank_ir == other.rank_ir;
+  }
+  return same;
+}
+
+}  // namespace
+
+TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
+  for (const char* router : {"top1+ir+fr:cf=0.5", "top2:cf=inf", "topp:0.4"}) {
+    const model::Llama llama = mixture(router);
+    for (const size_t count : {0, 1, 23}) {
+      const auto requests = random_requests(count);
+      for (const bool observes : {false, true}) {
+        const Heard one = score(llama, requests, nullptr, observes);
+        for (const int64_t ranks : {1, 2, 3, 8}) {
+          INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
+          const TimeLimit limit(kSeconds);
+          std::vector<Heard> heard(static_cast<size_t>(ranks));
+          dist::run_as_threads(ranks, [&](dist::Comm& comm) {
+            heard[comm.rank()] = score(llama, requests, &comm, observes);
+          });
+          for (const auto& many : heard) {
+            CHECK(are_same(many, one));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("numbers that are not finite are one sentence on all ranks", "[eval]") {
+  const model::Llama llama = mixture("top2:cf=inf");
+  llama.parameters().front().tensor[5].fill_(std::numeric_limits<float>::quiet_NaN());
+  auto requests = random_requests(9);
+  for (auto& request : requests) {
+    for (auto& token : request.tokens) {
+      token = token == 5 ? 6 : token;
+    }
+  }
+  requests[8].tokens[0] = 5;  // seen by one rank
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(3);
+  dist::run_as_threads(3, [&](dist::Comm& comm) {
+    errors[comm.rank()] =
+        test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+  });
+  for (const auto& error : errors) {
+    CHECK(error.starts_with("request 9: the model gives a log-probability of nan"));
+  }
+}
+
+TEST_CASE("ranks that ask for different things are refused", "[eval]") {
+  const model::Llama llama = mixture("top2:cf=inf");
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(2);
+  dist::run_as_threads(2, [&](dist::Comm& comm) {
+    const auto requests = random_requests(comm.rank() == 0 ? 5 : 6);
+    errors[comm.rank()] =
+        test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
+  });
+  CHECK(errors[0].find("what is evaluated") != std::string::npos);
+  CHECK(errors[0] == errors[1]);
+}
+
+TEST_CASE("what is written comes back in the order of the ranks", "[eval]") {
+  const TimeLimit limit(kSeconds);
+  std::vector<std::vector<std::string>> all(3);
+  dist::run_as_threads(3, [&](dist::Comm& comm) {
+    std::optional<std::string> mine;
+    if (comm.rank() < 2) {
+      mine = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer
+    }
+    all[comm.rank()] = gather_generated(&comm, mine);
+  });
+  for (const auto& texts : all) {
+    CHECK((texts == std::vector<std::string>{"", "one"}));
+  }
+}
+
+}  // namespace moe::eval

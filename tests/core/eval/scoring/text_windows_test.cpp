@@ -1,0 +1,91 @@
+// Raw text cut into windows, with what follows each and where it comes from.
+#include "core/eval/scoring/text_windows.h"
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+using Tokens = std::vector<int64_t>;
+
+constexpr int64_t kEnd = 2;
+
+// One id a byte: its value.
+TextEncoder byte_encoder(int64_t window, bool adds_bos = false) {
+  return {[](std::string_view text) { return Tokens(text.begin(), text.end()); }, 1, "<s>",
+          adds_bos, window};
+}
+
+TEST_CASE("a text is cut at the window, each piece followed by the next one's first token",
+          "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "a.txt", "abcde");
+  const TextWindows windows =
+      read_text_windows({folder / "a.txt"}, byte_encoder(2), kEnd, std::nullopt);
+  REQUIRE(windows.requests.size() == 3);
+  CHECK(windows.requests[0].tokens == Tokens{'a', 'b', 'c'});
+  CHECK(windows.requests[1].tokens == Tokens{'c', 'd', 'e'});
+  CHECK(windows.requests[2].tokens == Tokens{'e', kEnd});
+  CHECK(windows.requests[0].scored == 0);
+  CHECK(windows.labels[2].source == (folder / "a.txt").string());
+  const TextWindows with_bos =
+      read_text_windows({folder / "a.txt"}, byte_encoder(8, true), kEnd, std::nullopt);
+  CHECK(with_bos.requests.at(0).tokens == Tokens{1, 'a', 'b', 'c', 'd', 'e', kEnd});
+}
+
+TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "a.txt", std::string(5000, 'a'));
+  const TextWindows windows =
+      read_text_windows({folder / "a.txt"}, byte_encoder(1 << 20), kEnd, std::nullopt);
+  REQUIRE(windows.requests.size() == 3);
+  CHECK(windows.requests[0].inputs() == 2048);
+  CHECK(windows.requests[2].inputs() == 5000 - 2 * 2048);
+}
+
+TEST_CASE("records name their source, files stand in where they do not; a limit counts texts",
+          "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "a.jsonl",
+                   "{\"text\": \"ab\", \"source\": \"books\"}\n{\"text\": \"c\"}\n"
+                   "{\"text\": \"d\", \"source\": 5}\n");
+  test::write_file(folder / "b.txt", "x\n<|endoftext|>\ny\n");
+  const auto read = [&](std::optional<int64_t> limit) {
+    return read_text_windows({folder / "a.jsonl", folder / "b.txt"}, byte_encoder(8), kEnd, limit);
+  };
+  const TextWindows all = read(std::nullopt);
+  REQUIRE(all.labels.size() == 5);
+  CHECK(all.labels[0].source == "books");
+  CHECK(all.labels[1].source == (folder / "a.jsonl").string());
+  CHECK(all.labels[2].source == (folder / "a.jsonl").string());
+  CHECK(all.labels[4].source == (folder / "b.txt").string());
+  const TextWindows one = read(1);
+  REQUIRE(one.requests.size() == 2);
+  CHECK(one.requests[1].tokens == Tokens{'x', kEnd});
+}
+
+TEST_CASE("a text that cannot be read is named", "[eval]") {
+  const TempDir folder;
+  const auto error = [&](const std::string& text) {
+    test::write_file(folder / "a.jsonl", text);
+    return test::user_error_of(
+        [&] { read_text_windows({folder / "a.jsonl"}, byte_encoder(8), kEnd, std::nullopt); });
+  };
+  const std::string file = (folder / "a.jsonl").string();
+  CHECK(error("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n").find(file + " line 2") == 0);
+  CHECK(error("{\"text\": \"a\"}\n[1]\n") ==
+        file + " line 2: not a JSON object; a record is {\"text\": .., \"source\": ..}");
+  CHECK(error("{\"text\": \"\"}\n") == file + ": no text in it");
+  CHECK(test::user_error_of([&] {
+          read_text_windows({folder / "none"}, byte_encoder(8), kEnd, std::nullopt);
+        }) == "--stats-text " + (folder / "none").string() + ": no such file");
+  CHECK(test::user_error_of([&] {
+          read_text_windows({folder.path()}, byte_encoder(8), kEnd, std::nullopt);
+        }) == "--stats-text " + folder.path().string() + ": not a file");
+}
+
+}  // namespace
+}  // namespace moe::eval

@@ -1,0 +1,92 @@
+// Examples before a question.
+#include "core/eval/tasks/few_shot.h"
+
+#include "core/eval/tasks/declare.h"
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+Task letters_task(ShotRule rule) {
+  return {.name = "t",
+          .description = "D.\n\n",
+          .prompt = PromptTemplate("Q: {{q}}\nA:"),
+          .choices = fixed({"x", "y"}),
+          .target = target("{{label}}"),
+          .shots = rule};
+}
+
+std::vector<Document> pool_of(int count) {
+  std::vector<Document> pool;
+  for (int i = 0; i < count; ++i) {
+    pool.push_back({{{"q", i}, {"label", i % 2}}, "f line " + std::to_string(i + 1)});
+  }
+  return pool;
+}
+
+TEST_CASE("the first examples, in order, with their answers", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kFirst, false, 0, false});
+  const auto pool = pool_of(3);
+  ShotSampler sampler(task, pool, 2);
+  const std::string before = "D.\n\nQ: 0\nA: x\n\nQ: 1\nA: y\n\n";
+  CHECK(sampler.before({{"q", 0}, {"label", 0}}) == before);
+  CHECK(sampler.before({{"q", 7}, {"label", 0}}) == before);
+  ShotSampler none(task, pool, 0);
+  CHECK(none.before({{"q", 0}}) == "D.\n\n");
+}
+
+TEST_CASE("random examples are Random(1234).sample, drawn on from question to question", "[eval]") {
+  const Task task = letters_task({});
+  const auto pool = pool_of(10);
+  ShotSampler sampler(task, pool, 4);
+  // random.Random(1234).sample(range(10), 4) is [7, 1, 0, 9].
+  CHECK(sampler.before({{"q", 7}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
+  PythonRandom random(kShotSeed);
+  random.sample(10, 4);
+  const auto second = random.sample(10, 4);
+  CHECK(sampler.before({{"q", 7}, {"label", 1}})
+            .starts_with("D.\n\nQ: " + std::to_string(second[0]) + "\n"));
+}
+
+TEST_CASE("where the pool may hold the question, one more is drawn and it is left out", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
+  const auto pool = pool_of(10);
+  ShotSampler sampler(task, pool, 3);
+  CHECK(sampler.before({{"q", 1}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 0\nA: x\n\nQ: 9\nA: y\n\n");
+  ShotSampler other(task, pool, 3);
+  CHECK(other.before({{"q", 20}, {"label", 1}}) ==
+        "D.\n\nQ: 7\nA: y\n\nQ: 1\nA: y\n\nQ: 0\nA: x\n\n");
+}
+
+TEST_CASE("a pool that is too small and a wrong label in it are told", "[eval]") {
+  const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
+  const auto pool = pool_of(3);
+  CHECK(test::user_error_of([&] { ShotSampler(task, pool, 3); }) ==
+        "task t: 3 examples are wanted, f line 1 has 3, one of which is kept in reserve; give a "
+        "smaller --num-fewshot");
+  CHECK(test::user_error_of([&] {
+          shot_text(task, {{{"q", 1}, {"label", 2}}, "f line 9"});
+        }) == "f line 9: the right choice is number 2, there are 2");
+}
+
+TEST_CASE("an example of a single continuation is delimited, the question itself is not",
+          "[eval]") {
+  Task task = letters_task({});
+  task.output = OutputType::kLogLikelihood;
+  task.target = [](const OrderedJson&) -> Target { return {std::nullopt, " word"}; };
+  CHECK(shot_text(task, {{{"q", 1}}, "w"}) == "Q: 1\nA:  word");  // the harness's two spaces
+}
+
+TEST_CASE("a partial context ends with its right choice and goes on with what follows", "[eval]") {
+  Task task = letters_task({});
+  task.choices_are_contexts = true;
+  task.choices = fixed({"Ann saw Bob so Ann", "Ann saw Bob so Bob"});
+  task.target = [](const OrderedJson&) -> Target { return {1, "left."}; };
+  CHECK(shot_text(task, {{}, "w"}) == "Ann saw Bob so Bob left.");
+}
+
+}  // namespace
+}  // namespace moe::eval
