@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <sstream>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/version.h"
@@ -66,6 +68,15 @@ Examples examples_of(const CacheRequest& request, std::shared_ptr<const TokenFil
   examples.ranges = tokens->ranges();
   examples.store = std::move(tokens);
   return examples;
+}
+
+// The same, and the other processes of the run may map the file.
+Examples shared_examples(const CacheRequest& request, const io::Digest& key,
+                         std::shared_ptr<const TokenFile> tokens) {
+  if (request.shared != nullptr) {
+    request.shared->offer(key, tokens);
+  }
+  return examples_of(request, std::move(tokens));
 }
 
 void write_tokens(const CacheRequest& request, const io::Descriptor& file, const fs::path& name,
@@ -181,9 +192,57 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
   return hash.digest();
 }
 
+std::string HostTokens::text() const {
+  std::string text;
+  for (const auto& [key, tokens] : offered_) {
+    text += fmt::format("{} {} {} {}\n", key.high, key.low, ::getpid(), tokens->descriptor());
+  }
+  return text;
+}
+
+void HostTokens::take(const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    Taken taken;
+    std::string rest;
+    if (words >> taken.key.high >> taken.key.low >> taken.process >> taken.descriptor &&
+        !(words >> rest) && taken.process > 0 && taken.descriptor >= 0) {
+      taken_.push_back(taken);
+    }
+  }
+}
+
+void HostTokens::offer(const io::Digest& key, std::shared_ptr<const TokenFile> tokens) {
+  offered_.emplace_back(key, std::move(tokens));
+}
+
+std::shared_ptr<const TokenFile> HostTokens::next(int64_t vocab_size, size_t files) {
+  if (taken_.empty()) {
+    return nullptr;
+  }
+  const Taken taken = taken_.front();
+  taken_.pop_front();
+  const fs::path path = fmt::format("/proc/{}/fd/{}", taken.process, taken.descriptor);
+  try {
+    auto tokens = std::make_shared<TokenFile>(io::MappedFile(path), taken.key, vocab_size);
+    return tokens->forms().size() == files ? tokens : nullptr;
+  } catch (const BadTokenFile&) {
+  } catch (const UserError&) {
+  } catch (const std::system_error&) {
+  }
+  return nullptr;
+}
+
 Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes) {
   for (const auto& source : request.sources) {
     open_data_file(source.file);  // a file that is missing or of no known form is told at once
+  }
+  if (request.shared != nullptr) {
+    if (auto tokens = request.shared->next(request.vocab_size, request.sources.size())) {
+      notes.push_back("tokens from another process of the run on this host");
+      return examples_of(request, std::move(tokens));
+    }
   }
   const std::vector<Stamp> stamps = stamps_of(request.sources);
   const auto on_block = [&] { request.on_progress(0, 0); };
@@ -193,14 +252,14 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   if (!place.folder.empty()) {
     const fs::path target = place.folder / (key.hex() + ".tokens");
     if (auto tokens = find_tokens(request, target, key, notes)) {
-      return examples_of(request, std::move(tokens));
+      return shared_examples(request, key, std::move(tokens));
     }
     if (const auto partial = make_file(place, target, notes)) {
       auto tokens = tokenise(request, partial->file(), partial->path(), key, stamps);
       partial->commit();
       notes.push_back(
           fmt::format("tokens cached in {} ({})", target.string(), io::size_text(tokens->bytes())));
-      return examples_of(request, std::move(tokens));
+      return shared_examples(request, key, std::move(tokens));
     }
   }
   const fs::path folder = temporary_folder();
@@ -208,7 +267,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps);
   notes.push_back(fmt::format("tokens in a temporary file in {} ({})", folder.string(),
                               io::size_text(tokens->bytes())));
-  return examples_of(request, std::move(tokens));
+  return shared_examples(request, key, std::move(tokens));
 }
 
 }  // namespace moe::data

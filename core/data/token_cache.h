@@ -9,9 +9,12 @@
 // run left half made: to empty the cache, delete its folder; a run that goes on makes its file
 // again.
 
+#include <deque>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/data/examples.h"
@@ -35,6 +38,33 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                      int64_t vocab_size, const std::filesystem::path& tokenizer,
                      const std::function<void()>& on_block);
 
+class TokenFile;
+
+// The token files of a run of several processes, so that one process a host tokenises and the
+// others map what it made. That one opens its data sets first and tells the others text(); they
+// take() it and open the same data sets in the same order. Where a file cannot be had that way
+// (other mounts, another user, a process that is gone) each does without.
+class HostTokens {
+ public:
+  // "KEY KEY PROCESS DESCRIPTOR" a line, in decimal: /proc/PROCESS/fd/DESCRIPTOR is a token file of
+  // the key whose two halves these are. It holds for as long as this object does, also of files
+  // that have no name.
+  std::string text() const;
+  void take(const std::string& text);  // lines that are none of these are left out
+
+  void offer(const io::Digest& key, std::shared_ptr<const TokenFile> tokens);
+  // The next file that was taken, checked in full; null when there is none or it cannot be used.
+  std::shared_ptr<const TokenFile> next(int64_t vocab_size, size_t files);
+
+ private:
+  struct Taken {
+    io::Digest key;
+    int64_t process = 0, descriptor = 0;
+  };
+  std::vector<std::pair<io::Digest, std::shared_ptr<const TokenFile>>> offered_;
+  std::deque<Taken> taken_;
+};
+
 struct CacheRequest {
   std::vector<Source> sources;
   ReadSettings settings;
@@ -42,6 +72,7 @@ struct CacheRequest {
   std::filesystem::path tokenizer;   // the file that `codec` comes from
   std::function<TextCodec()> codec;  // called only where text is tokenised
   CachePlace place;
+  HostTokens* shared = nullptr;  // of a run of several processes
   // Called while files are read, often, with the examples and tokens made so far (0 while contents
   // are looked at); may throw.
   std::function<void(int64_t examples, int64_t tokens)> on_progress = [](int64_t, int64_t) {};

@@ -74,6 +74,7 @@ class TokenFile : public ExampleStore {
   const std::vector<FileForm>& forms() const { return forms_; }
   const std::vector<FileRange>& ranges() const { return ranges_; }
   uint64_t bytes() const { return file_.bytes().size(); }
+  int descriptor() const { return file_.descriptor(); }  // of the file, open while this lives
 
  private:
   const std::byte* block(int64_t index) const;

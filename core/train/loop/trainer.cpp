@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 
 #include "core/base/error.h"
 #include "core/base/version.h"
@@ -410,6 +411,43 @@ std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
   return text;
 }
 
+// Names the host: ranks that say the same see each other's processes.
+std::string this_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::error_code ignored;
+  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+}
+
+// prepare() on every rank. The first rank of each host goes before the others, which then map the
+// tokens that it has: data are tokenised, and hashed to find them in the cache, once a host. When
+// the first rank fails or dies, all do, as anywhere else.
+Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& callbacks,
+                        dist::Comm& everybody) {
+  const auto hosts = dist::gather_texts(everybody, this_host());
+  const auto rank = static_cast<size_t>(everybody.rank());
+  const auto first = std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin();
+  const bool is_first = first == everybody.rank();
+  data::HostTokens tokens;
+  std::optional<Prepared> run;
+  const auto prepare_here = [&] {
+    run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank(), &tokens));
+  };
+  dist::together(everybody, [&] {
+    if (is_first) {
+      prepare_here();
+    }
+  });
+  const auto offers = dist::gather_texts(everybody, tokens.text());
+  dist::together(everybody, [&] {
+    if (!is_first) {
+      tokens.take(offers[static_cast<size_t>(first)]);
+      prepare_here();
+    }
+  });
+  return std::move(*run);
+}
+
 }  // namespace
 
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist::Comm* ranks) {
@@ -420,8 +458,13 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist:
   dist::together(everybody, [&] {
     check_numbers(settings);
     folder.emplace(settings.run, settings.model, settings.force);
-    run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank()));
+    if (everybody.size() == 1) {
+      run.emplace(prepare(settings, callbacks));
+    }
   });
+  if (everybody.size() > 1) {
+    run.emplace(prepare_on_all(settings, callbacks, everybody));
+  }
   auto& [checkpoint, examples, plan, evaluator] = *run;
   if (everybody.size() > 1) {
     dist::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));

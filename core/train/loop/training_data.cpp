@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/data/token_cache.h"
 #include "core/io/tokenizer.h"
 #include "core/io/word_encoder.h"
 #include "core/model/config/config.h"
@@ -68,13 +67,13 @@ void check_data_named(const TrainSettings& settings) {
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
-                         std::vector<std::string>& lines) {
+                         std::vector<std::string>& lines, data::HostTokens* shared) {
   const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
   std::vector<std::string> notes;
   data::Examples examples =
       data::open_or_tokenise({data::parse_sources(settings.data), read_settings(settings),
                               vocab_size, checkpoint.folder() / "tokenizer.model", codec,
-                              data::cache_place(settings.cache), on_progress},
+                              data::cache_place(settings.cache), shared, on_progress},
                              notes);
   lines = describe_data(examples);
   lines.insert(lines.end(), notes.begin(), notes.end());

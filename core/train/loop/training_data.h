@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/data/examples.h"
+#include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
 #include "core/train/run/settings.h"
 
@@ -16,12 +17,12 @@ void check_data_named(const TrainSettings& settings);
 
 // Tokenised once: later runs find the tokens where settings.cache says. `lines` is told what each
 // file was found to be and where the tokens are; `on_progress` is called often, with the examples
-// and tokens made so far, and may throw.
+// and tokens made so far, and may throw. `shared`: of a run of several processes.
 // UserError: what the readers of core/data say, a folder without tokenizer where text is met.
 data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& checkpoint,
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
-                         std::vector<std::string>& lines);
+                         std::vector<std::string>& lines, data::HostTokens* shared = nullptr);
 
 // "a.jsonl: Alpaca records, gzip; 2000 examples", one a file; a share where files are mixed.
 std::vector<std::string> describe_data(const data::Examples& examples);

@@ -7,12 +7,12 @@
 namespace moe::train {
 
 Evaluator::Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint,
-                     int64_t vocab_size, EvaluateTasks evaluate_tasks)
+                     int64_t vocab_size, EvaluateTasks evaluate_tasks, data::HostTokens* shared)
     : settings_(settings.evaluation),
       steps_(*settings.steps),
       evaluate_tasks_(std::move(evaluate_tasks)) {
   if (!settings_.data.empty()) {
-    held_out_.emplace(settings, checkpoint, vocab_size);
+    held_out_.emplace(settings, checkpoint, vocab_size, shared);
   }
 }
 

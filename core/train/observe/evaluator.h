@@ -18,7 +18,7 @@ class Evaluator {
  public:
   // Of a resolved run. UserError: what HeldOut says.
   Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
-            EvaluateTasks evaluate_tasks);
+            EvaluateTasks evaluate_tasks, data::HostTokens* shared = nullptr);
 
   // For people: what is held out and when it is looked at; nothing where nothing is evaluated.
   std::vector<std::string> description() const;

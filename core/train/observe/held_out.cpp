@@ -92,12 +92,12 @@ RowsOnce rows_once(const data::Examples& examples, data::BatchSettings settings,
 }
 
 HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint,
-                 int64_t vocab_size) {
+                 int64_t vocab_size, data::HostTokens* shared) {
   TrainSettings held_out = settings;
   held_out.data = settings.evaluation.data;
   std::vector<std::string> lines;
   const data::Examples examples = read_data(
-      held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines);
+      held_out, checkpoint, vocab_size, [](int64_t, int64_t) {}, lines, shared);
   MOE_CHECK(examples.weights.empty());  // check_evaluation refused them
   const int64_t most_rows = settings.evaluation.rows.value_or(0);
   RowsOnce once = rows_once(examples,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
 #include "core/io/tokenizer.h"
 #include "core/model/llama/llama.h"
@@ -22,7 +23,8 @@ namespace moe::train {
 class HeldOut {
  public:
   // Of a resolved run. UserError: what the readers say, rows without targets.
-  HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size);
+  HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
+          data::HostTokens* shared = nullptr);
 
   // Mean NLL of all targets, nats. Gradients, random numbers and the run's data stay as they are.
   double loss(const model::Llama& model, const model::RoutingOptions& routing) const;

@@ -113,7 +113,7 @@ data::BatchSettings batch_settings(const TrainSettings& settings) {
 }
 
 Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks, int64_t processes,
-                 int64_t rank) {
+                 int64_t rank, data::HostTokens* shared) {
   check_numbers(settings);
   check_data_named(settings);
   Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
@@ -129,7 +129,7 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
                   }
                   callbacks.on_reading(count, tokens);
                 }},
-                plan.data);
+                plan.data, shared);
   plan.settings = resolve(plan.settings, config, run.examples);
   plan.layout = plan_layout(plan, config, processes, rank);
   const double epoch_rows =
@@ -141,7 +141,8 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
     plan.settings.epochs.reset();
   }
   plan.settings.evaluation = resolve_evaluation(plan.settings.evaluation, *plan.settings.steps);
-  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks);
+  run.evaluator.emplace(plan.settings, run.checkpoint, config.vocab_size, callbacks.evaluate_tasks,
+                        shared);
   plan.examples = run.examples.size();
   plan.tokens = run.examples.tokens();
   for (const auto& line : run.evaluator->description()) {

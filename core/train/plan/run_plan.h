@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/data/token_cache.h"
 #include "core/dist/world.h"
 #include "core/io/checkpoint.h"
 #include "core/model/llama/llama.h"
@@ -57,9 +58,9 @@ struct Prepared {
 
 // UserError: what check_numbers, the readers and held_out.h say, --router on a dense folder.
 // Interrupted: stop_requested said so while the data were read.
-// `rank` of `processes` is this process.
+// `rank` of `processes` is this process; they open their data with what is `shared`.
 Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
-                 int64_t processes = 1, int64_t rank = 0);
+                 int64_t processes = 1, int64_t rank = 0, data::HostTokens* shared = nullptr);
 
 // UserError where the replicas of `layout` cannot take the same number of a step's micro-batches.
 void check_batches(const TrainSettings& settings, const dist::Layout& layout);

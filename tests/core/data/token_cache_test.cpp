@@ -333,3 +333,46 @@ TEST_CASE("a file that changes while it is read is refused", "[data]") {
   CHECK(contains(user_error_of([&] { world.open(); }), "c.jsonl: changed while it was read"));
   CHECK(world.cached().empty());
 }
+
+TEST_CASE("processes of a host map what the first one tokenised, cached or not", "[data]") {
+  World first, second;
+  const bool is_cached = GENERATE(true, false);
+  for (auto* world : {&first, &second}) {
+    if (!is_cached) {
+      world->request.place = {};
+    }
+  }
+  HostTokens made, taken;
+  first.request.shared = &made;
+  second.request.shared = &taken;
+  const Examples truth = first.open();
+  write_file(first.dir / "a.jsonl", pairs(3));
+  first.open();  // a second data set
+  taken.take(made.text());
+  Examples mapped = second.open();
+  mapped.files = truth.files;  // its own names of the same files
+  CHECK(same(mapped, truth));
+  CHECK(second.open().size() < truth.size());
+  CHECK(second.tokenised == 0);
+}
+
+TEST_CASE("offers of tokens that are of no use leave each process to its own", "[data]") {
+  World world;
+  HostTokens taken;
+  world.request.shared = &taken;
+  const std::string file = (world.dir / "a.jsonl").string();
+  const int foreign = ::open(file.c_str(), O_RDONLY);
+  const auto text = GENERATE(std::string("no offer\n"), std::string("1 2 3 999999\n"),
+                             std::string("1 2 999999999 0\n"), std::string("1 2 -1 -1\n"),
+                             std::string("1 2 SELF FOREIGN\n"));
+  std::string offer = text;
+  if (const size_t place = offer.find("SELF FOREIGN"); place != std::string::npos) {
+    offer.replace(place, 12, fmt::format("{} {}", ::getpid(), foreign));
+  }
+  taken.take(offer);
+  const Examples examples = world.open();
+  ::close(foreign);
+  CHECK(world.tokenised == 1);
+  CHECK(same(examples,
+             read_examples(world.request.sources, world.request.settings, kVocab, byte_codec)));
+}

@@ -3,6 +3,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <array>
+#include <atomic>
 #include <mutex>
 
 #include "core/base/random.h"
@@ -264,4 +266,30 @@ TEST_CASE("replicas that cannot share a step's micro-batches are refused", "[tra
                     Catch::Matchers::Contains("--global-batch 8 is 2 micro-batches of 4 rows, "
                                               "which 4 replicas cannot share equally; give a "
                                               "multiple of 16"));
+}
+
+TEST_CASE("one process of a host tokenises, the others map its tokens", "[train]") {
+  RankedWorld world("top1", 2);
+  world.settings.steps = 2;
+  world.settings.cache = GENERATE(std::string("off"), std::string("CACHE"));
+  if (world.settings.cache != "off") {
+    world.settings.cache = (world.dir / "cache").string();
+  }
+  world.settings.run = world.dir / "run";
+  const TimeLimit limit(kSeconds);
+  std::array<std::atomic<int64_t>, 2> made{};
+  std::array<std::vector<std::string>, 2> lines;
+  dist::run_as_threads(2, [&](dist::Comm& comm) {
+    const auto rank = static_cast<size_t>(comm.rank());
+    TrainCallbacks callbacks;
+    callbacks.on_reading = [&](int64_t examples, int64_t) {
+      made[rank] = std::max<int64_t>(made[rank], examples);
+    };
+    callbacks.on_start = [&](const RunPlan& plan) { lines[rank] = plan.data; };
+    train::train(world.settings, callbacks, &comm);
+  });
+  CHECK(made[0] == 24);
+  CHECK(made[1] == 0);
+  CHECK(lines[1].back() == "tokens from another process of the run on this host");
+  CHECK(fs::exists(world.settings.run / "final" / "model.safetensors"));
 }
