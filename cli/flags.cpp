@@ -5,8 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <iterator>
 
 #include "core/base/error.h"
+#include "core/base/toml_depth.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
@@ -39,9 +41,11 @@ class TomlConfig : public CLI::Config {
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    const std::string text{std::istreambuf_iterator<char>(input), {}};
+    check_toml_depth(text, "--config");
     toml::table recipe;
     try {
-      recipe = toml::parse(input);
+      recipe = toml::parse(text);
     } catch (const toml::parse_error& error) {
       throw UserError("--config, line {}: {}", error.source().begin.line, error.description());
     }

@@ -189,10 +189,7 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
 
 Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events) {
-  std::vector<TextPair> pairs = read_text_pairs(file);
-  if (settings.limit && static_cast<int64_t>(pairs.size()) > *settings.limit) {
-    pairs.resize(static_cast<size_t>(*settings.limit));
-  }
+  const std::vector<TextPair> pairs = read_text_pairs(file, settings.limit);
   const OpenedModel subject = open_model(settings, events);
   const TextEncoder encoder = encoder_of(subject, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);

@@ -2,7 +2,9 @@
 // The benchmarks' own files, one reader a format: file -> documents, checked, in the fields (and
 // with the changes to the text) of the Hub's data set that lm-evaluation-harness loads.
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +18,13 @@ struct Document {
   std::string where;  // file and line (or entry), for messages
 };
 using Files = std::vector<std::filesystem::path>;
+
+// The first documents of a file that may be long. Those behind them are counted and not parsed.
+struct FirstDocuments {
+  std::vector<Document> documents;
+  int64_t total = 0;  // in the file
+};
+inline constexpr int64_t kAllDocuments = std::numeric_limits<int64_t>::max();
 
 // {"label": "a".."d", "context", "question", "options": [4]}. Files: Test.txt. Eight lines a
 // problem: blank, letter, context, question, four options that begin with "A." to
@@ -75,6 +84,6 @@ std::vector<Document> read_lambada_text(const Files& files);
 // One's own quiz: {"question" | "context", "choices": [2 or more], "answer", "gold"}. `answer` may
 // be the index of a choice from 0, its whole text, or its letter (A is the first); text wins over
 // letter. A string "source" is kept.
-std::vector<Document> read_quiz(const Files& files);
+FirstDocuments read_quiz(const Files& files, int64_t limit = kAllDocuments);
 
 }  // namespace moe::eval

@@ -14,10 +14,15 @@ namespace moe::eval {
 namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-std::string read_bytes(const std::filesystem::path& file) {
+[[noreturn]] void fail_to_read(const std::string& name) {
+  throw UserError("{}: cannot be read; check its permissions", name);
+}
+
+std::unique_ptr<std::istream> open_text(const std::filesystem::path& file) {
   if (file == "-") {
-    return {std::istreambuf_iterator<char>(std::cin), {}};
+    return std::make_unique<std::istream>(std::cin.rdbuf());
   }
   std::error_code failure;
   const auto status = std::filesystem::status(file, failure);
@@ -27,16 +32,18 @@ std::string read_bytes(const std::filesystem::path& file) {
   if (std::filesystem::is_directory(status)) {
     throw UserError("{}: a folder, a file is needed", file.string());
   }
+  if (!std::filesystem::is_regular_file(status) && !std::filesystem::is_fifo(status)) {
+    throw UserError("{}: neither a regular file nor a pipe", file.string());
+  }
   const uint64_t bytes = std::filesystem::file_size(file, failure);
   if (!failure && bytes > kMaxFileBytes) {
     throw UserError("{}: {} bytes, larger than the limit of 1 GiB; split it", file.string(), bytes);
   }
-  std::ifstream in(file, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in) {
-    throw UserError("{}: cannot be read; check its permissions", file.string());
+  auto in = std::make_unique<std::ifstream>(file, std::ios::binary);
+  if (!*in) {
+    fail_to_read(file.string());
   }
-  return text;
+  return in;
 }
 
 bool is_blank(std::string_view text) {
@@ -55,10 +62,61 @@ const Json& get_member(const Json& json, const std::string& key, Json::value_t t
 
 }  // namespace
 
+LineReader::LineReader(const std::filesystem::path& file)
+    : name_(file.string()), file_(open_text(file)) {}
+
+bool LineReader::read_line(std::string& text) {
+  if (!std::getline(*file_, text)) {
+    if (file_->bad()) {
+      fail_to_read(name_);
+    }
+    if (all_blank_) {
+      throw UserError("{}: the file is empty", name_);
+    }
+    return false;
+  }
+  bytes_ += text.size() + 1;
+  if (bytes_ > kMaxFileBytes + 1) {  // a pipe tells no size beforehand
+    throw UserError("{}: larger than the limit of 1 GiB; split it", name_);
+  }
+  if (++line_ == 1 && text.starts_with(kByteOrderMark)) {
+    text.erase(0, kByteOrderMark.size());
+  }
+  all_blank_ = all_blank_ && is_blank(text);
+  return true;
+}
+
+std::optional<Line> LineReader::next() {
+  Line line;
+  if (!read_line(line.text)) {
+    return std::nullopt;
+  }
+  line.where = fmt::format("{} line {}", name_, line_);
+  if (find_invalid_utf8(line.text) != kValidUtf8) {
+    throw UserError("{}: not UTF-8; convert the file to UTF-8", line.where);
+  }
+  if (line.text.ends_with('\r') && !file_->eof()) {  // a line feed follows
+    line.text.pop_back();
+  }
+  return line;
+}
+
+int64_t LineReader::count_rest() {
+  int64_t count = 0;
+  for (std::string text; read_line(text);) {
+    count += is_blank(text) ? 0 : 1;
+  }
+  return count;
+}
+
 std::string read_text(const std::filesystem::path& file) {
-  std::string text = read_bytes(file);
-  if (text.starts_with("\xEF\xBB\xBF")) {
-    text.erase(0, 3);
+  const auto in = open_text(file);
+  std::string text{std::istreambuf_iterator<char>(*in), {}};
+  if (in->bad()) {
+    fail_to_read(file.string());
+  }
+  if (text.starts_with(kByteOrderMark)) {
+    text.erase(0, kByteOrderMark.size());
   }
   if (const size_t bad = find_invalid_utf8(text); bad != kValidUtf8) {
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n');
@@ -71,28 +129,33 @@ std::string read_text(const std::filesystem::path& file) {
 }
 
 std::vector<Line> read_lines(const std::filesystem::path& file) {
-  const std::string text = read_text(file);
+  LineReader reader(file);
   std::vector<Line> lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back({text.substr(begin, end - begin),
-                     fmt::format("{} line {}", file.string(), lines.size() + 1)});
-    begin = end + 1;
+  while (auto line = reader.next()) {
+    lines.push_back(std::move(*line));
   }
   return lines;
 }
 
-std::vector<JsonLine> read_jsonl(const std::filesystem::path& file) {
-  std::vector<JsonLine> records;
-  for (const auto& [text, where] : read_lines(file)) {
-    if (is_blank(text)) {
+std::optional<JsonLine> JsonLinesReader::next() {
+  while (auto line = lines_.next()) {
+    if (is_blank(line->text)) {
       continue;
     }
-    Json json = parse_json(text, where);
+    Json json = parse_json(line->text, line->where);
     if (!json.is_object()) {
-      throw UserError("{}: not a JSON object; each line must be one, in braces", where);
+      throw UserError("{}: not a JSON object; each line must be one, in braces", line->where);
     }
-    records.push_back({std::move(json), where});
+    return JsonLine{std::move(json), std::move(line->where)};
+  }
+  return std::nullopt;
+}
+
+std::vector<JsonLine> read_jsonl(const std::filesystem::path& file) {
+  JsonLinesReader reader(file);
+  std::vector<JsonLine> records;
+  while (auto record = reader.next()) {
+    records.push_back(std::move(*record));
   }
   return records;
 }

@@ -1,9 +1,12 @@
 #pragma once
-// Text files of benchmarks, read whole and checked: UTF-8, a byte-order mark and Windows newlines
-// tolerated.
+// Text files of benchmarks, read whole or line by line and checked: UTF-8, a byte-order mark and
+// Windows newlines tolerated.
 
 #include <cstdint>
 #include <filesystem>
+#include <istream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,17 +14,37 @@
 
 namespace moe::eval {
 
-// The text of `file` without byte-order mark, "\r\n" turned into "\n". UserError when it is
-// missing, not a file, larger than 1 GiB, empty (white space only), or not UTF-8 (the line is
-// named). "-" reads standard input.
-std::string read_text(const std::filesystem::path& file);
-
 struct Line {
   std::string text;
   std::string where;  // "piqa/valid.jsonl line 7"
 };
 
-// Every line of read_text, blank ones included; no line after the last newline.
+// The lines of a text file one after the other, blank ones included, without byte-order mark and
+// line ends; no line after the last newline. One line is in memory, so a file may be long.
+class LineReader {
+ public:
+  // "-" reads standard input. UserError: missing, a folder, larger than 1 GiB, not readable.
+  explicit LineReader(const std::filesystem::path& file);
+
+  // UserError: not UTF-8 (the line is named), and at the end when all lines were blank.
+  std::optional<Line> next();
+  // Reads to the end and counts the lines that are not blank; what they say is not looked at.
+  int64_t count_rest();
+
+ private:
+  bool read_line(std::string& text);
+
+  std::string name_;
+  std::unique_ptr<std::istream> file_;
+  int64_t line_ = 0;    // lines read so far
+  uint64_t bytes_ = 0;  // of these lines
+  bool all_blank_ = true;
+};
+
+// The text of `file` without byte-order mark, "\r\n" turned into "\n". UserError as LineReader.
+std::string read_text(const std::filesystem::path& file);
+
+// Every line of `file`. UserError as LineReader.
 std::vector<Line> read_lines(const std::filesystem::path& file);
 
 struct JsonLine {
@@ -29,7 +52,20 @@ struct JsonLine {
   std::string where;
 };
 
-// One JSON object a line; blank lines are skipped. UserError names file and line.
+// One JSON object a line; blank lines are skipped.
+class JsonLinesReader {
+ public:
+  explicit JsonLinesReader(const std::filesystem::path& file) : lines_(file) {}
+
+  // UserError names file and line.
+  std::optional<JsonLine> next();
+  int64_t count_rest() { return lines_.count_rest(); }  // records that follow, unread
+
+ private:
+  LineReader lines_;
+};
+
+// All records of JsonLinesReader.
 std::vector<JsonLine> read_jsonl(const std::filesystem::path& file);
 
 // The strings of the array `key`; UserError when it is missing, no array or holds anything but

@@ -6,6 +6,7 @@
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
+#include "core/eval/formats/first_documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
 
@@ -341,12 +342,9 @@ Document quiz_question(const Json& json, const std::string& where) {
 
 }  // namespace
 
-std::vector<Document> read_quiz(const Files& files) {
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(files.at(0))) {
-    documents.push_back(quiz_question(json, where));
-  }
-  return documents;
+FirstDocuments read_quiz(const Files& files, int64_t limit) {
+  return first_documents(JsonLinesReader(files.at(0)), limit,
+                         [](const JsonLine& line) { return quiz_question(line.json, line.where); });
 }
 
 }  // namespace moe::eval

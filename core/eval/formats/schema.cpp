@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
+#include "core/eval/formats/first_documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/literal.h"
 
@@ -101,25 +102,20 @@ Json csv_value(const std::string& text, const Field& field, const std::string& w
   return text == "True" || text == "False" ? Json(text == "True") : Json(text);
 }
 
-std::vector<Document> read_exported_csv(const std::filesystem::path& file, const Schema& schema) {
-  const std::vector<CsvRow> rows = read_csv(file);
-  const std::vector<std::string>& header = rows.front().fields;
-  std::vector<Document> documents;
-  for (size_t row = 1; row < rows.size(); ++row) {
-    const auto& [fields, where] = rows[row];
-    if (fields.size() != header.size()) {
-      throw UserError("{}: {} fields, the header names {}", where, fields.size(), header.size());
-    }
+FirstDocuments read_exported_csv(const std::filesystem::path& file, const Schema& schema,
+                                 int64_t limit) {
+  CsvTable table(file);
+  const std::vector<std::string> header = table.header();
+  return first_documents(std::move(table), limit, [&](const CsvRow& row) {
     Json record = Json::object();
     for (const auto& field : schema) {
       const auto column = std::find(header.begin(), header.end(), field.name) - header.begin();
       if (column < static_cast<int64_t>(header.size())) {
-        record[field.name] = csv_value(fields[static_cast<size_t>(column)], field, where);
+        record[field.name] = csv_value(row.fields[static_cast<size_t>(column)], field, row.where);
       }
     }
-    documents.push_back({take_fields(record, schema, where), where});
-  }
-  return documents;
+    return Document{take_fields(record, schema, row.where), row.where};
+  });
 }
 
 }  // namespace
@@ -151,15 +147,14 @@ OrderedJson take_fields(const Json& record, const Schema& schema, const std::str
   return fields;
 }
 
-std::vector<Document> read_exported(const std::filesystem::path& file, const Schema& schema) {
+FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
+                             int64_t limit) {
   if (file.extension() == ".csv") {
-    return read_exported_csv(file, schema);
+    return read_exported_csv(file, schema, limit);
   }
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(file)) {
-    documents.push_back({take_fields(json, schema, where), where});
-  }
-  return documents;
+  return first_documents(JsonLinesReader(file), limit, [&](const JsonLine& record) {
+    return Document{take_fields(record.json, schema, record.where), record.where};
+  });
 }
 
 }  // namespace moe::eval

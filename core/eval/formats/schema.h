@@ -32,7 +32,8 @@ using Schema = std::vector<Field>;
 OrderedJson take_fields(const Json& record, const Schema& schema, const std::string& where);
 
 // The records of FILE.jsonl, or of FILE.csv with a header (lists as Python or numpy print them).
-std::vector<Document> read_exported(const std::filesystem::path& file, const Schema& schema);
+FirstDocuments read_exported(const std::filesystem::path& file, const Schema& schema,
+                             int64_t limit = kAllDocuments);
 
 // The number of a label given as a number, a boolean or a name. UserError.
 int64_t label_of(const Json& value, const Field& field, const std::string& where);

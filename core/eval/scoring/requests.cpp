@@ -137,9 +137,16 @@ std::vector<TextPair> text_pairs(const std::vector<Question>& questions) {
   return pairs;
 }
 
-std::vector<TextPair> read_text_pairs(const std::filesystem::path& file) {
+std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
+                                      std::optional<int64_t> limit) {
   std::vector<TextPair> pairs;
-  for (const auto& [json, where] : read_jsonl(file)) {
+  JsonLinesReader records(file);
+  while (!limit || static_cast<int64_t>(pairs.size()) < *limit) {
+    const auto record = records.next();
+    if (!record) {
+      break;
+    }
+    const auto& [json, where] = *record;
     pairs.push_back({get_string(json, "context", where), get_string(json, "continuation", where),
                      where, source_of(json, file.string())});
   }

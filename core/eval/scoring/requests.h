@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,7 +95,8 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
 std::vector<TextPair> text_pairs(const std::vector<Question>& questions);
 
 // {"context": "..", "continuation": ".."} a line, and "source" where statistics shall tell it
-// apart.
-std::vector<TextPair> read_text_pairs(const std::filesystem::path& file);
+// apart. The first `limit` of the file; what follows is not read.
+std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
+                                      std::optional<int64_t> limit = std::nullopt);
 
 }  // namespace moe::eval

@@ -71,15 +71,19 @@ Files find_form(const SplitFiles& form, const Task& task, const Split& split,
                   missing, files.front().string());
 }
 
-FoundFiles read_any(const Task& task, const Split& split, const fs::path& data) {
+FoundFiles found_in(const Files& files, FirstDocuments first) {
+  return {files, std::move(first.documents), first.total};
+}
+
+FoundFiles read_any(const Task& task, const Split& split, const fs::path& data, int64_t limit) {
   for (const auto& form : split.forms) {
     if (const Files files = find_form(form, task, split, data); !files.empty()) {
-      return {files, form.read(files)};
+      return found_in(files, form.read(files, limit));
     }
   }
   for (const auto& place : exported_paths(task, split)) {
     if (fs::is_regular_file(data / place)) {
-      return {{data / place}, read_exported(data / place, task.data.schema)};
+      return found_in({data / place}, read_exported(data / place, task.data.schema, limit));
     }
   }
   throw UserError(
@@ -91,10 +95,11 @@ FoundFiles read_any(const Task& task, const Split& split, const fs::path& data) 
       "expected under --data: " + expected_paths(task, split), task.data.origin, task.data.hub);
 }
 
-FoundFiles look_for_documents(const Task& task, const Split& split, const fs::path& data) {
+FoundFiles look_for_documents(const Task& task, const Split& split, const fs::path& data,
+                              int64_t limit) {
   if (task.is_own) {
     const Files files(split.forms.at(0).files.begin(), split.forms.at(0).files.end());
-    return {files, split.forms[0].read(files)};
+    return found_in(files, split.forms[0].read(files, limit));
   }
   if (data.empty()) {
     throw UserError("task {} needs --data DIR, the folder that holds {}", task.name,
@@ -103,14 +108,15 @@ FoundFiles look_for_documents(const Task& task, const Split& split, const fs::pa
   if (!fs::is_directory(data)) {
     throw UserError("--data {}: not a folder", data.string());
   }
-  return read_any(task, split, data);
+  return read_any(task, split, data, limit);
 }
 
 }  // namespace
 
-FoundFiles find_documents(const Task& task, const Split& split, const fs::path& data) {
-  FoundFiles found = look_for_documents(task, split, data);
-  if (found.documents.empty()) {
+FoundFiles find_documents(const Task& task, const Split& split, const fs::path& data,
+                          int64_t limit) {
+  FoundFiles found = look_for_documents(task, split, data, limit);
+  if (found.total == 0) {
     throw UserError("{}: no questions in it", found.files.front().string());
   }
   return found;

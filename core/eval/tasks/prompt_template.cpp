@@ -55,6 +55,9 @@ OrderedJson find(const OrderedJson& wanted, const OrderedJson& value, const std:
 // One hole: a name, then .name, [0], ['name'] or .function() as often as wanted.
 class PromptTemplate::Parser {
  public:
+  // What is inside an .index(..) is parsed, filled in and destroyed by recursion.
+  static constexpr int kMaxDepth = 8;
+
   explicit Parser(const std::string& hole) : hole_(hole) {}
 
   std::vector<Step> parse() {
@@ -107,9 +110,14 @@ class PromptTemplate::Parser {
     }
     ++at_;
     if (step.name == "index") {
+      if (++depth_ > kMaxDepth) {
+        throw UserError("{{{{{}}}}}: more than {} .index( inside each other; write it in fewer",
+                        printable(hole_), kMaxDepth);
+      }
       step.kind = Step::Kind::kFind;
       step.inner = parse_steps();
       skip_space();
+      --depth_;
     } else {
       const std::vector<std::string> known = {"strip", "lstrip", "rstrip", "lower", "capitalize"};
       step.kind = Step::Kind::kCall;
@@ -150,6 +158,7 @@ class PromptTemplate::Parser {
 
   const std::string& hole_;
   size_t at_ = 0;
+  int depth_ = 0;  // open .index( around this place
 };
 
 PromptTemplate::PromptTemplate(const std::string& text) {

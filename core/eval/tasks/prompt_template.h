@@ -12,7 +12,8 @@ namespace moe::eval {
 
 class PromptTemplate {
  public:
-  explicit PromptTemplate(const std::string& text);  // UserError: a hole that is broken or unknown
+  // UserError: a hole that is broken or unknown, or .index( nested deeper than 8 levels.
+  explicit PromptTemplate(const std::string& text);
 
   // The text with every hole filled: numbers in decimal, True, False and None as Python has them.
   // UserError: the document lacks a field, or a hole is a list.

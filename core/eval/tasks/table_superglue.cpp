@@ -20,7 +20,9 @@ Field truth(const std::string& no, const std::string& yes) {
 
 // The authors' files have the Hub's fields (in any order) where nothing is nested.
 DataSet flat(const std::string& folder, const std::string& part, const Schema& schema) {
-  const auto read = [schema](const Files& files) { return read_exported(files.at(0), schema); };
+  const auto read = [schema](const Files& files, int64_t limit) {
+    return read_exported(files.at(0), schema, limit);
+  };
   return {.hub = "aps/super_glue " + part,
           .origin = kOrigin,
           .schema = schema,

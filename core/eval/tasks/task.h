@@ -2,10 +2,13 @@
 // What a benchmark is: where its documents lie, how one becomes a question, what is counted. A task
 // is data: a line of a table (table_*.cpp) or a user's file (user_task.h).
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "core/eval/formats/documents.h"
@@ -14,10 +17,33 @@
 
 namespace moe::eval {
 
+// A reader of documents.h, of one kind or the other: of all documents, or of the first `limit`.
+class DocumentReader {
+ public:
+  template <typename Read>
+  DocumentReader(Read read) {  // implicit, so that tables name readers as they are
+    if constexpr (std::is_invocable_v<const Read&, const Files&, int64_t>) {
+      read_ = std::move(read);
+    } else {
+      read_ = [read = std::move(read)](const Files& files, int64_t limit) {
+        std::vector<Document> documents = read(files);
+        const auto total = static_cast<int64_t>(documents.size());
+        documents.resize(static_cast<size_t>(std::min(total, limit)));
+        return FirstDocuments{std::move(documents), total};
+      };
+    }
+  }
+
+  FirstDocuments operator()(const Files& files, int64_t limit) const { return read_(files, limit); }
+
+ private:
+  std::function<FirstDocuments(const Files&, int64_t)> read_;
+};
+
 // One way in which the documents of a split may lie under --data.
 struct SplitFiles {
   std::vector<std::string> files;  // one '*' in a file's name stands for any letters
-  std::function<std::vector<Document>(const Files&)> read;
+  DocumentReader read;
 };
 
 struct Split {

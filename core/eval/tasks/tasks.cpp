@@ -178,16 +178,14 @@ std::vector<Document> read_split(const Task& task, const Split& split, const fs:
 
 LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64_t> limit,
                      const TaskOptions& options) {
-  FoundFiles found = find_documents(task, task.data.scored, data);
-  const auto total = static_cast<int64_t>(found.documents.size());
-  LoadedTask loaded{task, {}, total};
+  FoundFiles found = find_documents(task, task.data.scored, data, limit.value_or(kAllDocuments));
+  LoadedTask loaded{task, {}, found.total};
   loaded.shots = shots_of(task, options, loaded);
   const std::vector<Document> pool =
       loaded.shots > 0 ? read_split(task, task.data.shots, data) : std::vector<Document>();
   ShotSampler sampler(task, pool, loaded.shots);
   const std::string source = file_source(found.files.front(), data);
   int64_t absent = 0;
-  found.documents.resize(static_cast<size_t>(std::min(total, limit.value_or(total))));
   for (auto& document : found.documents) {
     if (task.data.process) {
       task.data.process(document.fields);

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <sstream>
+#include <unordered_map>
 
 #include "core/base/error.h"
+#include "core/base/toml_depth.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
+#include "core/eval/formats/first_documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/tasks/declare.h"
 
@@ -43,6 +46,7 @@ Json read_settings(const fs::path& file) {
   if (file.extension() == ".json") {
     return parse_json(text, file.string(), DuplicateKeys::kRefused);
   }
+  check_toml_depth(text, file.string());
   try {
     std::ostringstream json;
     json << toml::json_formatter(toml::parse(text));
@@ -67,33 +71,45 @@ void check_keys(const Json& settings, const std::string& where) {
   }
 }
 
-std::vector<Document> read_table(const fs::path& file) {
-  const auto rows = read_csv(file, file.extension() == ".tsv" ? '\t' : ',');
-  std::vector<Document> documents;
-  for (size_t row = 1; row < rows.size(); ++row) {
-    if (rows[row].fields.size() != rows[0].fields.size()) {
-      throw UserError("{}: {} fields, the header names {}", rows[row].where,
-                      rows[row].fields.size(), rows[0].fields.size());
+// Where the fields of a document lie in a row: one a name, in the header's order. A name that
+// stands there twice (an export with several nameless columns has such) means its last column.
+std::vector<size_t> columns_of(const std::vector<std::string>& header) {
+  std::unordered_map<std::string, size_t> places;
+  std::vector<size_t> columns;
+  for (size_t column = 0; column < header.size(); ++column) {
+    const auto [place, is_new] = places.emplace(header[column], columns.size());
+    if (is_new) {
+      columns.push_back(column);
+    } else {
+      columns[place->second] = column;
     }
-    OrderedJson fields;
-    for (size_t column = 0; column < rows[0].fields.size(); ++column) {
-      fields[rows[0].fields[column]] = rows[row].fields[column];
-    }
-    documents.push_back({std::move(fields), rows[row].where});
   }
-  return documents;
+  return columns;
 }
 
-std::vector<Document> read_any_records(const Files& files) {
+FirstDocuments read_table(const fs::path& file, int64_t limit) {
+  CsvTable table(file, file.extension() == ".tsv" ? '\t' : ',');
+  const std::vector<std::string> header = table.header();
+  const std::vector<size_t> columns = columns_of(header);
+  return first_documents(std::move(table), limit, [&](CsvRow row) {
+    // Names are known to differ, so none is looked for: operator[] would, name by name.
+    OrderedJson::object_t fields;
+    fields.reserve(columns.size());
+    for (const size_t column : columns) {
+      fields.emplace_back(header[column], std::move(row.fields[column]));
+    }
+    return Document{std::move(fields), std::move(row.where)};
+  });
+}
+
+FirstDocuments read_any_records(const Files& files, int64_t limit) {
   const fs::path& file = files.at(0);
   if (file.extension() == ".csv" || file.extension() == ".tsv") {
-    return read_table(file);
+    return read_table(file, limit);
   }
-  std::vector<Document> documents;
-  for (const auto& [json, where] : read_jsonl(file)) {
-    documents.push_back({OrderedJson(json), where});
-  }
-  return documents;
+  return first_documents(JsonLinesReader(file), limit, [](const JsonLine& record) {
+    return Document{OrderedJson(record.json), record.where};
+  });
 }
 
 Split split_of(const Json& settings, const char* key, const fs::path& task_file) {

@@ -82,8 +82,8 @@ TEST_CASE("CSV and JSON lines of the same records are the same documents", "[eva
       folder / "a.csv",
       "extra,q,choices,n,label\n"
       "1,\"a\nb\",\"{'text': array(['x'], dtype=object), 'label': array(['A'])}\",3,1\n");
-  const auto lines = read_exported(folder / "a.jsonl", kSchema);
-  const auto table = read_exported(folder / "a.csv", kSchema);
+  const auto lines = read_exported(folder / "a.jsonl", kSchema).documents;
+  const auto table = read_exported(folder / "a.csv", kSchema).documents;
   REQUIRE(lines.size() == 1);
   REQUIRE(table.size() == 1);
   CHECK(lines[0].fields.dump() ==

@@ -2,6 +2,7 @@
 #include "core/eval/formats/documents.h"
 
 #include "core/eval/formats/lines.h"
+#include "core/eval/tasks/task.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -11,14 +12,15 @@ namespace {
 
 using test::TempDir;
 
-using Reader = std::vector<Document> (*)(const Files&);
-
 // What reading `text` complains about, without the folder's name; "" = nothing.
-std::string complaint(Reader read, const std::string& text, const std::string& labels = "") {
+std::string complaint(const DocumentReader& read, const std::string& text,
+                      const std::string& labels = "") {
   const TempDir folder;
   test::write_file(folder / "file", text);
   test::write_file(folder / "labels", labels);
-  std::string message = test::user_error_of([&] { read({folder / "file", folder / "labels"}); });
+  std::string message = test::user_error_of([&] {
+    read({folder / "file", folder / "labels"}, kAllDocuments);
+  });
   const std::string place = folder.path().string() + "/";
   for (size_t at = message.find(place); at != std::string::npos; at = message.find(place)) {
     message.erase(at, place.size());

@@ -60,5 +60,25 @@ TEST_CASE("what a document lacks is named", "[eval]") {
         R"({{choices.label.index(q)}}: " Why? " is not in ["A","B"])");
 }
 
+TEST_CASE("functions inside each other are bounded: no template overflows the stack", "[eval]") {
+  const auto nested = [](int depth) {
+    std::string hole = "{{";
+    for (int i = 0; i < depth; ++i) {
+      hole += "a.index(";
+    }
+    return hole + "a" + std::string(static_cast<size_t>(depth), ')') + "}}";
+  };
+  PromptTemplate(nested(8));
+  CHECK(user_error_of([&] {
+          PromptTemplate(nested(9));
+        }).ends_with("more than 8 .index( inside each other; write it in fewer"));
+  CHECK(user_error_of([&] {
+          PromptTemplate(nested(20000));
+        }).ends_with("more than 8 .index( inside each other; write it in fewer"));
+  PromptTemplate(
+      "{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}{{a.index(b)}}"
+      "{{a.index(b).index(c).index(d).index(e).index(f).index(g).index(h).index(i).index(j)}}");
+}
+
 }  // namespace
 }  // namespace moe::eval

@@ -177,6 +177,23 @@ TEST_CASE("--limit keeps the first questions and remembers how many there were",
   CHECK(load_tasks({file.string()}, "", 9).at(0).questions.size() == 3);
 }
 
+TEST_CASE("--limit parses no line behind the last question that it keeps", "[eval]") {
+  const TempDir folder;
+  const auto quiz = folder / "quiz.jsonl", table = folder / "own.csv", own = folder / "own.toml";
+  const std::string line = "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 0}\n";
+  write_file(quiz, line + "\n" + line + "no JSON\n\n" + line);
+  CHECK(load_tasks({quiz.string()}, "", 2).at(0).total_questions == 4);
+  CHECK(user_error_of([&] { load_tasks({quiz.string()}, "", 3); }).find("line 4") !=
+        std::string::npos);
+  write_file(own,
+             "data = \"own.csv\"\ndoc_to_text = \"{{q}}\"\ndoc_to_choice = [\"a\", \"b\"]\n"
+             "doc_to_target = \"0\"\n");
+  write_file(table, "q,r\n\"x\ny\",1\nz,2\nonly one field\n");
+  CHECK(load_tasks({own.string()}, "", 2).at(0).total_questions == 3);
+  CHECK(user_error_of([&] { load_tasks({own.string()}, "", 3); }).find("line 5: 1 fields") !=
+        std::string::npos);
+}
+
 TEST_CASE("unknown tasks name the nearest one and where all are shown", "[eval]") {
   CHECK(user_error_of([] { load_one("arc_eazy", "."); }) ==
         "unknown task 'arc_eazy', did you mean 'arc_easy'?; moe eval --list shows all; or a file "

@@ -1,0 +1,69 @@
+// A scan for brackets and dots outside strings and comments. Up to the first syntax error it sees
+// the same strings as the parser, and the parser reads nothing behind that.
+#include "core/base/toml_depth.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "core/base/error.h"
+
+namespace moe {
+namespace {
+
+// The offset behind the string whose opening quote is at `at`.
+size_t end_of_string(std::string_view text, size_t at) {
+  const char quote = text[at];
+  const bool is_long = text.substr(at).starts_with(std::string(3, quote));
+  const size_t width = is_long ? 3 : 1;
+  for (at += width; at < text.size(); ++at) {
+    if (text[at] == '\\' && quote == '"') {
+      ++at;
+    } else if (text.substr(at).starts_with(std::string(width, quote))) {
+      return at + width;
+    } else if (text[at] == '\n' && !is_long) {
+      return at;
+    }
+  }
+  return text.size();
+}
+
+// Whether `c` may stand inside a dotted key: a bare key's letters, and white space around dots.
+bool is_of_key(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == ' ' ||
+         c == '\t';
+}
+
+[[noreturn]] void fail(std::string_view text, size_t at, const std::string& where) {
+  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
+  throw UserError("{} line {}: nested deeper than {} brackets or {} dots in a key", where, line,
+                  kMaxTomlNesting, kMaxTomlDots);
+}
+
+}  // namespace
+
+void check_toml_depth(std::string_view text, const std::string& where) {
+  int brackets = 0, dots = 0;
+  for (size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      at = end_of_string(text, at);
+      continue;
+    }
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+      continue;
+    }
+    if (c == '.') {
+      ++dots;
+    } else if (!is_of_key(c)) {
+      dots = 0;
+    }
+    brackets += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
+    if (brackets > kMaxTomlNesting || dots > kMaxTomlDots) {
+      fail(text, at, where);
+    }
+    ++at;
+  }
+}
+
+}  // namespace moe
