@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
-#include <iterator>
 
 #include "core/base/error.h"
 #include "core/base/toml_depth.h"
@@ -41,7 +40,13 @@ class TomlConfig : public CLI::Config {
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-    const std::string text{std::istreambuf_iterator<char>(input), {}};
+    constexpr size_t kMaxBytes = size_t{1} << 20;
+    std::string text(kMaxBytes + 1, '\0');
+    input.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<size_t>(input.gcount()));
+    if (text.size() > kMaxBytes) {
+      throw UserError("--config: larger than 1 MiB, which is no recipe");
+    }
     check_toml_depth(text, "--config");
     toml::table recipe;
     try {
