@@ -29,9 +29,11 @@ MappedFile::MappedFile(Descriptor file, const std::filesystem::path& path)
     throw UserError("{}: cannot be mapped into memory: {}", path.string(), std::strerror(errno));
   }
   data_ = static_cast<const std::byte*>(mapped);
+  range_ = MappedRange(data_, size_, path);
 }
 
 MappedFile::~MappedFile() {
+  range_ = {};  // before the addresses may be those of something else
   if (data_ != nullptr) {
     ::munmap(const_cast<std::byte*>(data_), size_);
   }
@@ -40,12 +42,14 @@ MappedFile::~MappedFile() {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      range_(std::move(other.range_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(range_, other.range_);
   return *this;
 }
 

@@ -1,14 +1,15 @@
 #pragma once
 // A file mapped read-only. Moved, not copied; spans live as long as it does. The pages belong to
 // the kernel's cache and count as no anonymous memory of ours. A file that another program cuts
-// short while it is mapped raises SIGBUS on access: the one fault of a file that cannot be checked
-// beforehand (SafetensorsWriter::copy does not suffer from it).
+// short while it is mapped is the one fault that cannot be checked beforehand: the process ends
+// when it reads there, with a sentence that names the file (mapped_ranges.h).
 
 #include <cstddef>
 #include <filesystem>
 #include <span>
 
 #include "core/io/file.h"
+#include "core/io/mapped_ranges.h"
 
 namespace moe::io {
 
@@ -34,6 +35,7 @@ class MappedFile {
   Descriptor descriptor_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  MappedRange range_;
 };
 
 }  // namespace moe::io
