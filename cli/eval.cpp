@@ -103,7 +103,10 @@ class Display {
       bar_ = std::make_unique<Progress>(what, "requests", static_cast<uint64_t>(requests), quiet_);
     };
     events.recalled = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
-    events.progress = [this](int64_t done) { bar_->set(static_cast<uint64_t>(done)); };
+    events.progress = [this](int64_t done) {
+      signals_.begin_work();
+      bar_->set(static_cast<uint64_t>(done));
+    };
     if (running_) {
       events.running = [this](const std::string& metric, double mean, int64_t questions) {
         bar_->remark(fmt::format("{} {:.4f} of {}", metric, mean, questions));

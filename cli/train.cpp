@@ -136,6 +136,7 @@ void train_on_rank(const TrainFlags& flags, dist::Comm& comm) {
     }
   };
   callbacks.on_step = [&](const train::StepRecord& record) {
+    signals.begin_work();
     if (last.step == 0) {
       first = record;
     }

@@ -226,6 +226,10 @@ OpenFile open_data_file(const fs::path& file) {
   if (fs::is_directory(file)) {
     throw UserError("{} is a folder; give its files to --data", file.string());
   }
+  if (!fs::is_regular_file(file)) {  // its contents are compared with the cache, then read again
+    throw UserError("{}: is not a regular file (a pipe or a device); write it to a disk first",
+                    file.string());
+  }
   auto bytes = std::make_unique<std::filebuf>();
   if (bytes->open(file, std::ios::in | std::ios::binary) == nullptr) {
     throw UserError("{}: cannot be read; check its permissions", file.string());

@@ -32,9 +32,9 @@ struct OpenFile {
   Packing packing = Packing::kNone;
 };
 
-// UserError: missing, a folder, unreadable; Arrow, zip, bzip2 or xz by their first bytes, Parquet
-// where it is not built in (the sentence says what to do with them). Reading from `bytes` throws
-// BrokenStream.
+// UserError: missing, a folder, no regular file, unreadable; Arrow, zip, bzip2 or xz by their first
+// bytes, Parquet where it is not built in (the sentence says what to do with them). Reading from
+// `bytes` throws BrokenStream.
 OpenFile open_data_file(const std::filesystem::path& file);
 
 // "gzip", "zstd", "Parquet" or "".

@@ -27,6 +27,28 @@ TEST_CASE("a signal that nobody asked for ends with the object", "[train]") {
   CHECK_FALSE(later.requested());
 }
 
+TEST_CASE("before work begins, a signal that no question answers ends the process", "[train]") {
+  const auto end_of = [](bool works) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::signal(SIGTERM, SIG_DFL);  // not the test framework's handler
+      StopSignals signals;
+      if (works) {
+        signals.begin_work();
+      }
+      ::kill(::getpid(), SIGTERM);
+      std::this_thread::sleep_for(StopSignals::kPatience * (works ? 1 : 10) +
+                                  std::chrono::seconds(1));
+      ::_exit(signals.requested() ? 3 : 4);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+  };
+  CHECK(end_of(/*works=*/false) == -SIGTERM);
+  CHECK(end_of(/*works=*/true) == 3);
+}
+
 TEST_CASE("after one signal was answered, the next ends the process at once", "[train]") {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,0 +1,146 @@
+// Files that a user names and that never end, nest without end, or change under the program.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe {
+namespace {
+
+using test::run_moe;
+using test::RunResult;
+using test::TempDir;
+
+using Words = std::vector<std::string>;
+
+struct World {
+  TempDir dir;
+
+  World() {
+    test::write_tiny_checkpoint(dir / "dense");
+    std::string rows;
+    for (int row = 0; row < 64; ++row) {
+      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
+      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+    }
+    test::write_file(dir / "rows.jsonl", rows);
+    REQUIRE(::mkfifo((dir / "pipe.jsonl").c_str(), 0600) == 0);
+  }
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+  Words train(const std::string& data) const {
+    return {"train", path("dense"), "-o", path("run"), "--data", path(data), "--threads", "1"};
+  }
+};
+
+// The process that runs moe, its standard error in `errors`.
+pid_t start(Words words, const std::string& errors) {
+  words.insert(words.begin(), test::moe_binary());
+  std::vector<char*> arguments;
+  for (auto& word : words) {
+    arguments.push_back(word.data());
+  }
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(::open(errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  return child;
+}
+
+// The exit code, or minus the signal; the process is killed (-SIGKILL) when it is not over in
+// `seconds`.
+int end_of(pid_t child, int seconds) {
+  int status = 0;
+  for (int wait = 0; wait < seconds * 100; ++wait) {
+    if (::waitpid(child, &status, WNOHANG) == child) {
+      return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  return -SIGKILL;
+}
+
+TEST_CASE("--data is a regular file: a pipe is refused, and nobody waits for its other end",
+          "[cli]") {
+  const World world;
+  const pid_t child = start(world.train("pipe.jsonl"), world.path("err"));
+  CHECK(end_of(child, 60) == 2);
+  CHECK(test::read_file(world.dir / "err") ==
+        "moe: " + world.path("pipe.jsonl") +
+            ": is not a regular file (a pipe or a device); write it to a disk first\n");
+}
+
+TEST_CASE("SIGTERM ends a command that waits for a file which says nothing", "[cli]") {
+  const World world;
+  Words train = world.train("rows.jsonl");
+  train.insert(train.end(), {"--eval-tasks", world.path("pipe.jsonl"), "--eval-every", "1"});
+  for (const Words& words :
+       {Words{"eval", world.path("dense"), "--tasks", world.path("pipe.jsonl")},
+        Words{"eval", world.path("dense"), "--requests", world.path("pipe.jsonl")}, train}) {
+    CAPTURE(words);
+    const pid_t child = start(words, world.path("err"));
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    ::kill(child, SIGTERM);
+    CHECK(end_of(child, 60) == -SIGTERM);
+  }
+}
+
+TEST_CASE("what nests without end in a task file is refused, and no stack overflows", "[cli]") {
+  const World world;
+  std::string dots = "1", nested = "a";
+  for (int depth = 0; depth < 20000; ++depth) {
+    dots = std::string("a") + (depth == 0 ? " = " : ".") + dots;
+    nested = "a.index(" + nested + ")";
+  }
+  test::write_file(world.dir / "dots.toml", dots);
+  test::write_file(world.dir / "nested.toml",
+                   "data = \"rows.jsonl\"\ndoc_to_text = \"{{" + nested + "}}\"\n");
+  for (const Words& words :
+       {Words{"eval", world.path("dense"), "--tasks", world.path("dots.toml")},
+        Words{"eval", world.path("dense"), "--tasks", world.path("nested.toml")},
+        Words{"--config", world.path("dots.toml"), "inspect", world.path("dense")}}) {
+    CAPTURE(words);
+    const RunResult result = run_moe(words);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.starts_with("moe: "));
+  }
+}
+
+TEST_CASE("a token cache that is cut short while a run reads it is named", "[cli]") {
+  const World world;
+  Words words = world.train("rows.jsonl");
+  words.insert(words.end(), {"--steps", "100000000", "--cache", world.path("cache")});
+  const pid_t child = start(words, world.path("err"));
+  for (int wait = 0; wait < 6000 && !std::filesystem::exists(world.dir / "run/metrics.jsonl");
+       ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::filesystem::path cut;
+  for (const auto& entry : std::filesystem::directory_iterator(world.dir / "cache")) {
+    cut = entry.path();
+  }
+  REQUIRE(cut.extension() == ".tokens");
+  std::filesystem::resize_file(cut, 0);
+  CHECK(end_of(child, 60) == 1);
+  const std::string said = test::read_file(world.dir / "err");
+  CAPTURE(said);
+  CHECK(said.find("moe: " + cut.string() +
+                  ": was cut short while it was read, or its disk failed; put the whole file there "
+                  "and start again\n") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace moe
