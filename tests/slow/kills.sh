@@ -107,13 +107,18 @@ bait_in_run() {  # RUN: what others may keep in the folder of a run
   echo mine >"$1/thesis.partial-draft"
   echo mine >"$1/events.out.tfevents.1.host.2.0"
 }
-fingerprint() {  # FOLDER...: of the bait in them
-  find "$@" \( -name '*thesis*' -o -name '*-abc' -o -name 'note*' -o -name '*host*' -o -name moe-abc123 -o -name 'report.html.new' -o \
-    -path '*/checkpoints/step-9*' -o -path '*/step-4.partial*' -o -path "$1/final*" -o -name .nfs0001 \) -type f \
+fingerprint() {  # FOLDER: of what bait() and bait_in_run() put there
+  find "$1" \( -name '*thesis*' -o -name '*-abc' -o -name 'note*' -o -name '*host*' -o -name moe-abc123 -o -name report.html.new -o \
+    -name .nfs0001 -o -path '*thesis.*/*' -o -path "$1/checkpoints/*" -o -path "$1/cache/checkpoints/*" -o -path "$1/step-4.partial/*" -o \
+    -path "$1/cache/step-4.partial/*" -o -path "$1/final/*" -o -path "$1/cache/final/*" \) -type f \
     -printf '%p %m %s %T@ %i ' -exec sha256sum {} \; | sort
 }
 
 fail() { echo "FAILED round $round ($kind, seed $seed): $*"; is_good=no; }
+check_bait() {
+  fingerprint "$work/place" >"$work/bait_after"
+  cmp -s "$work/bait" "$work/bait_after" || fail "files of others were touched: $(diff "$work/bait" "$work/bait_after" | head -n 5)"
+}
 round_of_train() {  # RANKS
   local place=$work/place i pid
   for ((i = 0; i < kills_a_round; ++i)); do
@@ -122,6 +127,7 @@ round_of_train() {  # RANKS
     if ((i % 2)); then kill_in_write $pid "$place/run"; else kill_at_random $pid "${whole_ms[train$1]}"; fi
     await_group $pid || is_good=no
     if [ -d "$place/run" ] && [ -e "$place/run/settings.toml" ] && ! [ -e "$place/run/notes.txt" ]; then
+      check_bait
       bait_in_run "$place/run"
       fingerprint "$place" >"$work/bait"
     fi
@@ -210,8 +216,7 @@ while [ "$(total_of)" -lt "$wanted" ]; do
     eval) round_of_eval 1 ;;
     ranks-eval) round_of_eval 2 ;;
   esac
-  fingerprint "$work/place" >"$work/bait_after"
-  cmp -s "$work/bait" "$work/bait_after" || fail "files of others were touched: $(diff "$work/bait" "$work/bait_after" | head -n 5)"
+  check_bait
   if [ $is_good = yes ]; then count 1 0 0; else count 0 1 0; fi
   printf 'seed %s round %s kind %s kills %s %s\n' "$seed" "$round" "$kind" "$killed" "$([ $is_good = yes ] && echo ok || echo FAILED)" \
     >>"$ledger"
