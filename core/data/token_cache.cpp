@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/data/token_file.h"
+#include "core/data/token_layout.h"
 #include "core/io/partial_file.h"
 
 namespace moe::data {
@@ -133,6 +134,15 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const io:
   }
 }
 
+constexpr std::string_view kEnding = ".tokens";
+
+// KEY.tokens, with the digits of a key.
+bool is_cache_name(std::string_view name) {
+  constexpr size_t kDigits = 32;
+  return name.size() == kDigits + kEnding.size() && name.ends_with(kEnding) &&
+         name.find_first_not_of("0123456789abcdef") == kDigits;
+}
+
 // A new file to write in the cache, or none where the folder cannot be written and need not be.
 std::unique_ptr<io::PartialFile> make_file(const CachePlace& place, const fs::path& target,
                                            std::vector<std::string>& notes) {
@@ -142,8 +152,9 @@ std::unique_ptr<io::PartialFile> make_file(const CachePlace& place, const fs::pa
     if (error) {
       throw UserError("{}: cannot be made: {}", place.folder.string(), error.message());
     }
-    io::sweep_partial_files(place.folder);
-    return std::make_unique<io::PartialFile>(target);
+    const auto& magic = layout::kUnfinishedMagic;
+    io::sweep_partial_files(place.folder, is_cache_name, {magic.data(), magic.size()});
+    return std::make_unique<io::PartialFile>(target, S_IRUSR | S_IWUSR);
   } catch (const UserError& failure) {
     if (!place.may_fail) {
       throw UserError("--cache {}; give another folder, or off", failure.what());
@@ -250,7 +261,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);
   const CachePlace& place = request.place;
   if (!place.folder.empty()) {
-    const fs::path target = place.folder / (key.hex() + ".tokens");
+    const fs::path target = place.folder / (key.hex() + std::string(kEnding));
     if (auto tokens = find_tokens(request, target, key, notes)) {
       return shared_examples(request, key, std::move(tokens));
     }

@@ -10,6 +10,7 @@
 namespace moe::data::layout {
 
 inline constexpr std::array<char, 8> kMagic = {'m', 'o', 'e', ' ', 't', 'o', 'k', '\n'};
+inline constexpr std::array<char, 8> kUnfinishedMagic = {'m', 'o', 'e', ' ', 'p', 'a', 'r', 't'};
 inline constexpr uint32_t kLabelsFollow = 0xFFFFFFFF;  // in Block::runs
 inline constexpr uint64_t kAlign_bytes = 8;            // of blocks
 

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/io/staging_area.h"
 
 namespace moe::io {
 
@@ -27,11 +28,10 @@ void check_folder(const fs::path& folder) {
   std::error_code error;
   const auto status = fs::status(folder, error);
   if (!fs::exists(status)) {
-    const std::string replaced = name + ".replaced";
-    if (is_there(replaced)) {
+    if (const auto replaced = find_replaced(folder)) {
       throw UserError(
           "{}: no such folder; a run was killed while it replaced it, the old one is {}: rename it",
-          name, replaced);
+          name, replaced->string());
     }
     throw UserError("{}: no such folder", name);
   }

@@ -1,17 +1,11 @@
 #include "core/io/staged_folder.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/io/paths.h"
+#include "core/io/staging_area.h"
 
 namespace moe::io {
 
@@ -19,32 +13,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// OUT without a trailing slash, so that a suffix makes a sibling; "." and ".." by their real names.
-fs::path normalized(const fs::path& out) {
-  fs::path path = out.lexically_normal();
-  if (!path.has_filename()) {
-    path = path.parent_path();
-  }
-  if (path.empty() || path.filename() == "." || path.filename() == "..") {
-    path = fs::absolute(path).lexically_normal();
-    path = path.has_filename() ? path : path.parent_path();
-  }
-  return path;
-}
-
-fs::path with_suffix(fs::path path, const char* suffix) { return path += suffix; }
-
-bool holds(const fs::path& folder, const fs::path& inner) {
-  std::error_code error;
-  const fs::path outer = fs::weakly_canonical(folder, error);
-  const fs::path place = fs::weakly_canonical(inner, error);
-  return !error &&
-         std::mismatch(outer.begin(), outer.end(), place.begin(), place.end()).first == outer.end();
-}
-
 void check_replaceable(const fs::path& out, bool force) {
-  const auto status = fs::symlink_status(out);
-  if (!fs::exists(status)) {
+  if (!is_taken(out)) {
     return;
   }
   if (!fs::is_directory(fs::status(out))) {
@@ -54,26 +24,32 @@ void check_replaceable(const fs::path& out, bool force) {
     throw UserError("{}: exists already; give another output folder, or --force to replace it",
                     out.string());
   }
-  const char* home = std::getenv("HOME");
-  if (holds(out, fs::current_path()) || (home != nullptr && holds(out, home))) {
-    throw UserError(
-        "{}: holds the working or the home folder and will not be replaced; give another output "
-        "folder",
-        out.string());
-  }
+  check_removable(out);
 }
 
-// A kill between the two renames of replace() left the old folder under another name: see the table
-// in the header.
-void heal(const fs::path& out, const fs::path& replaced) {
-  if (!fs::exists(fs::symlink_status(replaced))) {
-    return;
+// Whether a kill between the two renames of replace() left the folder that was OUT in `area`.
+// UserError where it may not be put back, or is the only copy beside another OUT.
+bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
+  if (!is_taken(area.replaced())) {
+    return false;
   }
-  if (fs::exists(fs::symlink_status(out))) {
-    fs::remove_all(replaced);
-  } else {
-    fs::rename(replaced, out);
+  if (!is_taken(out)) {
+    if (!force) {
+      throw UserError(
+          "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or give "
+          "--force to replace it",
+          out.string(), area.replaced().string());
+    }
+    check_removable(area.replaced());
+    return true;
   }
+  if (is_taken(area.fresh())) {  // so the run that moved it away did not put its own there
+    throw UserError(
+        "{}: was made after a run was killed that had moved the one before to {}; move that one, "
+        "or give another output folder",
+        out.string(), area.replaced().string());
+  }
+  return false;
 }
 
 void sync_tree(const fs::path& folder) {
@@ -87,45 +63,35 @@ void sync_tree(const fs::path& folder) {
   sync_folder(folder);
 }
 
-fs::path parent_of(const fs::path& path) {
-  return path.has_parent_path() ? path.parent_path() : fs::path(".");
-}
-
-// renameat2: false when the file system or the kernel does not know the flag.
-bool rename_with(const fs::path& from, const fs::path& to, unsigned flag) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flag) == 0) {
-    return true;
+// What is left is marked: the next run removes it.
+void remove_quietly(StagingArea area) {
+  try {
+    area.remove();
+  } catch (const std::exception&) {
   }
-  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) {
-    return false;
-  }
-  throw fs::filesystem_error("rename", from, to, std::error_code(errno, std::generic_category()));
 }
 
 }  // namespace
 
-Descriptor lock_folder(const fs::path& folder, const fs::path& out) {
-  Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (handle.is_open() && ::flock(handle.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    throw UserError("{}: another run is writing it now; wait for it or give another output folder",
-                    out.string());
-  }
-  return handle;
-}
-
-StagedFolder::StagedFolder(fs::path out, bool force)
-    : out_(normalized(out)),
-      partial_(with_suffix(out_, ".partial")),
-      replaced_(with_suffix(out_, ".replaced")),
-      force_(force) {
+StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), force_(force) {
   try {
-    const Descriptor stale = lock_folder(partial_, out_);
-    heal(out_, replaced_);
+    std::optional<StagingArea> left = StagingArea::find(out_);
     check_replaceable(out_, force_);
-    fs::remove_all(partial_);
-    fs::create_directories(partial_);
+    if (left && finds_replaced(*left, out_, force_)) {
+      fs::rename(left->replaced(), out_);
+      sync_folder(parent_folder(out_));
+    }
+    StagingArea area = StagingArea::emptied(std::move(left), out_);
+    partial_ = area.fresh();
+    replaced_ = area.replaced();
+    std::error_code error;
+    fs::create_directory(partial_, error);
+    if (error) {
+      remove_quietly(std::move(area));
+      throw fs::filesystem_error("mkdir", partial_, error);
+    }
+    lock_ = area.release();
     owns_partial_ = true;
-    lock_ = lock_folder(partial_, out_);
   } catch (const fs::filesystem_error& error) {
     throw UserError("{}: cannot be written: {}", out_.string(), error.code().message());
   }
@@ -133,8 +99,7 @@ StagedFolder::StagedFolder(fs::path out, bool force)
 
 StagedFolder::~StagedFolder() {
   if (owns_partial_) {
-    std::error_code ignored;
-    fs::remove_all(partial_, ignored);
+    remove_quietly(StagingArea(out_, std::move(lock_)));
   }
 }
 
@@ -147,34 +112,54 @@ void StagedFolder::write_text(const std::string& name, const std::string& text) 
 void StagedFolder::commit() {
   MOE_CHECK(owns_partial_, "{} was committed before", out_.string());
   sync_tree(partial_);
-  if (force_ && fs::exists(fs::symlink_status(out_))) {
+  std::string failure;
+  try {
     replace();
-  } else if (!fs::exists(fs::symlink_status(out_))) {
+  } catch (const UserError& error) {
+    failure = error.what();
+  } catch (const fs::filesystem_error& error) {
+    failure = fmt::format("{}: cannot be put in place: {}", out_.string(), error.code().message());
+  }
+  StagingArea area(out_, std::move(lock_));
+  owns_partial_ = false;
+  if (!failure.empty()) {  // hours of work: kept where the message says
+    area.disown();
+    throw UserError("{}; what this run made is in {}: rename it", failure, partial_.string());
+  }
+  sync_folder(parent_folder(out_));
+  sync_folder(area.folder());
+  try {
+    area.remove();
+  } catch (const fs::filesystem_error& error) {
+    throw UserError("{}: is written, but {} cannot be removed: {}; remove it yourself",
+                    out_.string(), area.folder().string(), error.code().message());
+  }
+}
+
+// The old and the new change names in one step where the file system can; the old one is removed
+// last of all, with the area.
+void StagedFolder::replace() {
+  if (!is_taken(out_)) {
     if (!rename_with(partial_, out_, RENAME_NOREPLACE)) {
       fs::rename(partial_, out_);
     }
-    owns_partial_ = false;
-  } else {
-    owns_partial_ = false;  // hours of work: kept where the message says
-    throw UserError(
-        "{}: was made by another while this run wrote; what this run made is in {}: rename it",
-        out_.string(), partial_.string());
+    return;
   }
-  sync_folder(parent_of(out_));
-}
-
-// The old and the new change names in one step where the file system can; the old one goes last of
-// all.
-void StagedFolder::replace() {
-  fs::path old = partial_;
-  if (!rename_with(partial_, out_, RENAME_EXCHANGE)) {
-    fs::rename(out_, replaced_);
-    fs::rename(partial_, out_);
-    old = replaced_;
+  if (!force_) {
+    throw UserError("{}: was made by another while this run wrote", out_.string());
   }
-  owns_partial_ = false;
-  sync_folder(parent_of(out_));
-  fs::remove_all(old);
+  check_replaceable(out_, force_);  // it may be another than at the start
+  if (rename_with(partial_, out_, RENAME_EXCHANGE)) {
+    return;
+  }
+  fs::rename(out_, replaced_);
+  std::error_code error, restored;
+  fs::rename(partial_, out_, error);
+  if (error) {
+    fs::rename(replaced_, out_, restored);
+    throw UserError("{}: cannot be put in place: {}{}", out_.string(), error.message(),
+                    restored ? "; the one before is " + replaced_.string() : "");
+  }
 }
 
 }  // namespace moe::io

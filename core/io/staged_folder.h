@@ -1,14 +1,14 @@
 #pragma once
-// An output folder that exists whole or not at all: everything goes into OUT.partial, commit()
-// syncs and renames it.
-//
-// A kill leaves                                                             healed by the next
-// StagedFolder for OUT
-//   before commit: OUT as it was (or none), OUT.partial unfinished          OUT.partial is removed
-//   during a replacing commit: OUT old or new, the other in OUT.partial     OUT.partial is removed
-//   the same where the file system cannot swap two names (some network      OUT.replaced becomes
-//   OUT again; where both ones): in the worst case no OUT, the old one whole in OUT.replaced exist,
-//   OUT.replaced is removed
+// An output folder that exists whole or not at all: everything goes into OUT.partial/new, commit()
+// syncs and renames it. OUT.partial is ours by its marker (staging_area.h), or it is refused.
+// A kill leaves, and the next StagedFolder for OUT that is not refused does:
+//   before commit: OUT as it was (or none), new/ unfinished                 removes new/
+//   during a replacing commit: OUT old or new, the other in new/            removes new/
+//   the same where the file system cannot swap two names (some network ones):
+//     no OUT, the old one whole in old/       puts it back with `force`, else says where it is
+//     OUT new, the old one in old/            removes old/
+// One that is refused has healed and removed nothing. Where commit() fails with the work done,
+// what was written stays, without the marker: no later run removes it.
 
 #include <filesystem>
 #include <string>
@@ -24,10 +24,10 @@ Descriptor lock_folder(const std::filesystem::path& folder, const std::filesyste
 
 class StagedFolder {
  public:
-  // UserError: OUT is there and not `force` (which replaces it at commit, not before), OUT is a
-  // file, OUT holds the working or the home folder, another run is writing it now.
+  // UserError: OUT is there and not `force` (which replaces it at commit, not before), is no folder
+  // or may not be removed (paths.h); OUT.partial is not ours; another run is writing it now.
   StagedFolder(std::filesystem::path out, bool force);
-  // Without commit: removes the partial folder.
+  // Without commit: removes what was written.
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;
   StagedFolder& operator=(const StagedFolder&) = delete;
@@ -40,7 +40,7 @@ class StagedFolder {
   void replace();
 
   std::filesystem::path out_, partial_, replaced_;
-  Descriptor lock_;  // the partial folder itself, locked while this process lives
+  Descriptor lock_;  // OUT.partial, locked while this process lives
   bool force_ = false;
   bool owns_partial_ = false;
 };

@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/base/version.h"
+#include "core/io/paths.h"
 #include "core/model/config/layer_list.h"
 #include "core/model/convert/dtype_conversion.h"
 #include "core/model/convert/random_tensor.h"
@@ -138,11 +139,7 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
 
 // --force may replace an old result, never the model it is made from.
 void check_out(const fs::path& dense, const fs::path& out) {
-  const fs::path parent = fs::canonical(dense);
-  const fs::path target = fs::weakly_canonical(fs::absolute(out) / "");
-  const fs::path place = target.has_filename() ? target : target.parent_path();
-  if (std::mismatch(place.begin(), place.end(), parent.begin(), parent.end()).first ==
-      place.end()) {
+  if (io::lies_in(dense, out)) {
     throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
                     dense.string());
   }

@@ -113,9 +113,9 @@ TEST_CASE("a source that sends the wrong number of bytes is our own mistake", "[
 TEST_CASE("what is no model folder is refused in one sentence", "[io]") {
   const TempDir dir;
   CHECK(open_error(dir / "none") == "M: no such folder");
-  std::filesystem::create_directories((dir / "none").string() + ".replaced");
+  std::filesystem::create_directories((dir / "none").string() + ".partial/old");
   CHECK(open_error(dir / "none") ==
-        "M: no such folder; a run was killed while it replaced it, the old one is M.replaced: "
+        "M: no such folder; a run was killed while it replaced it, the old one is M.partial/old: "
         "rename it");
   moe::test::write_file(dir / "file", "x");
   CHECK(open_error(dir / "file") == "M: is a file; give the model folder that holds config.json");

@@ -90,7 +90,7 @@ TEST_CASE("a disk that fills up ends in one sentence and leaves nothing behind",
     MOE_SKIP("may not mount a small disk here");
   }
   REQUIRE(code == 0);
-  const std::string partial = (disk / "out.partial").string();
+  const std::string partial = (disk / "out.partial/new").string();
   const auto full = [&](const std::string& file) {
     return "disk full: " + partial + "/" + file +
            " cannot grow (No space left on device); free some space or write to another disk\n";
@@ -100,7 +100,7 @@ TEST_CASE("a disk that fills up ends in one sentence and leaves nothing behind",
             ": disk full: 2.0 MB are needed, 1.0 MB are free; free some space or write to "
             "another disk\n" +
             full("model.safetensors") + full("large.json") + "\n" +
-            "disk full: " + (disk / "shared.partial/all").string() +
+            "disk full: " + (disk / "shared.partial/new/all").string() +
             " cannot grow (No space left on device); free some space or write to another disk\n" +
             "out \n");
 }

@@ -5,9 +5,12 @@
 
 #include <chrono>
 #include <csignal>
+#include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "core/io/staging_area.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -50,6 +53,42 @@ void commit_number(const fs::path& out, bool force, int number) {
   folder.commit();
 }
 
+// Leaves what a run leaves that is killed before its first byte.
+void make_unfinished(const fs::path& out) {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const StagedFolder folder(out, true);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  REQUIRE(fs::exists(out.string() + ".partial/new"));
+}
+
+std::string names_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    names.insert(entry.path().filename().string() + " ");
+  }
+  return std::accumulate(names.begin(), names.end(), std::string());
+}
+
+// Every name below `folder`, with what its file holds or its link points to.
+std::string tree_of(const fs::path& folder) {
+  std::set<std::string> lines;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    std::string line = entry.path().string();
+    if (entry.is_symlink()) {
+      line += " -> " + fs::read_symlink(entry.path()).string();
+    } else if (entry.is_regular_file()) {
+      line += ": " + moe::test::read_file(entry.path());
+    }
+    lines.insert(line + "\n");
+  }
+  return std::accumulate(lines.begin(), lines.end(), std::string());
+}
+
 // Starts a child that commits number after number to `out` until it is killed after `microseconds`.
 void commit_until_killed(const fs::path& out, int microseconds) {
   const pid_t child = ::fork();
@@ -73,7 +112,7 @@ TEST_CASE("a folder appears whole at commit and not before", "[io]") {
   const fs::path out = dir / "new/deep/out";
   {
     StagedFolder folder(out.string() + "/", false);
-    CHECK(folder.path() == out.string() + ".partial");
+    CHECK(folder.path() == out.string() + ".partial/new");
     folder.write_text("a.txt", "hello");
     folder.write_text("sub/b.txt", "inside");
     CHECK_FALSE(fs::exists(out));
@@ -130,11 +169,103 @@ TEST_CASE("files, the working folder and one's home are never replaced", "[io]")
         (dir / "file" / "out").string() + ": cannot be written: Not a directory");
 }
 
-TEST_CASE("the partial folder of a killed run is removed", "[io]") {
+TEST_CASE("the unfinished write of a killed run is removed", "[io]") {
   const TempDir dir;
-  moe::test::write_file(dir / "out.partial" / "stale", "x");
+  make_unfinished(dir / "out");
+  moe::test::write_file(dir / "out.partial" / "new" / "stale", "x");
   const StagedFolder folder(dir / "out", false);
-  CHECK(fs::is_empty(dir / "out.partial"));
+  CHECK(folder.path() == dir / "out.partial" / "new");
+  CHECK(fs::is_empty(folder.path()));
+}
+
+TEST_CASE("what has our names without our marker is refused, and every byte of it stays", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out", area = dir / "out.partial";
+  const bool force = GENERATE(false, true);
+  if (force) {
+    commit_number(out, false, 1);
+  }
+  fs::path bait = area / "new" / "thesis.txt";
+  SECTION("a folder of the user") {}
+  SECTION("a folder with the marker of another output") {
+    make_unfinished(dir / "other");
+    fs::rename(dir / "other.partial", area);
+  }
+  SECTION("a copy of a marked folder with something beside it") {
+    make_unfinished(out);
+    bait = area / "thesis.txt";
+  }
+  SECTION("a folder whose marker is a link") {
+    make_unfinished(out);
+    fs::rename(area / ".moe-staging", dir / "marker");
+    fs::create_symlink(dir / "marker", area / ".moe-staging");
+  }
+  SECTION("a link to a marked folder") {
+    make_unfinished(out);
+    fs::rename(area, dir / "elsewhere");
+    fs::create_directory_symlink(dir / "elsewhere", area);
+  }
+  SECTION("a file") { bait = area; }
+  SECTION("the folder that is marked before it gets the name") {
+    bait = dir / ".out.moe-staging" / "thesis.txt";
+  }
+  moe::test::write_file(bait, "years");
+  const std::string before = tree_of(dir.path());
+  CHECK_FALSE(user_error_of([&] { StagedFolder folder(out, force); }).empty());
+  CHECK(tree_of(dir.path()) == before);
+}
+
+TEST_CASE("a refusal for our names says whose they may be and what helps", "[io]") {
+  const TempDir dir;
+  moe::test::write_file(dir / "out.partial" / "thesis.txt", "years");
+  CHECK(user_error_of([&] { StagedFolder folder(dir / "out", false); }) ==
+        (dir / "out.partial").string() + ": is in the way of writing " + (dir / "out").string() +
+            ", and not known to be moe's (it has no marker of this version): move it or remove it, "
+            "or give another output folder");
+  fs::remove_all(dir / "out.partial");
+  make_unfinished(dir / "out");
+  moe::test::write_file(dir / "out.partial" / "thesis.txt", "years");
+  CHECK(user_error_of([&] { StagedFolder folder(dir / "out", false); }) ==
+        (dir / "out.partial").string() + ": holds 'thesis.txt' beside an unfinished write of " +
+            (dir / "out").string() + "; move that, or give another output folder");
+}
+
+TEST_CASE("OUT.replaced is the user's, whatever is there", "[io]") {
+  const TempDir dir;
+  commit_number(dir / "out", false, 1);
+  moe::test::write_file(dir / "out.replaced" / "thesis.txt", "years");
+  CHECK_FALSE(user_error_of([&] { StagedFolder folder(dir / "out", false); }).empty());
+  commit_number(dir / "out", true, 2);
+  fs::remove_all(dir / "out");
+  commit_number(dir / "out", false, 3);
+  CHECK(whole_number(dir / "out") == 3);
+  CHECK(moe::test::read_file(dir / "out.replaced" / "thesis.txt") == "years");
+}
+
+TEST_CASE("a command that is refused heals and removes nothing", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out";
+  make_unfinished(out);
+  SECTION("an output that exists, beside an unfinished write") {
+    moe::test::write_file(out / "part0", "x");
+  }
+  SECTION("an output that is a file") { moe::test::write_file(out, "x"); }
+  moe::test::write_file(dir / "out.partial" / "new" / "stale", "x");
+  const std::string before = tree_of(dir.path());
+  CHECK_FALSE(user_error_of([&] { StagedFolder folder(out, false); }).empty());
+  CHECK(tree_of(dir.path()) == before);
+}
+
+TEST_CASE("a process that died before its folder had a marker is in nobody's way", "[io]") {
+  const TempDir dir;
+  fs::create_directory(dir / ".out.moe-staging");
+  SECTION("no marker yet") {}
+  SECTION("half a marker") {
+    moe::test::write_file(dir / ".out.moe-staging" / ".moe-staging", "moe st");
+  }
+  commit_number(dir / "out", false, 1);
+  CHECK(whole_number(dir / "out") == 1);
+  CHECK(names_in(dir.path()) == "out ");
 }
 
 TEST_CASE("two runs do not write one folder", "[io]") {
@@ -144,7 +275,7 @@ TEST_CASE("two runs do not write one folder", "[io]") {
   CHECK(user_error_of([&] { StagedFolder second(dir / "out", false); }) ==
         (dir / "out").string() +
             ": another run is writing it now; wait for it or give another output folder");
-  CHECK(fs::exists(dir / "out.partial" / "a"));
+  CHECK(fs::exists(dir / "out.partial" / "new" / "a"));
 }
 
 TEST_CASE("an output made by another in the meantime is kept, and so is ours", "[io]") {
@@ -158,30 +289,64 @@ TEST_CASE("an output made by another in the meantime is kept, and so is ours", "
   });
   CHECK(message == out.string() +
                        ": was made by another while this run wrote; what this run made is in " +
-                       out.string() + ".partial: rename it");
+                       out.string() + ".partial/new: rename it");
   CHECK(fs::exists(out / "theirs"));
-  CHECK(whole_number(out.string() + ".partial") == 1);
+  CHECK(whole_number(out.string() + ".partial/new") == 1);
+  // No later run takes it for the rubbish of a killed one.
+  CHECK_FALSE(user_error_of([&] { StagedFolder folder(out, true); }).empty());
+  CHECK(whole_number(out.string() + ".partial/new") == 1);
 }
 
 TEST_CASE("a kill between two renames is healed by the next start", "[io]") {
   // Only file systems without an atomic swap come here, so the state is made by hand.
   const TempDir dir;
-  const fs::path out = dir / "out", replaced = dir / "out.replaced";
+  const fs::path out = dir / "out", replaced = dir / "out.partial" / "old";
+  commit_number(dir / "before", false, 1);
+  make_unfinished(out);
+  fs::rename(dir / "before", replaced);
   SECTION("the old folder had been moved away, the new one not yet in") {
-    commit_number(replaced, false, 1);
-    moe::test::write_file(dir / "out.partial" / "part0", "new, whole, but not proven so");
+    moe::test::write_file(dir / "out.partial" / "new" / "part0", "whole, but not proven so");
+    const std::string before = tree_of(dir.path());
     CHECK(user_error_of([&] { StagedFolder folder(out, false); }) ==
-          out.string() + ": exists already; give another output folder, or --force to replace it");
+          out.string() + ": a run was killed while it replaced it, the old one is " +
+              replaced.string() + "; rename that, or give --force to replace it");
+    CHECK(tree_of(dir.path()) == before);
+    { const StagedFolder folder(out, true); }
     CHECK(whole_number(out) == 1);
     CHECK_FALSE(fs::exists(replaced));
   }
+  SECTION("the same, and another OUT was made since: both stay") {
+    moe::test::write_file(dir / "out.partial" / "new" / "part0", "whole, but not proven so");
+    commit_number(dir / "before", false, 2);
+    fs::rename(dir / "before", out);
+    const std::string before = tree_of(dir.path());
+    CHECK(user_error_of([&] { StagedFolder folder(out, true); }) ==
+          out.string() + ": was made after a run was killed that had moved the one before to " +
+              replaced.string() + "; move that one, or give another output folder");
+    CHECK(tree_of(dir.path()) == before);
+  }
   SECTION("both renames had happened, the old folder was not yet removed") {
-    commit_number(out, false, 2);
-    commit_number(replaced, false, 1);
-    CHECK_FALSE(user_error_of([&] { StagedFolder folder(out, false); }).empty());
+    commit_number(dir / "before", false, 2);
+    fs::rename(dir / "before", out);
+    fs::remove(dir / "out.partial" / "new");
+    { const StagedFolder folder(out, true); }
     CHECK(whole_number(out) == 2);
     CHECK_FALSE(fs::exists(replaced));
   }
+}
+
+TEST_CASE("a folder that is removed goes whole, with what a killed write of it left", "[io]") {
+  const TempDir dir;
+  commit_number(dir / "out", false, 1);
+  make_unfinished(dir / "out");
+  moe::io::remove_whole(dir / "out");
+  moe::io::remove_whole(dir / "never");
+  CHECK(fs::is_empty(dir.path()));
+  commit_number(dir / "out", false, 1);
+  moe::test::write_file(dir / "out.partial" / "thesis.txt", "years");
+  const std::string before = tree_of(dir.path());
+  CHECK_FALSE(user_error_of([&] { moe::io::remove_whole(dir / "out"); }).empty());
+  CHECK(tree_of(dir.path()) == before);
 }
 
 TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
