@@ -24,7 +24,11 @@ void run(const ReportFlags& flags) {
   const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
   const fs::path out = is_own ? flags.run / "report.html" : flags.out;
   if (!is_own) {
-    eval::check_output({out}, flags.force);
+    std::vector<fs::path> inputs;
+    for (const char* name : {"metrics.jsonl", "samples.jsonl", "starts.jsonl", "settings.toml"}) {
+      inputs.push_back(flags.run / name);
+    }
+    eval::check_output({out}, flags.force, "-o", inputs);
   }
   const auto history = train::read_history(flags.run);
   if (history.curves().empty()) {

@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
+#include "core/io/paths.h"
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
@@ -163,6 +164,7 @@ void run(const UpcycleFlags& flags) {
   const model::UpcycleSettings settings = settings_from(flags);
   const io::Checkpoint dense(flags.dense);
   const model::UpcyclePlan plan = model::plan_upcycle(dense, settings);
+  io::check_inputs_outside(settings.out, {flags.verify_text, flags.calibration});
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }

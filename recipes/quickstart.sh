@@ -2,7 +2,8 @@
 # The main job on the embedded tiny model: upcycle a dense LLaMA, tune it on instructions, evaluate before and after. After
 # the build it takes under three minutes on 2 cores, and every command it runs is printed, so that you can run it yourself.
 #
-#   recipes/quickstart.sh [RUN]      RUN = the folder for everything it makes, replaced each time; default runs/quickstart
+#   recipes/quickstart.sh [RUN]      RUN = the folder for everything it makes; what an earlier one made there is replaced;
+#                                    default runs/quickstart
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -23,7 +24,8 @@ cd -- "$root"
 tiny=recipes/tiny
 threads=$(nproc)
 [ "$threads" -le 8 ] || threads=8  # the model is too small for more
-rm -rf -- "$run_folder"
+made=(scores inspect seconds moe moe-tuned dense-tuned)  # what a quickstart makes, and nothing else is removed
+if [ -d "$run_folder" ]; then (cd -- "$run_folder" && rm -rf -- "${made[@]}"); fi
 mkdir -p "$run_folder"/{scores,inspect,seconds}
 touch "$run_folder/$marker"
 run=${run_folder#"$root/"}

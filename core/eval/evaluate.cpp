@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/eval/input_files.h"
 #include "core/eval/report/output_files.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/eval/scoring/text_windows.h"
@@ -171,7 +172,7 @@ RunReport PreparedEvaluation::run(Runner& runner, bool is_last) {
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   std::vector<LoadedTask> tasks = load_requested_tasks(settings);
   if (!settings.out.empty()) {
-    check_output(report_files(settings.out, tasks), settings.force);
+    check_output(report_files(settings.out, tasks), settings.force, "-o", input_files(settings));
   }
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));

@@ -2,8 +2,10 @@
 
 #include "core/base/error.h"
 #include "core/dist/own_work.h"
+#include "core/eval/input_files.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
+#include "core/io/paths.h"
 
 namespace moe::eval {
 namespace {
@@ -66,6 +68,7 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
                       settings.model.string());
     }
     check_stats_file(settings.stats, settings.force);
+    io::check_inputs_outside(settings.stats, input_files(settings));
   }
   route::ResolvedRouter routing = resolve_router(config, settings.router, settings.force);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);

@@ -10,7 +10,9 @@
 #include "core/base/error.h"
 #include "core/base/utf8.h"
 #include "core/eval/evaluate.h"
+#include "core/eval/input_files.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/partial_file.h"
 #include "core/route/counters_json.h"
 
 namespace moe::eval {
@@ -192,9 +194,12 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   }
   const auto place = response_file(settings);
   const bool goes_on = place && place->ends_with_run && fs::exists(place->file);
-  check_output({settings.out / "sweep.json", settings.out / "sweep.html"}, settings.force);
+  const std::vector<fs::path> inputs = input_files(settings);
+  check_output({settings.out / "sweep.json", settings.out / "sweep.html"}, settings.force, "-o",
+               inputs);
   for (const auto& value : values) {
-    check_output(report_files(settings.out / value.name, tasks), settings.force || goes_on);
+    check_output(report_files(settings.out / value.name, tasks), settings.force || goes_on, "-o",
+                 inputs);
   }
 }
 
@@ -288,8 +293,8 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
     add_row(report, value, run, settings.tasks);
   }
   if (!settings.out.empty() && settings.is_first_rank()) {
-    write_whole(settings.out / "sweep.html", sweep_page(report));
-    write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
+    io::write_whole(settings.out / "sweep.html", sweep_page(report));
+    io::write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
   }
   runner.forget();
   return report;

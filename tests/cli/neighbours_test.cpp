@@ -107,5 +107,90 @@ TEST_CASE("files named like half-made ones in the folder of the token cache stay
   check_untouched(bait);
 }
 
+TEST_CASE("files named like half-made pages and settings stay", "[cli]") {
+  const World world;
+  REQUIRE(world.train({"-o", world.path("run")}).exit_code == 0);
+  const Files bait = {{world.dir / "page.html.new", "years"},
+                      {world.dir / "page.html.partial", "years"},
+                      {world.dir / "run/report.html.new", "years"},
+                      {world.dir / "run/settings.toml.new", "years"}};
+  write_files(bait);
+  CHECK(run_moe({"report", world.path("run"), "-o", world.path("page.html")}).exit_code == 0);
+  CHECK(run_moe({"report", world.path("run")}).exit_code == 0);
+  CHECK(world.train({"-o", world.path("run")}).exit_code == 0);
+  check_untouched(bait);
+}
+
+TEST_CASE("moe train --force removes what the run before made, and nobody else's files", "[cli]") {
+  const World world;
+  const std::vector<std::string> save = {"-o", world.path("run"), "--save-every", "1"};
+  REQUIRE(world.train(save).exit_code == 0);
+  const Files bait = {{world.dir / "run/mine.txt", "years"},
+                      {world.dir / "run/checkpoints/best/thesis.txt", "years"},
+                      {world.dir / "run/checkpoints/step-1.removed/thesis.txt", "years"},
+                      {world.dir / "run/events.out.tfevents.1.theirs", "years"}};
+  write_files(bait);
+  write_file(world.dir / "run/checkpoints/step-2/rows.jsonl", read_file(world.dir / "rows.jsonl"));
+  check_refused(world.train({"-o", world.path("run"), "--force", "--data",
+                             world.path("run/checkpoints/step-2/rows.jsonl")}),
+                "step-2/rows.jsonl lies inside it and would be removed");
+  check_refused(world.train({"-o", world.path("run"), "--force", "--eval-data",
+                             world.path("run/checkpoints/step-2/rows.jsonl")}),
+                "step-2/rows.jsonl lies inside it and would be removed");
+  CHECK(fs::exists(world.dir / "run/final"));
+  const auto result = world.train({"-o", world.path("run"), "--force", "--seed", "3"});
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  CHECK_FALSE(fs::exists(world.dir / "run/checkpoints/step-2"));
+  CHECK(fs::exists(world.dir / "run/final/model.safetensors"));
+  check_untouched(bait);
+}
+
+TEST_CASE("moe train --force begins in a folder of others, not in place of their files", "[cli]") {
+  const World world;
+  Files bait = {{world.dir / "run/mine.txt", "years"},
+                {world.dir / "run/checkpoints/best/thesis.txt", "years"}};
+  write_files(bait);
+  write_file(world.dir / "run/metrics.jsonl", "years");
+  check_refused(world.train({"-o", world.path("run"), "--force"}),
+                "run/metrics.jsonl: is not in the list of what a run of moe made there");
+  CHECK(read_file(world.dir / "run/metrics.jsonl") == "years");
+  fs::remove(world.dir / "run/metrics.jsonl");
+  const auto result =
+      world.train({"-o", world.path("run"), "--force", "--save-every", "1", "--keep", "1"});
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  check_untouched(bait);
+}
+
+TEST_CASE("no --force removes what the command reads, its working folder or the home", "[cli]") {
+  const World world;
+  REQUIRE(world.upcycle({"-o", world.path("out")}).exit_code == 0);
+  REQUIRE(world.train({"-o", world.path("run")}).exit_code == 0);
+  const Files inputs = {
+      {world.dir / "out/text.txt", "a text"},
+      {world.dir / "out/mine.json", read_file(world.dir / "dense/config.json")},
+      {world.dir / "run/metrics.jsonl", read_file(world.dir / "run/metrics.jsonl")}};
+  write_files(inputs);
+  const std::string inside = "lies inside it and would be removed";
+  check_refused(run_moe({"init", world.path("out/mine.json"), "-o", world.path("out"), "--force"}),
+                inside);
+  check_refused(world.upcycle({"-o", world.path("out"), "--force", "--verify-text",
+                               world.path("out/text.txt")}),
+                inside);
+  check_refused(
+      run_moe({"report", world.path("run"), "-o", world.path("run/metrics.jsonl"), "--force"}),
+      "is read by this command and would be replaced");
+  const std::string ours = "holds the working or the home folder";
+  fs::create_directory(world.dir / "run/below");
+  check_refused(
+      world.train({"-o", world.path("run"), "--force"}, "cd " + world.path("run/below") + " &&"),
+      ours);
+  check_refused(world.train({"-o", world.path("run"), "--force"}, "HOME=" + world.path("run")),
+                ours);
+  check_untouched(inputs);
+  CHECK(fs::exists(world.dir / "out/model.safetensors"));
+}
+
 }  // namespace
 }  // namespace moe

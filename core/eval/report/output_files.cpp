@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/io/file.h"
+#include "core/io/paths.h"
 
 namespace moe::eval {
 
@@ -22,24 +22,14 @@ bool is_writable(fs::path folder) {
 
 }  // namespace
 
-void write_whole(const fs::path& file, const std::string& text) {
-  const fs::path partial = file.string() + ".partial";
-  try {
-    io::write_file(partial, text);
-    fs::rename(partial, file);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(partial, ignored);
-    throw;
-  }
-}
-
-void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag) {
+void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag,
+                  const std::vector<fs::path>& inputs) {
   for (const auto& file : files) {
     if (fs::exists(file) && !force) {
       throw UserError("{}: is there already; give another {}, or --force to replace it",
                       file.string(), flag);
     }
+    io::check_inputs_outside(file, inputs);
     const fs::path folder = file.parent_path();
     if (fs::exists(folder) && !fs::is_directory(folder)) {
       throw UserError("{} {}: a file, a folder is needed", flag, folder.string());

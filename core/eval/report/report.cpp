@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/partial_file.h"
 
 namespace moe::eval {
 namespace {
@@ -132,9 +133,9 @@ void write_report(const RunReport& report, const std::filesystem::path& out) {
     throw UserError("-o {}: cannot be made: {}", out.string(), failure.message());
   }
   for (const auto& task : report.tasks) {
-    write_whole(samples_file(out, task.loaded.task), samples_jsonl(task));
+    io::write_whole(samples_file(out, task.loaded.task), samples_jsonl(task));
   }
-  write_whole(out / "results.json", results_json(report).dump(2) + "\n");
+  io::write_whole(out / "results.json", results_json(report).dump(2) + "\n");
 }
 
 }  // namespace moe::eval

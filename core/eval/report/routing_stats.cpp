@@ -4,6 +4,7 @@
 #include "core/base/utf8.h"
 #include "core/base/version.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/partial_file.h"
 #include "core/route/counters_json.h"
 
 namespace moe::eval {
@@ -167,7 +168,7 @@ void write_stats(const RoutingStats& stats, const std::filesystem::path& file) {
   if (failure) {
     throw UserError("--stats {}: its folder cannot be made: {}", file.string(), failure.message());
   }
-  write_whole(file, stats_json(stats).dump(2) + "\n");
+  io::write_whole(file, stats_json(stats).dump(2) + "\n");
 }
 
 }  // namespace moe::eval

@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "core/io/paths.h"
 #include "core/io/tokenizer.h"
 #include "core/model/config/layer_list.h"
 #include "core/model/convert/random_tensor.h"
@@ -182,6 +183,7 @@ InitPlan plan_init(const InitSettings& settings) {
 OrderedJson init(const InitPlan& plan, const InitSettings& settings,
                  const std::function<void(uint64_t)>& on_bytes) {
   io::check_space(settings.out, plan.bytes + kSpaceMargin);
+  io::check_inputs_outside(settings.out, {settings.config, settings.tokenizer});
   io::StagedFolder staged(settings.out, settings.force);
   staged.write_text("config.json", config_json(plan.config, plan.source).dump(2) + "\n");
   if (!settings.tokenizer.empty()) {

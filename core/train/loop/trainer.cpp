@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "core/data/sources.h"
 #include "core/data/step_loader.h"
 #include "core/dist/own_work.h"
 #include "core/dist/session.h"
@@ -327,6 +328,7 @@ class Run {
     }
     dist::together(world_.all, [&] {
       if (speaks()) {
+        folder_.claim(out);
         io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
       }
     });
@@ -396,6 +398,23 @@ class Run {
   std::chrono::steady_clock::time_point saved_;
 };
 
+// Files and folders that the run reads, now or while it trains.
+std::vector<std::filesystem::path> inputs_of(const TrainSettings& settings) {
+  std::vector<std::filesystem::path> inputs = {settings.model, settings.evaluation.tasks_folder};
+  for (const auto& source : data::parse_sources(settings.data)) {
+    inputs.push_back(source.file);
+  }
+  for (const auto& file : settings.evaluation.data) {
+    inputs.push_back(file);
+  }
+  for (const auto& task : settings.evaluation.tasks) {  // a name, or a file
+    if (std::filesystem::exists(task)) {
+      inputs.emplace_back(task);
+    }
+  }
+  return inputs;
+}
+
 // What makes a run the run it is: two ranks that differ in it would not compute one.
 std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
                         const io::Checkpoint& checkpoint) {
@@ -457,7 +476,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist:
   std::optional<Prepared> run;
   dist::together(everybody, [&] {
     check_numbers(settings);
-    folder.emplace(settings.run, settings.model, settings.force);
+    folder.emplace(settings.run, settings.model, settings.force, inputs_of(settings));
     if (everybody.size() == 1) {
       run.emplace(prepare(settings, callbacks));
     }

@@ -7,7 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/html.h"
-#include "core/io/file.h"
+#include "core/io/partial_file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/observe/report_page.h"
 #include "core/train/run/starts.h"
@@ -289,9 +289,7 @@ std::string report_page(const fs::path& run, const History& history) {
 }
 
 void write_report(const fs::path& run, const History& history, const fs::path& out) {
-  const fs::path fresh = out.string() + ".new";
-  io::write_file(fresh, report_page(run, history));
-  fs::rename(fresh, out);
+  io::write_whole(out, report_page(run, history));
 }
 
 }  // namespace moe::train

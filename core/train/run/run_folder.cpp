@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <set>
@@ -11,7 +10,11 @@
 
 #include "core/base/error.h"
 #include "core/io/checksums.h"
+#include "core/io/partial_file.h"
+#include "core/io/paths.h"
 #include "core/io/staged_folder.h"
+#include "core/io/staging_area.h"
+#include "core/train/run/made_list.h"
 
 namespace moe::train {
 
@@ -19,8 +22,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kStep = "step-";
 constexpr const char* kSettings = "settings.toml";
+constexpr const char* kFinal = "final";
+constexpr const char* kCheckpoints = "checkpoints";
 
 std::string read_text(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
@@ -58,30 +62,47 @@ std::string value_of(const std::map<std::string, std::string>& values, const std
   return place == values.end() ? "not given" : place->second;
 }
 
-// Whether `inner` is `outer` or lies in it, links resolved.
-bool lies_in(const fs::path& inner, const fs::path& outer) {
-  const fs::path child = fs::weakly_canonical(inner), parent = fs::weakly_canonical(outer);
-  return std::mismatch(parent.begin(), parent.end(), child.begin(), child.end()).first ==
-         parent.end();
+// Whether RUN holds nothing but the list, or the first files half-made: of a run that was killed
+// before it had settings.
+bool is_unused(const fs::path& run) {
+  const auto is_other = [](const fs::directory_entry& entry) {
+    const std::string name = entry.path().filename().string();
+    return !name.starts_with(kMadeList) && !name.starts_with(std::string(kSettings) + ".partial-");
+  };
+  return std::none_of(fs::directory_iterator(run), fs::directory_iterator(), is_other);
 }
 
-std::optional<int64_t> step_of(const std::string& name) {
-  int64_t step = 0;
-  const char* end = name.data() + name.size();
-  if (!name.starts_with(kStep)) {
-    return std::nullopt;
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    names.push_back(entry.path().filename().string());
   }
-  const auto [stop, error] = std::from_chars(name.data() + kStep.size(), end, step);
-  if (error != std::errc() || stop != end) {
-    return std::nullopt;
+  return names;
+}
+
+std::string checkpoint_name(int64_t step) {
+  return fmt::format("{}/{}", kCheckpoints, step_name(step));
+}
+
+// The list of a run from before there were lists: its settings are this run's, so what it names as
+// every run does is its own, and so are the folders that have what only a checkpoint has.
+std::set<std::string> made_before_lists(const fs::path& run) {
+  std::set<std::string> made = run_names();
+  for (const auto& name : names_in(run / kCheckpoints)) {
+    const fs::path folder = run / kCheckpoints / name;
+    if (step_of(name) &&
+        (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
+      made.insert(fmt::format("{}/{}", kCheckpoints, name));
+    }
   }
-  return step;
+  return made;
 }
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path run, const fs::path& model, bool force)
-    : force_(force), run_(std::move(run)) {
+RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vector<fs::path> inputs)
+    : force_(force), run_(std::move(run)), inputs_(std::move(inputs)) {
   std::error_code error;
   if (!fs::exists(run_, error)) {
     return;
@@ -89,15 +110,49 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force)
   if (!fs::is_directory(run_)) {
     throw UserError("{}: is a file; name a folder for the run", run_.string());
   }
-  if (!force && !fs::is_empty(run_) && !fs::exists(run_ / kSettings)) {
+  if (!force && !is_unused(run_) && !fs::exists(run_ / kSettings)) {
     throw UserError(
         "{}: is there already and is no run of moe train; give another -o, or --force to begin "
         "there",
         run_.string());
   }
-  if (lies_in(model, run_)) {
+  if (io::lies_in(model, run_)) {
     throw UserError("{}: the model {} lies inside it; give another -o", run_.string(),
                     model.string());
+  }
+  check_names();
+}
+
+// What is in the way of the run, or would go with what the run removes.
+void RunFolder::check_names() const {
+  const auto made = read_made(run_);
+  if (force_) {
+    io::check_removable(run_);
+    for (const auto& name : run_names()) {
+      check_free(name, made);
+    }
+  }
+  for (const auto& name : names_in(run_ / kCheckpoints)) {
+    if (force_ && step_of(name)) {
+      check_free(fs::path(kCheckpoints) / name, made);
+    }
+    const fs::path stem = fs::path(name).stem();
+    if (step_of(stem.string())) {
+      io::check_stageable(run_ / kCheckpoints / stem);
+    }
+  }
+  io::check_stageable(final_model());
+  for (const auto& name : made) {
+    io::check_inputs_outside(run_ / name, inputs_);
+  }
+}
+
+void RunFolder::check_free(const fs::path& name, const std::set<std::string>& made) const {
+  if (io::is_taken(run_ / name) && made.count(name.string()) == 0) {
+    throw UserError(
+        "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
+        "move it, or give another -o",
+        (run_ / name).string(), (run_ / kMadeList).string());
   }
 }
 
@@ -129,26 +184,45 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
     throw UserError("{}: cannot be made: {}", run_.string(), error.message());
   }
   lock_ = io::lock_folder(run_, run_);
+  check_names();  // again: another run may have been here until now
+  const auto made = read_made(run_);
   if (state == RunState::kNew) {
-    for (const char* name : {kSettings, "metrics.jsonl", "samples.jsonl", "starts.jsonl",
-                             "report.html", "checkpoints", "final", "final.partial"}) {
-      fs::remove_all(run_ / name);
-    }
+    remove_made(made);
+    write_made(run_, run_names());
+  } else if (made.empty()) {
+    write_made(run_, made_before_lists(run_));
   }
-  const fs::path fresh = run_ / (std::string(kSettings) + ".new");
-  io::write_file(fresh, settings_toml);
-  fs::rename(fresh, run_ / kSettings);
+  io::write_whole(run_ / kSettings, settings_toml);
 }
 
-fs::path RunFolder::checkpoint(int64_t step) const {
-  return run_ / "checkpoints" / fmt::format("{}{}", kStep, step);
+// settings.toml goes last of all, when it is replaced: until then this is a run.
+void RunFolder::remove_made(const std::set<std::string>& made) const {
+  for (const auto& name : made) {
+    if (name == kFinal || name.starts_with(kCheckpoints)) {
+      io::remove_whole(run_ / name);
+    } else if (name != kSettings) {
+      fs::remove(run_ / name);
+    }
+  }
+  std::error_code ignored;  // something else may lie in it
+  fs::remove(run_ / kCheckpoints, ignored);
+}
+
+fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }
+
+void RunFolder::claim(const fs::path& folder) const {
+  auto made = read_made(run_);
+  const fs::path name = folder.lexically_relative(run_);
+  check_free(name, made);
+  if (made.insert(name.string()).second) {
+    write_made(run_, made);
+  }
 }
 
 std::vector<int64_t> RunFolder::saved_steps() const {
   std::vector<int64_t> steps;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run_ / "checkpoints", error)) {
-    if (const auto step = step_of(entry.path().filename().string())) {
+  for (const auto& name : names_in(run_ / kCheckpoints)) {
+    if (const auto step = step_of(name)) {
       steps.push_back(*step);
     }
   }
@@ -157,7 +231,11 @@ std::vector<int64_t> RunFolder::saved_steps() const {
 }
 
 void RunFolder::keep_newest(int64_t count, int64_t every) const {
-  const auto steps = saved_steps();
+  const auto made = read_made(run_);
+  auto steps = saved_steps();
+  steps.erase(std::remove_if(steps.begin(), steps.end(),
+                             [&](int64_t step) { return made.count(checkpoint_name(step)) == 0; }),
+              steps.end());
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); ++i) {
     if (every == 0 || steps[i] % every != 0) {
       remove_checkpoint(steps[i]);
@@ -165,14 +243,10 @@ void RunFolder::keep_newest(int64_t count, int64_t every) const {
   }
 }
 
-// Renamed first: a kill in the middle leaves no checkpoint with half its files.
 void RunFolder::remove_checkpoint(int64_t step) const {
-  const fs::path folder = checkpoint(step);
-  const fs::path dying = folder.string() + ".removed";
-  fs::remove_all(dying);
-  std::error_code error;
-  fs::rename(folder, dying, error);  // there may be none
-  fs::remove_all(dying);
+  if (read_made(run_).count(checkpoint_name(step)) > 0) {
+    io::remove_whole(checkpoint(step));
+  }
 }
 
 std::optional<fs::path> RunFolder::last_checkpoint() const {

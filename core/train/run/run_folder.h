@@ -10,11 +10,14 @@
 //   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
 //   final/               the model folder after the last step, there only when the run came to its
 //                        end
+//   trace.json           of --profile
+//   .moe-run             what of all this the run has made (made_list.h)
 //
 // A run that is there goes on when it is started again with the same settings.
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,15 +30,18 @@ enum class RunState { kNew, kGoesOn, kDone };
 class RunFolder {
  public:
   // UserError when RUN is a file, holds `model`, or is there without being a run of ours (and
-  // neither empty nor to be replaced by `force`). Writes nothing.
-  RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force);
+  // neither empty nor to be replaced by `force`); when something that is not of this run has a name
+  // that the run needs; when one of `inputs` lies in what the run may remove, or `force` meets the
+  // working or the home folder. Writes nothing.
+  RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force,
+            std::vector<std::filesystem::path> inputs = {});
 
   // Whether the run that is there (unless `force`) goes on under these settings. UserError names
   // the settings that differ; those that do not change the numbers (save-every, keep, threads,
   // cache) may.
   RunState state(const std::string& settings_toml) const;
   // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
-  // removes what an earlier run left in it (only the names above).
+  // removes what an earlier run made in it, by that run's own list (made_list.h).
   void begin(const std::string& settings_toml, RunState state);
 
   const std::filesystem::path& path() const { return run_; }
@@ -45,20 +51,29 @@ class RunFolder {
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
+  // Puts `folder`, a checkpoint that is going to be made, into the run's list. UserError when it is
+  // there and not in the list: it is somebody's.
+  void claim(const std::filesystem::path& folder) const;
 
   std::vector<int64_t> saved_steps() const;  // ascending
-  // Removes older checkpoints but those of steps that `every` divides (0: none stays for that).
+  // Of the checkpoints in the run's list, removes older ones but those of steps that `every`
+  // divides (0: none stays for that).
   void keep_newest(int64_t count, int64_t every = 0) const;
-  void remove_checkpoint(int64_t step) const;  // nothing happens when there is none
+  void remove_checkpoint(int64_t step) const;  // nothing happens when the run made none
   std::optional<std::filesystem::path> last_checkpoint() const;
   // The newest checkpoint whose files are as they were written; `damaged` is told of newer ones, a
   // sentence each.
   std::optional<std::filesystem::path> newest_whole(std::vector<std::string>& damaged) const;
 
  private:
+  void check_names() const;
+  void check_free(const std::filesystem::path& name, const std::set<std::string>& made) const;
+  void remove_made(const std::set<std::string>& made) const;
+
   bool force_ = false;
   io::Descriptor lock_;  // RUN itself
   std::filesystem::path run_;
+  std::vector<std::filesystem::path> inputs_;
 };
 
 }  // namespace moe::train

@@ -11,6 +11,15 @@ using moe::test::user_error_of;
 using moe::test::write_file;
 namespace fs = std::filesystem;
 
+namespace {
+
+void add_checkpoint(const RunFolder& run, int64_t step) {
+  run.claim(run.checkpoint(step));
+  write_file(run.checkpoint(step) / "config.json", "x");
+}
+
+}  // namespace
+
 TEST_CASE(
     "a run that is there is refused without force, and so are files and the model's own parent",
     "[train]") {
@@ -19,7 +28,11 @@ TEST_CASE(
   CHECK_NOTHROW(RunFolder(run, model, false));
   fs::create_directories(run);
   CHECK_NOTHROW(RunFolder(run, model, false));  // empty
-  write_file(run / "metrics.jsonl", "{}");
+  for (const char* left : {".moe-run", ".moe-run.partial-abc123", "settings.toml.partial-abc123"}) {
+    write_file(run / left, "moe run 1\n");  // a run was killed before it had settings
+  }
+  CHECK_NOTHROW(RunFolder(run, model, false));
+  write_file(run / "mine.txt", "{}");
   CHECK(user_error_of([&] { RunFolder(run, model, false); }) ==
         run.string() +
             ": is there already and is no run of moe train; give another -o, or --force to begin "
@@ -30,32 +43,140 @@ TEST_CASE(
             " lies inside it; give another -o");
   CHECK(user_error_of([&] { RunFolder(run, run, true); }).find("lies inside it") !=
         std::string::npos);
-  CHECK(user_error_of([&] { RunFolder(run / "metrics.jsonl", model, true); }) ==
-        (run / "metrics.jsonl").string() + ": is a file; name a folder for the run");
+  CHECK(user_error_of([&] { RunFolder(run / "mine.txt", model, true); }) ==
+        (run / "mine.txt").string() + ": is a file; name a folder for the run");
 }
 
-TEST_CASE("beginning anew removes what a run leaves and nothing else", "[train]") {
+TEST_CASE("beginning anew removes what the run before made and nothing else", "[train]") {
   const TempDir dir;
   const fs::path run = dir / "run";
-  for (const char* file :
-       {"final/config.json", "checkpoints/step-2/config.json", "metrics.jsonl", "mine.txt"}) {
-    write_file(run / file, "x");
+  {
+    RunFolder before(run, dir / "model", false);
+    before.begin("[train]\n", RunState::kNew);
+    add_checkpoint(before, 2);
+    write_file(before.metrics(), "{}");
+    write_file(before.final_model() / "config.json", "x");
   }
-  RunFolder(run, dir / "model", true).begin("[train]\n", RunState::kNew);
+  const std::vector<std::string> others = {"mine.txt", "checkpoints/best/weights",
+                                           "checkpoints/step-2.removed/x", "final.replaced/x",
+                                           "events.out.tfevents.1.theirs"};
+  for (const auto& file : others) {
+    write_file(run / file, "years");
+  }
+  RunFolder(run, dir / "model", true).begin("[train]\nsteps = 3\n", RunState::kNew);
   CHECK_FALSE(fs::exists(run / "final"));
-  CHECK_FALSE(fs::exists(run / "checkpoints"));
+  CHECK_FALSE(fs::exists(run / "checkpoints/step-2"));
   CHECK_FALSE(fs::exists(run / "metrics.jsonl"));
-  CHECK(fs::exists(run / "mine.txt"));
-  CHECK(moe::test::read_file(run / "settings.toml") == "[train]\n");
+  CHECK(moe::test::read_file(run / "settings.toml") == "[train]\nsteps = 3\n");
+  for (const auto& file : others) {
+    INFO(file);
+    CHECK(moe::test::read_file(run / file) == "years");
+  }
+}
+
+TEST_CASE("force removes nothing that no list of a run names", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run";
+  write_file(run / "mine.txt", "years");
+  const std::string name =
+      GENERATE("settings.toml", "metrics.jsonl", "samples.jsonl", "starts.jsonl", "report.html",
+               "trace.json", "final/thesis", "checkpoints/step-4/thesis", "final.partial/thesis",
+               "checkpoints/step-4.partial/thesis");
+  write_file(run / name, "years");
+  SECTION("without a list") {}
+  SECTION("with a list of something else") {
+    write_file(run / ".moe-run", "moe run 2\nsettings.toml\nmetrics.jsonl\nfinal\n");
+  }
+  const std::string error = user_error_of([&] { RunFolder(run, dir / "model", true); });
+  INFO(name);
+  CHECK(error.find((run / fs::path(name).parent_path()).string()) == 0);
+  CHECK(moe::test::read_file(run / name) == "years");
+}
+
+TEST_CASE("a list that others wrote names nothing outside of what runs make", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run";
+  write_file(dir / "thesis", "years");
+  write_file(run / "mine", "years");
+  write_file(run / "checkpoints/best/thesis", "years");
+  write_file(run / ".moe-run",
+             "moe run 1\n../thesis\nmine\ncheckpoints\ncheckpoints/best\ncheckpoints/step-1/.."
+             "\ncheckpoints/step-01\n.\n\n/\n" +
+                 (dir / "thesis").string() + "\n");
+  RunFolder(run, dir / "model", true).begin("[train]\n", RunState::kNew);
+  CHECK(fs::exists(dir / "thesis"));
+  CHECK(fs::exists(run / "mine"));
+  CHECK(fs::exists(run / "checkpoints/best/thesis"));
+}
+
+TEST_CASE("what a run reads does not lie in what it removes", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model";
+  RunFolder before(run, model, false);
+  before.begin("[train]\n", RunState::kNew);
+  add_checkpoint(before, 2);
+  const fs::path data = before.checkpoint(2) / "data.jsonl";
+  write_file(data, "years");
+  write_file(run / "other.jsonl", "years");
+  fs::create_symlink(data, dir / "link");
+  for (const bool force : {true, false}) {  // without it the checkpoint may go as an old one
+    for (const fs::path& input : {data, dir / "link"}) {
+      CHECK(user_error_of([&] { RunFolder(run, model, force, {input}); }) ==
+            before.checkpoint(2).string() + ": " + input.string() +
+                " lies inside it and would be removed; give another output folder");
+    }
+    CHECK_NOTHROW(RunFolder(run, model, force, {run / "other.jsonl", dir / "elsewhere"}));
+  }
+  const fs::path here = fs::current_path();
+  CHECK(user_error_of([&] { RunFolder(here, model, true); }) ==
+        here.string() +
+            ": holds the working or the home folder and will not be replaced; give another output "
+            "folder");
+}
+
+TEST_CASE("a checkpoint of somebody else is neither removed as old nor written over", "[train]") {
+  const TempDir dir;
+  RunFolder run(dir / "run", dir / "model", false);
+  run.begin("[train]\n", RunState::kNew);
+  for (const int64_t step : {1, 3}) {
+    add_checkpoint(run, step);
+  }
+  write_file(run.checkpoint(2) / "config.json", "years");
+  run.keep_newest(1);
+  run.remove_checkpoint(2);
+  CHECK(run.saved_steps() == std::vector<int64_t>{2, 3});
+  CHECK(user_error_of([&] { run.claim(run.checkpoint(2)); }) ==
+        run.checkpoint(2).string() + ": is not in the list of what a run of moe made there (" +
+            (dir / "run/.moe-run").string() +
+            ") and will not be replaced; move it, or give "
+            "another -o");
+  CHECK_NOTHROW(run.claim(run.checkpoint(3)));
+}
+
+TEST_CASE("a run from before there were lists goes on with one, and is not begun anew", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model";
+  write_file(run / "settings.toml", "[train]\n");
+  write_file(run / "metrics.jsonl", "{}");
+  write_file(run / "checkpoints/step-1/state.json", "{}");
+  write_file(run / "checkpoints/step-2/state.json", "{}");
+  write_file(run / "checkpoints/step-3/thesis", "years");
+  CHECK(user_error_of([&] { RunFolder(run, model, true); }).find("is not in the list") !=
+        std::string::npos);
+  RunFolder again(run, model, false);
+  again.begin("[train]\n", again.state("[train]\n"));
+  again.keep_newest(1);
+  CHECK(again.saved_steps() == std::vector<int64_t>{2, 3});
 }
 
 TEST_CASE("old checkpoints go, the newest stay, and partial ones do not count", "[train]") {
   const TempDir dir;
-  const RunFolder run(dir / "run", dir / "model", false);
+  RunFolder run(dir / "run", dir / "model", false);
   CHECK(run.saved_steps().empty());
   CHECK_FALSE(run.last_checkpoint().has_value());
+  run.begin("[train]\n", RunState::kNew);
   for (const int64_t step : {2, 4, 10, 100}) {
-    write_file(run.checkpoint(step) / "config.json", "x");
+    add_checkpoint(run, step);
   }
   write_file(run.path() / "checkpoints" / "step-200.partial" / "config.json", "x");
   write_file(run.path() / "checkpoints" / "step-" / "config.json", "x");
@@ -84,13 +205,13 @@ TEST_CASE("a run goes on under the same settings, and is refused with those that
             "given; steps was 12, is 13); give the same to go on, another -o, or --force to begin "
             "anew");
   CHECK(RunFolder(run, model, true).state("[train]\nsteps = 13\n") == RunState::kNew);
-  write_file(run / "checkpoints" / "step-2" / "x", "x");
+  add_checkpoint(again, 2);
   again.begin("[train]\nsteps = 12\n", RunState::kGoesOn);
   CHECK(user_error_of([&] {
           RunFolder(run, model, false).begin("[train]\nsteps = 12\n", RunState::kGoesOn);
         }) == run.string() +
                   ": another run is writing it now; wait for it or give another output folder");
-  CHECK(fs::exists(run / "checkpoints" / "step-2" / "x"));
+  CHECK(fs::exists(run / "checkpoints" / "step-2" / "config.json"));
   fs::create_directories(run / "final");
   CHECK(again.state("[train]\nsteps = 12\n") == RunState::kDone);
 }
@@ -116,9 +237,10 @@ TEST_CASE("the newest checkpoint that is whole is found, damaged ones are named"
 
 TEST_CASE("checkpoints of steps that keep-every divides stay", "[train]") {
   const TempDir dir;
-  const RunFolder run(dir / "run", dir / "model", false);
+  RunFolder run(dir / "run", dir / "model", false);
+  run.begin("[train]\n", RunState::kNew);
   for (const int64_t step : {2, 4, 6, 8, 10}) {
-    write_file(run.checkpoint(step) / "config.json", "x");
+    add_checkpoint(run, step);
   }
   run.keep_newest(2, 4);
   CHECK(run.saved_steps() == std::vector<int64_t>{4, 8, 10});

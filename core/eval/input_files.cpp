@@ -1,0 +1,24 @@
+#include "core/eval/input_files.h"
+
+namespace moe::eval {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> input_files(const EvalSettings& settings) {
+  std::vector<fs::path> files(settings.tasks.begin(), settings.tasks.end());
+  for (const char* name : {"config.json", "tokenizer.model", "tokenizer_config.json"}) {
+    files.push_back(settings.model / name);
+  }
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(settings.model, ignored)) {
+    if (entry.path().filename().string().starts_with("model")) {  // shards and their index
+      files.push_back(entry.path());
+    }
+  }
+  for (const auto& entry : fs::directory_iterator(settings.against, ignored)) {
+    files.push_back(entry.path());
+  }
+  return files;
+}
+
+}  // namespace moe::eval
