@@ -1,7 +1,10 @@
 #include "core/io/paths.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 #include <system_error>
 
 #include "core/base/error.h"
@@ -23,6 +26,23 @@ fs::path resolved(const fs::path& path) {
 bool is_below(const fs::path& place, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), place.begin(), place.end()).first ==
          folder.end();
+}
+
+// A path of /proc/self/mountinfo, where a space is \040.
+fs::path unescaped(const std::string& field) {
+  std::string path;
+  for (size_t at = 0; at < field.size(); ++at) {
+    int byte = 0;
+    if (field[at] == '\\' && std::from_chars(field.data() + at + 1,
+                                             field.data() + std::min(at + 4, field.size()), byte, 8)
+                                     .ec == std::errc()) {
+      path += static_cast<char>(byte);
+      at += 3;
+    } else {
+      path += field[at];
+    }
+  }
+  return path;
 }
 
 }  // namespace
@@ -50,6 +70,24 @@ void check_removable(const fs::path& folder) {
         "{}: holds the working or the home folder and will not be replaced; give another output "
         "folder",
         folder.string());
+  }
+}
+
+void check_not_mounted(const fs::path& folder) {
+  const fs::path place = resolved(folder);
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line, field; std::getline(mounts, line);) {
+    std::istringstream fields(line);
+    for (int index = 0; index < 5; ++index) {  // id, parent, device, root, where it is mounted
+      fields >> field;
+    }
+    const fs::path mount = unescaped(field);
+    if (is_below(mount, place)) {
+      throw UserError(
+          "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder below it, "
+          "or another output folder",
+          folder.string(), mount.string());
+    }
   }
 }
 

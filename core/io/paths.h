@@ -19,6 +19,10 @@ bool lies_in(const std::filesystem::path& inner, const std::filesystem::path& ou
 // folder or the home folder of the user.
 void check_removable(const std::filesystem::path& folder);
 
+// UserError when a file system is mounted on `folder` or on a folder in it: then it cannot be
+// renamed or removed without what is mounted.
+void check_not_mounted(const std::filesystem::path& folder);
+
 // The same as check_removable() for what a command reads to make its output. UserError when
 // `folder` (or file) is there and is or holds one of `inputs`.
 void check_inputs_outside(const std::filesystem::path& folder,

@@ -24,6 +24,7 @@ void check_replaceable(const fs::path& out, bool force) {
     throw UserError("{}: exists already; give another output folder, or --force to replace it",
                     out.string());
   }
+  check_not_mounted(out);
   check_removable(out);
 }
 

@@ -60,6 +60,43 @@ std::string names_in(const fs::path& folder) {
 
 }  // namespace
 
+TEST_CASE("a mount point is refused at the start; one that appears costs no finished work",
+          "[io]") {
+  const TempDir dir;
+  const fs::path disk = dir / "the disk", report = dir / "report", late = dir / "late";
+  moe::test::write_file(late / "old", "x");
+  const int code = on_small_disk(disk, report, [&] {
+    moe::test::write_file(disk / "theirs", "years");
+    const auto stage = [](const fs::path& out) {
+      return user_error_of([&] { moe::io::StagedFolder folder(out, true); }) + "\n";
+    };
+    const std::string itself = stage(disk), holder = stage(dir.path());
+    const std::string kept = user_error_of([&] {
+      moe::io::StagedFolder folder(late, true);
+      folder.write_text("work", "hours");
+      ::mount("tmpfs", late.c_str(), "tmpfs", 0, "size=1m");
+      folder.commit();
+    });
+    return itself + holder + kept + "\n" + names_in(disk) + "\n";
+  });
+  if (code == kCannotMount) {
+    MOE_SKIP("may not mount a small disk here");
+  }
+  REQUIRE(code == 0);
+  const auto refusal = [](const fs::path& out, const fs::path& mount) {
+    return out.string() + ": is a mount point or holds one (" + mount.string() +
+           ") and cannot be replaced; give a folder below it, or another output folder";
+  };
+  CHECK(moe::test::read_file(report) ==
+        refusal(disk, disk) + "\n" + refusal(dir.path(), disk) + "\n" + refusal(late, late) +
+            "; what this run made is in " + late.string() + ".partial/new: rename it\ntheirs \n");
+  CHECK(moe::test::read_file(dir / "late.partial/new/work") == "hours");
+  CHECK(user_error_of([&] {
+          moe::io::StagedFolder folder(late, true);
+        }).find("late.partial: is in the way") != std::string::npos);
+  CHECK(moe::test::read_file(dir / "late.partial/new/work") == "hours");
+}
+
 TEST_CASE("a disk that fills up ends in one sentence and leaves nothing behind", "[io]") {
   const TempDir dir;
   const fs::path disk = dir / "disk", report = dir / "report";
