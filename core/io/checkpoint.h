@@ -68,9 +68,9 @@ uint64_t write_tensors(const std::filesystem::path& folder,
                        const std::vector<TensorSource>& tensors, uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes = {});
 
-// Copies tokenizer and generation files of `from` (tokenizer*, special_tokens_map.json,
-// added_tokens.json, chat_template*, generation_config.json); writes a LLaMA tokenizer_config.json
-// where a tokenizer.model comes without one (DESIGN section 3).
+// Copies tokenizer and generation files of `from` by their exact names, with the modes they have;
+// writes a LLaMA tokenizer_config.json where a tokenizer.model comes without one. UserError: one is
+// a link to a file that is neither in `from` nor in the Hugging Face cache that holds `from`.
 void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace moe::io

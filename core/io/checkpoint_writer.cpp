@@ -1,11 +1,11 @@
 // Writing a folder's parts: tensors into shards of a given size, the index over them, the parent's
 // tokenizer files.
-#include <algorithm>
 #include <array>
-#include <string_view>
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
+#include "core/io/copy_file.h"
+#include "core/io/paths.h"
 #include "core/io/shards.h"
 
 namespace moe::io {
@@ -32,11 +32,37 @@ uint64_t write_shard(const fs::path& path, const std::vector<TensorInfo>& infos,
   return writer.written_bytes();
 }
 
-bool is_tokenizer_file(const std::string& name) {
-  constexpr std::array<std::string_view, 3> kNames = {
-      "special_tokens_map.json", "added_tokens.json", "generation_config.json"};
-  return name.starts_with("tokenizer") || name.starts_with("chat_template") ||
-         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+// Files that a folder made from another takes over as they are.
+constexpr std::array<const char*, 9> kCopiedFiles = {
+    "tokenizer.model",     "tokenizer.json",     "tokenizer_config.json",
+    "tokenizer.model.v3",  "added_tokens.json",  "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json", "generation_config.json"};
+
+// Whether the Hugging Face cache lays out `target` for `folder`: .../snapshots/REVISION[/...] has
+// links to .../blobs. Both without links.
+bool is_blob_of(const fs::path& target, const fs::path& folder) {
+  for (fs::path place = folder; place.has_relative_path(); place = place.parent_path()) {
+    if (place.filename() == "snapshots" && target.parent_path() == place.parent_path() / "blobs") {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The file itself where `file` is a link. A folder that others made may name any file of the user
+// by a link, and a copy gives it away with the folder.
+fs::path followed(const fs::path& file) {
+  if (!fs::is_symlink(file)) {
+    return file;
+  }
+  const fs::path target = fs::canonical(file), folder = fs::canonical(file.parent_path());
+  if (!lies_in(target, folder) && !is_blob_of(target, folder)) {
+    throw UserError(
+        "{}: is a link to {}, outside of its folder, and will not be copied; put the file itself "
+        "there, or remove the link",
+        file.string(), target.string());
+  }
+  return target;
 }
 
 }  // namespace
@@ -78,11 +104,9 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
   if (fs::equivalent(from, to, error)) {
     return;
   }
-  for (const auto& entry : fs::directory_iterator(from)) {
-    const std::string name = entry.path().filename().string();
-    if (is_tokenizer_file(name) &&
-        entry.is_regular_file(error)) {  // follows the links of the hub's cache
-      write_file(to / name, MappedFile(entry.path()).bytes());
+  for (const char* name : kCopiedFiles) {
+    if (fs::is_regular_file(from / name, error)) {
+      copy_with_mode(followed(from / name), to / name);
     }
   }
   if (fs::exists(to / "tokenizer.model") && !fs::exists(to / "tokenizer_config.json")) {

@@ -192,5 +192,20 @@ TEST_CASE("no --force removes what the command reads, its working folder or the 
   CHECK(fs::exists(world.dir / "out/model.safetensors"));
 }
 
+TEST_CASE("moe upcycle gives no file away that its model folder only links to", "[cli]") {
+  const World world;
+  write_file(world.dir / "key", "secret");
+  fs::create_symlink(world.dir / "key", world.dir / "dense/chat_template.jinja");
+  check_refused(world.upcycle({"-o", world.path("out")}), "is a link to " + world.path("key"));
+  CHECK_FALSE(fs::exists(world.dir / "out"));
+  fs::remove(world.dir / "dense/chat_template.jinja");
+  write_file(world.dir / "dense/chat_template.jinja", "private");
+  fs::permissions(world.dir / "dense/chat_template.jinja", fs::perms(0600));
+  fs::rename(world.dir / "dense/model.safetensors", world.dir / "weights");  // on another disk
+  fs::create_symlink(world.dir / "weights", world.dir / "dense/model.safetensors");
+  REQUIRE(world.upcycle({"-o", world.path("out")}).exit_code == 0);
+  CHECK(fs::status(world.dir / "out/chat_template.jinja").permissions() == fs::perms(0600));
+}
+
 }  // namespace
 }  // namespace moe

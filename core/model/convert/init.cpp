@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "core/io/copy_file.h"
 #include "core/io/paths.h"
 #include "core/io/tokenizer.h"
 #include "core/model/config/layer_list.h"
@@ -106,10 +107,9 @@ void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_s
                       from.string());
     }
   } else {
-    const io::MappedFile file(from);
     const fs::path alone = staged / "tokenizer";
     fs::create_directory(alone);
-    io::write_file(alone / "tokenizer.model", file.bytes());
+    io::copy_with_mode(from, alone / "tokenizer.model");
     io::copy_tokenizer_files(alone, staged);
     fs::remove_all(alone);
   }

@@ -8,6 +8,7 @@
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
+namespace fs = std::filesystem;
 using moe::Json;
 using moe::io::Checkpoint;
 using moe::io::DType;
@@ -226,16 +227,63 @@ TEST_CASE("a folder of links, as the hub's cache lays it out, is opened and copi
   const TempDir dir;
   moe::test::write_tiny_checkpoint(dir / "blobs");
   moe::test::write_file(dir / "blobs" / "tok", "bytes");
-  std::filesystem::create_directories(dir / "snapshot");
+  const fs::path snapshot = dir / "snapshots" / "a1b2";
+  fs::create_directories(snapshot);
   for (const char* name : {"config.json", "model.safetensors"}) {
-    std::filesystem::create_symlink(dir / "blobs" / name, dir / "snapshot" / name);
+    fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
   }
-  std::filesystem::create_symlink(dir / "blobs" / "tok", dir / "snapshot" / "tokenizer.json");
-  CHECK(Checkpoint(dir / "snapshot").tensors().size() == 30);
-  std::filesystem::create_directories(dir / "out");
-  moe::io::copy_tokenizer_files(dir / "snapshot", dir / "out");
-  CHECK(std::filesystem::is_regular_file(
-      std::filesystem::symlink_status(dir / "out" / "tokenizer.json")));
+  fs::create_symlink("../../blobs/tok", snapshot / "tokenizer.json");
+  fs::create_directory_symlink(snapshot, dir / "main");
+  CHECK(Checkpoint(snapshot).tensors().size() == 30);
+  for (const fs::path& from : {snapshot, dir / "main"}) {
+    fs::remove_all(dir / "out");
+    fs::create_directories(dir / "out");
+    moe::io::copy_tokenizer_files(from, dir / "out");
+    CHECK(fs::is_regular_file(fs::symlink_status(dir / "out" / "tokenizer.json")));
+    CHECK(moe::test::read_file(dir / "out" / "tokenizer.json") == "bytes");
+  }
+}
+
+TEST_CASE("a link out of the folder is not copied, one within it is", "[io]") {
+  const TempDir dir;
+  const fs::path from = dir / "from";
+  moe::test::write_file(dir / "key", "secret");
+  moe::test::write_file(from / "real.json", "bytes");
+  fs::create_directories(dir / "to");
+  fs::create_symlink("real.json", from / "tokenizer.json");
+  fs::create_symlink(dir / "nothing", from / "added_tokens.json");
+  moe::io::copy_tokenizer_files(from, dir / "to");
+  CHECK(moe::test::read_file(dir / "to" / "tokenizer.json") == "bytes");
+  CHECK_FALSE(fs::exists(dir / "to" / "added_tokens.json"));
+  SECTION("to a file of the user") {
+    fs::create_symlink(dir / "key", from / "generation_config.json");
+  }
+  SECTION("by way of a folder within") {
+    fs::create_directory_symlink(dir.path(), from / "sub");
+    fs::create_symlink("sub/key", from / "generation_config.json");
+  }
+  SECTION("to what only looks like the hub's cache") {
+    fs::create_directories(dir / "blobs");
+    fs::create_symlink(dir / "key", dir / "blobs" / "b");
+    fs::create_symlink(dir / "blobs" / "b", from / "generation_config.json");
+  }
+  CHECK(user_error_of([&] { moe::io::copy_tokenizer_files(from, dir / "to"); }) ==
+        (from / "generation_config.json").string() + ": is a link to " + (dir / "key").string() +
+            ", outside of its folder, and will not be copied; put the file itself there, or "
+            "remove the link");
+  CHECK_FALSE(fs::exists(dir / "to" / "generation_config.json"));
+}
+
+TEST_CASE("a copied file keeps its mode, names only near ours are not copied", "[io]") {
+  const TempDir dir;
+  fs::create_directories(dir / "to");
+  for (const char* name : {"tokenizer.json", "tokenizer.key", "chat_template.bak"}) {
+    moe::test::write_file(dir / "from" / name, "bytes");
+  }
+  fs::permissions(dir / "from" / "tokenizer.json", fs::perms(0600));
+  moe::io::copy_tokenizer_files(dir / "from", dir / "to");
+  CHECK(fs::status(dir / "to" / "tokenizer.json").permissions() == fs::perms(0600));
+  CHECK(std::distance(fs::directory_iterator(dir / "to"), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("tokenizer and generation files are copied, and nothing else", "[io]") {
