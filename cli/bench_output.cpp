@@ -4,6 +4,7 @@
 
 #include "cli/bench.h"
 #include "cli/flags.h"
+#include "core/base/terminal_text.h"
 #include "core/bench/changes.h"
 #include "core/bench/environment.h"
 #include "kernels/ops/device.h"
@@ -49,10 +50,12 @@ void print_bench(const BenchOutput& output, const std::string& what, const Json&
              now["processor"].get<std::string>(), now["instruction_set"].get<std::string>(),
              now["threads"].get<int>(), now["torch_version"].get<std::string>(), table);
   if (!earlier.is_null()) {
-    fmt::print("against {}{}\n", output.against, note.empty() ? "" : ", which " + note);
+    fmt::print("against {}{}\n", output.against,
+               note.empty() ? "" : ", which " + terminal_text(note, /*one_line=*/true));
   }
   for (const auto& change : found) {
-    fmt::print("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n", change.name, change.before, change.after,
+    fmt::print("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n",
+               terminal_text(change.name, /*one_line=*/true), change.before, change.after,
                change.before == 0 ? 0 : 100 * (change.after / change.before - 1));
   }
 }

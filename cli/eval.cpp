@@ -9,6 +9,7 @@
 #include "cli/launch.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/sweep.h"
 #include "core/route/counters_json.h"
@@ -133,7 +134,7 @@ class Display {
     if (bar_) {
       bar_->line(text);
     } else {
-      fmt::print(stderr, "{}\n", text);
+      fmt::print(stderr, "{}\n", terminal_text(text, /*one_line=*/true));
     }
   }
 
@@ -151,12 +152,13 @@ void print_routing(const eval::RunReport& report) {
     if (!task.answers.empty()) {
       continue;  // not counted while answers are written
     }
-    fmt::print(
-        "{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
-        task.loaded.task.name, report.router, report.ep_ranks, report.ep_ranks == 1 ? "" : "s",
-        report.group_tokens == 0 ? std::string("no capacity")
-                                 : fmt::format("groups of up to {} tokens", report.group_tokens),
-        100 * eval::drop_rate(task));
+    fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
+               terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
+               report.ep_ranks, report.ep_ranks == 1 ? "" : "s",
+               report.group_tokens == 0
+                   ? std::string("no capacity")
+                   : fmt::format("groups of up to {} tokens", report.group_tokens),
+               100 * eval::drop_rate(task));
   }
   if (report.routing) {
     fmt::print("\n{}", route::routing_table(report.routing->moe_layers, report.routing->layers));
@@ -173,9 +175,9 @@ void run_tasks(const EvalFlags& flags, Display& display) {
     fmt::print("{}\n", eval::results_json(report).dump(2));
     return;
   }
-  fmt::print("{}", eval::results_table(report));
+  fmt::print("{}", terminal_text(eval::results_table(report)));
   if (flags.items) {
-    fmt::print("\n{}", eval::to_item_list(report.against));
+    fmt::print("\n{}", terminal_text(eval::to_item_list(report.against)));
   }
   print_routing(report);
 }
@@ -194,9 +196,9 @@ void run_sweep(const EvalFlags& flags, Display& display) {
     fmt::print("{}\n", eval::sweep_json(report).dump(2));
     return;
   }
-  fmt::print("{}", eval::sweep_table(report));
+  fmt::print("{}", terminal_text(eval::sweep_table(report)));
   if (is_terminal(1)) {
-    fmt::print("\n{}", eval::sweep_bars(report, terminal_width(1)));
+    fmt::print("\n{}", terminal_text(eval::sweep_bars(report, terminal_width(1))));
   }
   if (!flags.settings.out.empty()) {
     fmt::print("\nplotted in {}\n", (flags.settings.out / "sweep.html").string());

@@ -9,13 +9,14 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "core/base/terminal_text.h"
 
 namespace moe::cli {
 
 namespace {
 
 void print_row(const std::string& label, const std::string& text) {
-  fmt::print("{:<14}{}\n", label, text);
+  fmt::print("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
 }
 
 void print_mixture(const model::Inspection& model) {

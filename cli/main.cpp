@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/base/version.h"
 #include "kernels/cpu/caching_allocator.h"
 
@@ -90,16 +91,16 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {
-    fmt::print(stderr, "moe: {}\n", error.what());
+    fmt::print(stderr, "moe: {}\n", moe::terminal_text(error.what(), /*one_line=*/true));
     return kUserError;
   } catch (const moe::Interrupted& stopped) {
-    fmt::print(stderr, "moe: {}\n", stopped.what());
+    fmt::print(stderr, "moe: {}\n", moe::terminal_text(stopped.what(), /*one_line=*/true));
     return kInterrupted;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "moe: out of memory\n");
     return kFailed;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "moe: {}\n", error.what());
+    fmt::print(stderr, "moe: {}\n", moe::terminal_text(error.what()));
     return kFailed;
   }
 }

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/base/terminal_text.h"
+
 namespace moe::cli {
 
 namespace {
@@ -87,7 +89,7 @@ void Progress::line(const std::string& text) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", text);
+  fmt::print(stderr, "{}{}\n", terminal_ ? "\r\033[K" : "", terminal_text(text, /*one_line=*/true));
   if (terminal_) {
     print(false);
   }
@@ -108,16 +110,18 @@ std::string Progress::text(bool last, Detail detail) const {
     return unit_ == "B" ? format_bytes(value) : fmt::format("{:.0f} {}", value, unit_);
   };
   const auto pace = unit_ == "B" ? format_bytes(rate) : fmt::format("{:.1f} {}", rate, unit_);
-  const std::string remark = remark_.empty() ? "" : ", " + remark_;
+  const std::string label = terminal_text(label_, /*one_line=*/true);
+  const std::string remark =
+      remark_.empty() ? "" : ", " + terminal_text(remark_, /*one_line=*/true);
   if (total_ == 0) {
-    return fmt::format("{}  {}, {}/s{}", label_, amount(done), pace, remark);
+    return fmt::format("{}  {}, {}/s{}", label, amount(done), pace, remark);
   }
   const double share = done / static_cast<double>(total_);
   const double left = rate > 0 ? (static_cast<double>(total_) - done) / rate : 0;
   const std::string counts =
       fmt::format(" {} of {},", unit_ == "B" ? format_bytes(done) : fmt::format("{:.0f}", done),
                   amount(static_cast<double>(total_)));
-  return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}", label_,
+  return fmt::format("{}  {}{:.0f} %,{} {}/s, {} {}{}", label,
                      detail == Detail::kBar ? bar_text(share) + " " : "", 100 * share,
                      detail == Detail::kNumbers ? "" : counts, pace, last ? "took" : "left",
                      format_seconds(last ? seconds : left), remark);

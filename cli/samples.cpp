@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "cli/progress.h"
+#include "core/base/terminal_text.h"
 #include "core/data/show.h"
 #include "core/train/loop/training_data.h"
 
@@ -15,7 +16,8 @@ void print_samples(const train::TrainSettings& settings, int64_t count) {
   const bool colour = is_terminal(1) && (no_colour == nullptr || *no_colour == '\0');
   const train::Samples samples = train::read_samples(settings, count);
   for (size_t file = 0; file < samples.files.size(); ++file) {
-    fmt::print("{}: {}\n", samples.files[file], samples.forms[file]);
+    fmt::print("{}: {}\n", terminal_text(samples.files[file], /*one_line=*/true),
+               terminal_text(samples.forms[file], /*one_line=*/true));
   }
   for (const auto& example : samples.examples) {
     const std::string where =

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/progress.h"
+#include "core/base/terminal_text.h"
 
 namespace moe::cli {
 
@@ -146,7 +147,8 @@ void StepPrinter::print(const train::Evaluation& evaluation) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr, "{}{}\n{}", line_open_ ? "\r\033[K" : "", evaluation_line(evaluation),
+  fmt::print(stderr, "{}{}\n{}", line_open_ ? "\r\033[K" : "",
+             terminal_text(evaluation_line(evaluation), /*one_line=*/true),
              line_open_ ? line_ : "");
   std::fflush(stderr);
 }

@@ -14,6 +14,7 @@
 #include "cli/train_flags.h"
 #include "cli/train_plans.h"
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/eval/live_tasks.h"
 #include "core/io/checkpoint.h"
 #include "core/train/loop/stop_signals.h"
@@ -51,15 +52,15 @@ std::string describe_group(const train::RunPlan& plan) {
 void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
   for (const auto& line : plan.data) {
-    fmt::print(stderr, "{}\n", line);
+    fmt::print(stderr, "{}\n", terminal_text(line, /*one_line=*/true));
   }
   fmt::print(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
-             settings.model.string(), format_count(static_cast<double>(plan.parameters)),
-             plan.examples, plan.tokens, *settings.steps, *settings.global_batch,
-             *settings.micro_batch, settings.pack == data::Pack::kNone ? "up to " : "",
-             *settings.seq_len);
+             terminal_text(settings.model.string(), /*one_line=*/true),
+             format_count(static_cast<double>(plan.parameters)), plan.examples, plan.tokens,
+             *settings.steps, *settings.global_batch, *settings.micro_batch,
+             settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (plan.is_moe) {
     fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
                to_string(plan.routing.router), plan.routing.ep_ranks, describe_group(plan),
@@ -70,7 +71,7 @@ void print_plan(const train::RunPlan& plan) {
   }
   print_trained(settings);
   for (const auto& note : plan.notes) {
-    fmt::print(stderr, "{}\n", note);
+    fmt::print(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "cli/progress.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/io/paths.h"
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
@@ -183,7 +184,7 @@ void run(const UpcycleFlags& flags) {
       dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate);
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
-    fmt::print(stderr, "warning: {}\n", warning);
+    fmt::print(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));
   }
   print_result(flags, plan, std::move(report), *seconds);
 }

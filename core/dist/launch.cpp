@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/dist/child.h"
 #include "core/dist/roll_call.h"
 #include "core/dist/shared_memory.h"
@@ -190,7 +191,7 @@ class Launcher {
       }
       std::istringstream words(children_.at(notice.rank).said());
       for (std::string line; std::getline(words, line);) {
-        fmt::print(stderr, "[rank {}] {}\n", notice.rank, line);
+        fmt::print(stderr, "[rank {}] {}\n", notice.rank, terminal_text(line));
       }
     }
   }

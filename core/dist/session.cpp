@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/base/version.h"
 #include "core/dist/addresses.h"
 #include "core/dist/environment.h"
@@ -121,7 +122,7 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
   if (environment.launcher != "moe" && should_speak(roll, notice)) {
     fmt::print(stderr, "moe: {}{}\n",
                notice.rank == 0 ? "" : fmt::format("[rank {}] ", notice.rank),
-               notice.sentence.empty() ? notice.text : notice.sentence);
+               terminal_text(notice.sentence.empty() ? notice.text : notice.sentence));
   }
 }
 
@@ -137,7 +138,7 @@ void say(const Environment& environment, RollCall& roll, const Notice& notice) {
     }
   } catch (const std::exception&) {  // the store is gone
     fmt::print(stderr, "moe: [rank {}] {}\n", end.notice.rank,
-               end.notice.sentence.empty() ? end.notice.text : end.notice.sentence);
+               terminal_text(end.notice.sentence.empty() ? end.notice.text : end.notice.sentence));
   }
   std::fflush(nullptr);
   std::_Exit(end.exit_code);

@@ -17,6 +17,10 @@ void check_replaceable(const fs::path& out, bool force) {
   if (!is_taken(out)) {
     return;
   }
+  if (fs::is_symlink(out)) {
+    throw UserError("{}: is a link to {}; give that folder itself, or another output folder",
+                    out.string(), fs::read_symlink(out).string());
+  }
   if (!fs::is_directory(fs::status(out))) {
     throw UserError("{}: is a file; give the name of a folder to write", out.string());
   }

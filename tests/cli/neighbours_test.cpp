@@ -207,5 +207,41 @@ TEST_CASE("moe upcycle gives no file away that its model folder only links to", 
   CHECK(fs::status(world.dir / "out/chat_template.jinja").permissions() == fs::perms(0600));
 }
 
+TEST_CASE("an output that is a link is refused, and both ends of it stay", "[cli]") {
+  const World world;
+  const Files theirs = {{world.dir / "real/thesis.txt", "years"}, {world.dir / "page", "years"}};
+  write_files(theirs);
+  fs::create_directory_symlink(world.dir / "real", world.dir / "out");
+  check_refused(world.upcycle({"-o", world.path("out"), "--force"}),
+                "is a link to " + world.path("real"));
+  REQUIRE(world.train({"-o", world.path("run")}).exit_code == 0);
+  fs::create_symlink(world.dir / "page", world.dir / "link.html");
+  check_refused(run_moe({"report", world.path("run"), "-o", world.path("link.html"), "--force"}),
+                "is a link to " + world.path("page"));
+  CHECK(fs::is_symlink(world.dir / "out"));
+  CHECK(fs::is_symlink(world.dir / "link.html"));
+  check_untouched(theirs);
+}
+
+TEST_CASE("names that others gave reach a terminal as text", "[cli]") {
+  const World world;
+  const std::string name = "model\x1b[2J\nmoe: all is well";
+  const auto missing = run_moe({"inspect", world.path(name)});
+  CHECK(missing.exit_code == 2);
+  CHECK(missing.err ==
+        "moe: " + world.path("model\\x1b[2J\\nmoe: all is well") + ": no such folder\n");
+  fs::rename(world.dir / "dense", world.dir / name);
+  const auto found = run_moe({"inspect", world.path(name)});
+  INFO(found.err);
+  CHECK(found.exit_code == 0);
+  CHECK(found.out.find('\x1b') == std::string::npos);
+  CHECK(found.out.find("model\\x1b[2J\\nmoe: all is well\n") != std::string::npos);
+  const auto trained = run_moe({"train", world.path(name), "--data", world.path("rows.jsonl"),
+                                "--steps", "1", "-o", world.path("run"), "--threads", "1"});
+  INFO(trained.err);
+  CHECK(trained.exit_code == 0);
+  CHECK(trained.err.find('\x1b') == std::string::npos);
+}
+
 }  // namespace
 }  // namespace moe

@@ -25,6 +25,10 @@ bool is_writable(fs::path folder) {
 void check_output(const std::vector<fs::path>& files, bool force, const std::string& flag,
                   const std::vector<fs::path>& inputs) {
   for (const auto& file : files) {
+    if (fs::is_symlink(file)) {
+      throw UserError("{}: is a link to {}; give that file itself, or another {}", file.string(),
+                      fs::read_symlink(file).string(), flag);
+    }
     if (fs::exists(file) && !force) {
       throw UserError("{}: is there already; give another {}, or --force to replace it",
                       file.string(), flag);

@@ -21,7 +21,7 @@ namespace {
 
 Task quiz_task(const fs::path& file) {
   const PromptTemplate question("Question: {{question}}\nAnswer:"), context("{{context}}");
-  return {.name = file.stem().string(),
+  return {.name = printable(file.stem().string()),
           .data = {.scored = {"", {{{file.string()}, read_quiz}}}},
           .prompt =
               [question, context](const OrderedJson& document) {

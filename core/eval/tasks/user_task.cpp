@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/base/toml_depth.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
@@ -199,9 +200,11 @@ Generation generation_of(const Json& settings, const std::string& where) {
 Task make_task(const Json& settings, const fs::path& file) {
   const std::string where = file.string();
   Task task;
-  task.name = get_string(settings, "task", where, file.stem().string());
-  if (task.name.empty() || task.name.find_first_of("/\\") != std::string::npos) {
-    throw UserError("'task' is '{}', it names files: no slashes, not empty", printable(task.name));
+  task.name = get_string(settings, "task", where, printable(file.stem().string()));
+  if (task.name.empty() || task.name.find_first_of("/\\") != std::string::npos ||
+      terminal_text(task.name, /*one_line=*/true) != task.name) {
+    throw UserError("'task' is '{}', it names files: no slashes, no control characters, not empty",
+                    printable(task.name));
   }
   task.is_own = true;
   task.output = output_of(settings, where);

@@ -126,6 +126,13 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
 // What is in the way of the run, or would go with what the run removes.
 void RunFolder::check_names() const {
   const auto made = read_made(run_);
+  for (const auto& name : run_names()) {
+    if (name != kFinal && fs::is_symlink(run_ / name)) {
+      throw UserError(
+          "{}: is a link to {}, and a run writes files of its own: remove it, or give another -o",
+          (run_ / name).string(), fs::read_symlink(run_ / name).string());
+    }
+  }
   if (force_) {
     io::check_removable(run_);
     for (const auto& name : run_names()) {

@@ -381,12 +381,17 @@ TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
   CHECK(absent > 0);
 }
 
-TEST_CASE("a link to a folder is replaced, not what it points to", "[io]") {
+TEST_CASE("a link is neither replaced nor followed", "[io]") {
   const TempDir dir;
   commit_number(dir / "real", false, 1);
   fs::create_directory_symlink(dir / "real", dir / "link");
-  CHECK_FALSE(user_error_of([&] { StagedFolder folder(dir / "link", false); }).empty());
-  commit_number(dir / "link", true, 2);
-  CHECK(whole_number(dir / "link") == 2);
+  fs::create_symlink(dir / "none", dir / "dangling");
+  const bool force = GENERATE(false, true);
+  for (const auto& [link, target] : {std::pair("link", "real"), std::pair("dangling", "none")}) {
+    CHECK(user_error_of([&] { StagedFolder folder(dir / link, force); }) ==
+          (dir / link).string() + ": is a link to " + (dir / target).string() +
+              "; give that folder itself, or another output folder");
+    CHECK(fs::read_symlink(dir / link) == dir / target);
+  }
   CHECK(whole_number(dir / "real") == 1);
 }

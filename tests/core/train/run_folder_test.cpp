@@ -153,6 +153,22 @@ TEST_CASE("a checkpoint of somebody else is neither removed as old nor written o
   CHECK_NOTHROW(run.claim(run.checkpoint(3)));
 }
 
+TEST_CASE("a run does not write through links", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model";
+  RunFolder(run, model, false).begin("[train]\n", RunState::kNew);
+  write_file(dir / "theirs", "years");
+  const std::string name = GENERATE("metrics.jsonl", "settings.toml", "starts.jsonl");
+  fs::remove(run / name);
+  fs::create_symlink(dir / "theirs", run / name);
+  for (const bool force : {false, true}) {
+    CHECK(user_error_of([&] { RunFolder(run, model, force); }) ==
+          (run / name).string() + ": is a link to " + (dir / "theirs").string() +
+              ", and a run writes files of its own: remove it, or give another -o");
+  }
+  CHECK(moe::test::read_file(dir / "theirs") == "years");
+}
+
 TEST_CASE("a run from before there were lists goes on with one, and is not begun anew", "[train]") {
   const TempDir dir;
   const fs::path run = dir / "run", model = dir / "model";

@@ -97,7 +97,7 @@ TEST_CASE("what is wrong in a task file, or in its data, is named", "[eval]") {
         "t.toml: output_type 'rolling' is unknown; known: multiple_choice, loglikelihood, "
         "generate_until");
   CHECK(complaint(folder, "t.toml", rest + text + "task = \"a/b\"\n") ==
-        "t.toml: 'task' is 'a/b', it names files: no slashes, not empty");
+        "t.toml: 'task' is 'a/b', it names files: no slashes, no control characters, not empty");
   CHECK(complaint(
             folder, "t.toml",
             "data = \"no.jsonl\"\ndoc_to_choice = [\"a\", \"b\"]\ndoc_to_target = \"0\"\n" + text)

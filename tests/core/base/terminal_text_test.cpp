@@ -1,0 +1,16 @@
+#include "core/base/terminal_text.h"
+
+#include "tests/support/catch.h"
+
+TEST_CASE("text of others on a terminal is letters, and what it would obey is spelt out",
+          "[base]") {
+  const std::string plain = "layer \xC3\xBC, \xE6\xBC\xA2, \xF0\x9F\x98\x80, 5 %";
+  CHECK(moe::terminal_text(plain) == plain);
+  CHECK(moe::terminal_text(plain, true) == plain);
+  CHECK(moe::terminal_text("a\tb\nc\r") == "a\tb\nc\\x0d");
+  CHECK(moe::terminal_text("a\tb\nc\r", true) == "a\\x09b\\nc\\x0d");
+  CHECK(moe::terminal_text("\x1B[31m\x7F\x9B\xC2\x9B.") == "\\x1b[31m\\x7f\\x9b\\x9b.");
+  CHECK(moe::terminal_text("a\xE2\x80\xAE"
+                           "b\xE2\x81\xA6") == "a\\u{202e}b\\u{2066}");
+  CHECK(moe::terminal_text(std::string("a\0b", 3)) == "a\\x00b");
+}
