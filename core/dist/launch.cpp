@@ -28,17 +28,27 @@ constexpr size_t kPoolBytesARank = size_t{128} << 20;
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
-// Signals asked for one by one instead of delivered; also in threads made after it.
+// Signals asked for one by one instead of delivered; also in threads made after it. One that this
+// process was told to ignore (nohup, a shell's background) is left to be ignored, but for SIGCHLD:
+// where that is ignored, nobody learns how a child ended, and the ranks inherit that too.
 class HeldSignals {
  public:
   HeldSignals() {
+    struct sigaction by_default {};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &by_default, &of_child_before_);
     sigemptyset(&held_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
-      sigaddset(&held_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGCHLD}) {
+      if (!is_ignored(signal)) {
+        sigaddset(&held_, signal);
+      }
     }
     pthread_sigmask(SIG_BLOCK, &held_, &before_);
   }
-  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~HeldSignals() {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    sigaction(SIGCHLD, &of_child_before_, nullptr);
+  }
   HeldSignals(const HeldSignals&) = delete;
   HeldSignals& operator=(const HeldSignals&) = delete;
 
@@ -49,8 +59,25 @@ class HeldSignals {
     return std::max(signal, 0);
   }
 
+  // This process stands still, until it is continued. (Not where no shell could continue it.)
+  static void stop_this_process() {
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    raise(SIGTSTP);  // delivered when it is let through
+    pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);
+    pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+  }
+
  private:
+  static bool is_ignored(int signal) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    return action.sa_handler == SIG_IGN;
+  }
+
   sigset_t held_ = {}, before_ = {};
+  struct sigaction of_child_before_ = {};
 };
 
 int usable_cores() {
@@ -86,11 +113,7 @@ class Launcher {
 
   void watch() {
     while (!all_ended()) {
-      const int signal = signals_.next();
-      if (signal != 0 && signal != SIGCHLD) {
-        passed_on_ = signal == SIGHUP ? SIGTERM : signal;
-        kill(-group(), passed_on_);
-      }
+      pass_on(signals_.next());
       for (auto& child : children_) {
         look_at(child);
       }
@@ -114,6 +137,28 @@ class Launcher {
   }
 
  private:
+  void pass_on(int signal) {
+    switch (signal) {
+      case 0:
+      case SIGCHLD:
+        return;
+      case SIGTSTP:  // Ctrl-Z: the terminal reaches this process alone, the ranks have a group
+        kill(-group(), SIGTSTP);
+        HeldSignals::stop_this_process();
+        kill(-group(), SIGCONT);
+        if (first_bad_) {
+          first_bad_ = Clock::now();  // nobody had time meanwhile
+        }
+        return;
+      case SIGCONT:
+        kill(-group(), SIGCONT);
+        return;
+      default:
+        passed_on_ = signal == SIGHUP ? SIGTERM : signal;
+        kill(-group(), passed_on_);
+    }
+  }
+
   Seconds timeout() const { return Seconds{settings_.timeout_s}; }
   pid_t group() const { return children_.front().pid(); }
   bool all_ended() const {
