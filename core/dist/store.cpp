@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <future>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -40,6 +41,24 @@ std::shared_ptr<Store> prefixed(const c10::intrusive_ptr<c10d::TCPStore>& store,
   return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store), false,
                                      patience);
 }
+
+// Threads that are made meanwhile do not end the process when they write to a peer that hung up, as
+// the server's thread would: it writes by libuv, which leaves SIGPIPE to the program.
+class NoSigpipeInNewThreads {
+ public:
+  NoSigpipeInNewThreads() {
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+  }
+  ~NoSigpipeInNewThreads() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSigpipeInNewThreads(const NoSigpipeInNewThreads&) = delete;
+  NoSigpipeInNewThreads& operator=(const NoSigpipeInNewThreads&) = delete;
+
+ private:
+  sigset_t before_ = {};
+};
 
 }  // namespace
 
@@ -103,6 +122,7 @@ std::shared_ptr<Store> serve_store(const std::string& host, uint16_t port,
   c10d::TCPStoreOptions options = options_of(port, timeout);
   options.isServer = true;
   options.masterListenFd = listening.socket.release();
+  const NoSigpipeInNewThreads while_it_starts;
   return prefixed(c10::make_intrusive<c10d::TCPStore>(listening.address, options), prefix,
                   Seconds{0});
 }

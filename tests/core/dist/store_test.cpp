@@ -4,8 +4,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 
+#include <csignal>
 #include <thread>
 
 #include "core/dist/shared_memory.h"
@@ -58,6 +61,30 @@ TEST_CASE("a store whose file another process holds is silent, and does not bloc
   CHECK_THROWS_AS(store->read("key"), dist::StoreIsSilent);
   flock(holder.get(), LOCK_UN);
   CHECK_THROWS_AS(store->read("key"), dist::StoreIsSilent);
+}
+
+// Else the answer that finds nobody ends the process (SIGPIPE), as any port scanner would.
+TEST_CASE("clients that hang up before their answer leave the store as it is") {
+  std::signal(SIGPIPE, SIG_DFL);
+  const auto port = static_cast<uint16_t>(20000 + getpid() % 12000);
+  const auto store = dist::serve_store("127.0.0.1", port, "run", Seconds{20});
+  CHECK_FALSE(store->is_private());
+  // c10d's greeting, and then the question how many keys there are, again and again.
+  std::string questions("\x00\xce\xf7\x85\x3c", 5);
+  questions.append(2000, '\x07');
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int client = 0; client < 50; ++client) {
+    const Descriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
+    REQUIRE(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    const linger at_once{1, 0};
+    setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    send(socket.get(), questions.data(), questions.size(), MSG_NOSIGNAL);
+  }
+  store->set("key", "text");
+  CHECK(store->read("key") == "text");
 }
 
 TEST_CASE("a descriptor that is no file in memory is refused as a store") {
