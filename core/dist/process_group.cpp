@@ -165,7 +165,7 @@ ProcessComm::~ProcessComm() {
 }
 
 BackendPointer ProcessComm::connect() {
-  const BackendPlace place{name_ + "/", rank_, size()};
+  const BackendPlace place{fmt::format("{}/{}/", membership_->roll.run(), name_), rank_, size()};
   try {
     const BackendPointer backend = !device_.is_cpu() ? make_nccl(*membership_, place, device_)
                                    : is_one_host()   ? make_host(*membership_, place)

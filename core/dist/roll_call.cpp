@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/utf8.h"
+#include "core/dist/nonce.h"
 #include "core/dist/wait_clock.h"
 
 namespace moe::dist {
@@ -21,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 constexpr Seconds kGrace{2};       // for the notices of others, after a connection broke
 constexpr Seconds kOwnWords{0.5};  // a launcher's notice says more than a missing process
 constexpr std::chrono::milliseconds kPause{20};
+constexpr size_t kMostStrangers = 8;  // that are named
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
@@ -34,6 +36,14 @@ int64_t number_of(const Json& line, const std::string& key, int64_t least, int64
   const int64_t value = get_int(line, key, kStore);
   if (value < least || value > most) {
     throw UserError("{}: {} = {}", kStore, key, value);
+  }
+  return value;
+}
+
+std::string nonce_of(const Json& line, const std::string& key) {
+  std::string value = get_string(line, key, kStore);
+  if (!is_nonce(value)) {
+    throw UserError("{}: {} is none", kStore, key);
   }
   return value;
 }
@@ -67,8 +77,12 @@ std::string line_of(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string waits_key(int64_t rank) { return fmt::format("waits/{}", rank); }
-std::string own_work_key(int64_t rank) { return fmt::format("own_work/{}", rank); }
+std::string waits_key(const std::string& run, int64_t rank) {
+  return fmt::format("{}/waits/{}", run, rank);
+}
+std::string own_work_key(const std::string& run, int64_t rank) {
+  return fmt::format("{}/own_work/{}", run, rank);
+}
 
 // What the notice of another means for this rank.
 Verdict verdict_of(const Notice& notice, const std::string& name) {
@@ -90,13 +104,14 @@ struct Arrival {
   Member member;
   std::string version;
   int64_t size = 0;
+  std::string token;  // of the process, made by it
 };
 
 Json to_json(const Arrival& arrival) {
   const Member& member = arrival.member;
-  return {{"rank", arrival.rank},      {"host", member.host}, {"address", member.address},
-          {"machine", member.machine}, {"pid", member.pid},   {"version", arrival.version},
-          {"size", arrival.size}};
+  return {{"rank", arrival.rank},      {"host", member.host},   {"address", member.address},
+          {"machine", member.machine}, {"pid", member.pid},     {"version", arrival.version},
+          {"size", arrival.size},      {"token", arrival.token}};
 }
 
 Arrival arrival_of(const Json& line) {
@@ -105,13 +120,19 @@ Arrival arrival_of(const Json& line) {
           {text_of(line, "host"), text_of(line, "address"), text_of(line, "machine"),
            number_of(line, "pid", 1, kMostPid)},
           text_of(line, "version"),
-          size};
+          size,
+          nonce_of(line, "token")};
 }
 
-std::map<int64_t, Arrival> read_arrivals(Store& store) {
-  std::map<int64_t, Arrival> arrivals;
-  for (const Arrival& next : parse_lines(store.read("members"), arrival_of)) {
-    const auto [place, is_new] = arrivals.emplace(next.rank, next);
+std::vector<Arrival> read_arrivals(Store& store) {
+  return parse_lines(store.read("members"), arrival_of);
+}
+
+// One a rank, as long as it is open who belongs to this run.
+std::map<int64_t, Arrival> by_rank(const std::vector<Arrival>& arrivals) {
+  std::map<int64_t, Arrival> ranks;
+  for (const Arrival& next : arrivals) {
+    const auto [place, is_new] = ranks.emplace(next.rank, next);
     if (!is_new) {
       throw UserError(
           "two processes say that they are {} and {}: another run uses the same MASTER_ADDR and "
@@ -119,7 +140,46 @@ std::map<int64_t, Arrival> read_arrivals(Store& store) {
           describe(next.rank, place->second.member), describe(next.rank, next.member));
     }
   }
-  return arrivals;
+  return ranks;
+}
+
+const Arrival* arrival_with(const std::vector<Arrival>& arrivals, const std::string& token) {
+  const auto found = std::find_if(arrivals.begin(), arrivals.end(),
+                                  [&](const Arrival& arrival) { return arrival.token == token; });
+  return found == arrivals.end() ? nullptr : &*found;
+}
+
+// What rank 0 says once all have come: the run's own name, and the token of each of its ranks.
+struct Roster {
+  std::string run;
+  std::vector<std::string> tokens;
+};
+
+Roster make_roster(const std::map<int64_t, Arrival>& ranks) {
+  Roster roster{make_nonce(), {}};
+  for (const auto& [rank, arrival] : ranks) {
+    roster.tokens.push_back(arrival.token);
+  }
+  return roster;
+}
+
+std::string text_of(const Roster& roster) {
+  return line_of({{"run", roster.run}, {"tokens", roster.tokens}});
+}
+
+std::optional<Roster> read_roster(Store& store) {
+  const auto rosters = parse_lines(store.read("roster"), [](const Json& line) -> Roster {
+    Roster roster{nonce_of(line, "run"), {}};
+    const auto tokens = line.find("tokens");
+    if (tokens == line.end() || !tokens->is_array()) {
+      throw UserError("{}: no tokens", kStore);
+    }
+    for (const Json& token : *tokens) {
+      roster.tokens.push_back(token.is_string() ? token.get<std::string>() : "");
+    }
+    return roster;
+  });
+  return rosters.empty() ? std::nullopt : std::optional(rosters.front());
 }
 
 // All are of the same make, and there are as many as each believes.
@@ -159,40 +219,70 @@ void compare(const std::map<int64_t, Arrival>& arrivals) {
                    fmt::format("{} within {:g} s of the start", text, timeout.count()));
 }
 
+// Rank 0 came, and then did not say that all have.
+[[noreturn]] void throw_unadmitted(const Arrival& first, Seconds timeout) {
+  const std::string text = describe(0, first.member) + " did not let the others in";
+  throw RankFailed({0, text}, fmt::format("{} within {:g} s of the start", text, timeout.count()));
+}
+
 }  // namespace
 
 RollCall::RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size)
-    : store_(std::move(store)), rank_(rank), size_(size) {}
+    : store_(std::move(store)), rank_(rank), size_(size), token_(make_nonce()) {}
 
 void RollCall::check_in(const Member& me, const std::string& version, Seconds timeout) {
   WaitClock clock;
-  store_->append("members", line_of(to_json({rank_, me, version, size_})));
-  std::map<int64_t, Arrival> arrivals;
-  for (;;) {
-    arrivals = read_arrivals(*store_);
-    compare(arrivals);
-    if (static_cast<int64_t>(arrivals.size()) == size_) {
-      break;
+  store_->append("members", line_of(to_json({rank_, me, version, size_, token_})));
+  while (!is_admitted()) {
+    const auto ranks = by_rank(read_arrivals(*store_));
+    compare(ranks);
+    const bool are_all_here = static_cast<int64_t>(ranks.size()) == size_;
+    if (are_all_here && rank_ == 0) {
+      store_->set("roster", text_of(make_roster(ranks)));
+      continue;
     }
     Verdict verdict;
     if (!bad_news(verdict).empty()) {
       throw RankFailed(verdict, verdict.text + ": before all ranks had come");
     }
     if (clock.look() > timeout) {
-      throw_missing(arrivals, size_, timeout);
+      are_all_here ? throw_unadmitted(ranks.at(0), timeout) : throw_missing(ranks, size_, timeout);
     }
     std::this_thread::sleep_for(kPause);
   }
-  for (const auto& [rank, arrival] : arrivals) {
-    MOE_CHECK(rank == static_cast<int64_t>(members_.size()), "rank {}", rank);
-    members_.push_back(arrival.member);
+}
+
+// Whether rank 0 has said who takes part. Then whoever it did not name is of another run.
+bool RollCall::is_admitted() {
+  const auto roster = read_roster(*store_);
+  if (!roster) {
+    return false;
   }
+  const auto size = static_cast<int64_t>(roster->tokens.size());
+  if (size != size_ || roster->tokens[rank_] != token_) {
+    throw UserError(
+        "another run uses the same MASTER_ADDR and MASTER_PORT, and has all its ranks; give each "
+        "run a port of its own");
+  }
+  const auto arrivals = read_arrivals(*store_);
+  std::vector<Member> members;
+  for (const std::string& token : roster->tokens) {
+    const Arrival* arrival = arrival_with(arrivals, token);
+    if (arrival == nullptr || arrival->rank != static_cast<int64_t>(members.size())) {
+      return false;  // somebody spoils the store
+    }
+    members.push_back(arrival->member);
+  }
+  run_ = roster->run;
+  tokens_ = roster->tokens;
+  members_ = std::move(members);
+  return true;
 }
 
 // Said once, for a store in a file keeps whatever was ever said.
 void RollCall::wait_at(const std::string& operation) {
   if (noted_ != operation) {
-    store_->set(waits_key(rank_), operation);
+    store_->set(waits_key(run_, rank_), operation);
     noted_ = operation;
   }
 }
@@ -203,11 +293,13 @@ void RollCall::go_on() {
   }
 }
 
-void RollCall::tell_own_work() { store_->set(own_work_key(rank_), fmt::format("{}", ++told_)); }
+void RollCall::tell_own_work() {
+  store_->set(own_work_key(run_, rank_), fmt::format("{}", ++told_));
+}
 
 // Clocks of machines differ: what counts is that the others' number goes on.
 bool RollCall::is_at_own_work(int64_t rank, Seconds recent) {
-  const std::string count = store_->read(own_work_key(rank)).value_or("");
+  const std::string count = store_->read(own_work_key(run_, rank)).value_or("");
   Told& told = others_told_[rank];
   if (count != told.count) {
     told = {count, Clock::now()};
@@ -222,7 +314,7 @@ void RollCall::forgive_silence() {
 }
 
 bool RollCall::is_waiting(int64_t rank) {
-  return !store_->read(waits_key(rank)).value_or("").empty();
+  return !store_->read(waits_key(run_, rank)).value_or("").empty();
 }
 
 std::string RollCall::name(int64_t rank) const {
@@ -235,17 +327,56 @@ void RollCall::give_notice(const Notice& notice) {
                                      {"ending", static_cast<int>(notice.ending)},
                                      {"culprit", notice.culprit},
                                      {"text", notice.text},
-                                     {"sentence", notice.sentence}}));
+                                     {"sentence", notice.sentence},
+                                     {"token", token_}}));
 }
 
 std::vector<Notice> RollCall::notices() {
-  return parse_lines(store_->read("notices"), [this](const Json& line) -> Notice {
+  struct Signed {
+    Notice notice;
+    std::string token;
+  };
+  const auto all = parse_lines(store_->read("notices"), [this](const Json& line) -> Signed {
     constexpr auto kLast = static_cast<int64_t>(Ending::kAffected);
-    return {number_of(line, "rank", 0, size_ - 1),
-            static_cast<Ending>(number_of(line, "ending", 0, kLast)),
-            number_of(line, "culprit", -1, size_ - 1), text_of(line, "text"),
-            text_of(line, "sentence")};
+    return {{number_of(line, "rank", 0, size_ - 1),
+             static_cast<Ending>(number_of(line, "ending", 0, kLast)),
+             number_of(line, "culprit", -1, size_ - 1), text_of(line, "text"),
+             text_of(line, "sentence")},
+            get_string(line, "token", kStore, "")};
   });
+  std::vector<Notice> notices;
+  for (const auto& [notice, token] : all) {
+    if (store_->is_private() || is_token_of(token, notice.rank)) {
+      notices.push_back(notice);
+    } else {
+      name_stranger(token, notice.rank);
+    }
+  }
+  return notices;
+}
+
+// Before all have come, whoever came counts.
+bool RollCall::is_token_of(const std::string& token, int64_t rank) {
+  if (!tokens_.empty()) {
+    return tokens_[rank] == token;
+  }
+  const auto arrivals = read_arrivals(*store_);
+  const Arrival* arrival = arrival_with(arrivals, token);
+  return arrival != nullptr && arrival->rank == rank;
+}
+
+void RollCall::name_stranger(const std::string& token, int64_t rank) {
+  if (on_stranger == nullptr || strangers_.size() >= kMostStrangers ||
+      !strangers_.insert(token).second) {
+    return;
+  }
+  const auto arrivals = read_arrivals(*store_);
+  const Arrival* arrival = arrival_with(arrivals, token);
+  on_stranger(
+      fmt::format("{} is of another run that uses the same MASTER_ADDR and MASTER_PORT; what it "
+                  "says is ignored",
+                  arrival == nullptr ? fmt::format("a process that says it is rank {}", rank)
+                                     : describe(arrival->rank, arrival->member)));
 }
 
 std::string RollCall::bad_news(Verdict& verdict) {
@@ -339,8 +470,9 @@ std::optional<Verdict> RollCall::who_is_late(const std::vector<int64_t>& among, 
   }
   for (const int64_t rank : among) {
     if (rank != rank_) {
-      return Verdict{rank, fmt::format("{} waits elsewhere ({})", name(rank),
-                                       printable(store_->read(waits_key(rank)).value_or("")))};
+      return Verdict{rank,
+                     fmt::format("{} waits elsewhere ({})", name(rank),
+                                 printable(store_->read(waits_key(run_, rank)).value_or("")))};
     }
   }
   return Verdict{-1, "nobody came"};

@@ -5,9 +5,11 @@
 // process is gone, or the one that waits nowhere while all others do.
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 
 #include "core/dist/members.h"
@@ -50,10 +52,16 @@ class RollCall {
   // rank -1: a launcher, which is none of them.
   RollCall(std::shared_ptr<Store> store, int64_t rank, int64_t size);
 
-  // Says who we are and waits for the others. UserError: another version of moe or another size of
-  // the run, or a rank twice; RankFailed: one did not come within `timeout`.
+  // Says who we are and waits for the others, until rank 0 has said that these are all. UserError:
+  // another version of moe or another size of the run, a rank twice, or the store is that of a run
+  // that has all its ranks; RankFailed: one did not come within `timeout`.
   void check_in(const Member& me, const std::string& version, Seconds timeout);
   const std::vector<Member>& members() const { return members_; }
+  // A name that no other run has, for keys in the store.
+  const std::string& run() const { return run_; }
+
+  // Told once of each process that gives notices here and is none of this run. May be null.
+  std::function<void(const std::string& sentence)> on_stranger;
 
   void wait_at(const std::string& operation);  // where this rank waits, once it takes long
   void go_on();                                // it waits no more
@@ -80,6 +88,9 @@ class RollCall {
   void wait_for_notices(Seconds timeout, int64_t culprit = -1);
 
  private:
+  bool is_admitted();
+  bool is_token_of(const std::string& token, int64_t rank);
+  void name_stranger(const std::string& token, int64_t rank);
   bool find_ended(bool is_late, Verdict& verdict);
   std::vector<int64_t> who_might_have_gone(const std::string& error,
                                            const std::vector<int64_t>& among);
@@ -89,9 +100,14 @@ class RollCall {
 
   std::shared_ptr<Store> store_;
   int64_t rank_, size_;
-  std::vector<Member> members_;  // empty before check_in
-  std::string noted_;            // where others read that we wait
-  int64_t told_ = 0;             // of tell_own_work
+  std::string token_;  // of this process
+  // Empty before check_in; by rank.
+  std::string run_;
+  std::vector<std::string> tokens_;
+  std::vector<Member> members_;
+  std::set<std::string> strangers_;  // tokens of those that were named
+  std::string noted_;                // where others read that we wait
+  int64_t told_ = 0;                 // of tell_own_work
   struct Told {
     std::string count;
     std::chrono::steady_clock::time_point heard;  // by our clock, when it last changed

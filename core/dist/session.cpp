@@ -157,6 +157,11 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
   membership->interface = environment.interface;
   membership->store_rank = environment.store_is_served || store_file.is_open() ? -1 : 0;
   RollCall& roll = membership->roll;
+  if (environment.rank == 0) {
+    roll.on_stranger = [](const std::string& sentence) {
+      fmt::print(stderr, "moe: {}\n", sentence);
+    };
+  }
   std::exception_ptr failure;
   try {
     if (environment.inherited.memory >= 0) {
