@@ -51,11 +51,15 @@ RunResult run_two(const std::string& first, const std::string& second,
 // moe that goes on while the test looks at it, with `variables` set.
 class Started {
  public:
+  // `ignored`: a signal that it is told to ignore, 0 = none.
   explicit Started(std::vector<std::string> arguments,
-                   const std::map<std::string, std::string>& variables = {})
+                   const std::map<std::string, std::string>& variables = {}, int ignored = 0)
       : pid_(fork()) {
     if (pid_ == 0) {
       setpgid(0, 0);
+      if (ignored != 0) {
+        std::signal(ignored, SIG_IGN);
+      }
       for (const auto& [name, value] : variables) {
         setenv(name.c_str(), value.c_str(), 1);
       }
@@ -88,29 +92,39 @@ class Started {
                                             std::to_string(pid_) + "/children"));
     return {std::istream_iterator<pid_t>(list), {}};
   }
-  RunResult wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    ended_ = true;
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+  bool has_ended() {
+    ended_ = ended_ || waitpid(pid_, &status_, WNOHANG) == pid_;
+    return ended_;
+  }
+  RunResult result() {
+    REQUIRE(has_ended());
+    return {WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_),
             test::read_file(streams_ / "out"), test::read_file(streams_ / "err")};
   }
 
  private:
   test::TempDir streams_;
   pid_t pid_;
+  int status_ = 0;
   bool ended_ = false;
 };
 
-// Whether it became so within 20 s.
+// Whether it becomes so within a minute.
 bool becomes(const std::function<bool()>& statement) {
-  for (int look = 0; look < 1000; ++look) {
+  for (int look = 0; look < 3000; ++look) {
     if (statement()) {
       return true;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return false;
+}
+
+// It stands still.
+bool is_stopped(pid_t pid) {
+  const std::string line = test::read_file("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = line.rfind(')');
+  return name_end != std::string::npos && line.substr(name_end + 2, 1) == "T";
 }
 
 // It exchanges bytes with other ranks: their rings are mapped, beside what it inherited.
@@ -195,6 +209,63 @@ TEST_CASE("rank 0 of another launcher listens at MASTER_ADDR alone") {
   std::snprintf(expected, sizeof(expected), "0100007F:%04X", std::stoi(its_port));
   CHECK(addresses == std::vector<std::string>{expected});
   CHECK(listening(sockets_of(second.pid())).empty());
+}
+
+TEST_CASE("a second run on the port of a healthy one is told, and the healthy one ends well") {
+  const std::string its_port = port(1);
+  const auto variables = [&](const char* rank) -> std::map<std::string, std::string> {
+    return {{"RANK", rank},
+            {"WORLD_SIZE", "2"},
+            {"MASTER_ADDR", "127.0.0.1"},
+            {"MASTER_PORT", its_port},
+            {"OMP_NUM_THREADS", "1"}};
+  };
+  const std::vector<std::string> few = {"bench", "comm", "--bytes", "64", "--repeats", "50000"};
+  Started first(few, variables("0")), second(few, variables("1"));
+  REQUIRE(becomes([&] { return has_rings(first.pid()) && has_rings(second.pid()); }));
+  const RunResult stranger = run_moe({"bench", "comm"}, rank_of_two(1, its_port));
+  CHECK(stranger.exit_code == 2);
+  CHECK_THAT(stranger.err, Contains("another run uses the same MASTER_ADDR and MASTER_PORT"));
+  const RunResult server = run_moe({"bench", "comm"}, rank_of_two(0, its_port));
+  CHECK((server.exit_code == 2 && server.err.find("cannot listen on port") != std::string::npos));
+  REQUIRE(becomes([&] { return first.has_ended() && second.has_ended(); }));
+  const RunResult healthy = first.result();
+  CHECK((healthy.exit_code == 0 && second.result().exit_code == 0));
+  CHECK_THAT(healthy.err,
+             Contains("moe: rank 1 (host ") &&
+                 Contains("is of another run that uses the same MASTER_ADDR and MASTER_PORT"));
+}
+
+// Longer than ranks wait for each other.
+TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on") {
+  Started run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "50000",
+               "--comm-timeout", "2"});
+  const auto ranks = [&] { return run.children(); };
+  REQUIRE(becomes([&] {
+    return ranks().size() == 2 && has_rings(ranks().front()) && has_rings(ranks().back());
+  }));
+  kill(run.pid(), SIGTSTP);
+  REQUIRE(becomes([&] {
+    return is_stopped(run.pid()) && is_stopped(ranks().front()) && is_stopped(ranks().back());
+  }));
+  std::this_thread::sleep_for(std::chrono::seconds(5));
+  kill(run.pid(), SIGCONT);
+  REQUIRE(becomes([&] { return run.has_ended(); }));
+  const RunResult result = run.result();
+  CHECK((result.exit_code == 0 && result.err.empty()));
+  CHECK_THAT(result.out, Contains("2 ranks on 1 host"));
+}
+
+TEST_CASE("signals that a run was told to ignore change nothing") {
+  for (const int ignored : {SIGCHLD, SIGHUP, SIGTSTP}) {
+    INFO("signal " << ignored);
+    Started run({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "20000"}, {},
+                ignored);
+    REQUIRE(becomes([&] { return run.children().size() == 2; }));
+    kill(run.pid(), ignored);
+    REQUIRE(becomes([&] { return run.has_ended(); }));
+    CHECK(run.result().exit_code == 0);
+  }
 }
 
 TEST_CASE("links are measured between ranks that moe starts") {

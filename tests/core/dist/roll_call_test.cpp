@@ -79,6 +79,21 @@ class StoreThatMovesOn : public Store {
   std::shared_ptr<Store> store_ = local_store();
 };
 
+// A store that others reach too, as one behind a port.
+class PublicStore : public StoreThatMovesOn {
+ public:
+  bool is_private() const override { return false; }
+};
+
+// What a rank told of strangers.
+std::vector<std::string>& listen_for_strangers(RollCall& roll, std::vector<std::string>& said) {
+  roll.on_stranger = [&said](const std::string& sentence) { said.push_back(sentence); };
+  return said;
+}
+
+const std::string kIgnored =
+    " is of another run that uses the same MASTER_ADDR and MASTER_PORT; what it says is ignored";
+
 }  // namespace
 
 TEST_CASE("ranks that come know each other") {
@@ -258,4 +273,54 @@ TEST_CASE("who says that it came without saying who it is has not come") {
   RollCall roll(store, 1, 2);
   CHECK_THROWS_WITH(roll.check_in(elsewhere(1), "moe", Seconds{0.2}),
                     "rank 0 of 2 did not come within 0.2 s of the start");
+}
+
+TEST_CASE("ranks that are all there let nobody in, and do not hear who is not let in") {
+  const auto store = std::make_shared<PublicStore>();
+  auto rolls = checked_in({elsewhere(0), elsewhere(1)}, store);
+  CHECK(rolls[0].run() == rolls[1].run());
+  std::vector<std::string> said;
+  listen_for_strangers(rolls[0], said);
+  for (const int64_t size : {2, 8}) {
+    RollCall stranger(store, size - 1, size);
+    CHECK_THROWS_WITH(stranger.check_in(elsewhere(size - 1), "moe", Seconds{5}),
+                      "another run uses the same MASTER_ADDR and MASTER_PORT, and has all its "
+                      "ranks; give each run a port of its own");
+    stranger.give_notice({1, Ending::kFailed, 1, "it has no business here"});
+  }
+  RollCall(store, 1, 2).give_notice({1, Ending::kUserError, 1, "who am I"});
+  store->append("notices", R"({"rank": 0, "ending": 3, "culprit": 0, "text": "", "sentence": ""})"
+                           "\n");
+  Verdict verdict;
+  CHECK(rolls[0].bad_news(verdict).empty());
+  CHECK(rolls[0].notices().empty());
+  CHECK(said == std::vector<std::string>{describe(1, elsewhere(1)) + kIgnored,
+                                         describe(7, elsewhere(7)) + kIgnored,
+                                         "a process that says it is rank 1" + kIgnored,
+                                         "a process that says it is rank 0" + kIgnored});
+  rolls[1].give_notice({1, Ending::kFailed, 1, "the disk is full"});
+  CHECK(rolls[0].bad_news(verdict) == "rank 1 (host h1, pid 101) failed (the disk is full)");
+}
+
+TEST_CASE("of many strangers some are named") {
+  const auto store = std::make_shared<PublicStore>();
+  auto rolls = checked_in({elsewhere(0), elsewhere(1)}, store);
+  std::vector<std::string> said;
+  listen_for_strangers(rolls[0], said);
+  for (int stranger = 0; stranger < 100; ++stranger) {
+    RollCall(store, 1, 2).give_notice({1, Ending::kFailed, 1, "no"});
+  }
+  CHECK(rolls[0].notices().empty());
+  CHECK(said.size() == 8);
+}
+
+TEST_CASE("a list of ranks that names none of ours does not end the wait") {
+  const auto store = std::make_shared<PublicStore>();
+  for (const char* roster : {"none", "{}", R"({"run": "x", "tokens": []})",
+                             R"({"run": "0123456789abcdef0123456789abcdef", "tokens": {}})"}) {
+    store->set("roster", roster);
+    RollCall roll(store, 1, 2);
+    CHECK_THROWS_AS(roll.check_in(elsewhere(1), "moe", Seconds{0.05}), std::exception);
+    CHECK(roll.members().empty());
+  }
 }
