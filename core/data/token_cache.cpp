@@ -266,7 +266,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
       return shared_examples(request, key, std::move(tokens));
     }
     if (const auto partial = make_file(place, target, notes)) {
-      auto tokens = tokenise(request, partial->file(), partial->path(), key, stamps);
+      auto tokens = tokenise(request, partial->file(), target, key, stamps);
       partial->commit();
       notes.push_back(
           fmt::format("tokens cached in {} ({})", target.string(), io::size_text(tokens->bytes())));
