@@ -11,6 +11,7 @@
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/bench/layer.h"
+#include "core/route/route.h"
 #include "core/route/router_override.h"
 
 namespace moe::cli {
@@ -89,9 +90,15 @@ void check(const BenchFlags& flags) {
 
 // A router without a capacity has rows of a number that the host must be told.
 void check_graph(const BenchFlags& flags, const route::RouterSettings& router) {
-  if (flags.layer.graph && (router.family != route::Family::kTopK || !router.capacity_factor)) {
+  if (flags.layer.graph && !route::has_capacity(router)) {
     throw UserError("--graph records launches whose sizes stay, and {} has no capacity; give --cf",
                     route::to_string(router));
+  }
+  if (flags.layer.graph && !route::has_kernel_plan(router, flags.layer.experts)) {
+    throw UserError(
+        "--graph records launches that never wait for the host, and {} is planned by operations "
+        "that do; leave it out",
+        route::to_string(router));
   }
 }
 

@@ -111,8 +111,7 @@ class TomlConfig : public CLI::Config {
 }  // namespace
 
 void add_router_flags(CLI::App& command, route::RouterRequest& request) {
-  command.add_option("--router", request.router,
-                     "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K, e.g. top1+ir+fr");
+  command.add_option("--router", request.router, route::router_forms() + ", e.g. top1+ir+fr");
   command.add_option("--cf", request.cf, "capacity factor of a top-k router, or inf");
   command.add_option("--ep-ranks", request.ep_ranks, "logical expert-parallel ranks W");
 }

@@ -25,8 +25,6 @@ struct RouteFlags {
   bool table = false, json = false;
 };
 
-constexpr const char* kKnownKinds = "topk, topp, relu, layer, lambda, capacity";
-
 // Plain logits under the router of the flags.
 route::RoutingCase plain_case(const RouteFlags& flags, Json input, const std::string& where) {
   if (flags.router.router.empty()) {
@@ -62,7 +60,7 @@ OrderedJson answer_case(const std::string& kind, const Json& input, const std::s
 
 void check_kind(const std::string& kind, bool table, const std::string& where) {
   if (kind != "layer" && !route::is_routing_case(kind) && !route::is_rule_case(kind)) {
-    throw UserError("{}: unknown kind '{}'; known: {}", where, kind, kKnownKinds);
+    throw UserError("{}: unknown kind '{}'; known: {}", where, kind, route::case_kinds());
   }
   if (table && route::is_rule_case(kind)) {
     throw UserError("{}: a case of kind {} routes no tokens, there is no table to draw", where,
@@ -144,6 +142,7 @@ void add_route(CLI::App& app) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_json(*command, flags->json);
   add_config(*command);
+  command->footer(route::router_help() + "\n" + command->get_footer());
   command->callback([flags] { run(*flags); });
 }
 

@@ -17,6 +17,7 @@
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
+#include "core/route/router.h"
 
 namespace moe::cli {
 
@@ -119,7 +120,7 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
 // looked over for dead experts too.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
-  const bool looks_for_dead = is_verified(flags) && settings.router.family == route::Family::kRelu;
+  const bool looks_for_dead = is_verified(flags) && settings.router.family->can_leave_experts_dead;
   if (settings.gate_scale && !looks_for_dead) {
     return {};
   }

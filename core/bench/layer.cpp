@@ -168,7 +168,8 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
   const Tensor gate_up = kernels::operand(world.weights.gate_up[0], type);
   const Tensor down = kernels::operand(world.weights.down[0], type);
   report.roof = time([&] { run_roof(gate_up, down, operands); });
-  report.products = time_products(settings, world, routing, report.counted.load, gathered);
+  report.products =
+      time_products(settings, world, routing, report.counted.tokens_per_expert, gathered);
   report.routing = time([&] { run_routing(world, router); });
   report.counting =
       time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });

@@ -6,6 +6,7 @@
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"
+#include "core/route/router.h"
 
 namespace moe::eval {
 namespace {
@@ -26,7 +27,7 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& subject
   stats.router = route::to_string(router);
   stats.ep_ranks = subject.routing.ep_ranks;
   stats.experts = subject.config.moe->experts;
-  if (router.family == route::Family::kTopK) {
+  if (router.family->tokens_request) {
     stats.k = router.k;
     stats.has_fr = router.fr && router.k < stats.experts;
   }

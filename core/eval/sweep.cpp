@@ -14,6 +14,7 @@
 #include "core/eval/report/output_files.h"
 #include "core/io/partial_file.h"
 #include "core/route/counters_json.h"
+#include "core/route/router.h"
 
 namespace moe::eval {
 
@@ -39,7 +40,9 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 bool begins_router(std::string part) {
   std::transform(part.begin(), part.end(), part.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return part.starts_with("top") || part.starts_with("relu");
+  const auto& families = route::router_families();
+  return std::any_of(families.begin(), families.end(),
+                     [&](const auto& family) { return part.starts_with(family.word); });
 }
 
 std::vector<std::string> split_routers(const std::string& text) {
@@ -64,12 +67,10 @@ std::optional<int64_t> whole_number(const std::string& text) {
 // `max=` of the router that p is put into.
 std::string max_of(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
-  if (!base.router.empty() && router.family != route::Family::kTopP) {
+  if (!base.router.empty() && route::find_option(*router.family, "p") == nullptr) {
     throw UserError("--sweep p needs a top-p router, --router {} is none", base.router);
   }
-  return router.family == route::Family::kTopP && router.max_experts
-             ? fmt::format(",max={}", *router.max_experts)
-             : "";
+  return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";
 }
 
 // Puts one value of an axis into `request`.

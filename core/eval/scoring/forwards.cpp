@@ -35,7 +35,7 @@ OrderedJson counters_json(const CounterValues& counters) {
     json[name] = counters.*value;
   }
   json["entropy_sum"] = counters.entropy_sum;
-  json["load"] = counters.load;
+  json["load"] = counters.tokens_per_expert;
   json["rank_dropped"] = counters.rank_dropped;
   json["rank_ir"] = counters.rank_ir;
   return json;
@@ -48,7 +48,7 @@ CounterValues counters_from(const Json& json) {
     counters.*value = json.at(name).get<int64_t>();
   }
   counters.entropy_sum = json.at("entropy_sum").get<double>();
-  counters.load = json.at("load").get<std::vector<int64_t>>();
+  counters.tokens_per_expert = json.at("load").get<std::vector<int64_t>>();
   counters.rank_dropped = json.at("rank_dropped").get<std::vector<int64_t>>();
   counters.rank_ir = json.at("rank_ir").get<std::vector<int64_t>>();
   return counters;

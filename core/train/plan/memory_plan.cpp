@@ -1,11 +1,11 @@
 #include "core/train/plan/memory_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/base/system_fields.h"
 #include "core/model/llama/llama.h"
+#include "core/route/router.h"
 #include "core/train/loop/head_loss.h"
 #include "core/train/loop/trainable.h"
 
@@ -187,24 +187,8 @@ class StepWalk {
 }  // namespace
 
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
-  const auto all = static_cast<double>(tokens * experts);
-  double rows = 0;
-  switch (router.family) {
-    case route::Family::kTopK:
-      rows = static_cast<double>(tokens * router.k);
-      if (router.capacity_factor) {  // fill-in may use every slot, the others no more than asked
-        const double slots = std::ceil(*router.capacity_factor * static_cast<double>(tokens));
-        rows = router.fr ? slots : router.ir ? rows : std::min(rows, slots);
-      }
-      break;
-    case route::Family::kTopP:  // equal probabilities
-      rows = static_cast<double>(tokens) * std::ceil(router.p * static_cast<double>(experts));
-      break;
-    case route::Family::kRelu:  // half of all logits are positive
-      rows = all / 2;
-      break;
-  }
-  return static_cast<int64_t>(std::min(rows, all));
+  const double rows = router.family->fresh_rows(router, tokens, experts);
+  return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
 }
 
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,

@@ -115,7 +115,7 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
           or_none(losses.entropy).detach(),
           or_none(losses.l1).detach(),
           rows_of(*decided, first_token),
-          out.counters.load};
+          out.counters.tokens_per_expert};
 }
 
 // All tokens on one process, at home where the group would have them.

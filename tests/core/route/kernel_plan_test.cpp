@@ -1,6 +1,6 @@
 #include "core/route/kernel_plan.h"
 
-#include "core/route/routers.h"
+#include "core/route/route.h"
 #include "tests/support/catch.h"
 
 using namespace moe::route;

@@ -72,7 +72,7 @@ TEST_CASE("scores and counters on a card are those of the CPU", "[eval][gpu]") {
     }
     REQUIRE(card.counters.size() == host.counters.size());
     for (size_t layer = 0; layer < host.counters.size(); ++layer) {
-      CHECK(card.counters[layer].load == host.counters[layer].load);
+      CHECK(card.counters[layer].tokens_per_expert == host.counters[layer].tokens_per_expert);
     }
   }
 }

@@ -60,7 +60,7 @@ TEST_CASE("a routed run tells router, group and drop rate", "[eval]") {
   layer.requests = 80;
   layer.dropped_requests = 20;
   layer.tokens = 80;
-  layer.load = {60, 0};
+  layer.tokens_per_expert = {60, 0};
   task.run.counters = {layer, layer};
   RunReport report = report_of(std::move(task));
   report.router = "top1:cf=1";

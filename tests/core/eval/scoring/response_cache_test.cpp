@@ -75,7 +75,8 @@ bool same(const Scores& a, const Scores& b) {
                              x.unserved_tokens == y.unserved_tokens && x.ir_tokens == y.ir_tokens &&
                              x.slots_total == y.slots_total && x.slots_used == y.slots_used &&
                              x.padding == y.padding && x.rows_sent == y.rows_sent &&
-                             x.entropy_sum == y.entropy_sum && x.load == y.load &&
+                             x.entropy_sum == y.entropy_sum &&
+                             x.tokens_per_expert == y.tokens_per_expert &&
                              x.rank_dropped == y.rank_dropped && x.rank_ir == y.rank_ir;
                     });
 }

@@ -93,7 +93,8 @@ bool are_same(const Heard& a, const Heard& b) {
   }
   for (size_t i = 0; same && i < a.scores.counters.size(); ++i) {
     const auto &one = a.scores.counters[i], &other = b.scores.counters[i];
-    same = one.load == other.load && one.dropped_requests == other.dropped_requests &&
+    same = one.tokens_per_expert == other.tokens_per_expert &&
+           one.dropped_requests == other.dropped_requests &&
            one.rank_dropped == other.rank_dropped && one.tokens == other.tokens &&
            one.entropy_sum == other.entropy_sum && one.rank_ir == other.rank_ir;
   }

@@ -1,6 +1,6 @@
-// Expert capacity (P1 section 3): of the requests of one (source rank, expert), in slot order, the
-// first C_r stay; the others are dropped into the overflow. Capacity is per source rank (D4), so
-// that routing needs no communication.
+// Expert capacity (Rectify-Router, section 3): of the requests of one (source rank, expert), in
+// slot order, the first C_r stay; the others are dropped into the overflow. Capacity is counted per
+// source rank, so that routing needs no communication.
 
 #include "core/route/rows.h"
 

@@ -1,7 +1,7 @@
-// Intra-GPU Rectification (P1 section 4.1): a token with fewer than k experts is sent to the best
-// expert of its own rank, which costs no communication and asks no capacity. One row stands for all
-// m missing experts (Eq. 3). The expert may be one that dropped the token or one it already has
-// (D7).
+// Intra-GPU Rectification (Rectify-Router, section 4.1): a token with fewer than k experts is sent
+// to the best expert of its own rank, which costs no communication and asks no capacity. One row
+// stands for all m missing experts (their Eq. 3). The expert may be one that dropped the token or
+// one it already has (README.md, "The rescuing expert may be any local one").
 
 #include "core/route/rows.h"
 

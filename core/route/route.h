@@ -1,20 +1,26 @@
 #pragma once
-// The table of routers: a name, its scores, its rules, its gates, its losses. A new router is one
-// file with its rule, one test and one line here. route() runs one.
+// Routing: logits in, plan, weights, losses and counters out. route() runs a router's rules; what
+// each family does with tensors is the second half of its descriptor (router.h has the first).
 
 #include <string>
 #include <vector>
 
 #include "core/route/counters.h"
 #include "core/route/losses.h"
+#include "core/route/router.h"
 #include "core/route/rule.h"
 
 namespace moe::route {
 
-// What a family of routers is made of. T tokens, E experts.
-struct RouterFamily {
-  Family family;
-  std::vector<std::string> examples;  // texts that the tests run over
+// A gradient with respect to the logits that an answered case holds (routing_case.h).
+struct CaseGradient {
+  std::string loss, gradient;    // what the case calls the number and its gradient
+  RouterSettings router;         // routed so
+  at::Tensor AuxLosses::*which;  // of this loss; nullptr: of sum(weights * upstream)
+};
+
+// What a family does with tensors. T tokens, E experts.
+struct RouterFunctions {
   // [T, E] what tokens are compared by, of the logits [T, E].
   at::Tensor (*scores)(const at::Tensor& logits);
   std::vector<Rule> (*rules)(const RouterSettings& settings);
@@ -23,23 +29,25 @@ struct RouterFamily {
                       const RouterSettings& settings);
   AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                       const RouterSettings& settings);
+  std::vector<CaseGradient> (*case_gradients)(const RouterSettings& settings);
+  // The plan of the rules, made by kernels of a GPU; nullptr where there are none.
+  Plan (*kernel_plan)(const RouteInput& input, const RouterSettings& settings) = nullptr;
 };
 
-// A modifier of top-k appends its rule, in the order of the table.
-struct RouterModifier {
-  std::string name;
-  bool RouterSettings::*is_on;
-  Rule rule;
-};
+const RouterFunctions& functions_of(const RouterSettings& settings);
 
-const std::vector<RouterFamily>& router_families();
-const std::vector<RouterModifier>& router_modifiers();
+// Whether a GPU plans this router, in layers of E experts, by launches that never wait for the
+// host.
+bool has_kernel_plan(const RouterSettings& settings, int64_t experts);
+
+// softmax(a) [T, E].
+at::Tensor softmax_scores(const at::Tensor& logits);
 
 struct Routing {
   RouteInput input;
   Plan plan;
   at::Tensor count;    // [T, E] how often each token is served by each expert, constant
-  at::Tensor combine;  // [T, E] weights with gradient; w of SPEC section 1
+  at::Tensor combine;  // [T, E] weights with gradient: y_i = sum_j w_ij E_j(x_i)
   at::Tensor weights;  // [rows_max] the same at the plan's rows; 0 in unused rows
   AuxLosses losses;
   Counters counters;
@@ -52,8 +60,5 @@ Routing route(const at::Tensor& logits, const RouterSettings& settings, const Ro
 // must not send a token elsewhere because its logits came out otherwise the second time.
 Routing route_again(const at::Tensor& logits, const Routing& decided,
                     const RouterSettings& settings);
-// route() by a family that need not stand in the table.
-Routing route(const at::Tensor& logits, const RouterFamily& family, const RouterSettings& settings,
-              const RoutingGroup& group);
 
 }  // namespace moe::route

@@ -1,6 +1,7 @@
-// Fill-in Rectification (P1 section 4.2): padding is wasted work, so the (k+1)-th choice of every
-// token competes, by score, for the slots that the top-k requests left free. So top-k + FR has the
-// slots of top-(k+1) at the same capacity. A refused fill-in is no drop: nobody was promised it.
+// Fill-in Rectification (Rectify-Router, section 4.2): padding is wasted work, so the (k+1)-th
+// choice of every token competes, by score, for the slots that the top-k requests left free. So
+// top-k + FR has the slots of top-(k+1) at the same capacity. A refused fill-in is no drop: nobody
+// was promised it.
 
 #include "core/route/rows.h"
 
