@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -116,7 +117,7 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
 // may not reach them.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
-      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/config/(config|config_json|weights)\..*)");
+      R"(core/(base|io|data)/.*|core/route/(router(_[a-z]+)?\.(h|cpp)|routers/.*\.h|read_logits\..*)|core/model/config/(config|config_json|weights)\..*)");
   return std::regex_match(path, parts);
 }
 
@@ -218,6 +219,50 @@ Tree our_tree() {
   return tree;
 }
 
+// Every text of ours, the documents and recipes too, but this file.
+Tree our_texts() {
+  const std::filesystem::path root = moe::test::source_folder();
+  static const std::regex text(R"(.*\.(h|cpp|cu|cuh|js|css|html|py|sh|md|toml|txt|cmake|json))");
+  Tree tree;
+  const auto add = [&](const std::filesystem::path& file) {
+    const std::string path = std::filesystem::relative(file, root).generic_string();
+    if (std::regex_match(path, text) && path != "tests/layout_test.cpp") {
+      tree[path] = moe::test::read_file(file);
+    }
+  };
+  for (const char* top : {"cli", "cmake", "core", "kernels", "recipes", "tests"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
+      if (entry.is_regular_file()) {
+        add(entry.path());
+      }
+    }
+  }
+  for (const char* file : {"README.md", "CHANGELOG.md", "CMakeLists.txt"}) {
+    if (std::filesystem::exists(root / file)) {
+      add(root / file);
+    }
+  }
+  return tree;
+}
+
+// Citations of what does not stand in the repository: documents that a reader does not have, and
+// decisions by a number of theirs. What is decided stands under a name in a README of its folder.
+Strings citations_from_outside(const Tree& tree) {
+  static const std::regex cited(R"((^|[^A-Za-z0-9_])(SPEC|DESIGN|FACTS)([^A-Za-z0-9_]|$))"
+                                R"(|\(D[0-9]{1,2}[),;])");
+  Strings wrong;
+  for (const auto& [path, text] : tree) {
+    std::istringstream lines(text);
+    int number = 1;
+    for (std::string line; std::getline(lines, line); ++number) {
+      if (std::regex_search(line.substr(0, 400), cited)) {
+        wrong.push_back(path + ":" + std::to_string(number));
+      }
+    }
+  }
+  return wrong;
+}
+
 }  // namespace
 
 TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
@@ -264,6 +309,20 @@ TEST_CASE("LibTorch that reaches a reader through headers is found", "[layout]")
       {"core/io/file.h", "#include <string>\n"}};
   CHECK(libtorch_where_it_may_not_be(tree) ==
         Strings{"core/model/config/config.h -> core/route/plan.h -> ATen/ATen.h"});
+}
+
+TEST_CASE("A citation of a document outside the repository is found", "[layout]") {
+  CHECK(citations_from_outside({{"core/a.h", "// first\n// as SPEC section 3 says\n"},
+                                {"core/b.md", "see DESIGN.md"},
+                                {"recipes/c.toml", "seed = 1  # ours (D17)"},
+                                {"core/d.h", "// A SPECIAL case, 0xD7, [T, D] (README.md)"}}) ==
+        Strings{"core/a.h:2", "core/b.md:1", "recipes/c.toml:1"});
+}
+
+TEST_CASE("No file cites what stands outside the repository", "[layout]") {
+  const Tree texts = our_texts();
+  CHECK(texts.count("core/route/README.md") == 1);
+  CHECK(citations_from_outside(texts) == Strings{});
 }
 
 TEST_CASE("Every arrow of this tree points down", "[layout]") {

@@ -21,8 +21,8 @@ class LiveTasks {
   LiveTasks(const std::filesystem::path& folder, const std::vector<std::string>& names,
             const std::filesystem::path& data, std::optional<int64_t> limit);
 
-  // Task -> metric -> mean. `routing` is used as it is; with a capacity in the groups of SPEC
-  // section 12.
+  // Task -> metric -> mean. `routing` is used as it is; with a capacity in the groups
+  // of README.md.
   std::map<std::string, std::map<std::string, Mean>> run(
       const model::Llama& llama, const model::RoutingOptions& routing) const;
 

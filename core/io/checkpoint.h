@@ -1,6 +1,6 @@
 #pragma once
 // A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files.
-// Reading checks that index and shards agree; writing is all or nothing (DESIGN section 3).
+// Reading checks that index and shards agree; writing is all or nothing (formats.md).
 
 #include <filesystem>
 #include <functional>

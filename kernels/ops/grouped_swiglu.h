@@ -1,7 +1,7 @@
 #pragma once
 // All experts' feed-forward products over rows that lie sorted by expert: for the rows of expert e
 //
-//   y = down[e] ( silu(x gate[e]^T) * (x up[e]^T) )^T        (P1 section 2; LLaMA's FFN)
+//   y = down[e] ( silu(x gate[e]^T) * (x up[e]^T) )^T        (LLaMA's feed-forward)
 //
 // A dense FFN is the case E = 1.
 

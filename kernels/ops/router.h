@@ -1,7 +1,7 @@
 #pragma once
 // What a router reads out of a batch of tokens, as two operations: logits in one read of the
-// tokens, and everything that is decided token by token in one read of the logits (SPEC sections 1,
-// 2, 3, 9). T tokens, D model width, E experts, W logical ranks, C choices a token names.
+// tokens, and everything that is decided token by token in one read of the logits (see
+// core/route/README.md). T tokens, D width, E experts, W logical ranks, C choices a token names.
 
 #include <cstdint>
 

@@ -1,12 +1,12 @@
 #pragma once
 // The weight of every row, and what its gradient does to the logits: the gates of
 // core/route/gates.h over the cells of kernels/ops/expert_rows.h. With a the logits of a token, g =
-// softmax(a), and over its cells c the expert e_c and the multiplicity n_c (SPEC sections 2, 3, 6,
-// 8, 9):
+// softmax(a), and over its cells c the expert e_c and the multiplicity n_c
+// (core/route/README.md):
 //
-//   selected     w_c = n_c e^{a[e_c]} / sum_c n_c e^{a[e_c]}        (P1 Eq. 2, 3)
-//   probability  w_c = n_c g[e_c]                                   (P2 Eq. 5)
-//   positive     w_c = n_c max(0, a[e_c])                           (P3)
+//   selected     w_c = n_c e^{a[e_c]} / sum_c n_c e^{a[e_c]}        (Rectify-Router, Eq. 2, 3)
+//   probability  w_c = n_c g[e_c]                                   (top-p, Eq. 5)
+//   positive     w_c = n_c max(0, a[e_c])                           (ReMoE)
 //
 // and with U_c the gradient of w_c and S = sum_c w_c U_c
 //

@@ -1,10 +1,10 @@
 #pragma once
 // From what tokens ask for to the rows that experts get: capacity, fill-in and rectification of
-// top-k routing in one operation, with the plan of core/route/plan.h as its result (SPEC sections 2
-// to 5). A group is one (expert e, home rank w), number e * W + w.
+// top-k routing in one operation, with the plan of core/route/plan.h as its result (see
+// core/route/README.md). A group is one (expert e, home rank w), number e * W + w.
 //
 //   1. The requests of a group stand in slot order: choice by choice, within a choice by score and
-//      then by token (D5); or all k choices together by score (order=score). The first C_w stay,
+//      then by token; or all k choices together by score (order=score). The first C_w stay,
 //      the others overflow.
 //   2. fill: then the (k+1)-th choices, in the same order, take the slots that are left.
 //   3. rectify: then a token with fewer than k rows gets one row at its best expert at home, in

@@ -1,7 +1,7 @@
 #pragma once
 // Log-likelihoods of requests. How requests share a forward is decided here, and it must not show
 // in the numbers: without a capacity any batch gives the same scores (to rounding), with one the
-// routing groups of SPEC section 12 are fixed by the file alone and no speed setting touches them.
+// routing groups (README.md) are fixed by the file alone and no speed setting touches them.
 
 #include <cstdint>
 #include <functional>
