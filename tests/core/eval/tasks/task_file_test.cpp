@@ -1,5 +1,5 @@
 // Benchmarks of one's own, described in a file.
-#include "core/eval/tasks/user_task.h"
+#include "core/eval/tasks/task_file.h"
 
 #include <ctime>
 
