@@ -50,9 +50,7 @@ struct PieceShape {
   bool starts_word = false;    // begins with U+2581
   bool starts_letter = false;  // begins with a letter
 };
-// Letters: ASCII's, and what is no ASCII but U+2581, punctuation, symbols and emoji (the blocks
-// U+0080..U+00BF, U+2000..U+2BFF, U+3000..U+303F, from U+1F000, and the signs for times and
-// divide). Byte pieces "<0x..>" are none.
+// Letters are those of Unicode, and the marks that follow one. Byte pieces "<0x..>" are none.
 PieceShape shape_of(const std::string& piece);
 
 class TokenTally {
