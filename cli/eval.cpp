@@ -103,7 +103,7 @@ class Display {
       finish();
       bar_ = std::make_unique<Progress>(what, "requests", static_cast<uint64_t>(requests), quiet_);
     };
-    events.recalled = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
+    events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
     events.progress = [this](int64_t done) {
       signals_.begin_work();
       bar_->set(static_cast<uint64_t>(done));
@@ -150,7 +150,7 @@ void print_routing(const eval::RunReport& report) {
       return;
     }
     if (!task.answers.empty()) {
-      continue;  // not counted while answers are written
+      continue;  // routing is not counted in generation
     }
     fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
@@ -168,7 +168,7 @@ void print_routing(const eval::RunReport& report) {
 void run_tasks(const EvalFlags& flags, Display& display) {
   const eval::RunReport report = eval::evaluate(flags.settings, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -189,7 +189,7 @@ void run_sweep(const EvalFlags& flags, Display& display) {
   }
   const eval::SweepReport report = eval::sweep(flags.settings, axes, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -209,7 +209,7 @@ void run_requests(const EvalFlags& flags, Display& display) {
   const eval::Scores scores =
       eval::evaluate_requests(flags.settings, flags.requests, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   for (const auto& score : scores.scores) {
@@ -223,7 +223,7 @@ void run_texts(const EvalFlags& flags, Display& display) {
   const eval::RoutingStats stats =
       eval::evaluate_texts(flags.settings, flags.texts, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -233,11 +233,11 @@ void run_texts(const EvalFlags& flags, Display& display) {
   }
 }
 
-// One rank of a run; the first speaks for all.
+// One rank of a run. Rank zero alone prints.
 void run_on_rank(EvalFlags& flags, dist::Comm& comm) {
   flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
   flags.settings.device = comm.device();
-  const bool quiet = flags.quiet || !flags.settings.is_first_rank();
+  const bool quiet = flags.quiet || !flags.settings.is_rank_zero();
   Display display(quiet, flags.running && !quiet);  // before LibTorch has threads
   apply_threads(flags.threads);
   if (!flags.sweeps.empty()) {

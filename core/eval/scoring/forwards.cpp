@@ -41,7 +41,7 @@ OrderedJson counters_json(const CounterValues& counters) {
   return json;
 }
 
-// Of JSON that may say anything: throws Json::exception where it is not what we write.
+// The JSON may be anything: throws Json::exception where it is not what we write.
 CounterValues counters_from(const Json& json) {
   CounterValues counters;
   for (const auto& [name, value] : count_names()) {
@@ -56,27 +56,27 @@ CounterValues counters_from(const Json& json) {
 
 }  // namespace
 
-OrderedJson to_json(const ForwardAnswers& answers) {
+OrderedJson to_json(const ForwardScores& forward) {
   OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
-  for (const auto& score : answers.scores) {
+  for (const auto& score : forward.scores) {
     scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
   }
-  for (const auto& layer : answers.counters) {
+  for (const auto& layer : forward.counters) {
     counters.push_back(counters_json(layer));
   }
   return {{"scores", std::move(scores)}, {"counters", std::move(counters)}};
 }
 
-ForwardAnswers answers_from(const Json& json) {
-  ForwardAnswers answers;
+ForwardScores forward_scores_from(const Json& json) {
+  ForwardScores forward;
   for (const auto& score : json.at("scores")) {
-    answers.scores.push_back(
+    forward.scores.push_back(
         {score.at(0).get<double>(), score.at(1).get<bool>(), score.at(2).get<int64_t>()});
   }
   for (const auto& layer : json.at("counters")) {
-    answers.counters.push_back(counters_from(layer));
+    forward.counters.push_back(counters_from(layer));
   }
-  return answers;
+  return forward;
 }
 
 }  // namespace moe::eval

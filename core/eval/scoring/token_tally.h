@@ -1,7 +1,7 @@
 #pragma once
-// Who got how many experts, token by token: sums by source of the text, over the right answers of a
-// task, and by entry of the vocabulary (SPEC section 13; P2 Tables 2 to 4). Filled from forwards
-// that were asked to count tokens (model::RoutingOptions::count_tokens).
+// How many experts each token got: sums by source of the text, over the right answers of a task,
+// and by entry of the vocabulary (Dynamic MoE, Tables 2 to 4). Filled from forwards that count
+// tokens (model::RoutingOptions::count_tokens).
 
 #include <cstdint>
 #include <string>
@@ -28,7 +28,7 @@ struct VocabularyEntry {
   std::string piece;     // as the tokenizer stores it
   int64_t count = 0;     // occurrences among the tokens run
   int64_t rows = 0;      // over all MoE layers
-  int64_t complete = 0;  // occurrences as a complete word (D21)
+  int64_t complete = 0;  // occurrences as a complete word
 };
 
 struct TokenStats {
@@ -45,7 +45,8 @@ struct RequestLabel {
   bool is_gold = false;  // context + right answer of a question
 };
 
-// How a piece stands beside its neighbours (D21).
+// How a piece joins its neighbours. A token is a complete word where it begins one and the next
+// token begins another, or something that is no letter.
 struct PieceShape {
   bool starts_word = false;    // begins with U+2581
   bool starts_letter = false;  // begins with a letter

@@ -62,7 +62,7 @@ void add_task(Json settings, std::map<std::string, Texts>& members, Declarations
   all.tasks.push_back(std::move(settings));
 }
 
-void add_family(const Json& file, Declarations& all) {
+void add_file(const Json& file, Declarations& all) {
   Json shared = file;
   for (const char* key : {"variables", "forms", "tasks", "groups"}) {
     shared.erase(key);
@@ -91,11 +91,11 @@ void add_family(const Json& file, Declarations& all) {
 
 const Declarations& declarations() {
   static const Declarations all = [] {
-    Declarations families;
+    Declarations files;
     for (const auto& [name, text] : known_files()) {
-      add_family(parse_toml(std::string(text), std::string(name)), families);
+      add_file(parse_toml(std::string(text), std::string(name)), files);
     }
-    return families;
+    return files;
   }();
   return all;
 }

@@ -125,7 +125,7 @@ TEST_CASE("groups stand beside tasks, with the harness's keys", "[eval]") {
         std::string::npos);
 }
 
-TEST_CASE("written answers are logged once a filter", "[eval]") {
+TEST_CASE("generated answers are logged once a filter", "[eval]") {
   Task task;
   for (const auto& known : known_tasks()) {
     task = known.name == "bbh_zeroshot_navigate" ? known : task;

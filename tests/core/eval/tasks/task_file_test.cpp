@@ -52,7 +52,7 @@ TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
   CHECK(loaded[0].questions[1].target == "Rome");
 }
 
-TEST_CASE("a JSON file with a list of choices, and one whose answers are written", "[eval]") {
+TEST_CASE("a JSON file with a list of choices, and one whose answers are generated", "[eval]") {
   const TempDir folder;
   test::write_file(folder / "d.jsonl", "{\"q\": \"x\", \"c\": [\"1\", \"2\", \"3\"], \"k\": 2}\n");
   test::write_file(folder / "t.json",
