@@ -38,8 +38,8 @@ class PreparedEvaluation {
 
   OpenedModel opened;  // its routing may be changed before a run (and Runner::restart)
 
-  // Every task, by the routing of `opened`, with averages; no file is written. The last run takes the
-  // questions with it. UserError: a task that cannot be encoded.
+  // Every task, by the routing of `opened`, with averages; no file is written. The last run takes
+  // the questions with it. UserError: a task that cannot be encoded.
   RunReport run(Runner& runner, bool is_last);
 
   const std::vector<LoadedTask>& tasks() const { return tasks_; }

@@ -1,4 +1,4 @@
-// Benchmarks of one's own, described in a file.
+// Benchmarks as files: a user's own.
 #include "core/eval/tasks/task_file.h"
 
 #include <ctime>
@@ -69,6 +69,23 @@ TEST_CASE("a JSON file with a list of choices, and one whose answers are generat
   CHECK(written.at(0).task.output == OutputType::kGenerateUntil);
   CHECK(written[0].task.generation.max_tokens == 5);
   CHECK(written[0].questions.at(0).target == "x");
+}
+
+TEST_CASE("digits are the index of a choice, and text where there are no choices", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "d.jsonl", "{\"q\": \"Agent?\", \"a\": \"007\"}\n");
+  test::write_file(folder / "w.toml",
+                   "data = \"d.jsonl\"\nfewshot_data = \"d.jsonl\"\n"
+                   "doc_to_text = \"{{q}}\"\ndoc_to_target = \"{{a}}\"\n"
+                   "output_type = \"generate_until\"\n");
+  const auto generated = load_tasks({(folder / "w.toml").string()}, "", std::nullopt, {{}, 1});
+  CHECK(generated.at(0).questions.at(0).target == "007");
+  CHECK(generated[0].questions[0].context == "Agent? 007\n\nAgent?");
+  test::write_file(folder / "c.toml",
+                   "data = \"d.jsonl\"\ndoc_to_text = \"{{q}}\"\ndoc_to_target = \"001\"\n"
+                   "doc_to_choice = [\"no\", \"yes\"]\n");
+  CHECK(load_tasks({(folder / "c.toml").string()}, "", std::nullopt).at(0).questions.at(0).gold ==
+        1);
 }
 
 TEST_CASE("what is wrong in a task file, or in its data, is named", "[eval]") {
