@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/reference.h"
 #include "core/base/error.h"
 #include "core/base/terminal_text.h"
 #include "core/base/version.h"
@@ -73,6 +74,13 @@ int run(int argc, char** argv) {
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::read_recipes(app);
+  app.add_flag_callback(
+      "--reference",
+      [&app] {
+        fmt::print("{}", moe::cli::reference(app));
+        throw CLI::Success();
+      },
+      "print every command and flag as Markdown");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version

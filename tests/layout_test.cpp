@@ -203,6 +203,64 @@ Strings libtorch_where_it_may_not_be(const Tree& tree) {
   return wrong;
 }
 
+// Words of our own that once stood where the field has one, what is said now, and the folders that
+// are still to follow. A name is read as the words that it is made of: row_exchange, RowExchange
+// and "row exchange" are the same.
+struct PrivateWord {
+  std::string pattern, instead;
+  std::set<std::string> still_in;
+};
+
+const std::vector<PrivateWord>& private_words() {
+  static const std::vector<PrivateWord> words = {
+      {"lent|lends?|borrow(s|ed|er|ing)?|donors?", "shadowed experts", {"kernels"}},
+      {"travel plan", "dispatch layout", {}},
+      {"row exchange", "all-to-all of rows", {}},
+      {"thin product", "GEMV, skinny GEMM", {"kernels"}},
+      {"rounded weight", "bf16 working copy", {}},
+      {"journal", "metrics log", {}},
+      {"roll call|bad news|patience",
+       "health monitor, failure report, heartbeat",
+       {"core/dist", "core/train"}},
+      {"verdict", "failure report", {"core/dist", "core/model"}},
+      {"own work", "heartbeat", {"core/dist", "core/eval", "core/train"}},
+      {"cards?",
+       "GPU, device",
+       {"cli", "core/bench", "core/dist", "core/model", "core/route", "core/train", "kernels"}},
+  };
+  return words;
+}
+
+// "RowExchange row_exchange" -> "row exchange row exchange".
+std::string as_words(const std::string& text) {
+  std::string words;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto is = [&](size_t at, auto kind) {
+      return kind(static_cast<unsigned char>(text[at]));
+    };
+    if (i > 0 && is(i, isupper) && is(i - 1, islower)) {
+      words += ' ';
+    }
+    words += text[i] == '_' ? ' ' : static_cast<char>(tolower(static_cast<unsigned char>(text[i])));
+  }
+  return words;
+}
+
+Strings private_words_in(const Tree& tree) {
+  Strings found;
+  for (const auto& [path, text] : tree) {
+    const std::string words = as_words(text);
+    for (const auto& word : private_words()) {
+      std::smatch match;
+      if (word.still_in.count(folder_of(path)) == 0 &&
+          std::regex_search(words, match, std::regex("\\b(" + word.pattern + ")\\b"))) {
+        found.push_back(path + " says " + match.str() + "; write " + word.instead);
+      }
+    }
+  }
+  return found;
+}
+
 Tree our_tree() {
   const std::filesystem::path root = moe::test::source_folder();
   Tree tree;
@@ -266,6 +324,15 @@ TEST_CASE("LibTorch that reaches a reader through headers is found", "[layout]")
         Strings{"core/model/config/config.h -> core/route/plan.h -> ATen/ATen.h"});
 }
 
+TEST_CASE("A private word is found in a name and in a comment", "[layout]") {
+  CHECK(private_words_in({{"core/io/a.h", "struct RowExchange;\n"}}) ==
+        Strings{"core/io/a.h says row exchange; write all-to-all of rows"});
+  CHECK(private_words_in(
+            {{"core/io/a.cpp", "// lent to another\n"}, {"core/eval/b.cpp", "int card_;"}})
+            .size() == 2);
+  CHECK(private_words_in({{"core/io/a.cpp", "// silent, discarded, an excellent talent"}}).empty());
+}
+
 TEST_CASE("Every arrow of this tree points down", "[layout]") {
   const Tree tree = our_tree();
   CHECK(tree.size() > 50);  // the tree was found
@@ -282,4 +349,8 @@ TEST_CASE("No .cu file includes LibTorch", "[layout]") {
 
 TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
   CHECK(libtorch_where_it_may_not_be(our_tree()) == Strings{});
+}
+
+TEST_CASE("Private words stand nowhere but where they are still to go", "[layout]") {
+  CHECK(private_words_in(our_tree()) == Strings{});
 }
