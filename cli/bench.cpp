@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/bench/layer.h"
 #include "core/route/router_override.h"
 
@@ -82,7 +83,7 @@ void check(const BenchFlags& flags) {
   }
   if (layer.graph && (!layer.device.is_cuda() || !layer.bf16)) {
     throw UserError(
-        "--graph records the launches of a card's products in bf16; give --device cuda and "
+        "--graph records the launches of a GPU's products in bf16; give --device cuda and "
         "--precision bf16");
   }
 }
@@ -126,6 +127,7 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<BenchFlags>();
   auto& layer = flags->layer;
   CLI::App* command = app.add_subcommand("bench", "speed, beside a roof measured in the same run");
+  command->option_defaults()->group(group::kMeasure);  // of the commands below too
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
   command
       ->add_option(

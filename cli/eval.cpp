@@ -9,6 +9,7 @@
 #include "cli/launch.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/base/terminal_text.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/sweep.h"
@@ -275,7 +276,9 @@ void run(EvalFlags& flags) {
 }
 
 void add_input_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kModel);
   command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE");
+  command.option_defaults()->group(group::kTasks);
   command
       .add_option("--tasks", flags.settings.tasks,
                   "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
@@ -297,6 +300,7 @@ void add_input_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_rule_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kTasks);
   command
       .add_option("--num-fewshot", flags.settings.shots,
                   "examples before each question, drawn as lm-evaluation-harness draws them")
@@ -304,6 +308,7 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option("--compat", flags.compat,
                      "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or "
                      "0.4.1, the papers' time");
+  command.option_defaults()->group(group::kOutput);
   command.add_option("--against", flags.settings.against,
                      "folder of another run's sample logs: print the differences, with McNemar's "
                      "test");
@@ -311,12 +316,14 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kRouter);
   command
       .add_option("--sweep", flags.sweeps,
                   "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or "
                   "p=0.1,0.4 or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, "
                   "and in OUT sweep.json, the plots of sweep.html and a folder a value")
       ->allow_extra_args(false);
+  command.option_defaults()->group(group::kOutput);
   command.add_option(
       "--cache-responses", flags.settings.cache_responses,
       "keep responses as they come, so that an interrupted run goes on where it was: FILE, or DIR "
@@ -328,6 +335,7 @@ void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_stats_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kRouter);
   command.add_option("--stats", flags.settings.stats,
                      "JSON file for what the routing of a mixture did, in total and by layer");
   command
@@ -356,14 +364,17 @@ std::string batch_tokens_of(const std::string& text) {
 }
 
 void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kTasks);
   command.add_option(
       "--bos", flags.bos,
       "auto (default: as tokenizer_config.json says), on or off: a BOS before the text");
+  command.option_defaults()->group(group::kMemory);
   command
       .add_option("--batch-tokens", flags.settings.batch_tokens,
                   "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
                   "activations would pass 1 GiB; scores do not depend on it")
       ->transform(batch_tokens_of);
+  command.option_defaults()->group(group::kRouter);
   command
       .add_option("--group-tokens", flags.settings.group_tokens,
                   "tokens per logical rank that a router with a capacity routes together (4096)")
@@ -377,6 +388,7 @@ void add_eval(CLI::App& app) {
   auto flags = std::make_shared<EvalFlags>();
   add_input_flags(*command, *flags);
   add_rule_flags(*command, *flags);
+  command->option_defaults()->group(group::kOutput);
   command->add_option("-o,--out", flags->settings.out,
                       "folder for results.json and samples_*.jsonl");
   add_sweep_flags(*command, *flags);

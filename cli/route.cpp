@@ -11,6 +11,7 @@
 #include "cli/progress.h"
 #include "cli/route_table.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/model/moe/layer_case.h"
 #include "core/route/read_logits.h"
 
@@ -133,12 +134,14 @@ void add_route(CLI::App& app) {
   auto flags = std::make_shared<RouteFlags>();
   CLI::App* command =
       app.add_subcommand("route", "what a router decides, for one's own logits or a case");
+  command->option_defaults()->group(group::kData);
   command
       ->add_option("FILE", flags->files,
                    "logits (a JSON list of rows, or CSV, one token a line), or cases with kind and "
                    "input; - is standard input")
       ->required();
   add_router_flags(*command, flags->router);
+  command->option_defaults()->group(group::kOutput);
   command->add_flag("--table", flags->table, "draw a case instead of answering it in JSON");
   command->add_option("--tokens", flags->style.max_tokens, "tokens that a table draws (64)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));

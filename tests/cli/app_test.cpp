@@ -40,6 +40,7 @@ TEST_CASE("cli/REFERENCE.md is what the program says of itself", "[cli]") {
   CHECK(reference.exit_code == 0);
   INFO("moe --reference >cli/REFERENCE.md writes it again");
   CHECK((reference.out == moe::test::read_file(moe::test::source_folder() / "cli/REFERENCE.md")));
+  CHECK(reference.out.find("| Options |") == std::string::npos);  // every flag has a group
 }
 
 // The string literals of a source file, without raw strings and comments.
