@@ -144,7 +144,7 @@ void add_device(CLI::App& command, std::string& device) {
   command.add_option_function<std::string>(
       "--device",
       [&device](const std::string& value) {
-        if (value == "cuda" && kernels::card_count() == 0) {
+        if (value == "cuda" && kernels::gpu_count() == 0) {
           throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
                           kernels::built_with_cuda()
                               ? "the driver shows no card, see what nvidia-smi says"

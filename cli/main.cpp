@@ -85,7 +85,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  moe::kernels::use_block_cache();
+  moe::kernels::use_caching_allocator();
   setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // LibTorch's profiler, on the lack of a GPU
   try {
     return run(argc, argv);

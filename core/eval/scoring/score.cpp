@@ -129,7 +129,7 @@ void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total)
 void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
   std::vector<int64_t> rows;  // the different ones: equal choices share theirs
-  std::vector<kernels::AskedToken> asked;
+  std::vector<kernels::TargetToken> asked;
   for (const Asked& one : batch.asked) {
     if (rows.empty() || rows.back() != one.row) {
       rows.push_back(one.row);
@@ -141,8 +141,8 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
   }
   total.head_rows += static_cast<int64_t>(rows.size());
   const Tensor wanted = at::tensor(rows, at::kLong).to(hidden.device());
-  const auto scores = kernels::head_scores(hidden.index_select(0, wanted), llama.head_weight(),
-                                           llama.product_type(), asked);
+  const auto scores = kernels::token_log_probs(hidden.index_select(0, wanted), llama.head_weight(),
+                                               llama.product_type(), asked);
   for (size_t i = 0; i < scores.size(); ++i) {
     add_token(batch.asked[i], scores[i].logprob, scores[i].is_argmax, total);
   }

@@ -79,7 +79,7 @@ class Run {
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);
       if (keeps_copy(parameter, model_.config(), settings)) {
-        kernels::keep_copy(parameter.tensor);
+        kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
   }
@@ -195,7 +195,7 @@ class Run {
     move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
-      record.card_memory = kernels::card_peak_bytes(device.index());
+      record.card_memory = kernels::gpu_peak_bytes(device.index());
     }
     record.data_wait_seconds = data_wait.count();
     record.seconds =

@@ -51,10 +51,10 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
     bytes.backward += s.activation * rows * 2 * inner;
   }
   if (is_moe) {
-    // Gathered rows and what experts said; logits, scores, multiplicities, weights and their like.
+    // Permuted rows and the experts' outputs; logits, scores, multiplicities, weights and the like.
     constexpr int64_t kRouting = 48;
-    bytes.kept += (s.activation + kF32) * rows * s.width + kRouting * s.tokens * experts;
-    bytes.backward += 2 * kF32 * rows * s.width;
+    bytes.kept += 2 * s.activation * rows * s.width + kRouting * s.tokens * experts;
+    bytes.backward += 2 * s.activation * rows * s.width;
   }
   return bytes;
 }
