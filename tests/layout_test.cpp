@@ -116,7 +116,10 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
 // may not reach them.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
-      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/config/(config|config_json|weights)\..*)");
+      R"(core/(base|io|data)/.*|core/route/(router_(settings|grammar|json)|read_logits)\..*|)"
+      R"(core/model/config/(config|config_json|weights)\..*|)"
+      R"(core/eval/(formats/.*|tasks/prompt_template\..*)|)"
+      R"(core/train/observe/(history|load_map|downsampled)\..*|core/train/run/run_folder\..*)");
   return std::regex_match(path, parts);
 }
 
