@@ -10,7 +10,9 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/bench/layer.h"
+#include "core/route/route.h"
 #include "core/route/router_override.h"
 
 namespace moe::cli {
@@ -82,16 +84,22 @@ void check(const BenchFlags& flags) {
   }
   if (layer.graph && (!layer.device.is_cuda() || !layer.bf16)) {
     throw UserError(
-        "--graph records the launches of a card's products in bf16; give --device cuda and "
+        "--graph records the launches of a GPU's products in bf16; give --device cuda and "
         "--precision bf16");
   }
 }
 
 // A router without a capacity has rows of a number that the host must be told.
 void check_graph(const BenchFlags& flags, const route::RouterSettings& router) {
-  if (flags.layer.graph && (router.family != route::Family::kTopK || !router.capacity_factor)) {
+  if (flags.layer.graph && !route::has_capacity(router)) {
     throw UserError("--graph records launches whose sizes stay, and {} has no capacity; give --cf",
                     route::to_string(router));
+  }
+  if (flags.layer.graph && !route::has_kernel_plan(router, flags.layer.experts)) {
+    throw UserError(
+        "--graph records launches that never wait for the host, and {} is planned by operations "
+        "that do; leave it out",
+        route::to_string(router));
   }
 }
 
@@ -126,6 +134,7 @@ void add_bench(CLI::App& app) {
   auto flags = std::make_shared<BenchFlags>();
   auto& layer = flags->layer;
   CLI::App* command = app.add_subcommand("bench", "speed, beside a roof measured in the same run");
+  command->option_defaults()->group(group::kMeasure);  // of the commands below too
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
   command
       ->add_option(

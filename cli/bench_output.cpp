@@ -27,7 +27,7 @@ void print_bench(const BenchOutput& output, const std::string& what, const Json&
   OrderedJson whole = bench::environment(what);
   const bool has_card = device_of(output.device).is_cuda();
   if (has_card) {
-    whole["device"] = kernels::card_name(0);
+    whole["device"] = kernels::gpu_name(0);
     whole["clock"] = "wall";
   }
   whole.update(json);
@@ -46,7 +46,7 @@ void print_bench(const BenchOutput& output, const std::string& what, const Json&
     return;
   }
   fmt::print("{}{}, {}, {} threads, LibTorch {}\n{}",
-             has_card ? kernels::card_name(0) + ", " : std::string(),
+             has_card ? kernels::gpu_name(0) + ", " : std::string(),
              now["processor"].get<std::string>(), now["instruction_set"].get<std::string>(),
              now["threads"].get<int>(), now["torch_version"].get<std::string>(), table);
   if (!earlier.is_null()) {

@@ -9,6 +9,7 @@
 #include "cli/launch.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/base/terminal_text.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/sweep.h"
@@ -103,7 +104,7 @@ class Display {
       finish();
       bar_ = std::make_unique<Progress>(what, "requests", static_cast<uint64_t>(requests), quiet_);
     };
-    events.recalled = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
+    events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
     events.progress = [this](int64_t done) {
       signals_.begin_work();
       bar_->set(static_cast<uint64_t>(done));
@@ -150,7 +151,7 @@ void print_routing(const eval::RunReport& report) {
       return;
     }
     if (!task.answers.empty()) {
-      continue;  // not counted while answers are written
+      continue;  // routing is not counted in generation
     }
     fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
@@ -168,7 +169,7 @@ void print_routing(const eval::RunReport& report) {
 void run_tasks(const EvalFlags& flags, Display& display) {
   const eval::RunReport report = eval::evaluate(flags.settings, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -189,7 +190,7 @@ void run_sweep(const EvalFlags& flags, Display& display) {
   }
   const eval::SweepReport report = eval::sweep(flags.settings, axes, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -209,7 +210,7 @@ void run_requests(const EvalFlags& flags, Display& display) {
   const eval::Scores scores =
       eval::evaluate_requests(flags.settings, flags.requests, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   for (const auto& score : scores.scores) {
@@ -223,7 +224,7 @@ void run_texts(const EvalFlags& flags, Display& display) {
   const eval::RoutingStats stats =
       eval::evaluate_texts(flags.settings, flags.texts, display.events());
   display.finish();
-  if (!flags.settings.is_first_rank()) {
+  if (!flags.settings.is_rank_zero()) {
     return;
   }
   if (flags.json) {
@@ -233,11 +234,11 @@ void run_texts(const EvalFlags& flags, Display& display) {
   }
 }
 
-// One rank of a run; the first speaks for all.
+// One rank of a run. Rank zero alone prints.
 void run_on_rank(EvalFlags& flags, dist::Comm& comm) {
   flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
   flags.settings.device = comm.device();
-  const bool quiet = flags.quiet || !flags.settings.is_first_rank();
+  const bool quiet = flags.quiet || !flags.settings.is_rank_zero();
   Display display(quiet, flags.running && !quiet);  // before LibTorch has threads
   apply_threads(flags.threads);
   if (!flags.sweeps.empty()) {
@@ -275,7 +276,9 @@ void run(EvalFlags& flags) {
 }
 
 void add_input_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kModel);
   command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE");
+  command.option_defaults()->group(group::kTasks);
   command
       .add_option("--tasks", flags.settings.tasks,
                   "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
@@ -297,6 +300,7 @@ void add_input_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_rule_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kTasks);
   command
       .add_option("--num-fewshot", flags.settings.shots,
                   "examples before each question, drawn as lm-evaluation-harness draws them")
@@ -304,6 +308,7 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
   command.add_option("--compat", flags.compat,
                      "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or "
                      "0.4.1, the papers' time");
+  command.option_defaults()->group(group::kOutput);
   command.add_option("--against", flags.settings.against,
                      "folder of another run's sample logs: print the differences, with McNemar's "
                      "test");
@@ -311,12 +316,14 @@ void add_rule_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kRouter);
   command
       .add_option("--sweep", flags.sweeps,
                   "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or "
                   "p=0.1,0.4 or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, "
                   "and in OUT sweep.json, the plots of sweep.html and a folder a value")
       ->allow_extra_args(false);
+  command.option_defaults()->group(group::kOutput);
   command.add_option(
       "--cache-responses", flags.settings.cache_responses,
       "keep responses as they come, so that an interrupted run goes on where it was: FILE, or DIR "
@@ -328,6 +335,7 @@ void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
 }
 
 void add_stats_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kRouter);
   command.add_option("--stats", flags.settings.stats,
                      "JSON file for what the routing of a mixture did, in total and by layer");
   command
@@ -356,14 +364,17 @@ std::string batch_tokens_of(const std::string& text) {
 }
 
 void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
+  command.option_defaults()->group(group::kTasks);
   command.add_option(
       "--bos", flags.bos,
       "auto (default: as tokenizer_config.json says), on or off: a BOS before the text");
+  command.option_defaults()->group(group::kMemory);
   command
       .add_option("--batch-tokens", flags.settings.batch_tokens,
                   "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
                   "activations would pass 1 GiB; scores do not depend on it")
       ->transform(batch_tokens_of);
+  command.option_defaults()->group(group::kRouter);
   command
       .add_option("--group-tokens", flags.settings.group_tokens,
                   "tokens per logical rank that a router with a capacity routes together (4096)")
@@ -377,6 +388,7 @@ void add_eval(CLI::App& app) {
   auto flags = std::make_shared<EvalFlags>();
   add_input_flags(*command, *flags);
   add_rule_flags(*command, *flags);
+  command->option_defaults()->group(group::kOutput);
   command->add_option("-o,--out", flags->settings.out,
                       "folder for results.json and samples_*.jsonl");
   add_sweep_flags(*command, *flags);

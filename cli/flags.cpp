@@ -6,8 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
+#include "cli/options.h"
 #include "core/base/error.h"
 #include "core/base/toml_depth.h"
+#include "core/route/request_options.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
@@ -111,27 +113,26 @@ class TomlConfig : public CLI::Config {
 }  // namespace
 
 void add_router_flags(CLI::App& command, route::RouterRequest& request) {
-  command.add_option("--router", request.router,
-                     "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K, e.g. top1+ir+fr");
-  command.add_option("--cf", request.cf, "capacity factor of a top-k router, or inf");
-  command.add_option("--ep-ranks", request.ep_ranks, "logical expert-parallel ranks W");
+  add_options(command, route::request_options(request));
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {
-  command.add_flag("-q,--quiet", quiet, "no progress on standard error");
+  command.add_flag("-q,--quiet", quiet, "no progress on standard error")->group(group::kOutput);
 }
 
 void add_json(CLI::App& command, bool& json) {
-  command.add_flag("--json", json, "print the result as JSON");
+  command.add_flag("--json", json, "print the result as JSON")->group(group::kOutput);
 }
 
 void add_force(CLI::App& command, bool& force, const std::string& also) {
-  command.add_flag("--force", force, "replace an output that is there already" + also);
+  command.add_flag("--force", force, "replace an output that is there already" + also)
+      ->group(group::kOutput);
 }
 
 void add_threads(CLI::App& command, int& threads) {
   command.add_option("--threads", threads, "CPU threads (default: one a core)")
-      ->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(1, 4096))
+      ->group(group::kRanks);
 }
 
 void apply_threads(int threads) {
@@ -140,22 +141,28 @@ void apply_threads(int threads) {
   }
 }
 
+void check_device(bool cuda) {
+  if (cuda && kernels::gpu_count() == 0) {
+    throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
+                    kernels::built_with_cuda()
+                        ? "the driver shows no GPU, see what nvidia-smi says"
+                        : "this moe was built without CUDA, build it with preset gpu");
+  }
+}
+
 void add_device(CLI::App& command, std::string& device) {
-  command.add_option_function<std::string>(
-      "--device",
-      [&device](const std::string& value) {
-        if (value == "cuda" && kernels::card_count() == 0) {
-          throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
-                          kernels::built_with_cuda()
-                              ? "the driver shows no card, see what nvidia-smi says"
-                              : "this moe was built without CUDA, build it with preset gpu");
-        }
-        if (value != "cpu" && value != "cuda") {
-          throw UserError("--device '{}' is unknown; known: cpu, cuda", value);
-        }
-        device = value;
-      },
-      "cpu (default) or cuda, a card for each process");
+  command
+      .add_option_function<std::string>(
+          "--device",
+          [&device](const std::string& value) {
+            check_device(value == "cuda");
+            if (value != "cpu" && value != "cuda") {
+              refuse_word("device", value, {"cpu", "cuda"});
+            }
+            device = value;
+          },
+          "cpu or cuda, a GPU for each process (default: cpu)")
+      ->group(group::kRanks);
 }
 
 c10::Device device_of(const std::string& name) {

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/io/tokenizer.h"
 
 namespace moe::cli {
@@ -100,7 +101,9 @@ void run(const GenerateFlags& flags) {
 void add_generate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = app.add_subcommand("generate", "text from a model, greedy or sampled");
+  command->option_defaults()->group(group::kModel);
   command->add_option("MODEL", flags->model, "a model folder")->required();
+  command->option_defaults()->group(group::kOutput);
   command->add_option("--prompt", flags->prompt, "text to go on from")->required();
   command
       ->add_option("--max-tokens", flags->settings.max_tokens, "at most so many new tokens (256)")
@@ -111,6 +114,7 @@ void add_generate(CLI::App& app) {
   command->add_option("--bos", flags->bos, "on (default) or off: begin with the BOS token")
       ->check(CLI::IsMember({"on", "off"}));
   add_router_flags(*command, flags->router);
+  command->option_defaults()->group(group::kRouter);
   command->add_flag("--force", flags->force, "let --router change the stored gate=");
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);

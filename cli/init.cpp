@@ -9,6 +9,7 @@
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/model/convert/inspect.h"
 
 namespace moe::cli {
@@ -87,9 +88,12 @@ void run(const InitFlags& flags) {
 void add_init(CLI::App& app) {
   auto flags = std::make_shared<InitFlags>();
   CLI::App* command = app.add_subcommand("init", "random weights from a config, dense or mixture");
+  command->option_defaults()->group(group::kModel);
   command->add_option("CONFIG", flags->config, "a config.json, or a folder that holds one")
       ->required();
-  command->add_option("-o,--out", flags->out, "the folder to write")->required();
+  command->add_option("-o,--out", flags->out, "the folder to write")
+      ->required()
+      ->group(group::kOutput);
   command->add_option("--experts", flags->settings.experts,
                       "make a dense config a mixture of so many experts");
   command->add_option("--layers", flags->settings.layers,
@@ -106,6 +110,7 @@ void add_init(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default: the config's), bf16, fp16 or fp32")
       ->check(CLI::IsMember({"keep", "bf16", "fp16", "fp32"}));
+  command->option_defaults()->group(group::kOutput);
   command->add_option("--shard-size", flags->shard_size,
                       "largest file, like 5GB (default) or 200MB");
   command->add_option("--tokenizer", flags->tokenizer,

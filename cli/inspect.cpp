@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "core/base/option.h"
 #include "core/base/terminal_text.h"
 
 namespace moe::cli {
@@ -77,6 +78,7 @@ void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
       app.add_subcommand("inspect", "parameters, layers, router and bytes of a folder");
+  command->option_defaults()->group(group::kModel);
   command->add_option("MODEL", flags->folder, "a model folder")->required();
   add_json(*command, flags->json);
   command->callback([flags] {

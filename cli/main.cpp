@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/reference.h"
 #include "core/base/error.h"
 #include "core/base/terminal_text.h"
 #include "core/base/version.h"
@@ -73,6 +74,13 @@ int run(int argc, char** argv) {
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::read_recipes(app);
+  app.add_flag_callback(
+      "--reference",
+      [&app] {
+        fmt::print("{}", moe::cli::reference(app));
+        throw CLI::Success();
+      },
+      "print every command and flag as Markdown");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version
@@ -86,7 +94,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  moe::kernels::use_block_cache();
+  moe::kernels::use_caching_allocator();
   setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // LibTorch's profiler, on the lack of a GPU
   try {
     return run(argc, argv);

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/eval/report/output_files.h"
 
 namespace moe::cli {
@@ -45,6 +46,7 @@ void add_report(CLI::App& app) {
   auto flags = std::make_shared<ReportFlags>();
   CLI::App* command =
       app.add_subcommand("report", "a run of moe train as a page: curves, load, samples, settings");
+  command->option_defaults()->group(group::kOutput);
   command->add_option("RUN", flags->run, "the folder of a run, finished or not")->required();
   command->add_option("-o,--out", flags->out, "where the page goes (RUN/report.html)");
   add_force(*command, flags->force);

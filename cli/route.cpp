@@ -11,6 +11,7 @@
 #include "cli/progress.h"
 #include "cli/route_table.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/model/moe/layer_case.h"
 #include "core/route/read_logits.h"
 
@@ -24,8 +25,6 @@ struct RouteFlags {
   TableStyle style;
   bool table = false, json = false;
 };
-
-constexpr const char* kKnownKinds = "topk, topp, relu, layer, lambda, capacity";
 
 // Plain logits under the router of the flags.
 route::RoutingCase plain_case(const RouteFlags& flags, Json input, const std::string& where) {
@@ -62,7 +61,7 @@ OrderedJson answer_case(const std::string& kind, const Json& input, const std::s
 
 void check_kind(const std::string& kind, bool table, const std::string& where) {
   if (kind != "layer" && !route::is_routing_case(kind) && !route::is_rule_case(kind)) {
-    throw UserError("{}: unknown kind '{}'; known: {}", where, kind, kKnownKinds);
+    throw UserError("{}: unknown kind '{}'; known: {}", where, kind, route::case_kinds());
   }
   if (table && route::is_rule_case(kind)) {
     throw UserError("{}: a case of kind {} routes no tokens, there is no table to draw", where,
@@ -133,17 +132,20 @@ void add_route(CLI::App& app) {
   auto flags = std::make_shared<RouteFlags>();
   CLI::App* command =
       app.add_subcommand("route", "what a router decides, for one's own logits or a case");
+  command->option_defaults()->group(group::kData);
   command
       ->add_option("FILE", flags->files,
                    "logits (a JSON list of rows, or CSV, one token a line), or cases with kind and "
                    "input; - is standard input")
       ->required();
   add_router_flags(*command, flags->router);
+  command->option_defaults()->group(group::kOutput);
   command->add_flag("--table", flags->table, "draw a case instead of answering it in JSON");
   command->add_option("--tokens", flags->style.max_tokens, "tokens that a table draws (64)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_json(*command, flags->json);
   add_config(*command);
+  command->footer(route::router_help() + "\n" + command->get_footer());
   command->callback([flags] { run(*flags); });
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/route/decisions.h"
+#include "core/route/router.h"
 
 namespace moe::cli {
 namespace {
@@ -156,7 +157,7 @@ void draw_lists(Drawing& drawing, int64_t tokens) {
 // Which tokens hold the slots of each expert, and what stays empty.
 void draw_slots(Drawing& drawing) {
   const auto& input = drawing.routing.input;
-  if (drawing.one.router.family != route::Family::kTopK || input.dropless) {
+  if (!route::has_capacity(drawing.one.router)) {
     return;
   }
   drawing.text += "\nslots of each expert, in order of acceptance (- is padding)\n";
@@ -199,7 +200,8 @@ std::string loss_words(const route::AuxLosses& losses) {
 
 void draw_counts(Drawing& drawing) {
   const auto& counted = drawing.counted;
-  if (drawing.one.router.family == route::Family::kTopK) {
+  const route::RouterFamily& family = *drawing.one.router.family;
+  if (family.tokens_request) {
     drawing.text +=
         fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
                     counted.dropped_requests, percent(counted.dropped_requests, counted.requests));
@@ -210,16 +212,20 @@ void draw_counts(Drawing& drawing) {
     if (drawing.one.router.ir) {
       drawing.text += fmt::format("; {} tokens rectified at home (*)", counted.ir_tokens);
     }
+  }
+  if (family.has_slots) {
     drawing.text += fmt::format("\nslots        {}, {} used, {} padding", counted.slots_total,
                                 counted.slots_used, counted.padding);
-  } else if (drawing.one.router.family == route::Family::kRelu) {
+  }
+  if (family.has_adaptive_l1) {
     drawing.text += fmt::format("\nsparsity     {:.3f}", counted.sparsity());
   }
   drawing.text += fmt::format(
       "\nexperts      {:.3f} a token, {} tokens without any; rows of each: {} (max {:.2f} x mean)",
-      counted.experts_per_token(), counted.unserved_tokens, fmt::join(counted.load, " "),
-      counted.load_max_over_mean());
-  drawing.text += fmt::format("\nlosses       {} (unscaled)\n", loss_words(drawing.routing.losses));
+      counted.experts_per_token(), counted.unserved_tokens,
+      fmt::join(counted.tokens_per_expert, " "), counted.load_max_over_mean());
+  const std::string losses = loss_words(drawing.routing.losses);
+  drawing.text += losses.empty() ? "\n" : fmt::format("\nlosses       {} (unscaled)\n", losses);
 }
 
 }  // namespace
@@ -231,7 +237,7 @@ std::string route_table(const route::RoutingCase& one, const TableStyle& style) 
       fmt::format("{}: {} tokens, {} experts on {} rank{}", route::to_string(one.router), all,
                   drawing.experts(), one.group.ranks, one.group.ranks == 1 ? "" : "s");
   const auto& input = drawing.routing.input;
-  if (one.router.family == route::Family::kTopK) {
+  if (one.router.family->has_slots) {
     drawing.text += input.dropless ? ", no capacity"
                                    : fmt::format(", slots an expert takes from each rank: {}",
                                                  fmt::join(input.capacity, " "));

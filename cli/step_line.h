@@ -1,6 +1,6 @@
 #pragma once
-// One step of training in one line: what a person looks at while it runs (DESIGN section 6,
-// "Seen").
+// One step of training in one line: what a person looks at while it runs (core/train/README.md,
+// "What a step says").
 
 #include <chrono>
 #include <cstdint>

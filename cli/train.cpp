@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/samples.h"
 #include "cli/step_line.h"
@@ -148,24 +149,25 @@ void train_on_rank(const TrainFlags& flags, dist::Comm& comm) {
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.profiled_steps = flags.profile;
   callbacks.stop_requested = [&] { return signals.requested(); };
-  train::train(settings_of(flags), callbacks, &comm);
+  train::train(flags.settings, callbacks, &comm);
   if (last.step > 0 && comm.rank() == 0) {
     print_result(flags, first, last);
   }
 }
 
 void run(const TrainFlags& flags) {
+  check_device(flags.settings.on_cuda);
   if (flags.nodes || flags.gpus) {
     return print_cluster(flags);
   }
   if (flags.show_samples > 0) {
-    print_samples(settings_of(flags), flags.show_samples);
+    print_samples(flags.settings, flags.show_samples);
     return;
   }
   if (flags.dry_run || flags.show_settings) {
     apply_threads(flags.settings.threads);
     const train::RunPlan plan =
-        train::plan_run(settings_of(flags), std::max<int64_t>(1, flags.ranks.ranks));
+        train::plan_run(flags.settings, std::max<int64_t>(1, flags.ranks.ranks));
     if (flags.show_settings) {
       fmt::print("{}", train::to_toml(plan.settings));
       return;
@@ -183,7 +185,7 @@ void run(const TrainFlags& flags) {
   }
   dist::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
-  ranks.on_cuda = flags.device == "cuda";
+  ranks.on_cuda = flags.settings.on_cuda;
   dist::run_on_ranks(ranks, [&](dist::Comm& comm) { train_on_rank(flags, comm); });
 }
 

@@ -13,12 +13,9 @@ class App;
 
 namespace moe::cli {
 
+// The settings of the run, and what this one call does beside.
 struct TrainFlags {
   train::TrainSettings settings;
-  std::string schedule = "cosine", pack, pack_mask = "causal", shuffle = "on",
-              objective = "instruct", device, precision = "fp32", recompute = "none";
-  std::string format, loss_on = "all";
-  std::string optimizer_state = "fp32", decay_embeddings = "on";
   int64_t show_samples = 0;  // 0 = train
   dist::RankSettings ranks;
   std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
@@ -27,8 +24,6 @@ struct TrainFlags {
   int64_t profile = 0;  // steps; 0 = none
   bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };
-
-train::TrainSettings settings_of(const TrainFlags& flags);
 
 // All of them; `flags` outlives `command`.
 void add_train_flags(CLI::App& command, TrainFlags& flags);

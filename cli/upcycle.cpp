@@ -12,11 +12,13 @@
 #include "cli/progress.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
+#include "core/base/option.h"
 #include "core/base/terminal_text.h"
 #include "core/io/paths.h"
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
+#include "core/route/router.h"
 
 namespace moe::cli {
 
@@ -119,7 +121,7 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
 // looked over for dead experts too.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
-  const bool looks_for_dead = is_verified(flags) && settings.router.family == route::Family::kRelu;
+  const bool looks_for_dead = is_verified(flags) && settings.router.family->can_leave_experts_dead;
   if (settings.gate_scale && !looks_for_dead) {
     return {};
   }
@@ -195,12 +197,16 @@ void add_upcycle(CLI::App& app) {
   auto flags = std::make_shared<UpcycleFlags>();
   CLI::App* command =
       app.add_subcommand("upcycle", "a dense LLaMA folder becomes a mixture of experts");
+  command->option_defaults()->group(group::kModel);
   command->add_option("DENSE", flags->dense, "a dense LLaMA folder")->required();
-  command->add_option("-o,--out", flags->out, "the folder to write")->required();
+  command->add_option("-o,--out", flags->out, "the folder to write")
+      ->required()
+      ->group(group::kOutput);
   command->add_option("--experts", flags->settings.experts, "experts in each MoE layer (8)");
   command->add_option("--layers", flags->settings.layers,
                       "even (default), odd, all, or a list like 0,3,5 or 0-3");
   add_router_flags(*command, flags->router);
+  command->option_defaults()->group(group::kRouter);
   command
       ->add_option("--router-std", flags->router_std,
                    "standard deviation of the router's weights (the config's initializer_range)")
@@ -210,12 +216,14 @@ void add_upcycle(CLI::App& app) {
                       "routers whose weights do not sum to 1 (topp, relu, gate=none)");
   command->add_option("--calibration", flags->calibration,
                       "the text that --gate-scale auto measures on (that of --verify-text)");
+  command->option_defaults()->group(group::kModel);
   command->add_option("--granularity", flags->settings.granularity,
                       "1: an upcycled expert is a whole feed-forward (moe init makes finer ones)");
   command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")
       ->check(CLI::IsMember({"keep", "bf16", "fp32"}));
+  command->option_defaults()->group(group::kOutput);
   command->add_option("--shard-size", flags->shard_size,
                       "largest file, like 5GB (default) or 200MB");
   command->add_flag("--verify", flags->verify,
@@ -223,6 +231,7 @@ void add_upcycle(CLI::App& app) {
   command->add_option("--verify-text", flags->verify_text,
                       "the text to verify on (an embedded one)");
   add_device(*command, flags->device);
+  command->option_defaults()->group(group::kOutput);
   command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);

@@ -1,5 +1,5 @@
-# The CUDA half, included with MOE_CUDA: kernels/cuda instead of kernels/ops/no_cuda.cpp, and LibTorch's CUDA libraries.
-# Machine code for A100 and for H100/H200 (90a: all of Hopper's instructions), and PTX that the driver of any later card
+# The CUDA half, included with MOE_CUDA: kernels/cuda and LibTorch's CUDA libraries.
+# Machine code for A100 and for H100/H200 (90a: all of Hopper's instructions), and PTX that the driver of any later GPU
 # compiles.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
@@ -9,7 +9,9 @@ find_package(CUDAToolkit REQUIRED)
 
 file(GLOB moe_cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
 set(moe_cuda_host_sources ${CMAKE_SOURCE_DIR}/kernels/cuda/device.cpp ${CMAKE_SOURCE_DIR}/kernels/cuda/graph.cpp)
-target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${moe_cuda_host_sources})
+target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${moe_cuda_host_sources} ${CMAKE_SOURCE_DIR}/kernels/cuda/functions.cpp)
+# The table of CUDA functions is asked for by a weak name (kernels/ops/cuda_functions.cpp), which alone would leave it out.
+target_link_options(moe_kernels INTERFACE -Wl,--undefined=moe_cuda_functions)
 target_sources(moe_dist PRIVATE ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp)
 # CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
 set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON

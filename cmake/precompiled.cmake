@@ -13,8 +13,12 @@ function(moe_precompiled name header)
   file(SHA256 ${CMAKE_SOURCE_DIR}/cmake/pch_plain.h plain)
   file(SHA256 ${CMAKE_SOURCE_DIR}/cmake/pch_torch.h torch)
   file(READ ${MOE_TORCH_ROOT}/version.py torch_version)
+  set(tsan "")
+  if(MOE_TSAN)
+    set(tsan " tsan")
+  endif()
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/CMakeFiles/${name}.dir/cmake_pch.hxx.gch.sum @ONLY
-       CONTENT "${plain} ${torch} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE} ${MOE_ASAN} ${torch_version}")
+       CONTENT "${plain} ${torch} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE} ${MOE_ASAN}${tsan} ${torch_version}")
 endfunction()
 
 # moe_speaks_torch(FILE VARIABLE): whether a file of ours includes LibTorch, itself or through others of ours.

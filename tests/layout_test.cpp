@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -116,7 +117,11 @@ Strings libtorch_in_cuda_files(const Tree& tree) {
 // may not reach them.
 bool must_be_torch_free(const std::string& path) {
   static const std::regex parts(
-      R"(core/(base|io|data)/.*|core/route/router_(settings|grammar|json)\..*|core/model/config/(config|config_json|weights)\..*)");
+      R"(core/(base|io|data)/.*|)"
+      R"(core/route/(router(_[a-z]+)?\.(h|cpp)|routers/.*\.h|read_logits\..*)|)"
+      R"(core/model/config/(config|config_json|weights)\..*|)"
+      R"(core/eval/(formats/.*|tasks/prompt_template\..*)|)"
+      R"(core/train/observe/(history|load_map|downsampled)\..*|core/train/run/run_folder\..*)");
   return std::regex_match(path, parts);
 }
 
@@ -203,6 +208,62 @@ Strings libtorch_where_it_may_not_be(const Tree& tree) {
   return wrong;
 }
 
+// Words of our own that once stood where the field has one, what is said now, and the folders that
+// are still to follow. A name is read as the words that it is made of: row_exchange, RowExchange
+// and "row exchange" are the same.
+struct PrivateWord {
+  std::string pattern, instead;
+  std::set<std::string> still_in;
+};
+
+const std::vector<PrivateWord>& private_words() {
+  static const std::vector<PrivateWord> words = {
+      {"lent|lends?|borrow(s|ed|er|ing)?|donors?", "shadowed experts", {}},
+      {"travel plan", "dispatch layout", {}},
+      {"row exchange", "all-to-all of rows", {}},
+      {"thin product", "GEMV, skinny GEMM", {"kernels"}},
+      {"rounded weight", "bf16 working copy", {}},
+      {"journal", "metrics log", {}},
+      {"roll call|bad news|patience", "health monitor, failure report, heartbeat", {"core/dist"}},
+      {"verdict", "failure report", {"core/dist", "core/model"}},
+      {"own work", "heartbeat", {"core/dist", "core/eval", "core/train"}},
+      {"cards?",
+       "GPU, device",
+       {"cli", "core/bench", "core/dist", "core/model", "core/route", "core/train", "kernels"}},
+  };
+  return words;
+}
+
+// "RowExchange row_exchange" -> "row exchange row exchange".
+std::string as_words(const std::string& text) {
+  std::string words;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto is = [&](size_t at, auto kind) {
+      return kind(static_cast<unsigned char>(text[at]));
+    };
+    if (i > 0 && is(i, isupper) && is(i - 1, islower)) {
+      words += ' ';
+    }
+    words += text[i] == '_' ? ' ' : static_cast<char>(tolower(static_cast<unsigned char>(text[i])));
+  }
+  return words;
+}
+
+Strings private_words_in(const Tree& tree) {
+  Strings found;
+  for (const auto& [path, text] : tree) {
+    const std::string words = as_words(text);
+    for (const auto& word : private_words()) {
+      std::smatch match;
+      if (word.still_in.count(folder_of(path)) == 0 &&
+          std::regex_search(words, match, std::regex("\\b(" + word.pattern + ")\\b"))) {
+        found.push_back(path + " says " + match.str() + "; write " + word.instead);
+      }
+    }
+  }
+  return found;
+}
+
 Tree our_tree() {
   const std::filesystem::path root = moe::test::source_folder();
   Tree tree;
@@ -216,6 +277,50 @@ Tree our_tree() {
     }
   }
   return tree;
+}
+
+// Every text of ours, the documents and recipes too, but this file.
+Tree our_texts() {
+  const std::filesystem::path root = moe::test::source_folder();
+  static const std::regex text(R"(.*\.(h|cpp|cu|cuh|js|css|html|py|sh|md|toml|txt|cmake|json))");
+  Tree tree;
+  const auto add = [&](const std::filesystem::path& file) {
+    const std::string path = std::filesystem::relative(file, root).generic_string();
+    if (std::regex_match(path, text) && path != "tests/layout_test.cpp") {
+      tree[path] = moe::test::read_file(file);
+    }
+  };
+  for (const char* top : {"cli", "cmake", "core", "kernels", "recipes", "tests"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
+      if (entry.is_regular_file()) {
+        add(entry.path());
+      }
+    }
+  }
+  for (const char* file : {"README.md", "CHANGELOG.md", "CMakeLists.txt"}) {
+    if (std::filesystem::exists(root / file)) {
+      add(root / file);
+    }
+  }
+  return tree;
+}
+
+// Citations of what does not stand in the repository: documents that a reader does not have, and
+// decisions by a number of theirs. What is decided stands under a name in a README of its folder.
+Strings citations_from_outside(const Tree& tree) {
+  static const std::regex cited(R"((^|[^A-Za-z0-9_])(SPEC|DESIGN|FACTS)([^A-Za-z0-9_]|$))"
+                                R"(|\(D[0-9]{1,2}[),;])");
+  Strings wrong;
+  for (const auto& [path, text] : tree) {
+    std::istringstream lines(text);
+    int number = 1;
+    for (std::string line; std::getline(lines, line); ++number) {
+      if (std::regex_search(line.substr(0, 400), cited)) {
+        wrong.push_back(path + ":" + std::to_string(number));
+      }
+    }
+  }
+  return wrong;
 }
 
 }  // namespace
@@ -266,6 +371,29 @@ TEST_CASE("LibTorch that reaches a reader through headers is found", "[layout]")
         Strings{"core/model/config/config.h -> core/route/plan.h -> ATen/ATen.h"});
 }
 
+TEST_CASE("A citation of a document outside the repository is found", "[layout]") {
+  CHECK(citations_from_outside({{"core/a.h", "// first\n// as SPEC section 3 says\n"},
+                                {"core/b.md", "see DESIGN.md"},
+                                {"recipes/c.toml", "seed = 1  # ours (D17)"},
+                                {"core/d.h", "// A SPECIAL case, 0xD7, [T, D] (README.md)"}}) ==
+        Strings{"core/a.h:2", "core/b.md:1", "recipes/c.toml:1"});
+}
+
+TEST_CASE("No file cites what stands outside the repository", "[layout]") {
+  const Tree texts = our_texts();
+  CHECK(texts.count("core/route/README.md") == 1);
+  CHECK(citations_from_outside(texts) == Strings{});
+}
+
+TEST_CASE("A private word is found in a name and in a comment", "[layout]") {
+  CHECK(private_words_in({{"core/io/a.h", "struct RowExchange;\n"}}) ==
+        Strings{"core/io/a.h says row exchange; write all-to-all of rows"});
+  CHECK(private_words_in(
+            {{"core/io/a.cpp", "// lent to another\n"}, {"core/eval/b.cpp", "int card_;"}})
+            .size() == 2);
+  CHECK(private_words_in({{"core/io/a.cpp", "// silent, discarded, an excellent talent"}}).empty());
+}
+
 TEST_CASE("Every arrow of this tree points down", "[layout]") {
   const Tree tree = our_tree();
   CHECK(tree.size() > 50);  // the tree was found
@@ -282,4 +410,8 @@ TEST_CASE("No .cu file includes LibTorch", "[layout]") {
 
 TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
   CHECK(libtorch_where_it_may_not_be(our_tree()) == Strings{});
+}
+
+TEST_CASE("Private words stand nowhere but where they are still to go", "[layout]") {
+  CHECK(private_words_in(our_tree()) == Strings{});
 }

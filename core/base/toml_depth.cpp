@@ -33,17 +33,17 @@ bool is_of_key(char c) {
          c == '\t';
 }
 
-[[noreturn]] void fail(std::string_view text, size_t at, const std::string& where) {
-  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
-  throw UserError("{} line {}: nested deeper than {} brackets or {} dots in a key", where, line,
-                  kMaxTomlNesting, kMaxTomlDots);
+int64_t line_of(std::string_view text, size_t at) {
+  return 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
 }
 
 }  // namespace
 
 void check_toml_depth(std::string_view text, const std::string& where) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   int brackets = 0, dots = 0;
-  for (size_t at = 0; at < text.size();) {
+  for (size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+       at < text.size();) {
     const char c = text[at];
     if (c == '"' || c == '\'') {
       at = end_of_string(text, at);
@@ -53,6 +53,10 @@ void check_toml_depth(std::string_view text, const std::string& where) {
       at = std::min(text.find('\n', at), text.size());
       continue;
     }
+    if (static_cast<unsigned char>(c) >= 0x80) {
+      throw UserError("{} line {}: a letter outside ASCII; put the text or the key in quotes",
+                      where, line_of(text, at));
+    }
     if (c == '.') {
       ++dots;
     } else if (!is_of_key(c)) {
@@ -60,7 +64,8 @@ void check_toml_depth(std::string_view text, const std::string& where) {
     }
     brackets += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
     if (brackets > kMaxTomlNesting || dots > kMaxTomlDots) {
-      fail(text, at, where);
+      throw UserError("{} line {}: nested deeper than {} brackets or {} dots in a key", where,
+                      line_of(text, at), kMaxTomlNesting, kMaxTomlDots);
     }
     ++at;
   }

@@ -129,20 +129,20 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   const auto tasks = settings.tasks.empty()
                          ? std::vector<eval::LoadedTask>()
                          : eval::load_tasks(settings.tasks, settings.data, settings.limit);
-  const eval::OpenedModel subject = eval::open_model(asked, {});
+  const eval::OpenedModel opened = eval::open_model(asked, {});
   const auto sets = settings.tasks.empty()
-                        ? made_up_sets(subject.config, settings.limit.value_or(60))
-                        : task_sets(tasks, eval::encoder_of(subject, asked.compat));
+                        ? made_up_sets(opened.config, settings.limit.value_or(60))
+                        : task_sets(tasks, eval::encoder_of(opened, asked.compat));
   const model::Llama llama =
-      model::Llama::load(subject.checkpoint, {}, settings.device, model::Storage::kStored);
-  const eval::ScoreSettings scoring = {{subject.routing.router, subject.routing.ep_ranks},
+      model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
+  const eval::ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},
                                        settings.batch_tokens,
                                        settings.group_tokens};
   std::vector<EvalReport> reports;
   for (const auto& set : sets) {
     reports.push_back(measure(llama, set, scoring, settings.repeats));
-    if (subject.config.moe) {
-      reports.back().router = route::to_string(subject.routing.router);
+    if (opened.config.moe) {
+      reports.back().router = route::to_string(opened.routing.router);
     }
   }
   return reports;

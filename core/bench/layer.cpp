@@ -7,12 +7,13 @@
 #include "core/base/error.h"
 #include "core/bench/environment.h"
 #include "core/model/llama/timeline.h"
+#include "core/model/moe/dispatch.h"
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/graph.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
-#include "kernels/ops/row_ops.h"
+#include "kernels/ops/permutation.h"
 
 namespace moe::bench {
 
@@ -42,8 +43,8 @@ World make_world(const LayerSettings& settings) {
   const model::MoeWeights trained = {leaf(weights.router), leaf(weights.gate_up),
                                      leaf(weights.down)};
   if (settings.bf16 && settings.device.is_cuda()) {
-    kernels::keep_copy(trained.gate_up);
-    kernels::keep_copy(trained.down);
+    kernels::keep_bf16_working_copy(trained.gate_up);
+    kernels::keep_bf16_working_copy(trained.down);
   }
   return {x.to(settings.bf16 ? at::kBFloat16 : at::kFloat), weights, trained,
           route::spread_over_ranks(settings.tokens,
@@ -111,12 +112,11 @@ Timing time_products(const LayerSettings& settings, const World& world,
         settings.repeats, [&] { run_products(world, gathered, loads); }, settings.device);
   }
   const route::Plan& plan = routing.plan;
-  const kernels::RowLayout layout =
-      kernels::lay_out_rows(plan.token, plan.expert, plan.choice, plan.count, plan.rows,
-                            settings.tokens, routing.input.k + 2);
-  const Tensor rows = kernels::gather_rows(world.x, layout);
+  const kernels::SegmentedRows segmented = kernels::segment_rows(
+      plan.token, plan.expert, plan.choice, plan.rows, settings.tokens, model::choices_of(routing));
+  const Tensor rows = kernels::permute(world.x, segmented.permutation);
   return time_of(
-      settings.repeats, [&] { run_products_there(world, rows, layout.ends); }, settings.device);
+      settings.repeats, [&] { run_products_there(world, rows, segmented.ends); }, settings.device);
 }
 
 // The forward as evaluation runs it, launch by launch and recorded.
@@ -129,7 +129,7 @@ void time_forward(const LayerSettings& settings, const World& world,
     y = model::run_experts(world.x, world.weights, routing, 1.0);
   };
   report.forward = time_of(settings.repeats, forward, settings.device);
-  const auto recorded = kernels::record_work(forward, settings.device);
+  const auto recorded = kernels::record_graph(forward, settings.device);
   report.graph = time_of(
       settings.repeats, [&] { recorded->replay(); }, settings.device);
 }
@@ -168,7 +168,8 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
   const Tensor gate_up = kernels::operand(world.weights.gate_up[0], type);
   const Tensor down = kernels::operand(world.weights.down[0], type);
   report.roof = time([&] { run_roof(gate_up, down, operands); });
-  report.products = time_products(settings, world, routing, report.counted.load, gathered);
+  report.products =
+      time_products(settings, world, routing, report.counted.tokens_per_expert, gathered);
   report.routing = time([&] { run_routing(world, router); });
   report.counting =
       time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });

@@ -3,8 +3,8 @@
 // a cursor of three numbers says where the stream stands, so that training can go on from there bit
 // for bit.
 //
-//   stream  SPEC D19: the examples in order, joined into one stream and cut every seq_len tokens;
-//   no padding, plain causal
+//   stream  the examples in order, joined into one stream and cut every seq_len tokens
+//           (core/train/README.md); no padding, plain causal
 //           mask. What is left of an epoch's last row goes on with the next epoch's first example.
 //   none    one example a row, rows of unequal length.
 //
@@ -23,7 +23,7 @@
 namespace moe::data {
 
 enum class Pack { kStream, kNone };
-// What a token of a stream row may see: all before it in the row (D19), or only its own example.
+// What a token of a stream row may see: all before it in the row, or only its own example.
 enum class PackMask { kCausal, kDoc };
 
 struct BatchSettings {

@@ -5,7 +5,7 @@
 //
 // With the objective `instruct` an example is BOS prompt response EOS, turn after turn, as a
 // template (core/data/templates.h) makes them; the loss falls on every response and its EOS, or on
-// the last alone (SPEC section 11, D19). With `lm` it is BOS text EOS and the loss falls on all but
+// the last alone (core/train/README.md). With `lm` it is BOS text EOS and the loss falls on all but
 // BOS. Rows ({"input_ids", "labels"}, -100 = no loss) are taken as they are and go with both.
 //
 // Prompt and response are encoded separately and joined as ids, so the boundary between them is

@@ -4,7 +4,7 @@
 //
 //   BOS prompt response EOS [BOS] prompt response EOS ...
 //
-//   paper    the papers' plain [instruct][response] (SPEC section 11, D19): system, instruction and
+//   paper    the papers' plain [instruct][response] (core/train/README.md): system, instruction and
 //            input on lines of their own, then the response. The prompt of a pair stands as it is.
 //   alpaca   Stanford's two prompts, with and without an input. A system text takes the place of
 //            the opening sentences; later turns have none.

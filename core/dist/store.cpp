@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <future>
@@ -60,6 +61,20 @@ class NoSigpipeInNewThreads {
   sigset_t before_ = {};
 };
 
+struct HeldFile {
+  Descriptor file;
+};
+
+// c10d opens its file by name again for every operation, and once more in its destructor, which may
+// run last in a thread that was left behind. So the store holds a descriptor of its own: bases are
+// destroyed in reverse order, the file after the store.
+class InheritedFileStore : private HeldFile, public c10d::FileStore {
+ public:
+  explicit InheritedFileStore(Descriptor held)
+      : HeldFile{std::move(held)},
+        c10d::FileStore(fmt::format("/proc/self/fd/{}", file.get()), kNobodyRemovesIt) {}
+};
+
 }  // namespace
 
 // c10d's client waits for an answer as long as TCP does, which is a quarter of an hour on a cut
@@ -110,8 +125,8 @@ std::shared_ptr<Store> inherited_store(const Descriptor& file, Seconds timeout) 
       fcntl(file.get(), F_GET_SEALS) < 0) {  // which only files in memory have
     throw UserError("descriptor {} is not the store of a run that moe --ranks started", file.get());
   }
-  auto store = c10::make_intrusive<c10d::FileStore>(fmt::format("/proc/self/fd/{}", file.get()),
-                                                    kNobodyRemovesIt);
+  auto store = c10::make_intrusive<InheritedFileStore>(
+      Descriptor(fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1)));
   store->setTimeout(whole(timeout));
   return std::make_shared<C10dStore>(std::move(store), true, timeout / 2);
 }

@@ -4,7 +4,7 @@
 // ranks between them; process p is rank p % G of the group of replica p / G. Rows of a micro-batch
 // go to the ranks of a group in contiguous blocks; replica r takes micro-batches r, r + R, ... of a
 // step (so R replicas equal one process that accumulates R micro-batches). Results follow from W
-// alone as long as all processes hold equally many tokens (SPEC D1).
+// alone as long as all processes hold equally many tokens (core/route/README.md).
 
 #include <memory>
 #include <optional>

@@ -14,7 +14,7 @@
 
 namespace moe::eval {
 
-// What the model is asked: scores of requests, or answers to prompts.
+// Requests to be scored, or prompts whose answers are generated.
 struct EncodedTask {
   std::vector<Request> requests;
   std::vector<std::vector<int64_t>> prompts;
@@ -31,9 +31,9 @@ class EncodedTasks {
   EncodedTasks(const EncodedTasks&) = delete;
   EncodedTasks& operator=(const EncodedTasks&) = delete;
 
-  // Waits for a task, which nobody reads any more from then on. UserError of the first task that
-  // cannot be encoded, as soon as it is known: whatever task is asked for, since hours may lie
-  // between the two.
+  // Waits for a task; its questions may be moved away from then on. UserError of the first task
+  // that cannot be encoded, as soon as there is one and whatever `index` is: hours may lie between
+  // the two.
   const EncodedTask& at(size_t index);
 
   int64_t window() const { return encoder_.window; }

@@ -1,4 +1,4 @@
-// The obvious order of things: read, refuse, encode, load, run, write.
+// In order: read, refuse, encode, load, run, write.
 #include "core/eval/evaluate.h"
 
 #include <algorithm>
@@ -20,13 +20,13 @@ double now_seconds() {
 void tell_subset(const EvalEvents& events, const LoadedTask& loaded) {
   const int64_t whole = loaded.task.harness_items;
   if (whole != 0 && loaded.total_questions != whole) {
-    events.tell(
+    events.notify(
         fmt::format("{}: the file has {} questions, lm-evaluation-harness scores {}: results are "
                     "not comparable",
                     loaded.task.name, loaded.total_questions, whole));
   }
   for (const auto& note : loaded.notes) {
-    events.tell(note);
+    events.notify(note);
   }
 }
 
@@ -41,37 +41,37 @@ std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
   return labels;
 }
 
-RunReport report_head(const EvalSettings& settings, const OpenedModel& subject) {
+RunReport report_head(const EvalSettings& settings, const OpenedModel& opened) {
   RunReport report;
   report.model = settings.model.string();
   report.dtype = "float32";
-  report.window = subject.config.max_position_embeddings;
-  report.adds_bos = subject.adds_bos;
+  report.window = opened.config.max_position_embeddings;
+  report.adds_bos = opened.adds_bos;
   report.limit = settings.limit;
   report.batch_tokens = settings.batch_tokens;
   report.device = settings.device.str();
   report.compat = settings.compat;
-  if (subject.config.moe) {
-    report.router = route::to_string(subject.routing.router);
-    report.ep_ranks = subject.routing.ep_ranks;
-    report.group_tokens = group_tokens(settings, subject);
+  if (opened.config.moe) {
+    report.router = route::to_string(opened.routing.router);
+    report.ep_ranks = opened.routing.ep_ranks;
+    report.group_tokens = group_tokens(settings, opened);
   }
   return report;
 }
 
-// How answers are written where that differs from how requests are scored.
+// Says where generation routes otherwise than scoring.
 void tell_generation(const EvalEvents& events, const EvalSettings& settings,
-                     const OpenedModel& subject, const std::vector<LoadedTask>& tasks) {
+                     const OpenedModel& opened, const std::vector<LoadedTask>& tasks) {
   const bool any = std::any_of(tasks.begin(), tasks.end(), [](const auto& loaded) {
     return loaded.task.output == OutputType::kGenerateUntil;
   });
-  if (any && group_tokens(settings, subject) > 0) {
-    events.tell(
-        "answers are written without a capacity and without +fr, as moe generate routes: a "
+  if (any && group_tokens(settings, opened) > 0) {
+    events.notify(
+        "answers are generated without a capacity and without +fr, as moe generate routes: a "
         "token's expert must not depend on what is computed beside it");
   }
   if (any && !settings.stats.empty()) {
-    events.tell("routing is not counted while answers are written; --stats leaves them out");
+    events.notify("routing is not counted while answers are generated; --stats leaves them out");
   }
 }
 
@@ -82,7 +82,7 @@ int64_t count_cut(const std::vector<Request>& requests) {
 
 void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, int64_t window) {
   if (cut > 0) {
-    events.tell(
+    events.notify(
         fmt::format("{}: {} continuation{} longer than the model's window of {} tokens, scored by "
                     "{} end only "
                     "(lm-evaluation-harness refuses such items)",
@@ -93,7 +93,7 @@ void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, in
 TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
                     int64_t resamples) {
   if (loaded.task.output == OutputType::kGenerateUntil) {
-    std::vector<std::string> answers = runner.write(loaded, encoded.prompts);
+    std::vector<std::string> answers = runner.generate(loaded, encoded.prompts);
     return make_generated_report(std::move(loaded), std::move(answers));
   }
   Scores scores =
@@ -138,11 +138,11 @@ std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings) {
 
 PreparedEvaluation::PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
                                        std::vector<LoadedTask> tasks)
-    : subject(open_model(settings, events)),
+    : opened(open_model(settings, events)),
       settings_(settings),
       events_(events),
       tasks_(std::move(tasks)),
-      encoded_(encoder_of(subject, settings.compat), tasks_) {
+      encoded_(encoder_of(opened, settings.compat), tasks_) {
   for (const auto& loaded : tasks_) {
     tell_subset(events, loaded);
   }
@@ -156,8 +156,8 @@ const EncodedTask& PreparedEvaluation::encoded(size_t index) {
 }
 
 RunReport PreparedEvaluation::run(Runner& runner, bool is_last) {
-  tell_generation(events_, settings_, subject, tasks_);
-  RunReport report = report_head(settings_, subject);
+  tell_generation(events_, settings_, opened, tasks_);
+  RunReport report = report_head(settings_, opened);
   const double begin = now_seconds();
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const EncodedTask& task = encoded(i);
@@ -177,25 +177,25 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));
   PreparedEvaluation evaluation(settings, events, std::move(tasks));
-  Runner runner(settings, evaluation.subject, events);
+  Runner runner(settings, evaluation.opened, events);
   RunReport report = evaluation.run(runner, /*is_last=*/true);
   report.routing = runner.finish(settings.stats);
   add_differences(report, other);
-  if (!settings.out.empty() && settings.is_first_rank()) {
+  if (!settings.out.empty() && settings.is_rank_zero()) {
     write_report(report, settings.out);
   }
-  runner.forget();
+  runner.remove_temporary_cache();
   return report;
 }
 
 Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events) {
   const std::vector<TextPair> pairs = read_text_pairs(file, settings.limit);
-  const OpenedModel subject = open_model(settings, events);
-  const TextEncoder encoder = encoder_of(subject, settings.compat);
+  const OpenedModel opened = open_model(settings, events);
+  const TextEncoder encoder = encoder_of(opened, settings.compat);
   const std::vector<Request> requests = encode_requests(encoder, pairs);
   tell_cut(events, file.string(), count_cut(requests), encoder.window);
-  Runner runner(settings, subject, events);
+  Runner runner(settings, opened, events);
   Scores scores = runner.run("requests", requests, labels_of(pairs));
   runner.finish(settings.stats);
   return scores;
@@ -204,17 +204,17 @@ Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::pa
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events) {
-  const OpenedModel subject = open_model(settings, events);
-  if (!subject.config.moe) {
+  const OpenedModel opened = open_model(settings, events);
+  if (!opened.config.moe) {
     throw UserError(
         "{}: this model is dense, it routes nothing to count; --stats-text needs a "
         "mixture of experts",
         settings.model.string());
   }
   const TextWindows windows =
-      read_text_windows(files, encoder_of(subject, settings.compat),
-                        std::max<int64_t>(0, subject.tokenizer.eos_id()), settings.limit);
-  Runner runner(settings, subject, events);
+      read_text_windows(files, encoder_of(opened, settings.compat),
+                        std::max<int64_t>(0, opened.tokenizer.eos_id()), settings.limit);
+  Runner runner(settings, opened, events);
   runner.run("texts", windows.requests, windows.labels);
   return *runner.finish(settings.stats);
 }

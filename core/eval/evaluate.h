@@ -20,16 +20,15 @@ RunReport evaluate(const EvalSettings& settings, const EvalEvents& events = {});
 Scores evaluate_requests(const EvalSettings& settings, const std::filesystem::path& file,
                          const EvalEvents& events = {});
 
-// The routing of raw text, nothing scored (text_windows.h); `settings` without tasks and out.
+// The routing statistics of raw text (text_windows.h); `settings` without tasks and out.
 RoutingStats evaluate_texts(const EvalSettings& settings,
                             const std::vector<std::filesystem::path>& files,
                             const EvalEvents& events = {});
 
-// An evaluation in two steps, so that a sweep reads and encodes once and runs often.
-//
 // The settings' tasks, read (tasks.h).
 std::vector<LoadedTask> load_requested_tasks(const EvalSettings& settings);
 
+// An evaluation in two steps, so that a sweep reads and encodes once and runs often.
 class PreparedEvaluation {
  public:
   // Opens the model's folder without its weights and begins to encode the tasks. The settings and
@@ -37,10 +36,10 @@ class PreparedEvaluation {
   PreparedEvaluation(const EvalSettings& settings, const EvalEvents& events,
                      std::vector<LoadedTask> tasks);
 
-  OpenedModel subject;  // its routing may be changed before a run (and Runner::restart)
+  OpenedModel opened;  // its routing may be changed before a run (and Runner::restart)
 
-  // Every task, by the subject's routing, with averages; nothing is written. The last run takes the
-  // questions with it. UserError: a task that cannot be encoded.
+  // Every task, by the routing of `opened`, with averages; no file is written. The last run takes
+  // the questions with it. UserError: a task that cannot be encoded.
   RunReport run(Runner& runner, bool is_last);
 
   const std::vector<LoadedTask>& tasks() const { return tasks_; }
@@ -52,7 +51,7 @@ class PreparedEvaluation {
   const EvalSettings& settings_;
   const EvalEvents& events_;
   std::vector<LoadedTask> tasks_;
-  EncodedTasks encoded_;  // last: its thread reads the subject and the tasks
+  EncodedTasks encoded_;  // last: its thread reads the opened and the tasks
 };
 
 }  // namespace moe::eval

@@ -17,7 +17,8 @@ LiveTasks::LiveTasks(const std::filesystem::path& folder, const std::vector<std:
   for (const auto& loaded : tasks_) {
     if (loaded.task.output == OutputType::kGenerateUntil) {
       throw UserError(
-          "task {}: its answers are written token by token, which would hold up training; leave it "
+          "task {}: its answers are generated token by token, which would hold up training; leave "
+          "it "
           "out and run moe eval on the checkpoints",
           loaded.task.name);
     }

@@ -6,41 +6,42 @@
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"
+#include "core/route/router.h"
 
 namespace moe::eval {
 namespace {
 
 constexpr const char* kCacheName = "responses.cache";
 
-ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& subject) {
-  return {{subject.routing.router, subject.routing.ep_ranks},
+ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& opened) {
+  return {{opened.routing.router, opened.routing.ep_ranks},
           settings.batch_tokens,
           settings.group_tokens};
 }
 
-// What is known of a mixture's routing before anything is run.
-RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& subject) {
-  const auto& router = subject.routing.router;
+// The part of a mixture's statistics that is known before a forward.
+RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened) {
+  const auto& router = opened.routing.router;
   RoutingStats stats;
   stats.model = settings.model.string();
   stats.router = route::to_string(router);
-  stats.ep_ranks = subject.routing.ep_ranks;
-  stats.experts = subject.config.moe->experts;
-  if (router.family == route::Family::kTopK) {
+  stats.ep_ranks = opened.routing.ep_ranks;
+  stats.experts = opened.config.moe->experts;
+  if (router.family->tokens_request) {
     stats.k = router.k;
     stats.has_fr = router.fr && router.k < stats.experts;
   }
-  stats.group_tokens = group_tokens(settings, subject);
-  stats.row_bytes = subject.config.hidden_size * static_cast<int64_t>(sizeof(float));
+  stats.group_tokens = group_tokens(settings, opened);
+  stats.row_bytes = opened.config.hidden_size * static_cast<int64_t>(sizeof(float));
   stats.by = settings.stats_by;
-  stats.moe_layers = subject.config.moe->layers;
+  stats.moe_layers = opened.config.moe->layers;
   return stats;
 }
 
-model::Llama load_model(const EvalSettings& settings, const OpenedModel& subject) {
-  // disks differ
+model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened) {
+  // Reading may take much longer on one rank than on another.
   const auto reading = settings.ranks == nullptr ? nullptr : dist::own_work(*settings.ranks);
-  return model::Llama::load(subject.checkpoint, {}, settings.device, model::Storage::kStored);
+  return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
 }
 
 }  // namespace
@@ -77,25 +78,25 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
       settings.bos == Bos::kAuto && settings.compat == Compat::k041 ? Bos::kOff : settings.bos;
   const bool adds_bos = resolve_bos(bos, tokenizer);
   for (const auto& note : routing.notes) {
-    events.tell(note);
+    events.notify(note);
   }
   return {std::move(checkpoint), std::move(config), std::move(tokenizer), std::move(routing),
           adds_bos};
 }
 
-TextEncoder encoder_of(const OpenedModel& subject, Compat compat) {
+TextEncoder encoder_of(const OpenedModel& opened, Compat compat) {
   TextEncoder encoder =
-      make_encoder(subject.tokenizer, subject.adds_bos, subject.config.max_position_embeddings);
-  if (compat == Compat::k041 && !subject.adds_bos && subject.tokenizer.eos_id() >= 0) {
-    encoder.prefix_id = subject.tokenizer.eos_id();  // what 0.4.1 puts before an empty context
-    encoder.prefix_text = subject.tokenizer.piece(encoder.prefix_id);
+      make_encoder(opened.tokenizer, opened.adds_bos, opened.config.max_position_embeddings);
+  if (compat == Compat::k041 && !opened.adds_bos && opened.tokenizer.eos_id() >= 0) {
+    encoder.prefix_id = opened.tokenizer.eos_id();  // what 0.4.1 puts before an empty context
+    encoder.prefix_text = opened.tokenizer.piece(encoder.prefix_id);
   }
   return encoder;
 }
 
-int64_t group_tokens(const EvalSettings& settings, const OpenedModel& subject) {
-  return routes_in_groups(subject.config, subject.routing.router)
-             ? settings.group_tokens * subject.routing.ep_ranks
+int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened) {
+  return routes_in_groups(opened.config, opened.routing.router)
+             ? settings.group_tokens * opened.routing.ep_ranks
              : 0;
 }
 
@@ -111,32 +112,32 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings) {
   return ResponseFile{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
 }
 
-Runner::Runner(const EvalSettings& settings, const OpenedModel& subject, const EvalEvents& events)
+Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events)
     : all_settings_(settings),
-      subject_(subject),
+      opened_(opened),
       events_(events),
-      llama_(load_model(settings, subject)) {
+      llama_(load_model(settings, opened)) {
   open_cache();
   restart();
 }
 
 void Runner::restart(const std::string& label) {
   label_ = label;
-  settings_ = score_settings(all_settings_, subject_);
+  settings_ = score_settings(all_settings_, opened_);
   settings_.ranks = all_settings_.ranks;
   stats_.reset();
   tally_.reset();
-  if (subject_.config.moe) {
-    stats_ = stats_head(all_settings_, subject_);
+  if (opened_.config.moe) {
+    stats_ = stats_head(all_settings_, opened_);
   }
   if (stats_ && all_settings_.stats_by.any()) {
-    tally_.emplace(subject_.tokenizer, subject_.config.vocab_size, stats_->moe_layers.size());
+    tally_.emplace(opened_.tokenizer, opened_.config.vocab_size, stats_->moe_layers.size());
     settings_.routing.count_tokens = true;
     settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
   }
   if (cache_) {
     cache_->use(settings_.routing);
-    settings_.memory = &*cache_;
+    settings_.cache = &*cache_;
   }
 }
 
@@ -145,37 +146,37 @@ void Runner::open_cache() {
   if (!response_file_) {
     return;
   }
-  if (all_settings_.stats_by.any()) {  // token by token: every forward must be seen
+  if (all_settings_.stats_by.any()) {  // counts token by token: every forward must run
     response_file_.reset();
-    events_.tell("--stats-by needs every forward: no responses are kept or recalled");
+    events_.notify("--stats-by needs every forward: no responses are kept or reused");
     return;
   }
-  cache_.emplace(response_file_->file, model_digest(subject_.checkpoint));
+  cache_.emplace(response_file_->file, model_digest(opened_.checkpoint));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
-    events_.tell(
+    events_.notify(
         fmt::format("{}: {} kept forwards; those of this model and these settings are not "
                     "computed again",
                     log.path().string(), log.lines().size()));
   }
   if (log.damaged() > 0) {
-    events_.tell(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
-                             log.damaged() == 1 ? " is" : "s are"));
+    events_.notify(fmt::format("{}: {} damaged line{} left out", log.path().string(), log.damaged(),
+                               log.damaged() == 1 ? " is" : "s are"));
   }
 }
 
 void Runner::start(const std::string& what, int64_t requests) {
   what_ = label_.empty() ? what : label_ + " " + what;
   requests_ = requests;
-  recalled_before_ = cache_ ? cache_->recalled() : 0;
+  cached_before_ = cache_ ? cache_->hits() : 0;
   if (events_.start) {
     events_.start(what_, requests);
   }
 }
 
 void Runner::progress(int64_t done) {
-  if (cache_ && events_.recalled) {
-    events_.recalled(cache_->recalled() - recalled_before_);
+  if (cache_ && events_.cached) {
+    events_.cached(cache_->hits() - cached_before_);
   }
   if (events_.progress) {
     events_.progress(done);
@@ -212,8 +213,8 @@ Scores Runner::run(const std::string& what, const std::vector<Request>& requests
   return scores;
 }
 
-std::vector<std::string> Runner::write(const LoadedTask& loaded,
-                                       const std::vector<std::vector<int64_t>>& prompts) {
+std::vector<std::string> Runner::generate(const LoadedTask& loaded,
+                                          const std::vector<std::vector<int64_t>>& prompts) {
   start(loaded.task.name, static_cast<int64_t>(prompts.size()));
   const Generation& generation = loaded.task.generation;
   dist::Comm* ranks = all_settings_.ranks;
@@ -224,15 +225,15 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
   std::vector<std::string> answers;
   for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
     const size_t index = begin + rank_of(ranks);
-    std::optional<std::string> mine;
+    std::optional<std::string> own;
     on_all_ranks(ranks, [&] {
       if (index < prompts.size()) {
-        mine = generate_one(prompts[index], generation);
+        own = generate_one(prompts[index], generation);
       }
     });
-    for (auto& answer : gather_generated(ranks, mine)) {
+    for (auto& answer : gather_generated(ranks, own)) {
       if (running) {
-        running->add_answer(answers.size(), answer);
+        running->add_generated(answers.size(), answer);
       }
       answers.push_back(std::move(answer));
     }
@@ -243,20 +244,20 @@ std::vector<std::string> Runner::write(const LoadedTask& loaded,
 
 std::string Runner::generate_one(const std::vector<int64_t>& prompt, const Generation& generation) {
   if (cache_) {
-    if (auto known = cache_->recall_answer(prompt, generation)) {
-      return *known;
+    if (auto text = cache_->find_text(prompt, generation)) {
+      return *text;
     }
   }
   std::string answer =
-      generate_answers(llama_, settings_.routing, subject_.tokenizer, generation, {prompt}).front();
+      generate_answers(llama_, settings_.routing, opened_.tokenizer, generation, {prompt}).front();
   if (cache_) {
-    cache_->keep_answer(prompt, generation, answer);
+    cache_->store_text(prompt, generation, answer);
   }
   return answer;
 }
 
-void Runner::forget() {
-  if (cache_ && response_file_->ends_with_run && all_settings_.is_first_rank()) {
+void Runner::remove_temporary_cache() {
+  if (cache_ && response_file_->ends_with_run && all_settings_.is_rank_zero()) {
     std::error_code ignored;
     std::filesystem::remove(response_file_->file, ignored);
   }
@@ -266,7 +267,7 @@ std::optional<RoutingStats> Runner::finish(const std::filesystem::path& file) {
   if (stats_ && tally_) {
     stats_->tokens = tally_->finish();
   }
-  if (stats_ && !file.empty() && all_settings_.is_first_rank()) {
+  if (stats_ && !file.empty() && all_settings_.is_rank_zero()) {
     write_stats(*stats_, file);
   }
   return stats_;

@@ -1,6 +1,6 @@
 #pragma once
-// The model under evaluation, in two steps: what of its folder can refuse before the weights are
-// read, and the loaded model that scores requests and writes answers.
+// The model under evaluation, in two steps: its folder without the weights, where most errors show,
+// and the loaded model that scores requests and generates answers.
 
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@
 
 namespace moe::eval {
 
-// The folder without its weights: enough to refuse, or to tokenise.
+// The folder without its weights: enough to check it, and to tokenise.
 struct OpenedModel {
   io::Checkpoint checkpoint;
   model::ModelConfig config;
@@ -32,11 +32,11 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events);
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const route::RouterRequest& request, bool force);
 
-// As the settings' harness encodes; `subject` must outlive it.
-TextEncoder encoder_of(const OpenedModel& subject, Compat compat);
+// As the settings' harness encodes; `opened` must outlive it.
+TextEncoder encoder_of(const OpenedModel& opened, Compat compat);
 
-// The file of the settings' responses, and whether it goes when the run has ended well (its results
-// then say all that it does); none where nothing is kept.
+// The file that caches responses, and whether it is removed when the run has ended well (its
+// results then hold all that is in it); none where nothing is cached.
 struct ResponseFile {
   std::filesystem::path file;
   bool ends_with_run = false;
@@ -44,30 +44,30 @@ struct ResponseFile {
 std::optional<ResponseFile> response_file(const EvalSettings& settings);
 
 // Tokens of a routing group over all logical ranks; 0 where scores do not depend on groups.
-int64_t group_tokens(const EvalSettings& settings, const OpenedModel& subject);
+int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened);
 
-// Scores requests, writes answers, and gathers what the routing says. Its arguments must outlive
-// it.
+// Scores requests, generates answers, and gathers statistics of the routing. Its arguments must
+// outlive it.
 class Runner {
  public:
-  Runner(const EvalSettings& settings, const OpenedModel& subject, const EvalEvents& events);
+  Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  // Goes on with the routing that the subject has by now, all statistics at nothing. `label` stands
+  // Continues with the present routing of the opened model, all statistics at zero. `label` goes
   // before the names of tasks.
   void restart(const std::string& label = "");
 
-  // `what` names the task; a label a request. `loaded` is what the requests ask, where it is known.
+  // `what` names the task; a label a request. `loaded` is their task, where they have one.
   Scores run(const std::string& what, const std::vector<Request>& requests,
              const std::vector<RequestLabel>& labels, const LoadedTask* loaded = nullptr);
-  // One answer a prompt (written_answers.h); their routing is not counted.
-  std::vector<std::string> write(const LoadedTask& loaded,
-                                 const std::vector<std::vector<int64_t>>& prompts);
+  // One answer a prompt (generate_until.h); their routing is not counted.
+  std::vector<std::string> generate(const LoadedTask& loaded,
+                                    const std::vector<std::vector<int64_t>>& prompts);
   // The statistics of a mixture, written to their file where one is wanted.
   std::optional<RoutingStats> finish(const std::filesystem::path& file);
-  // When all results are written: responses that were kept for this run alone are removed.
-  void forget();
+  // To be called when all results are on disk: removes the responses cached for this run alone.
+  void remove_temporary_cache();
 
  private:
   void open_cache();
@@ -76,7 +76,7 @@ class Runner {
   void progress(int64_t done);
 
   const EvalSettings& all_settings_;
-  const OpenedModel& subject_;
+  const OpenedModel& opened_;
   const EvalEvents& events_;
   model::Llama llama_;
   ScoreSettings settings_;
@@ -85,7 +85,7 @@ class Runner {
   std::optional<ResponseFile> response_file_;
   std::optional<ResponseCache> cache_;
   std::string label_, what_;  // what is run now
-  int64_t requests_ = 0, recalled_before_ = 0;
+  int64_t requests_ = 0, cached_before_ = 0;
 };
 
 }  // namespace moe::eval

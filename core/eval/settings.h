@@ -1,5 +1,5 @@
 #pragma once
-// What `moe eval` was told to do, and what its caller wants to hear meanwhile.
+// The settings of `moe eval`, and its callbacks.
 
 #include <c10/core/Device.h>
 
@@ -26,7 +26,7 @@ struct EvalSettings {
   bool force = false;              // replace files in `out`; also allows a change of gate
   std::optional<int64_t> limit;    // questions of each task
   Bos bos = Bos::kAuto;
-  int64_t batch_tokens = 0;     // 0 = auto (batch_size.h)
+  int64_t batch_tokens = 0;     // 0 = auto (scoring/batches.h)
   int64_t group_tokens = 4096;  // per logical rank
   route::RouterRequest router;
   std::filesystem::path stats;         // statistics file of a mixture's routing; empty = none
@@ -43,22 +43,22 @@ struct EvalSettings {
   dist::Comm* ranks = nullptr;
   c10::Device device = c10::kCPU;  // that computes
 
-  bool is_first_rank() const { return ranks == nullptr || ranks->rank() == 0; }
+  bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }
 };
 
-// What the caller shows while it goes on. All may be empty.
+// Callbacks while an evaluation runs. All may be empty.
 struct EvalEvents {
   std::function<void(const std::string&)> note;  // a sentence the user should know
   std::function<void(const std::string& what, int64_t requests)> start;
   std::function<void(int64_t done)> progress;  // requests done since start
-  // Of the requests since start, those that an earlier run had answered; before their progress.
-  std::function<void(int64_t requests)> recalled = {};
+  // Of the requests since start, those found in the response cache. Called before `progress`.
+  std::function<void(int64_t requests)> cached = {};
   // The mean of a task's main metric over the questions answered so far.
-  RunningAccuracy::Tell running = {};
-  // Asked between forwards; true ends the run: Interrupted, which says how it can go on.
+  RunningAccuracy::Callback running = {};
+  // Called between forwards; true ends the run by Interrupted, which says how to continue.
   std::function<bool()> stop_requested = {};
 
-  void tell(const std::string& sentence) const {
+  void notify(const std::string& sentence) const {
     if (note) {
       note(sentence);
     }

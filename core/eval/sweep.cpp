@@ -14,6 +14,7 @@
 #include "core/eval/report/output_files.h"
 #include "core/io/partial_file.h"
 #include "core/route/counters_json.h"
+#include "core/route/router.h"
 
 namespace moe::eval {
 
@@ -39,7 +40,9 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 bool begins_router(std::string part) {
   std::transform(part.begin(), part.end(), part.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return part.starts_with("top") || part.starts_with("relu");
+  const auto& families = route::router_families();
+  return std::any_of(families.begin(), families.end(),
+                     [&](const auto& family) { return part.starts_with(family.word); });
 }
 
 std::vector<std::string> split_routers(const std::string& text) {
@@ -64,12 +67,10 @@ std::optional<int64_t> whole_number(const std::string& text) {
 // `max=` of the router that p is put into.
 std::string max_of(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
-  if (!base.router.empty() && router.family != route::Family::kTopP) {
+  if (!base.router.empty() && route::find_option(*router.family, "p") == nullptr) {
     throw UserError("--sweep p needs a top-p router, --router {} is none", base.router);
   }
-  return router.family == route::Family::kTopP && router.max_experts
-             ? fmt::format(",max={}", *router.max_experts)
-             : "";
+  return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";
 }
 
 // Puts one value of an axis into `request`.
@@ -136,7 +137,7 @@ std::string name_of(const std::vector<SweepAxis>& axes, const std::vector<std::s
   return fmt::format("{}", fmt::join(parts, ","));
 }
 
-// Columns of a report in the order of its tasks; a group that was asked for stands for its tasks.
+// Columns of a report in the order of its tasks; a group among them stands for its tasks.
 std::vector<std::pair<SweepColumn, Mean>> columns_of(const RunReport& report,
                                                      const std::vector<std::string>& names) {
   std::vector<std::pair<SweepColumn, Mean>> columns;
@@ -192,8 +193,8 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   if (settings.out.empty()) {
     return;
   }
-  const auto place = response_file(settings);
-  const bool goes_on = place && place->ends_with_run && fs::exists(place->file);
+  const auto cache = response_file(settings);
+  const bool goes_on = cache && cache->ends_with_run && fs::exists(cache->file);
   const std::vector<fs::path> inputs = input_files(settings);
   check_output({settings.out / "sweep.json", settings.out / "sweep.html"}, settings.force, "-o",
                inputs);
@@ -203,12 +204,12 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   }
 }
 
-// The same sentence is told once, however many values it holds for.
-EvalEvents telling_once(EvalEvents events) {
+// Gives the same sentence once, however many values it holds for.
+EvalEvents noting_once(EvalEvents events) {
   if (events.note) {
-    auto told = std::make_shared<std::set<std::string>>();
-    events.note = [told, note = events.note](const std::string& sentence) {
-      if (told->insert(sentence).second) {
+    auto seen = std::make_shared<std::set<std::string>>();
+    events.note = [seen, note = events.note](const std::string& sentence) {
+      if (seen->insert(sentence).second) {
         note(sentence);
       }
     };
@@ -271,32 +272,32 @@ std::vector<SweepValue> sweep_values(const std::vector<SweepAxis>& axes,
 
 SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& axes,
                   const EvalEvents& all_events) {
-  const EvalEvents events = telling_once(all_events);
+  const EvalEvents events = noting_once(all_events);
   PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
-  OpenedModel& subject = evaluation.subject;
-  const auto values = sweep_values(axes, settings.router, subject.config, settings.force);
+  OpenedModel& opened = evaluation.opened;
+  const auto values = sweep_values(axes, settings.router, opened.config, settings.force);
   check_sweep_output(settings, values, evaluation.tasks());
   for (const auto& value : values) {
     for (const auto& note : value.routing.notes) {
-      events.tell(note);
+      events.notify(note);
     }
   }
-  Runner runner(settings, subject, events);
+  Runner runner(settings, opened, events);
   SweepReport report{settings.model.string(), axes, {}, {}};
   for (const auto& value : values) {
-    subject.routing = value.routing;
+    opened.routing = value.routing;
     runner.restart(value.name);
     const RunReport run = evaluation.run(runner, &value == &values.back());
-    if (!settings.out.empty() && settings.is_first_rank()) {
+    if (!settings.out.empty() && settings.is_rank_zero()) {
       write_report(run, settings.out / value.name);
     }
     add_row(report, value, run, settings.tasks);
   }
-  if (!settings.out.empty() && settings.is_first_rank()) {
+  if (!settings.out.empty() && settings.is_rank_zero()) {
     io::write_whole(settings.out / "sweep.html", sweep_page(report));
     io::write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
   }
-  runner.forget();
+  runner.remove_temporary_cache();
   return report;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // A checkpoint folder: config.json, one model.safetensors or an index with shards, tokenizer files.
-// Reading checks that index and shards agree; writing is all or nothing (DESIGN section 3).
+// Reading checks that index and shards agree; writing is all or nothing (formats.md).
 
 #include <filesystem>
 #include <functional>
@@ -69,8 +69,9 @@ uint64_t write_tensors(const std::filesystem::path& folder,
                        const std::function<void(uint64_t)>& on_bytes = {});
 
 // Copies tokenizer and generation files of `from` by their exact names, with the modes they have;
-// writes a LLaMA tokenizer_config.json where a tokenizer.model comes without one. UserError: one is
-// a link to a file that is neither in `from` nor in the Hugging Face cache that holds `from`.
+// writes a LLaMA tokenizer_config.json where a tokenizer.model comes without one (formats.md).
+// UserError: one is a link to a file that is neither in `from` nor in the Hugging Face cache that
+// holds `from`.
 void copy_tokenizer_files(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace moe::io

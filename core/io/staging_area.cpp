@@ -204,6 +204,7 @@ StagingArea StagingArea::create(const fs::path& out) {
   Descriptor handle = make_unmarked(unmarked, out);
   try {
     write_file(unmarked / kMarker, marker_text(out));
+    sync_folder(unmarked);  // a power loss may keep the name below and lose what was not synced
     if (!rename_with(unmarked, folder, RENAME_NOREPLACE)) {
       fs::rename(unmarked, folder);  // fails where a folder with anything in it is
     }

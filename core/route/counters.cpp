@@ -1,6 +1,6 @@
 // Every row of a plan is of one kind; one histogram of (home rank, kind) then answers all questions
-// but three: load (the plan has it), tokens without a row, entropy. What capacity refused needs no
-// counting: a request that was not accepted was dropped.
+// but three: tokens_per_expert (the plan has it), tokens without a row, entropy. What capacity
+// refused needs no counting: a request that was not accepted was dropped.
 
 #include "core/route/counters.h"
 
@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 #include "core/route/rows.h"
 
 namespace moe::route {
@@ -61,7 +62,7 @@ at::Tensor entropy_sum(const RouteInput& input) {
   return entropy.sum(at::kDouble);
 }
 
-// Rows that leave their rank whatever the plan is: the buffers of SPEC section 12.
+// Rows that leave their rank whatever the plan is: buffers of a size that capacity fixes.
 int64_t buffer_rows(const RouteInput& input) {
   const int64_t others = input.experts() - input.experts() / input.ranks;
   return input.dropless
@@ -72,15 +73,17 @@ int64_t buffer_rows(const RouteInput& input) {
 CounterValues known_values(const RouteInput& input, const RouterSettings& settings) {
   CounterValues known;
   known.tokens = input.valid_tokens;
-  known.load.resize(input.experts());
+  known.tokens_per_expert.resize(input.experts());
   known.rank_dropped.resize(input.ranks);
   known.rank_ir.resize(input.ranks);
   known.rows_sent = buffer_rows(input);
-  if (settings.family == Family::kTopK) {
-    known.requests = input.valid_tokens * input.k;
-    known.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
+  if (settings.family->has_slots) {
     known.slots_total =
         input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
+  }
+  if (settings.family->tokens_request) {
+    known.requests = input.valid_tokens * input.k;
+    known.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
     for (int64_t rank = 0; rank < input.ranks; ++rank) {  // less what was accepted, when read
       known.rank_dropped[rank] = input.k * input.rank_tokens[rank];
     }
@@ -89,7 +92,7 @@ CounterValues known_values(const RouteInput& input, const RouterSettings& settin
 }
 
 // The histogram's share in `values`; `cell` [W * kKinds].
-void add_rows(const int64_t* cell, bool has_slots, CounterValues& values) {
+void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values) {
   for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kKinds) {
     const int64_t accepted = cell[kAccepted] + cell[kAway + kAccepted];
     const int64_t filled = cell[kFilled] + cell[kAway + kFilled];
@@ -97,11 +100,11 @@ void add_rows(const int64_t* cell, bool has_slots, CounterValues& values) {
     values.ir_tokens += values.rank_ir[rank];
     values.dropped_tokens += cell[kRectifiedAlone];
     values.rows_sent += cell[kAway + kAccepted] + cell[kAway + kFilled];
-    if (has_slots) {
+    values.slots_used += layer.has_slots ? accepted + filled : 0;
+    if (layer.tokens_request) {
       values.rank_dropped[rank] -= accepted;
       values.dropped_requests += values.rank_dropped[rank];
       values.fr_filled += filled;
-      values.slots_used += accepted + filled;
     } else {
       values.requests += accepted;
     }
@@ -110,16 +113,16 @@ void add_rows(const int64_t* cell, bool has_slots, CounterValues& values) {
   values.padding = values.slots_total - values.slots_used;
 }
 
-// `next`: counted, then load; returns what follows.
+// `next`: counted, then tokens_per_expert; returns what follows.
 const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.known;
-  add_rows(next, layer.has_slots, values);
+  add_rows(next, layer, values);
   next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
   values.entropy_sum = std::bit_cast<double>(*next++);
-  std::copy_n(next, values.load.size(), values.load.begin());
-  return next + values.load.size();
+  std::copy_n(next, values.tokens_per_expert.size(), values.tokens_per_expert.begin());
+  return next + values.tokens_per_expert.size();
 }
 
 constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues::requests,
@@ -129,7 +132,7 @@ constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues
                                 &CounterValues::ir_tokens,        &CounterValues::slots_total,
                                 &CounterValues::slots_used,       &CounterValues::padding,
                                 &CounterValues::rows_sent};
-constexpr std::array kLists = {&CounterValues::load, &CounterValues::rank_dropped,
+constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
                                &CounterValues::rank_ir};
 
 void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
@@ -144,10 +147,11 @@ void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
   const at::NoGradGuard no_grad;
   const at::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
-  const at::Tensor entropy = settings.family == Family::kRelu
-                                 ? at::zeros({1}, input.logits.options().dtype(at::kDouble))
-                                 : entropy_sum(input).reshape(1);
-  return {known_values(input, settings), settings.family == Family::kTopK, plan.rows,
+  const RouterFamily& family = *settings.family;
+  const at::Tensor entropy = family.has_softmax_scores
+                                 ? entropy_sum(input).reshape(1)
+                                 : at::zeros({1}, input.logits.options().dtype(at::kDouble));
+  return {known_values(input, settings), family.tokens_request, family.has_slots, plan.rows,
           at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
                    entropy.view(at::kLong)})};  // its bits, to travel with the rest
 }
@@ -159,7 +163,7 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
   std::vector<at::Tensor> parts;
   for (const auto& layer : counters) {
     parts.push_back(layer.counted);
-    parts.push_back(layer.load);
+    parts.push_back(layer.tokens_per_expert);
   }
   const at::Tensor all = at::cat(parts).cpu();
   const int64_t* next = all.data_ptr<int64_t>();
@@ -212,9 +216,9 @@ CounterValues counters_from(const std::vector<double>& numbers, int64_t experts,
     values.*field = static_cast<int64_t>(*next++);
   }
   values.entropy_sum = *next++;
-  for (const auto& [list, size] :
-       {std::pair(&CounterValues::load, experts), std::pair(&CounterValues::rank_dropped, ranks),
-        std::pair(&CounterValues::rank_ir, ranks)}) {
+  for (const auto& [list, size] : {std::pair(&CounterValues::tokens_per_expert, experts),
+                                   std::pair(&CounterValues::rank_dropped, ranks),
+                                   std::pair(&CounterValues::rank_ir, ranks)}) {
     (values.*list).assign(next, next + size);
     next += size;
   }
@@ -222,7 +226,7 @@ CounterValues counters_from(const std::vector<double>& numbers, int64_t experts,
 }
 
 int64_t CounterValues::rows() const {
-  return std::accumulate(load.begin(), load.end(), int64_t{0});
+  return std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
 }
 
 double CounterValues::experts_per_token() const {
@@ -233,14 +237,18 @@ double CounterValues::load_max_over_mean() const {
   if (rows() == 0) {
     return 0;
   }
-  const double mean = static_cast<double>(rows()) / static_cast<double>(load.size());
-  return static_cast<double>(*std::max_element(load.begin(), load.end())) / mean;
+  const double mean = static_cast<double>(rows()) / static_cast<double>(tokens_per_expert.size());
+  return static_cast<double>(
+             *std::max_element(tokens_per_expert.begin(), tokens_per_expert.end())) /
+         mean;
 }
 
-int64_t CounterValues::dead_experts() const { return std::count(load.begin(), load.end(), 0); }
+int64_t CounterValues::dead_experts() const {
+  return std::count(tokens_per_expert.begin(), tokens_per_expert.end(), 0);
+}
 
 double CounterValues::sparsity() const {
-  return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(load.size());
+  return tokens == 0 ? 0 : 1 - experts_per_token() / static_cast<double>(tokens_per_expert.size());
 }
 
 RankSpread spread_of(const std::vector<int64_t>& counts) {

@@ -1,6 +1,6 @@
 #pragma once
-// What routing did, counted on the device and read back once a step (SPEC section 13). Padding
-// tokens are never counted.
+// What routing did, counted on the device and read back once a step (README.md, "What is counted").
+// Padding tokens are never counted.
 
 #include <ATen/ATen.h>
 
@@ -12,8 +12,8 @@
 namespace moe::route {
 
 // The counts of one layer and one group of tokens on the host; add() sums over micro-batches, or
-// over layers for a total. Routers without capacity (top-p, ReLU) request exactly the rows they get
-// and have no slots.
+// over layers for a total. Where tokens do not request k experts, requests are the rows that there
+// are; only routers whose experts have slots count slots.
 struct CounterValues {
   int64_t tokens = 0;
   int64_t requests = 0, dropped_requests = 0;  // of the first k choices
@@ -23,19 +23,19 @@ struct CounterValues {
   int64_t ir_tokens = 0;
   int64_t slots_total = 0, slots_used = 0, padding = 0;
   // Rows of D numbers that the forward pass dispatches from one logical rank to another; as many
-  // come back. A router with a capacity factor sends its whole [E, C_r] buffers, padding included
-  // (SPEC section 12): the slots that rank r has at the E - E/W experts of others, whoever fills
-  // them. The dropless ones send the rows they have for such experts. IR stays at home. So bytes
-  // sent = 2 x rows_sent x D x bytes of a number, and a backward pass moves the same once more.
+  // come back. A router with a capacity factor sends its whole [E, C_r] buffers, padding included:
+  // the slots that rank r has at the E - E/W experts of others, whoever fills them. The dropless
+  // ones send the rows they have for such experts. IR stays at home. So bytes sent = 2 x rows_sent
+  // x D x bytes of a number, and a backward pass moves the same once more.
   int64_t rows_sent = 0;
   double entropy_sum =
       0;  // sum over tokens of the softmax entropy of the router, natural log; ReLU 0
-  std::vector<int64_t> load;          // [E] rows of each expert (IR and FR included)
+  std::vector<int64_t> tokens_per_expert;  // [E] rows of each expert (IR and FR included)
   std::vector<int64_t> rank_dropped;  // [W] dropped requests of the tokens of each logical rank
   std::vector<int64_t> rank_ir;       // [W] IR tokens of each
 
   void add(const CounterValues& other);
-  int64_t rows() const;               // sum of load
+  int64_t rows() const;               // sum over experts
   double experts_per_token() const;   // rows / tokens; 0 without tokens
   double load_max_over_mean() const;  // 1 = balanced; 0 without rows
   int64_t dead_experts() const;       // experts without a row
@@ -49,10 +49,11 @@ CounterValues counters_from(const std::vector<double>& numbers, int64_t experts,
 
 // The same, still on the device where it was counted.
 struct Counters {
-  CounterValues known;  // what the host knows without looking: tokens, requests of top-k, slots, W
-  bool has_slots = false;  // top-k
-  at::Tensor load;         // [E] i64
-  at::Tensor counted;      // [(W + 1) * 8 + 2] i64: see counters.cpp
+  CounterValues known;          // what the host knows without looking: tokens, k requests, slots, W
+  bool tokens_request = false;  // of the family (router.h), as is the next
+  bool has_slots = false;
+  at::Tensor tokens_per_expert;  // [E] i64
+  at::Tensor counted;            // [(W + 1) * 8 + 2] i64: see counters.cpp
 };
 
 // Counts a finished plan.
@@ -72,8 +73,8 @@ struct RankSpread {
 };
 RankSpread spread_of(const std::vector<int64_t>& counts);
 
-// A model's layers together: counts summed (its load means nothing: expert 0 of one layer is no
-// kin of expert 0 of another), the worst load and all dead experts.
+// A model's layers together: counts summed (its tokens_per_expert mean nothing: expert 0 of
+// one layer is no kin of expert 0 of another), the worst load and all dead experts.
 struct CounterTotal {
   CounterValues sum;
   int64_t tokens = 0;        // that every layer saw; sum.tokens counts them once a layer

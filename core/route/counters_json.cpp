@@ -106,7 +106,7 @@ OrderedJson to_json(const CounterValues& counters, int64_t row_bytes) {
   json["sparsity"] = counters.sparsity();
   json["load_max_over_mean"] = counters.load_max_over_mean();
   json["dead_experts"] = counters.dead_experts();
-  json["load"] = counters.load;
+  json["load"] = counters.tokens_per_expert;
   return json;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Counters by the names of SPEC section 13, as metrics.jsonl, statistics files and tables show
-// them. Shares are 0..1.
+// Counters by their names in metrics.jsonl, statistics files and tables (README.md, "What is
+// counted"). Shares are 0..1.
 
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace moe::route {
 
 // Counts, then: dropped_share of requests, filled_share of FR requests, ir_share and unserved_share
 // of tokens, padding_share of slots, unsuccessful_share = (dropped + FR rejected) / (requests + FR
-// requests) (P1 C.2), entropy (mean over tokens, nats), experts_per_token, sparsity,
+// requests) (Rectify-Router, C.2), entropy (mean over tokens, nats), experts_per_token, sparsity,
 // load_max_over_mean, dead_experts, `dropped_per_rank` and `ir_per_rank` with their max and mean,
 // load [E]. bytes_sent = 2 x rows_sent x `row_bytes` (D x bytes of a number; 0 = left out): there
 // and back in the forward pass.

@@ -4,15 +4,13 @@
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
-#include "kernels/ops/device.h"
-#include "kernels/ops/router.h"
-#include "kernels/ops/top_k_plan.h"
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::route {
 
 namespace {
 
-using kernels::SelectShape;
+using kernels::TopKPlanShape;
 
 // [W] i32 on the device of the logits, filled there: a copy from the host would wait.
 at::Tensor slots_of_ranks(const RouteInput& input) {
@@ -30,7 +28,7 @@ at::Tensor slots_of_ranks(const RouteInput& input) {
 }
 
 // Rows that there can be at most, and that the rules make room for.
-int64_t most_rows(const RouteInput& input, const SelectShape& shape) {
+int64_t most_rows(const RouteInput& input, const TopKPlanShape& shape) {
   int64_t rows = shape.tokens * shape.k;
   rows = input.dropless ? rows : accepted_max(input, rows);
   if (shape.fill) {
@@ -40,7 +38,7 @@ int64_t most_rows(const RouteInput& input, const SelectShape& shape) {
   return rows + (shape.rectify ? shape.tokens : 0);
 }
 
-Plan room_for(const RouteInput& input, const SelectShape& shape) {
+Plan room_for(const RouteInput& input, const TopKPlanShape& shape) {
   const auto longs = [&](int64_t count) {
     return at::empty({count}, input.logits.options().dtype(at::kLong));
   };
@@ -50,7 +48,7 @@ Plan room_for(const RouteInput& input, const SelectShape& shape) {
           longs(shape.experts), longs(refused), longs(refused), longs(refused)};
 }
 
-kernels::SelectedRows memory_of(const Plan& plan) {
+kernels::TopKPlanRows memory_of(const Plan& plan) {
   return {plan.token.data_ptr<int64_t>(),
           plan.expert.data_ptr<int64_t>(),
           plan.choice.data_ptr<int64_t>(),
@@ -68,53 +66,46 @@ struct ChoiceTensors {
   at::Tensor scores, choice, at_home, requested;
 };
 
-ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const SelectShape& shape) {
+ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopKPlanShape& shape) {
   const auto ints = input.logits.options().dtype(at::kInt);
   const ChoiceTensors to{at::empty_like(input.logits, at::MemoryFormat::Contiguous),
                          at::empty({shape.tokens, shape.choices}, ints),
                          at::empty({shape.tokens}, ints),
                          at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
-  const kernels::RouterShape router{shape.tokens, shape.experts, shape.ranks, shape.choices,
-                                    /*is_relu=*/false};
-  const kernels::RouterChoices memory{to.scores.data_ptr<float>(), to.choice.data_ptr<int32_t>(),
-                                      to.at_home.data_ptr<int32_t>(),
-                                      to.requested.data_ptr<int32_t>()};
   const at::Tensor logits = input.logits.contiguous();
-  const auto* values = logits.const_data_ptr<float>();
-  const auto* homes = home.const_data_ptr<int32_t>();
-  if (logits.is_cuda()) {
-    kernels::router_choices_cuda(values, homes, router, memory, kernels::current_stream(logits));
-  } else {
-    kernels::router_choices_reference(values, homes, router, memory);
-  }
+  kernels::cuda_functions().router_choices(
+      {logits.const_data_ptr<float>(),
+       home.const_data_ptr<int32_t>(),
+       {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
+       to.scores.data_ptr<float>(),
+       to.choice.data_ptr<int32_t>(),
+       to.at_home.data_ptr<int32_t>(),
+       to.requested.data_ptr<int32_t>()},
+      kernels::current_stream(logits));
   return to;
 }
 
 }  // namespace
 
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
-  MOE_CHECK(settings.family == Family::kTopK && input.logits.scalar_type() == at::kFloat);
+  MOE_CHECK(input.logits.is_cuda() && input.logits.scalar_type() == at::kFloat);
   const int64_t experts = input.experts();
   const bool has_next = input.k < experts;
-  const SelectShape shape{input.tokens(), experts,
-                          input.ranks,    has_next ? input.k + 1 : input.k,
-                          input.k,        settings.fr && has_next,
-                          settings.ir,    settings.slot_order == SlotOrder::kScore};
+  const TopKPlanShape shape{input.tokens(), experts,
+                            input.ranks,    has_next ? input.k + 1 : input.k,
+                            input.k,        settings.fr && has_next,
+                            settings.ir,    settings.slot_order == SlotOrder::kScore};
   const at::Tensor home = input.home.to(at::kInt), slots = slots_of_ranks(input);
   const at::Tensor scores = input.scores.contiguous();  // what the rules compare by
   const ChoiceTensors from = choose(input, home, shape);
-  const kernels::SelectInput in{
+  const kernels::TopKPlanInput in{
       scores.const_data_ptr<float>(),           from.choice.const_data_ptr<int32_t>(),
       from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
       from.requested.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>()};
-  Plan plan = room_for(input, shape);
-  if (input.logits.is_cuda()) {
-    const at::Tensor scratch = at::empty({kernels::select_rows_scratch(shape)}, home.options());
-    kernels::select_rows_cuda(shape, in, memory_of(plan), scratch.data_ptr<int32_t>(),
-                              kernels::current_stream(input.logits));
-  } else {
-    kernels::select_rows_reference(shape, in, memory_of(plan));
-  }
+  const Plan plan = room_for(input, shape);
+  const at::Tensor scratch = at::empty({kernels::top_k_plan_scratch(shape)}, home.options());
+  kernels::cuda_functions().top_k_plan({shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
+                                       kernels::current_stream(input.logits));
   return plan;
 }
 

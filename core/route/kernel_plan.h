@@ -7,8 +7,8 @@
 
 namespace moe::route {
 
-// What top_k, within_capacity, fill_in and intra_gpu make of `input` as `settings` (top-k) say. On
-// the CPU by the kernels' references. At most kernels::kMaxRouterExperts experts on a GPU.
+// What top_k, within_capacity, fill_in and intra_gpu make of `input`, f32 on a GPU, as `settings`
+// (top-k) say. At most kernels::kMaxRouterExperts experts.
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings);
 
 }  // namespace moe::route

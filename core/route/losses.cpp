@@ -21,12 +21,12 @@ at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
 
 // What one token weighs in a mean over ranks of means over tokens: 1 / (T_r ranks with tokens), 0
 // for padding. And T_r of its own rank.
-struct TokenShare {
-  at::Tensor share;        // [T]
+struct TokenWeight {
+  at::Tensor weight;       // [T]
   at::Tensor rank_tokens;  // [T]
 };
 
-TokenShare token_share(const RouteInput& input) {
+TokenWeight token_weight(const RouteInput& input) {
   const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
   const at::Tensor ranks =
       (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1).to(by_rank.scalar_type());
@@ -35,11 +35,10 @@ TokenShare token_share(const RouteInput& input) {
           rank_tokens};
 }
 
-// [T, E]: for each token the share of its rank's tokens that `selected` [T, E] counts for an
-// expert.
-at::Tensor fractions(const RouteInput& input, const at::Tensor& selected,
+// [T, E]: for each token the share of its rank's tokens that `counted` [T, E] counts for an expert.
+at::Tensor fractions(const RouteInput& input, const at::Tensor& counted,
                      const at::Tensor& rank_tokens) {
-  return sum_by_rank(input, selected).index_select(0, input.home) / rank_tokens.unsqueeze(1);
+  return sum_by_rank(input, counted).index_select(0, input.home) / rank_tokens.unsqueeze(1);
 }
 
 }  // namespace
@@ -51,33 +50,30 @@ AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
   return *this;
 }
 
+at::Tensor first_choices(const RouteInput& input, int64_t choices) {
+  return at::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
+}
+
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
-                             const at::Tensor& count, const RouterSettings& settings) {
-  at::Tensor selected;  // [T, E] of 0 and 1
-  if (settings.family == Family::kTopK) {
-    const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
-    selected = at::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
-  } else {
-    selected = (count > 0).to(input.logits.scalar_type());
-  }
-  const TokenShare tokens = token_share(input);
+                             const at::Tensor& counted) {
+  const TokenWeight tokens = token_weight(input);
   const at::Tensor coefficient = static_cast<double>(input.experts()) *
-                                 fractions(input, selected, tokens.rank_tokens) *
-                                 tokens.share.unsqueeze(1);
+                                 fractions(input, counted, tokens.rank_tokens) *
+                                 tokens.weight.unsqueeze(1);
   return (coefficient * at::softmax(logits, 1)).sum();
 }
 
 at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
   const at::Tensor log_probabilities = at::log_softmax(logits, 1);
   const at::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
-  return (token_share(input).share * entropy).sum();
+  return (token_weight(input).weight * entropy).sum();
 }
 
 at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                    const RouterSettings& settings) {
-  const TokenShare tokens = token_share(input);
-  at::Tensor coefficient = tokens.share.unsqueeze(1);
-  if (settings.l1_refined) {
+  const TokenWeight tokens = token_weight(input);
+  at::Tensor coefficient = tokens.weight.unsqueeze(1);
+  if (settings.l1 == L1Weights::kRefined) {
     const double scale = static_cast<double>(input.experts()) / static_cast<double>(settings.k);
     coefficient = coefficient * scale *
                   fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);

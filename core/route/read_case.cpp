@@ -11,17 +11,14 @@ namespace {
 
 constexpr size_t kMaxNumbers = size_t{1} << 26;  // of one matrix
 
-const char* family_name(Family family) {
-  return family == Family::kTopK ? "topk" : family == Family::kTopP ? "topp" : "relu";
-}
-
 // The keys of a case's input that describe its router, by the names of config.json.
 RouterSettings read_router(const std::string& kind, const Json& input, const std::string& where) {
   Json router = {{"family", kind}};
-  for (const char* key : {"k", "ir", "fr", "capacity_factor", "gate_norm", "slot_order", "p",
-                          "max_experts", "lambda0", "lambda_multiplier", "l1"}) {
-    if (input.contains(key)) {
-      router[key] = input[key];
+  for (const auto& family : router_families()) {
+    for (const auto& option : family.options) {
+      if (input.contains(option.key)) {
+        router[option.key] = input[option.key];
+      }
     }
   }
   return router_from_json(router, where);
@@ -147,7 +144,7 @@ OrderedJson input_json(const RoutingCase& one) {
   if (one.upstream.defined()) {
     input["upstream"] = matrix_json(one.upstream);
   }
-  return {{"kind", family_name(one.router.family)}, {"input", input}};
+  return {{"kind", one.router.family->name}, {"input", input}};
 }
 
 }  // namespace moe::route

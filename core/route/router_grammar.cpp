@@ -1,26 +1,21 @@
-// The grammar of --router: one table per family says which options it knows; parsing and errors are
-// read off the tables.
+// The grammar of --router both ways, and its help. What may be said is read off the families'
+// tables (router.h).
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <cmath>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 namespace {
 
-constexpr const char* kForms =
-    "top1, top2+ir+fr:cf=1.5,gate=selected,st=on,lb=first,order=choice, topp:0.4,max=2, "
-    "relu:k=1,lambda0=1e-8,mult=1.2,l1=refined";
+using Strings = std::vector<std::string>;
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -28,38 +23,13 @@ std::string lower(std::string text) {
   return text;
 }
 
-template <typename Number>
-bool parse_number(const std::string& text, Number& number) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && stop == end;
+bool is_number(const std::string& text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-bool parse_finite(const std::string& text, double& number) {
-  return parse_number(text, number) && std::isfinite(number);
-}
-
-bool parse_capacity_factor(const std::string& text, std::optional<double>& factor) {
-  if (text == "inf") {
-    factor.reset();
-    return true;
-  }
-  return parse_finite(text, factor.emplace());
-}
-
-// Stores whether `value` is the first or the second of two words.
-template <typename Choice>
-bool parse_choice(const std::string& value, const char* first, Choice first_value,
-                  const char* second, Choice second_value, Choice& choice) {
-  if (value != first && value != second) {
-    return false;
-  }
-  choice = value == first ? first_value : second_value;
-  return true;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
+Strings split(const std::string& text, char separator) {
+  Strings parts;
   size_t begin = 0;
   for (size_t end = 0; end != std::string::npos; begin = end + 1) {
     end = text.find(separator, begin);
@@ -68,179 +38,251 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-struct Option {
-  std::string name;
-  std::string takes;
-  std::function<bool(const std::string& value, RouterSettings& settings)> store;
-};
-
-std::vector<Option> top_k_options() {
-  return {
-      {"cf", "a number above 0, or inf",
-       [](const auto& v, auto& s) { return parse_capacity_factor(v, s.capacity_factor); }},
-      {"gate", "selected or none",
-       [](const auto& v, auto& s) {
-         return parse_choice(v, "selected", GateNorm::kSelected, "none", GateNorm::kNone,
-                             s.gate_norm);
-       }},
-      {"st", "on or off",
-       [](const auto& v, auto& s) {
-         return parse_choice(v, "on", true, "off", false, s.straight_through);
-       }},
-      {"lb", "first or selected",
-       [](const auto& v, auto& s) {
-         return parse_choice(v, "first", LbCount::kFirst, "selected", LbCount::kSelected,
-                             s.lb_count);
-       }},
-      {"order", "choice or score",
-       [](const auto& v, auto& s) {
-         return parse_choice(v, "choice", SlotOrder::kChoice, "score", SlotOrder::kScore,
-                             s.slot_order);
-       }},
-  };
+std::vector<const RouterOption*> options_at(const RouterFamily& family, OptionPlace place) {
+  std::vector<const RouterOption*> found;
+  for (const auto& option : family.options) {
+    if (option.place == place) {
+      found.push_back(&option);
+    }
+  }
+  return found;
 }
 
-std::vector<Option> top_p_options() {
-  return {{"max", "a whole number from 1",
-           [](const auto& v, auto& s) { return parse_number(v, s.max_experts.emplace()); }}};
+// The one option that stands there, or nullptr.
+const RouterOption* option_at(const RouterFamily& family, OptionPlace place) {
+  const auto found = options_at(family, place);
+  return found.empty() ? nullptr : found.front();
 }
 
-std::vector<Option> relu_options() {
-  return {
-      {"k", "a whole number from 1", [](const auto& v, auto& s) { return parse_number(v, s.k); }},
-      {"lambda0", "a number from 0",
-       [](const auto& v, auto& s) { return parse_finite(v, s.lambda0); }},
-      {"mult", "a number from 1",
-       [](const auto& v, auto& s) { return parse_finite(v, s.lambda_multiplier); }},
-      {"l1", "refined or plain",
-       [](const auto& v, auto& s) {
-         return parse_choice(v, "refined", true, "plain", false, s.l1_refined);
-       }},
-  };
-}
-
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+std::string did_you_mean(const std::string& word, const Strings& known) {
   const std::string nearest = nearest_name(word, known);
   return fmt::format("{}Known: {}",
                      nearest.empty() ? "" : fmt::format("did you mean '{}'? ", nearest),
                      fmt::join(known, ", "));
 }
 
-// Reads "name=value,name=value" into `settings`; returns the names it saw.
-std::set<std::string> read_options(const std::string& where, const std::vector<std::string>& words,
-                                   const std::vector<Option>& options, RouterSettings& settings) {
-  std::vector<std::string> known;
-  known.reserve(options.size());
-  for (const auto& option : options) {
-    known.push_back(option.name);
+[[noreturn]] void fail_unknown(const std::string& where, const std::string& head) {
+  Strings near_words, forms;
+  for (const auto& family : router_families()) {
+    near_words.insert(near_words.end(), family.near_words.begin(), family.near_words.end());
+    forms.push_back(family.forms);
+  }
+  const std::string nearest = nearest_name(head, near_words);
+  throw UserError("{}: unknown router '{}'{} Known forms: {}", where, head,
+                  nearest.empty() ? "." : fmt::format(", did you mean '{}'?", nearest),
+                  fmt::join(forms, ", "));
+}
+
+// The parts of "top2+ir:cf=1.5,gate=none".
+struct Words {
+  std::string head;   // "top2+ir"
+  std::string name;   // "top2"
+  Strings modifiers;  // "ir"
+  Strings options;    // "cf=1.5", "gate=none"
+};
+
+Words words_of(const std::string& text) {
+  const size_t colon = text.find(':');
+  const std::string head = text.substr(0, colon);
+  const Strings parts = split(head, '+');
+  Words words{head, parts[0], {parts.begin() + 1, parts.end()}, {}};
+  if (colon != std::string::npos) {
+    words.options = split(text.substr(colon + 1), ',');
+  }
+  return words;
+}
+
+// The family that `name` opens with; a number may follow where one is expected.
+const RouterFamily* family_of(const std::string& name) {
+  for (const auto& family : router_families()) {
+    const bool has_number = option_at(family, OptionPlace::kHead) != nullptr;
+    if (name.starts_with(family.word) &&
+        (has_number ? is_number(name.substr(family.word.size())) : name == family.word)) {
+      return &family;
+    }
+  }
+  return nullptr;
+}
+
+// Reads what must be said at `place`; `text` is nullptr where nothing is.
+void read_required(const RouterOption& option, const std::string* text, const std::string& where,
+                   const std::string& rest, RouterSettings& settings) {
+  const auto value = text == nullptr ? std::nullopt : parse_value(option, *text);
+  if (!value) {
+    throw UserError("{}: '{}' {}{}", where, settings.family->word, option.when_missing, rest);
+  }
+  option.value.set(settings, *value);
+}
+
+void read_modifiers(const Strings& modifiers, const std::string& where, RouterSettings& settings) {
+  const auto known = options_at(*settings.family, OptionPlace::kModifier);
+  Strings names;
+  for (const auto* option : known) {
+    names.push_back("+" + option->name);
+  }
+  std::set<std::string> seen;
+  for (const auto& word : modifiers) {
+    const auto option = std::find_if(known.begin(), known.end(),
+                                     [&](const auto* each) { return each->name == word; });
+    if (option == known.end()) {
+      throw UserError("{}: unknown modifier '+{}', {}", where, word,
+                      did_you_mean("+" + word, names));
+    }
+    if (!seen.insert(word).second) {
+      throw UserError("{}: '+{}' is given twice, give it once", where, word);
+    }
+    (*option)->value.set(settings, true);
+  }
+}
+
+// Reads "name=value" words; returns the names it saw.
+std::set<std::string> read_named(const Strings& words, const std::string& where,
+                                 RouterSettings& settings) {
+  const auto options = options_at(*settings.family, OptionPlace::kNamed);
+  Strings known;
+  for (const auto* option : options) {
+    known.push_back(option->name);
   }
   std::set<std::string> seen;
   for (const auto& word : words) {
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
-    const auto option = std::find_if(options.begin(), options.end(),
-                                     [&](const auto& each) { return each.name == name; });
-    if (option == options.end()) {
+    const auto found = std::find_if(options.begin(), options.end(),
+                                    [&](const auto* each) { return each->name == name; });
+    if (found == options.end()) {
       throw UserError("{}: unknown option '{}', {}", where, word, did_you_mean(name, known));
     }
     if (!seen.insert(name).second) {
       throw UserError("{}: '{}' is given twice, give it once", where, name);
     }
-    if (equals == std::string::npos || !option->store(word.substr(equals + 1), settings)) {
+    const RouterOption& option = **found;
+    const auto value =
+        equals == std::string::npos ? std::nullopt : parse_value(option, word.substr(equals + 1));
+    if (!value) {
       throw UserError("{}: '{}' is not understood, '{}=' takes {}", where, word, name,
-                      option->takes);
+                      option.takes);
     }
+    option.value.set(settings, *value);
   }
   return seen;
 }
 
-// `head` is what stands before the colon ("top2+ir"), `words` the options after it.
-RouterSettings parse_top_k(const std::string& where, const std::string& head,
-                           const std::vector<std::string>& words) {
-  RouterSettings settings;
-  const std::vector<std::string> parts = split(head, '+');
-  const std::string number = parts[0].substr(3);
-  if (!parse_number(number, settings.k)) {
-    throw UserError(
-        "{}: 'top' needs a whole number of experts per token, e.g. top1 or top2, not '{}'", where,
-        parts[0]);
+RouterSettings parse_words(const std::string& where, Words words) {
+  const RouterFamily* family = family_of(words.name);
+  if (family == nullptr) {
+    fail_unknown(where, words.head);
   }
-  settings.capacity_factor = static_cast<double>(settings.k);
-  for (size_t i = 1; i < parts.size(); ++i) {
-    if (parts[i] != "ir" && parts[i] != "fr") {
-      throw UserError("{}: unknown modifier '+{}', {}", where, parts[i],
-                      did_you_mean("+" + parts[i], {"+ir", "+fr"}));
+  if (!words.modifiers.empty() && options_at(*family, OptionPlace::kModifier).empty()) {
+    throw UserError("{}: '{}' has no modifiers: {}; leave '+{}' out", where, family->word,
+                    family->no_modifiers, fmt::join(words.modifiers, "+"));
+  }
+  RouterSettings settings = start_of(*family);
+  if (const auto* head = option_at(*family, OptionPlace::kHead)) {
+    const std::string number = words.name.substr(family->word.size());
+    read_required(*head, &number, where, fmt::format(", not '{}'", words.name), settings);
+  }
+  for (const auto& option : family->options) {  // those that depend on the head
+    if (option.default_value != nullptr) {
+      option.value.set(settings, option.default_value(settings));
     }
-    bool& flag = parts[i] == "ir" ? settings.ir : settings.fr;
-    if (flag) {
-      throw UserError("{}: '+{}' is given twice, give it once", where, parts[i]);
+  }
+  read_modifiers(words.modifiers, where, settings);
+  if (const auto* first = option_at(*family, OptionPlace::kFirst)) {
+    read_required(*first, words.options.empty() ? nullptr : words.options.data(), where, "",
+                  settings);
+    words.options.erase(words.options.begin());
+  }
+  const auto seen = read_named(words.options, where, settings);
+  for (const auto* option : options_at(*family, OptionPlace::kNamed)) {
+    if (!option->when_missing.empty() && !seen.contains(option->name)) {
+      read_required(*option, nullptr, where, "", settings);
     }
-    flag = true;
-  }
-  read_options(where, words, top_k_options(), settings);
-  return settings;
-}
-
-RouterSettings parse_top_p(const std::string& where, std::vector<std::string> words) {
-  RouterSettings settings;
-  settings.family = Family::kTopP;
-  settings.lb_count = LbCount::kSelected;
-  if (words.empty() || !parse_finite(words[0], settings.p)) {
-    throw UserError("{}: 'topp' needs the probability to reach, from 0 to 1, e.g. topp:0.4", where);
-  }
-  words.erase(words.begin());
-  read_options(where, words, top_p_options(), settings);
-  return settings;
-}
-
-RouterSettings parse_relu(const std::string& where, const std::vector<std::string>& words) {
-  RouterSettings settings;
-  settings.family = Family::kRelu;
-  if (!read_options(where, words, relu_options(), settings).count("k")) {
-    throw UserError("{}: 'relu' needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1",
-                    where);
   }
   return settings;
 }
 
-[[noreturn]] void fail_unknown(const std::string& where, const std::string& head) {
-  const std::string nearest = nearest_name(head, {"top1", "top2", "topp", "relu"});
-  throw UserError("{}: unknown router '{}'{} Known forms: {}", where, head,
-                  nearest.empty() ? "." : fmt::format(", did you mean '{}'?", nearest), kForms);
+// What stands after the colon, in the order of the table.
+std::string options_text(const RouterSettings& settings, bool every_option) {
+  Strings texts;
+  for (const auto& option : settings.family->options) {
+    const OptionValue value = option.value.get(settings);
+    const std::string text = value_text(option, value);
+    if (option.place == OptionPlace::kFirst) {
+      texts.push_back(text);
+    } else if (option.place == OptionPlace::kNamed && !text.empty() &&
+               (every_option || !option.when_missing.empty() ||
+                value != default_value(option, settings))) {
+      texts.push_back(option.name + "=" + text);
+    }
+  }
+  return texts.empty() ? "" : fmt::format(":{}", fmt::join(texts, ","));
 }
 
-RouterSettings parse_family(const std::string& where, const std::string& text) {
-  const auto colon = std::find(text.begin(), text.end(), ':');
-  const std::string head(text.begin(), colon);
-  const std::vector<std::string> words = colon == text.end()
-                                             ? std::vector<std::string>()
-                                             : split(std::string(colon + 1, text.end()), ',');
-  const std::string family(head.begin(), std::find(head.begin(), head.end(), '+'));
-  if (family == "topp" || family == "relu") {
-    if (family != head) {
-      throw UserError(
-          "{}: '{}' has no modifiers: +ir and +fr mend what capacity refuses, and only top-k has "
-          "a capacity; leave '{}' out",
-          where, family, head.substr(family.size()));
+std::string text_of(const RouterSettings& settings, bool every_option) {
+  std::string text = settings.family->word;
+  for (const auto& option : settings.family->options) {
+    if (option.place == OptionPlace::kHead) {
+      text += value_text(option, option.value.get(settings));
+    } else if (option.place == OptionPlace::kModifier &&
+               std::get<bool>(option.value.get(settings))) {
+      text += "+" + option.name;
     }
-    return family == "topp" ? parse_top_p(where, words) : parse_relu(where, words);
   }
-  const bool is_top_k = head.rfind("top", 0) == 0 &&
-                        std::all_of(head.begin() + 3, head.begin() + family.size(),
-                                    [](unsigned char c) { return std::isdigit(c) != 0; });
-  if (!is_top_k) {
-    fail_unknown(where, head);
+  return text + options_text(settings, every_option);
+}
+
+// "  cf=VALUE   a number above 0, or inf (k)" and what it does.
+std::string option_help(const RouterFamily& family, const RouterOption& option) {
+  const RouterSettings start = start_of(family);
+  const std::string fallback =
+      option.when_missing.empty() ? value_text(option, default_value(option, start)) : "";
+  const std::string said = option.place == OptionPlace::kModifier ? "+" + option.name
+                           : option.place == OptionPlace::kNamed  ? option.name + "="
+                                                                  : option.name;
+  std::string values = option.takes;
+  if (option.default_value != nullptr) {
+    values += " (k)";
+  } else if (option.place == OptionPlace::kNamed && !fallback.empty()) {
+    values += fmt::format(" ({})", fallback);
   }
-  return parse_top_k(where, head, words);
+  return fmt::format("      {:<9} {}{}{}\n", said, values, values.empty() ? "" : ": ", option.help);
 }
 
 }  // namespace
 
 RouterSettings parse_router(const std::string& text) {
   const std::string where = fmt::format("--router '{}'", text);
-  const RouterSettings settings = parse_family(where, lower(text));
+  const RouterSettings settings = parse_words(where, words_of(lower(text)));
   check_ranges(settings, where);
   return settings;
+}
+
+std::string to_string(const RouterSettings& settings) {
+  return text_of(settings, /*every_option=*/false);
+}
+
+std::string to_full_string(const RouterSettings& settings) {
+  return text_of(settings, /*every_option=*/true);
+}
+
+std::string router_help() {
+  std::string text = "Routers (--router), their options and defaults:\n";
+  for (const auto& family : router_families()) {
+    text += fmt::format("  {}\n      {}\n", family.syntax, family.help);
+    for (const auto& option : family.options) {
+      text += option_help(family, option);
+    }
+  }
+  return text;
+}
+
+std::string router_forms() {
+  std::string text;
+  const auto& families = router_families();
+  for (size_t i = 0; i < families.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == families.size() ? " or " : ", ") + families[i].syntax;
+  }
+  return text;
 }
 
 }  // namespace moe::route

@@ -1,5 +1,6 @@
-// The "router" object of config.json. A key that nobody knows is an error: a misspelt one must not
-// route in silence.
+// The "router" object of config.json: "family" and the keys of every family's options, null where
+// they mean nothing to this one. A key that nobody knows is an error: a misspelt one must not route
+// in silence.
 
 #include <fmt/ranges.h>
 
@@ -8,26 +9,26 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/route/router_settings.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 namespace {
 
-const std::vector<std::string>& json_keys() {
-  static const std::vector<std::string> keys = {"family",
-                                                "k",
-                                                "ir",
-                                                "fr",
-                                                "capacity_factor",
-                                                "gate_norm",
-                                                "straight_through",
-                                                "lb_count",
-                                                "slot_order",
-                                                "p",
-                                                "max_experts",
-                                                "lambda0",
-                                                "lambda_multiplier",
-                                                "l1"};
+using Strings = std::vector<std::string>;
+
+// In the order of the families and their options.
+const Strings& json_keys() {
+  static const Strings keys = [] {
+    Strings all = {"family"};
+    for (const auto& family : router_families()) {
+      for (const auto& option : family.options) {
+        if (std::find(all.begin(), all.end(), option.key) == all.end()) {
+          all.push_back(option.key);
+        }
+      }
+    }
+    return all;
+  }();
   return keys;
 }
 
@@ -38,105 +39,91 @@ std::string known_keys(const std::string& unknown) {
                      fmt::join(json_keys(), ", "));
 }
 
-bool has(const Json& json, const std::string& key) {
-  return json.contains(key) && !json.at(key).is_null();
-}
-
-// True for `second`, false for `first`; anything else is an error. A missing key means `first`.
-bool is_second(const Json& json, const std::string& key, const std::string& where,
-               const std::string& first, const std::string& second) {
-  const std::string value = get_string(json, key, where, first);
-  if (value != first && value != second) {
-    throw UserError("{}: '{}' is '{}', known: {}, {}", where, key, value, first, second);
-  }
-  return value == second;
-}
-
-Family family_from_json(const Json& json, const std::string& where) {
+const RouterFamily& family_from_json(const Json& json, const std::string& where) {
   const std::string name = get_string(json, "family", where);
-  if (name == "topk") {
-    return Family::kTopK;
+  Strings known;
+  for (const auto& family : router_families()) {
+    if (family.name == name) {
+      return family;
+    }
+    known.push_back(family.name);
   }
-  if (name == "topp") {
-    return Family::kTopP;
-  }
-  if (name == "relu") {
-    return Family::kRelu;
-  }
-  throw UserError("{}: router family '{}' is unknown, known: topk, topp, relu", where, name);
+  throw UserError("{}: router family '{}' is unknown, known: {}", where, name,
+                  fmt::join(known, ", "));
 }
 
-void read_top_k(const Json& json, const std::string& where, RouterSettings& settings) {
-  settings.k = get_int(json, "k", where);
-  settings.ir = get_bool(json, "ir", where, false);
-  settings.fr = get_bool(json, "fr", where, false);
-  if (!json.contains("capacity_factor")) {
-    throw UserError("{}: 'capacity_factor' is missing; give a number above 0, or null for dropless",
-                    where);
+// The value of an option whose key is there.
+OptionValue value_from_json(const RouterOption& option, const Json& json,
+                            const std::string& where) {
+  switch (option.value.form) {
+    case OptionForm::kWhole:
+      return get_int(json, option.key, where);
+    case OptionForm::kNumber:
+      return get_double(json, option.key, where);
+    case OptionForm::kSwitch:
+      return get_bool(json, option.key, where, false);
+    case OptionForm::kWords:
+      break;
   }
-  if (has(json, "capacity_factor")) {
-    settings.capacity_factor = get_double(json, "capacity_factor", where);
+  const std::string word = get_string(json, option.key, where);
+  if (word != option.words[0] && word != option.words[1]) {
+    throw UserError("{}: '{}' is '{}', known: {}, {}", where, option.key, word, option.words[0],
+                    option.words[1]);
   }
-  settings.gate_norm = is_second(json, "gate_norm", where, "selected", "none")
-                           ? GateNorm::kNone
-                           : GateNorm::kSelected;
-  settings.straight_through = get_bool(json, "straight_through", where, true);
-  settings.lb_count = is_second(json, "lb_count", where, "first", "selected") ? LbCount::kSelected
-                                                                              : LbCount::kFirst;
-  settings.slot_order = is_second(json, "slot_order", where, "choice", "score")
-                            ? SlotOrder::kScore
-                            : SlotOrder::kChoice;
+  return word == option.words[1];
 }
 
-void read_top_p(const Json& json, const std::string& where, RouterSettings& settings) {
-  settings.lb_count = LbCount::kSelected;
-  settings.p = get_double(json, "p", where);
-  if (has(json, "max_experts")) {
-    settings.max_experts = get_int(json, "max_experts", where);
+void read_option(const RouterOption& option, const Json& json, const std::string& where,
+                 RouterSettings& settings) {
+  const bool is_there = json.contains(option.key);
+  if (!is_there && !option.when_no_key.empty()) {
+    throw UserError("{}: {}", where, option.when_no_key);
+  }
+  if (is_there && json.at(option.key).is_null() && option.value.may_be_empty) {
+    option.value.set(settings, OptionValue());
+  } else if (!option.when_missing.empty() || (is_there && !json.at(option.key).is_null())) {
+    option.value.set(settings, value_from_json(option, json, where));
   }
 }
 
-void read_relu(const Json& json, const std::string& where, RouterSettings& settings) {
-  settings.k = get_int(json, "k", where);
-  settings.lambda0 = get_double(json, "lambda0", where, settings.lambda0);
-  settings.lambda_multiplier =
-      get_double(json, "lambda_multiplier", where, settings.lambda_multiplier);
-  settings.l1_refined = !is_second(json, "l1", where, "refined", "plain");
+// Switches that another family adds to its name mean something that this one cannot do.
+void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const std::string& where) {
+  for (const auto& family : router_families()) {
+    Strings names;
+    bool is_on = false;
+    for (const auto& option : family.options) {
+      if (&family != &own && option.place == OptionPlace::kModifier) {
+        names.push_back("'" + option.key + "'");
+        is_on = get_bool(json, option.key, where, false) || is_on;
+      }
+    }
+    if (is_on) {
+      throw UserError("{}: {} belong to the {} family only; remove them", where,
+                      fmt::join(names, " and "), family.name);
+    }
+  }
 }
 
 }  // namespace
 
-OrderedJson to_json(const RouterSettings& s) {
+OrderedJson to_json(const RouterSettings& settings) {
   OrderedJson json;
   for (const auto& key : json_keys()) {
     json[key] = nullptr;
   }
-  if (s.family == Family::kTopP) {
-    json["family"] = "topp";
-    json["p"] = s.p;
-    if (s.max_experts) {
-      json["max_experts"] = *s.max_experts;
+  json["family"] = settings.family->name;
+  for (const auto& option : settings.family->options) {
+    const OptionValue value = option.value.get(settings);
+    if (const auto* whole = std::get_if<int64_t>(&value)) {
+      json[option.key] = *whole;
+    } else if (const auto* number = std::get_if<double>(&value)) {
+      json[option.key] = *number;
+    } else if (option.value.form == OptionForm::kWords) {
+      json[option.key] = value_text(option, value);
+    } else if (const auto* is_on = std::get_if<bool>(&value)) {
+      json[option.key] = *is_on;
     }
-    return json;
   }
-  json["k"] = s.k;
-  if (s.family == Family::kRelu) {
-    json["family"] = "relu";
-    json["lambda0"] = s.lambda0;
-    json["lambda_multiplier"] = s.lambda_multiplier;
-    json["l1"] = s.l1_refined ? "refined" : "plain";
-    return json;
-  }
-  json["family"] = "topk";
-  json["ir"] = s.ir;
-  json["fr"] = s.fr;
-  if (s.capacity_factor) {
-    json["capacity_factor"] = *s.capacity_factor;
-  }
-  json["gate_norm"] = s.gate_norm == GateNorm::kSelected ? "selected" : "none";
-  json["straight_through"] = s.straight_through;
-  json["lb_count"] = s.lb_count == LbCount::kFirst ? "first" : "selected";
-  json["slot_order"] = s.slot_order == SlotOrder::kChoice ? "choice" : "score";
   return json;
 }
 
@@ -146,23 +133,16 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
                     where);
   }
   for (const auto& [key, value] : json.items()) {
-    if (std::find(json_keys().begin(), json_keys().end(), key) == json_keys().end()) {
+    const Strings& known = json_keys();
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
       throw UserError("{}: unknown router key '{}'{}", where, key, known_keys(key));
     }
   }
-  RouterSettings settings;
-  settings.family = family_from_json(json, where);
-  if (settings.family == Family::kTopK) {
-    read_top_k(json, where, settings);
-  } else if (settings.family == Family::kTopP) {
-    read_top_p(json, where, settings);
-  } else {
-    read_relu(json, where, settings);
+  RouterSettings settings = start_of(family_from_json(json, where));
+  for (const auto& option : settings.family->options) {
+    read_option(option, json, where, settings);
   }
-  if (settings.family != Family::kTopK &&
-      (get_bool(json, "ir", where, false) || get_bool(json, "fr", where, false))) {
-    throw UserError("{}: 'ir' and 'fr' belong to the topk family only; remove them", where);
-  }
+  refuse_foreign_modifiers(*settings.family, json, where);
   check_ranges(settings, where);
   return settings;
 }

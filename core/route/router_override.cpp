@@ -7,49 +7,55 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 namespace {
 
-// Whether the text of --router names the option itself.
-bool names_option(std::string text, std::string_view option) {
+std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+// Whether the text of --router names the option itself.
+bool names_option(const std::string& router, std::string_view option) {
+  const std::string text = lower(router);
   const size_t at = text.find(std::string(option) + "=");
-  return at != std::string::npos &&
+  return at != std::string::npos && at > 0 &&
          (text[at - 1] == ':' || text[at - 1] == ',' || text[at - 1] == ' ');
 }
 
 // --cf as the router grammar reads it, so that both spellings mean the same.
-std::optional<double> capacity_factor(const std::string& cf) {
-  try {
-    if (cf.find(',') == std::string::npos) {
-      return parse_router("top1:cf=" + cf).capacity_factor;
-    }
-  } catch (const UserError&) {  // said below in this flag's own words
+OptionValue capacity_factor(const std::string& cf) {
+  const RouterOption option = capacity_option();
+  const auto value = parse_value(option, lower(cf));
+  const auto* number = value ? std::get_if<double>(&*value) : nullptr;
+  if (!value || (number != nullptr && !option.in_range(*number))) {
+    throw UserError("--cf '{}' is not a positive number or 'inf'", cf);
   }
-  throw UserError("--cf '{}' is not a positive number or 'inf'", cf);
+  return *value;
 }
 
-// Between routers of one family: what --router leaves out is not changed. +ir, +fr, k, p and max
-// are always said.
+// "top-k and expert-choice"
+std::string families_with_slots() {
+  std::vector<std::string> titles;
+  for (const auto& family : router_families()) {
+    if (family.has_slots) {
+      titles.push_back(family.title);
+    }
+  }
+  return fmt::format("{}", fmt::join(titles, " and "));
+}
+
+// Between routers of one family: what --router leaves out is not changed. What stands in the name,
+// after a plus sign or must be said is always said.
 void keep_unnamed_options(const std::string& text, const RouterSettings& stored,
                           RouterSettings& router) {
-  const auto keep = [&](const char* option, auto RouterSettings::*member) {
-    if (!names_option(text, option)) {
-      router.*member = stored.*member;
+  for (const auto& option : router.family->options) {
+    if (option.place == OptionPlace::kNamed && option.is_kept && !names_option(text, option.name)) {
+      option.value.set(router, option.value.get(stored));
     }
-  };
-  if (router.family == Family::kTopK) {
-    keep("cf", &RouterSettings::capacity_factor);
-    keep("gate", &RouterSettings::gate_norm);
-    keep("order", &RouterSettings::slot_order);
-    keep("st", &RouterSettings::straight_through);
-    keep("lb", &RouterSettings::lb_count);
-  } else if (router.family == Family::kRelu) {
-    keep("lambda0", &RouterSettings::lambda0);
-    keep("mult", &RouterSettings::lambda_multiplier);
-    keep("l1", &RouterSettings::l1_refined);
   }
 }
 
@@ -57,102 +63,101 @@ void apply_cf(const RouterRequest& given, RouterSettings& router) {
   if (given.cf.empty()) {
     return;
   }
-  const auto cf = capacity_factor(given.cf);
-  if (router.family != Family::kTopK) {
-    throw UserError("--cf {}: only top-k routers have a capacity, this one is {}", given.cf,
-                    to_string(router));
+  const OptionValue cf = capacity_factor(given.cf);
+  const RouterOption* option = find_option(*router.family, "cf");
+  if (option == nullptr) {
+    throw UserError("--cf {}: only {} routers have a capacity, this one is {}", given.cf,
+                    families_with_slots(), to_string(router));
   }
-  if (names_option(given.router, "cf") && router.capacity_factor != cf) {
+  if (names_option(given.router, "cf") && option->value.get(router) != cf) {
     throw UserError("--cf {} contradicts --router {}; give one of them", given.cf, given.router);
   }
-  router.capacity_factor = cf;
+  option->value.set(router, cf);
 }
 
+// What changes from the stored router to the one that stands in for it.
+struct Change {
+  const RouterSettings& stored;
+  RouterSettings& router;
+  std::string words;  // "top2 in place of the stored top1"
+  std::vector<std::string>& notes;
+
+  // The options that differ, none between two families.
+  std::vector<const RouterOption*> options() const {
+    std::vector<const RouterOption*> changed;
+    for (const auto& option : router.family->options) {
+      if (same_family(stored, router) && option.value.get(stored) != option.value.get(router)) {
+        changed.push_back(&option);
+      }
+    }
+    return changed;
+  }
+
+  void note(const std::string& text) const { notes.push_back(text); }
+};
+
 // Another family: refused, or noted.
-void check_family(const RouterSettings& stored, const RouterSettings& router,
-                  const std::string& change, std::vector<std::string>& notes) {
-  if ((stored.family == Family::kRelu) != (router.family == Family::kRelu)) {
+void check_family(const Change& change) {
+  if (change.stored.family->has_softmax_scores != change.router.family->has_softmax_scores) {
     throw UserError(
         "--router: {}: ReLU and softmax logits mean different things; choose a router of the "
         "stored family, or upcycle "
         "the dense model again",
-        change);
+        change.words);
   }
-  if (stored.family != router.family) {
-    notes.push_back(
-        "warning: " + change +
+  if (!same_family(change.stored, change.router)) {
+    change.note(
+        "warning: " + change.words +
         ": the same softmax scores, but weights that sum to another value; expect other quality");
   }
 }
 
-// Another gate norm: refused, or noted when forced.
-void check_gate(const RouterSettings& stored, const RouterSettings& router,
-                const std::string& change, bool force, std::vector<std::string>& notes) {
-  if (stored.family != Family::kTopK || router.family != Family::kTopK ||
-      stored.gate_norm == router.gate_norm) {
-    return;
+// What rescales the model is refused, or noted when forced; the rest is noted where it matters.
+void note_options(const Change& change, bool force, Purpose purpose) {
+  for (const auto* option : change.options()) {
+    if (option->needs_force.empty()) {
+      continue;
+    }
+    if (!force) {
+      throw UserError("--router: {}: {}; add --force if that is meant", change.words,
+                      option->needs_force);
+    }
+    change.note("warning: " + change.words + ": " + option->needs_force);
   }
-  if (!force) {
-    throw UserError(
-        "--router: {}: another gate rescales every MoE output; add --force if that is meant",
-        change);
-  }
-  notes.push_back("warning: " + change + ": another gate rescales every MoE output");
-}
-
-void note_k(const RouterSettings& stored, const RouterSettings& router, const std::string& change,
-            Purpose purpose, std::vector<std::string>& notes) {
-  if (stored.family != router.family || stored.k == router.k) {
-    return;
-  }
-  if (router.family == Family::kTopK) {
-    notes.push_back(
-        fmt::format("{}: k was {}; the capacity factor is kept unless given", change, stored.k));
-  } else if (purpose == Purpose::kTrain) {
-    notes.push_back(fmt::format("{}: k moves the target sparsity", change));
+  for (const auto* option : change.options()) {
+    if (!option->note.empty() && (purpose == Purpose::kTrain || !option->note_in_training_only)) {
+      const std::string before = value_text(*option, option->value.get(change.stored));
+      change.note(change.words + ": " + fmt::format(fmt::runtime(option->note), before));
+    }
   }
 }
 
 // Evaluation does not read these: the stored ones stay, so that results name a router that was.
-void ignore_training_options(const RouterSettings& stored, RouterSettings& router,
-                             const std::string& change, std::vector<std::string>& notes) {
-  if (stored.family != router.family) {
-    return;
-  }
+void ignore_training_options(const Change& change) {
   std::vector<std::string> ignored;
-  const auto put_back = [&](const char* option, auto RouterSettings::*member) {
-    if (router.*member != stored.*member) {
-      router.*member = stored.*member;
-      ignored.emplace_back(option);
+  for (const auto* option : change.options()) {
+    if (option->is_training_only) {
+      option->value.set(change.router, option->value.get(change.stored));
+      ignored.push_back(option->name);
     }
-  };
-  put_back("st", &RouterSettings::straight_through);
-  put_back("lb", &RouterSettings::lb_count);
-  put_back("lambda0", &RouterSettings::lambda0);
-  put_back("mult", &RouterSettings::lambda_multiplier);
-  put_back("l1", &RouterSettings::l1_refined);
-  if (router.family == Family::kRelu) {
-    put_back("k", &RouterSettings::k);
   }
   if (!ignored.empty()) {
-    notes.push_back(fmt::format("{}: {} {} in training only, ignored here", change,
-                                fmt::join(ignored, ", "),
-                                ignored.size() == 1 ? "matters" : "matter"));
+    change.note(fmt::format("{}: {} {} in training only, ignored here", change.words,
+                            fmt::join(ignored, ", "), ignored.size() == 1 ? "matters" : "matter"));
   }
 }
 
 // gate_scale was measured for the stored gates; other gates have another sum.
-void note_gate_scale(const StoredRouter& stored, const RouterSettings& router,
-                     const std::string& change, std::vector<std::string>& notes) {
-  const RouterSettings& old = stored.router;
-  const bool same_gates =
-      old.family == router.family && old.p == router.p && old.max_experts == router.max_experts &&
-      old.gate_norm == router.gate_norm && (old.k == router.k || router.family == Family::kRelu);
-  if (stored.gate_scale != 1.0 && !same_gates) {
-    notes.push_back(
+void note_gate_scale(const Change& change, double gate_scale) {
+  const auto options = change.options();
+  const bool same_gates = same_family(change.stored, change.router) &&
+                          std::none_of(options.begin(), options.end(),
+                                       [](const auto* option) { return option->changes_gates; });
+  if (gate_scale != 1.0 && !same_gates) {
+    change.note(
         fmt::format("warning: {}: the folder's gate_scale {:.6g} was chosen for the stored "
                     "router and stays",
-                    change, stored.gate_scale));
+                    change.words, gate_scale));
   }
 }
 
@@ -169,26 +174,28 @@ ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& 
   ResolvedRouter resolved{
       requested_router(request, stored.router), request.ep_ranks.value_or(stored.ep_ranks), {}};
   RouterSettings& router = resolved.router;
-  if (!request.router.empty() && stored.router.family == router.family) {
+  if (!request.router.empty() && same_family(stored.router, router)) {
     keep_unnamed_options(request.router, stored.router, router);
     apply_cf(request, router);
   }
   resolved.names_lambda0 = names_option(request.router, "lambda0");
-  const std::string change =
-      fmt::format("{} in place of the stored {}", to_string(router), to_string(stored.router));
-  check_family(stored.router, router, change, resolved.notes);
-  check_gate(stored.router, router, change, force, resolved.notes);
-  note_k(stored.router, router, change, purpose, resolved.notes);
-  note_gate_scale(stored, router, change, resolved.notes);
+  const Change change{
+      stored.router, router,
+      fmt::format("{} in place of the stored {}", to_string(router), to_string(stored.router)),
+      resolved.notes};
+  check_family(change);
+  note_options(change, force, purpose);
+  note_gate_scale(change, stored.gate_scale);
   check_router(router, stored.experts);
   if (purpose == Purpose::kEvaluate) {
-    ignore_training_options(stored.router, router, change, resolved.notes);
+    ignore_training_options(change);
+    check_inference(router, "name another router with softmax scores (--router top2)");
   }
   if (resolved.ep_ranks < 1 || stored.experts % resolved.ep_ranks != 0) {
     throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor",
                     resolved.ep_ranks, stored.experts);
   }
-  if (router.family == Family::kTopK && router.fr && !router.capacity_factor) {
+  if (router.fr && !router.capacity_factor) {
     resolved.notes.push_back(
         fmt::format("without a capacity +fr accepts every request: this is top-{}", router.k + 1));
   }

@@ -1,6 +1,6 @@
 #pragma once
-// The router that a command's flags ask for, alone or in place of the one a folder stores (the
-// table of SPEC section 10: valid, with a note, only with --force, or not at all).
+// The router that a command's flags ask for, alone or in place of the one a folder stores: valid in
+// silence, with a note, only with --force, or not at all (README.md, "What may stand in").
 
 #include <cstdint>
 #include <optional>
@@ -20,7 +20,7 @@ struct RouterRequest {
 };
 
 // --router if given, else `fallback`, with --cf over it. UserError: --cf that is no number,
-// contradicts --router's own cf=, or stands beside a router without capacity.
+// contradicts --router's own cf=, or stands beside a router without slots.
 RouterSettings requested_router(const RouterRequest& request, const RouterSettings& fallback);
 
 // What a folder stores of its routing.
@@ -28,7 +28,7 @@ struct StoredRouter {
   RouterSettings router;
   int64_t ep_ranks = 1;
   int64_t experts = 1;
-  double gate_scale = 1.0;  // SPEC D18; it stays whatever router stands in
+  double gate_scale = 1.0;  // it stays whatever router stands in
 };
 
 enum class Purpose { kEvaluate, kTrain };
@@ -40,11 +40,11 @@ struct ResolvedRouter {
   bool names_lambda0 = false;      // --router says where ReLU's lambda shall start
 };
 
-// Options that --router does not name stay as the folder has them: cf, gate, order, st, lb when
-// both are top-k; lambda0, mult, l1 when both are ReLU (top-p is named whole: without max= it has
-// none). What only training reads (st, lb; ReLU's k, lambda0, mult, l1) stays too when evaluating,
-// with a note. UserError: experts of another meaning (relu <-> softmax), gate changed without
-// `force`, ep_ranks that do not divide the experts, k > E, and what requested_router refuses.
+// Within a family, options that --router does not name stay as the folder has them (top-p is named
+// whole: without max= it has none). What only training reads (st, lb; ReLU's k, lambda0, mult, l1)
+// stays too when evaluating, with a note. UserError: logits of another meaning (relu <-> softmax),
+// gate changed without `force`, ep_ranks that do not divide the experts, k > E, a router without
+// inference when evaluating, and what requested_router refuses.
 ResolvedRouter override_router(const StoredRouter& stored, const RouterRequest& request, bool force,
                                Purpose purpose);
 

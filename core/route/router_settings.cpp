@@ -1,167 +1,108 @@
-// What the settings of a router may be and what follows from them; the grammar is in
-// router_grammar.cpp, config.json in router_json.cpp. Ranges are checked here for both ways in.
+// What follows from the settings of a router, for any family: its table says what is asked here.
 
 #include "core/route/router_settings.h"
 
-#include <fmt/ranges.h>
-
 #include <cmath>
-#include <vector>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 namespace {
 
-constexpr int64_t kMaxExperts = 1 << 20;        // beyond any model; keeps T * k far from overflow
-constexpr double kMaxCapacityFactor = 1 << 20;  // a larger one is a slip: cf=inf is dropless
-
-// The options of a router in the order of the grammar: all of them, or those that differ from the
-// defaults.
-class OptionTexts {
- public:
-  explicit OptionTexts(bool every_option) : every_option_(every_option) {}
-
-  template <typename Value>
-  void add(const char* name, const Value& value, bool is_default) {
-    if (every_option_ || !is_default) {
-      texts_.push_back(fmt::format("{}={}", name, value));
-    }
+// A number of an option as a double; nothing where it is none.
+std::optional<double> number_of(const OptionValue& value) {
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return static_cast<double>(*whole);
   }
-  std::string joined(const char* before) const {
-    return texts_.empty() ? "" : fmt::format("{}{}", before, fmt::join(texts_, ","));
-  }
-
- private:
-  bool every_option_;
-  std::vector<std::string> texts_;
-};
-
-std::string top_k_text(const RouterSettings& s, bool every_option) {
-  const RouterSettings defaults;
-  OptionTexts options(every_option);
-  options.add("cf", s.capacity_factor ? fmt::format("{}", *s.capacity_factor) : std::string("inf"),
-              s.capacity_factor == static_cast<double>(s.k));
-  options.add("gate", s.gate_norm == GateNorm::kSelected ? "selected" : "none",
-              s.gate_norm == defaults.gate_norm);
-  options.add("st", s.straight_through ? "on" : "off", s.straight_through);
-  options.add("lb", s.lb_count == LbCount::kFirst ? "first" : "selected",
-              s.lb_count == defaults.lb_count);
-  options.add("order", s.slot_order == SlotOrder::kChoice ? "choice" : "score",
-              s.slot_order == defaults.slot_order);
-  return fmt::format("top{}{}{}{}", s.k, s.ir ? "+ir" : "", s.fr ? "+fr" : "", options.joined(":"));
-}
-
-std::string relu_text(const RouterSettings& s, bool every_option) {
-  const RouterSettings defaults;
-  OptionTexts options(every_option);
-  options.add("lambda0", s.lambda0, s.lambda0 == defaults.lambda0);
-  options.add("mult", s.lambda_multiplier, s.lambda_multiplier == defaults.lambda_multiplier);
-  options.add("l1", s.l1_refined ? "refined" : "plain", s.l1_refined);
-  return fmt::format("relu:k={}{}", s.k, options.joined(","));
-}
-
-std::string text_of(const RouterSettings& s, bool every_option) {
-  switch (s.family) {
-    case Family::kTopK:
-      return top_k_text(s, every_option);
-    case Family::kTopP:  // p and max are all it has
-      return fmt::format("topp:{}{}", s.p,
-                         s.max_experts ? fmt::format(",max={}", *s.max_experts) : "");
-    case Family::kRelu:
-      return relu_text(s, every_option);
-  }
-  MOE_CHECK(false, "router family {}", static_cast<int>(s.family));
+  const auto* number = std::get_if<double>(&value);
+  return number == nullptr ? std::nullopt : std::optional(*number);
 }
 
 // preserves_function() of routers whose weights are not normalised.
-Preserves unnormalised(const RouterSettings& settings, double gate_scale) {
-  std::string what;
-  switch (settings.family) {
-    case Family::kRelu:
-      what = "ReLU gates are not normalised, the weights of a token sum to anything from 0 up";
-      break;
-    case Family::kTopP:
-      what = "top-p weights are probabilities that sum to p or more, not to 1";
-      break;
-    case Family::kTopK:
-      what = "gate=none leaves weights that do not sum to 1 (gate=selected does)";
-      break;
-  }
+Preserves unnormalised(const std::string& why, double gate_scale) {
   if (gate_scale == 1.0) {
-    return {false, fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", what)};
+    return {false, fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", why)};
   }
   return {false,
           fmt::format("not preserved token by token: {}; gate_scale {:.6g} is there to correct the "
                       "mean",
-                      what, gate_scale)};
+                      why, gate_scale)};
 }
 
 }  // namespace
 
-void check_ranges(const RouterSettings& s, const std::string& where) {
-  if (s.family != Family::kTopP && (s.k < 1 || s.k > kMaxExperts)) {
-    throw UserError("{}: k must be a whole number from 1 to the number of experts, is {}", where,
-                    s.k);
+void check_ranges(const RouterSettings& settings, const std::string& where) {
+  for (const auto& option : settings.family->options) {
+    const OptionValue value = option.value.get(settings);
+    const auto number = number_of(value);
+    if (number && option.in_range != nullptr &&
+        !(std::isfinite(*number) && option.in_range(*number))) {
+      throw UserError("{}: {}", where,
+                      fmt::format(fmt::runtime(option.out_of_range), value_text(option, value)));
+    }
   }
-  if (s.capacity_factor && !(*s.capacity_factor > 0 && *s.capacity_factor <= kMaxCapacityFactor)) {
-    throw UserError(
-        "{}: the capacity factor cf must be above 0 and at most {}, is {}; cf=inf drops nothing",
-        where, kMaxCapacityFactor, *s.capacity_factor);
-  }
-  if (!(s.p >= 0 && s.p <= 1)) {
-    throw UserError("{}: p is a share of probability from 0 to 1, is {}", where, s.p);
-  }
-  if (s.max_experts && (*s.max_experts < 1 || *s.max_experts > kMaxExperts)) {
-    throw UserError("{}: max must be a whole number from 1 to the number of experts, is {}", where,
-                    *s.max_experts);
-  }
-  if (!(s.lambda0 >= 0 && std::isfinite(s.lambda0))) {
-    throw UserError("{}: lambda0 must be a number from 0, is {}", where, s.lambda0);
-  }
-  if (!(s.lambda_multiplier >= 1 && std::isfinite(s.lambda_multiplier))) {
-    throw UserError("{}: the multiplier of lambda must be a number from 1, is {}", where,
-                    s.lambda_multiplier);
-  }
-}
-
-std::string to_string(const RouterSettings& settings) {
-  return text_of(settings, /*every_option=*/false);
-}
-
-std::string to_full_string(const RouterSettings& settings) {
-  return text_of(settings, /*every_option=*/true);
 }
 
 void check_router(const RouterSettings& settings, int64_t experts) {
-  if (settings.family != Family::kTopP && settings.k > experts) {
-    throw UserError(
-        "router '{}' asks for {} experts per token, the layers have {}: give a smaller k or more "
-        "experts",
-        to_string(settings), settings.k, experts);
+  for (const auto& option : settings.family->options) {
+    const OptionValue value = option.value.get(settings);
+    if (!option.too_many.empty() && number_of(value).value_or(0) > static_cast<double>(experts)) {
+      throw UserError("{}", fmt::format(fmt::runtime(option.too_many), to_string(settings),
+                                        value_text(option, value), experts));
+    }
   }
-  if (settings.max_experts && *settings.max_experts > experts) {
-    throw UserError(
-        "router '{}' keeps up to {} experts per token, the layers have {}: give a smaller max",
-        to_string(settings), *settings.max_experts, experts);
+}
+
+void check_inference(const RouterSettings& settings, const std::string& mend) {
+  if (!settings.family->no_inference.empty()) {
+    throw UserError("router '{}' has no inference: {}; {}", to_string(settings),
+                    settings.family->no_inference, mend);
   }
+}
+
+bool has_capacity(const RouterSettings& settings) {
+  return settings.family->has_slots && settings.capacity_factor.has_value();
+}
+
+bool same_family(const RouterSettings& a, const RouterSettings& b) { return a.family == b.family; }
+
+RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {
+  for (const auto& option : settings.family->options) {
+    const OptionValue value = option.value.get(settings);
+    if (!option.scales_with_granularity) {
+      continue;
+    }
+    if (const auto* whole = std::get_if<int64_t>(&value)) {
+      option.value.set(settings, *whole * granularity);
+    } else if (const auto* number = std::get_if<double>(&value)) {
+      option.value.set(settings, *number * static_cast<double>(granularity));
+    }
+  }
+  return settings;
+}
+
+RouterSettings generation_router(RouterSettings settings) {
+  check_inference(settings, "generate with another router (--router top2)");
+  return settings.family->for_generation == nullptr ? settings
+                                                    : settings.family->for_generation(settings);
 }
 
 double default_lb_coef(const RouterSettings& settings) {
-  return settings.family == Family::kRelu ? 0 : 1e-2;
+  return settings.family->load_balance_coef.value_or(0);
 }
 
 double default_entropy_coef(const RouterSettings& settings) {
-  return settings.family == Family::kTopP ? 1e-4 : 0;
+  return settings.family->entropy_coef.value_or(0);
 }
 
 bool weights_sum_to_one(const RouterSettings& settings) {
-  return settings.family == Family::kTopK && settings.gate_norm == GateNorm::kSelected;
+  return settings.family->unnormalised(settings).empty();
 }
 
 Preserves preserves_function(const RouterSettings& settings, double gate_scale) {
   if (!weights_sum_to_one(settings)) {
-    return unnormalised(settings, gate_scale);
+    return unnormalised(settings.family->unnormalised(settings), gate_scale);
   }
   if (gate_scale != 1.0) {
     return {false,

@@ -1,12 +1,7 @@
 #pragma once
-// What --router says (SPEC section 10), parsed, checked, printed back and stored in config.json. No
-// tensors here.
-//
-//   router := "top" INT { "+ir" | "+fr" } [":" opt {"," opt}]
-//               opt := cf=FLOAT|inf  gate=selected|none  st=on|off  lb=first|selected
-//               order=choice|score
-//           | "topp:" FLOAT {"," "max=" INT}
-//           | "relu:k=" INT {"," ("lambda0=" FLOAT | "mult=" FLOAT | "l1=refined|plain")}
+// What --router says: the settings of a router, parsed, checked, printed back and stored in
+// config.json. router.h says which of them each family has, what they may be and how they are
+// written; nothing here knows a family by its name. No tensors.
 
 #include <cstdint>
 #include <optional>
@@ -16,30 +11,41 @@
 
 namespace moe::route {
 
-enum class Family { kTopK, kTopP, kRelu };
+struct RouterFamily;  // router.h
+
+// The family that settings belong to as long as nobody says another: top-k.
+const RouterFamily& default_family();
+
 enum class GateNorm { kSelected, kNone };
 enum class LbCount { kFirst, kSelected };
 enum class SlotOrder { kChoice, kScore };
+enum class L1Weights { kRefined, kPlain };
 
+// One member for each option that some family has. A family reads its own and leaves the others at
+// their defaults.
 struct RouterSettings {
-  Family family = Family::kTopK;
+  const RouterFamily* family = &default_family();  // an entry of router_families(), never null
   int64_t k = 1;                // top-k: experts per token; relu: sets the target sparsity 1 - k/E
-  bool ir = false, fr = false;  // top-k only
-  std::optional<double> capacity_factor;  // top-k: slots = ceil(CF * T_r / E); empty = dropless
+  bool ir = false, fr = false;  // top-k: rectification
+  std::optional<double> capacity_factor;  // slots = ceil(CF * T_r / E); empty = dropless
   GateNorm gate_norm = GateNorm::kSelected;
   bool straight_through = true;
-  LbCount lb_count = LbCount::kFirst;  // top-p: always selected
+  LbCount lb_count = LbCount::kFirst;
   SlotOrder slot_order = SlotOrder::kChoice;
   double p = 0;                                    // top-p: probability mass to reach
   std::optional<int64_t> max_experts;              // top-p: keep at most so many
   double lambda0 = 1e-8, lambda_multiplier = 1.2;  // relu: adaptive L1
-  bool l1_refined = true;
+  L1Weights l1 = L1Weights::kRefined;
 
   bool operator==(const RouterSettings&) const = default;
 };
 
-// Parses the grammar above, in any case of letters. Default capacity factor of top-k: k. Throws
-// UserError that names the offending part and the known forms.
+// Parses --router, in any case of letters:
+//
+//   NAME[HEAD]{+MODIFIER}[:[FIRST][,]{NAME=VALUE,}]      top2+ir:cf=1.5   topp:0.4,max=2   relu:k=1
+//
+// router_help() lists the families and their options. Throws UserError that names the offending
+// part and the known forms.
 RouterSettings parse_router(const std::string& text);
 
 // The canonical form: parse_router(to_string(s)) == s. Only what differs from the defaults is
@@ -64,8 +70,27 @@ void check_ranges(const RouterSettings& settings, const std::string& where);
 // does nothing).
 void check_router(const RouterSettings& settings, int64_t experts);
 
-// Default coefficients (SPEC section 10): load balance 1e-2 for top-k and top-p, entropy 1e-4 for
-// top-p, else 0.
+// UserError for a router that may only train, because its decisions on a token read other tokens;
+// `mend` says what the user can do instead.
+void check_inference(const RouterSettings& settings, const std::string& mend);
+
+// Whether experts take a bounded number of tokens, so that buffers between ranks have sizes that
+// follow from the number of tokens alone, and a token's output depends on what shares its batch.
+bool has_capacity(const RouterSettings& settings);
+
+// Whether both are of one family.
+bool same_family(const RouterSettings& a, const RouterSettings& b);
+
+// The router of experts that are cut into `granularity` parts each. Capacity is counted in slots of
+// T / E: with G times the requests for G times the experts, CF must grow as k does to keep its
+// slack.
+RouterSettings with_granularity(RouterSettings settings, int64_t granularity);
+
+// The router as generation wants it: without a capacity and without fill-in, so that a token is
+// routed as it would be alone. UserError: check_inference.
+RouterSettings generation_router(RouterSettings settings);
+
+// Default coefficients of the auxiliary losses; 0 for a loss that the router does not have.
 double default_lb_coef(const RouterSettings& settings);
 double default_entropy_coef(const RouterSettings& settings);
 
@@ -73,11 +98,16 @@ double default_entropy_coef(const RouterSettings& settings);
 bool weights_sum_to_one(const RouterSettings& settings);
 
 // Whether an upcycled model with this router, its weights times `gate_scale`, computes its dense
-// parent exactly (SPEC section 11), and why, in words.
+// parent exactly (README.md, "What upcycling keeps"), and why, in words.
 struct Preserves {
   bool exact = false;
   std::string words;
 };
 Preserves preserves_function(const RouterSettings& settings, double gate_scale = 1.0);
+
+// For people: every family, how it is written, and its options with values, defaults and meaning.
+std::string router_help();
+// The same in one line, for a flag: "top{K}[+ir][+fr][:cf=X|inf,...], topp:P or relu:k=K".
+std::string router_forms();
 
 }  // namespace moe::route

@@ -18,7 +18,6 @@ at::Tensor gradient(const at::Tensor& loss, const at::Tensor& logits) {
   return torch::autograd::grad({loss}, {logits})[0];
 }
 
-// Fresh logits for each loss, so that no gradient meets another.
 struct Routed {
   at::Tensor logits;
   Routing routing;
@@ -33,69 +32,20 @@ struct Answer {
   OrderedJson expect = OrderedJson::object(), loss = OrderedJson::object(),
               grad = OrderedJson::object();
 
-  void add_loss(const std::string& name, const at::Tensor& value, const at::Tensor& logits,
-                const std::string& gradient_name) {
-    loss[name] = number_json(value);
-    grad[gradient_name] = matrix_json(gradient(value, logits));
-  }
-  // sum(w * upstream), added up in f64.
-  void add_combine(const RoutingCase& one, const Routed& routed, const std::string& gradient_name) {
-    if (one.upstream.defined()) {
-      const at::Tensor value = (routed.routing.combine * one.upstream).sum(at::kDouble);
-      add_loss("combine", value, routed.logits, gradient_name);
+  // A gradient of fresh logits, so that none meets another. sum(w * upstream) is added up in f64.
+  void add(const RoutingCase& one, const CaseGradient& asked) {
+    const Routed routed = run(one, asked.router);
+    if (asked.which == nullptr && !one.upstream.defined()) {
+      return;
     }
+    const at::Tensor value = asked.which != nullptr
+                                 ? routed.routing.losses.*asked.which
+                                 : (routed.routing.combine * one.upstream).sum(at::kDouble);
+    loss[asked.loss] = number_json(value);
+    grad[asked.gradient] = matrix_json(gradient(value, routed.logits));
   }
   OrderedJson json() const { return {{"expect", expect}, {"loss", loss}, {"grad", grad}}; }
 };
-
-OrderedJson answer_top_k(const RoutingCase& one) {
-  RouterSettings router = one.router;
-  Answer out;
-  const Routed first = run(one, router);
-  const RouteInput& input = first.routing.input;
-  const int64_t choices = router.fr ? std::min(router.k + 1, input.experts()) : router.k;
-  out.expect["probs"] = matrix_json(input.scores);
-  out.expect["capacity"] = input.capacity;
-  put_decisions(first.routing, router, out.expect);
-  out.expect["accepted"] = decisions_of(input, first.routing.plan).accepted;
-  out.expect["combine"] = matrix_json(first.routing.combine);
-  out.expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
-  for (const auto& [through, name] : {std::pair{true, "combine_st"}, {false, "combine_nost"}}) {
-    router.straight_through = through;
-    out.add_combine(one, run(one, router), name);
-  }
-  for (const auto& [count, name] :
-       {std::pair{LbCount::kFirst, "lb_first"}, {LbCount::kSelected, "lb_selected"}}) {
-    router.lb_count = count;
-    const Routed routed = run(one, router);
-    out.add_loss(name, routed.routing.losses.load_balance, routed.logits, name);
-  }
-  return out.json();
-}
-
-OrderedJson answer_top_p(const RoutingCase& one) {
-  Answer out;
-  const Routed routed = run(one, one.router);
-  out.expect["probs"] = matrix_json(routed.routing.input.scores);
-  put_decisions(routed.routing, one.router, out.expect);
-  out.expect["combine"] = matrix_json(routed.routing.combine);
-  out.add_combine(one, routed, "combine");
-  const Routed balance = run(one, one.router), entropy = run(one, one.router);
-  out.add_loss("lb_selected", balance.routing.losses.load_balance, balance.logits, "lb_selected");
-  out.add_loss("entropy", entropy.routing.losses.entropy, entropy.logits, "entropy");
-  return out.json();
-}
-
-OrderedJson answer_relu(const RoutingCase& one) {
-  Answer out;
-  const Routed routed = run(one, one.router);
-  put_decisions(routed.routing, one.router, out.expect);
-  out.expect["combine"] = matrix_json(routed.routing.combine);
-  out.add_combine(one, routed, "combine");
-  const Routed sparsity = run(one, one.router);
-  out.add_loss("l1", sparsity.routing.losses.l1, sparsity.logits, "l1");
-  return out.json();
-}
 
 OrderedJson answer_lambda(const Json& input, const std::string& where) {
   const double k = get_double(input, "k", where);
@@ -138,7 +88,7 @@ OrderedJson answer_capacity(const Json& input, const std::string& where) {
   return {{"expect", {{"slots", slots}}}};
 }
 
-OrderedJson top_k_stats(const CounterValues& counted) {
+OrderedJson slot_stats(const CounterValues& counted) {
   return {{"requests", counted.requests},
           {"dropped_requests", counted.dropped_requests},
           {"dropped_tokens", counted.dropped_tokens},
@@ -153,21 +103,45 @@ OrderedJson top_k_stats(const CounterValues& counted) {
 }  // namespace
 
 bool is_routing_case(const std::string& kind) {
-  return kind == "topk" || kind == "topp" || kind == "relu";
+  const auto& families = router_families();
+  return std::any_of(families.begin(), families.end(),
+                     [&](const auto& family) { return family.name == kind; });
 }
 
 bool is_rule_case(const std::string& kind) { return kind == "lambda" || kind == "capacity"; }
 
-OrderedJson answer(const RoutingCase& one) {
-  switch (one.router.family) {
-    case Family::kTopK:
-      return answer_top_k(one);
-    case Family::kTopP:
-      return answer_top_p(one);
-    case Family::kRelu:
-      return answer_relu(one);
+std::string case_kinds() {
+  std::string kinds;
+  for (const auto& family : router_families()) {
+    kinds += family.name + ", ";
   }
-  MOE_CHECK(false, "family {}", static_cast<int>(one.router.family));
+  return kinds + "layer, lambda, capacity";
+}
+
+OrderedJson answer(const RoutingCase& one) {
+  Answer out;
+  const RouterFamily& family = *one.router.family;
+  const Routed routed = run(one, one.router);
+  const RouteInput& input = routed.routing.input;
+  if (family.has_softmax_scores) {
+    out.expect["probs"] = matrix_json(input.scores);
+  }
+  if (family.has_slots) {
+    out.expect["capacity"] = input.capacity;
+  }
+  put_decisions(routed.routing, one.router, out.expect);
+  if (family.has_slots) {
+    out.expect["accepted"] = decisions_of(input, routed.routing.plan).accepted;
+  }
+  out.expect["combine"] = matrix_json(routed.routing.combine);
+  if (family.tokens_request) {
+    const int64_t choices = one.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
+    out.expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
+  }
+  for (const auto& gradient : functions_of(one.router).case_gradients(one.router)) {
+    out.add(one, gradient);
+  }
+  return out.json();
 }
 
 OrderedJson answer_rule_case(const std::string& kind, const Json& input, const std::string& where) {
@@ -200,22 +174,23 @@ OrderedJson number_json(const at::Tensor& scalar) {
 void put_decisions(const Routing& routing, const RouterSettings& router, OrderedJson& expect) {
   const CounterValues counted = read_counters({routing.counters})[0];
   Decisions decisions = decisions_of(routing.input, routing.plan);
-  if (router.family == Family::kTopK) {
+  const RouterFamily& family = *router.family;
+  if (family.has_slots) {
     expect["slots"] = decisions.slots;
     expect["drops"] = decisions.drops;
     expect["fr_filled"] = decisions.fr_filled;
     expect["ir"] = decisions.ir;
-    expect["stats"] = top_k_stats(counted);
+    expect["stats"] = slot_stats(counted);
     return;
   }
-  if (router.family == Family::kRelu) {  // no choice comes before another
+  if (!family.ranks_choices) {
     for (auto& experts : decisions.accepted) {
       std::sort(experts.begin(), experts.end());
     }
   }
   expect["selected"] = decisions.accepted;
   expect["stats"] = {{"experts_per_token", counted.experts_per_token()}};
-  if (router.family == Family::kRelu) {
+  if (family.has_adaptive_l1) {
     expect["stats"]["sparsity"] = counted.sparsity();
   }
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 
 namespace moe::route {
 
@@ -24,7 +25,7 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
   if (rank_tokens == 0 || !capacity_factor) {
     return rank_tokens;
   }
-  // 1e-6 guards products like 2.2 * 100 / 4, which is 55.000000000000001 in binary (D3).
+  // 1e-6 guards products like 2.2 * 100 / 4, which is 55.000000000000001 in binary.
   const double slots = std::ceil(
       *capacity_factor * static_cast<double>(rank_tokens) / static_cast<double>(experts) - 1e-6);
   return std::max<int64_t>(1, static_cast<int64_t>(slots));
@@ -32,8 +33,9 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 
 namespace {
 
-// [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a card they are filled
-// in there: a copy from the host would wait, and no graph could be recorded (kernels/ops/graph.h).
+// [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a GPU they are written
+// by a few fills: a copy from the host would wait, and no graph could be recorded
+// (kernels/ops/graph.h).
 at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
   constexpr size_t kMostFills = 64;
   std::vector<int64_t> homes = group.home;
@@ -48,13 +50,13 @@ at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
     return at::tensor(homes, at::kLong).to(device);
   }
   const auto count = static_cast<int64_t>(homes.size());
-  const at::Tensor there = at::empty({count}, at::TensorOptions(at::kLong).device(device));
+  const at::Tensor filled = at::empty({count}, at::TensorOptions(at::kLong).device(device));
   for (size_t i = 0; i < begins.size(); ++i) {
     const auto first = static_cast<int64_t>(begins[i]);
     const int64_t end = i + 1 < begins.size() ? static_cast<int64_t>(begins[i + 1]) : count;
-    there.narrow(0, first, end - first).fill_(homes[begins[i]]);
+    filled.narrow(0, first, end - first).fill_(homes[begins[i]]);
   }
-  return there;
+  return filled;
 }
 
 }  // namespace
@@ -73,10 +75,10 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.ranked =
       std::get<1>(at::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
   input.ranks = group.ranks;
-  const bool has_capacity = settings.family == Family::kTopK;
-  input.k = has_capacity ? settings.k : settings.max_experts.value_or(experts);
+  const RouterFamily& family = *settings.family;
+  input.k = family.most_choices(settings, experts);
   MOE_CHECK(input.k >= 1 && input.k <= experts, "k = {} of {} experts", input.k, experts);
-  input.dropless = !has_capacity || !settings.capacity_factor;
+  input.dropless = !has_capacity(settings);
 
   std::vector<int64_t> rank_tokens(group.ranks, 0);
   for (int64_t token = 0; token < tokens; ++token) {
@@ -91,8 +93,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   input.home = homes_on(logits.device(), group);
   input.rank_tokens = rank_tokens;
   for (const int64_t count : rank_tokens) {
-    input.capacity.push_back(has_capacity ? capacity_slots(settings.capacity_factor, count, experts)
-                                          : 0);
+    input.capacity.push_back(
+        family.has_slots ? capacity_slots(settings.capacity_factor, count, experts) : 0);
   }
   return input;
 }

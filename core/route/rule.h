@@ -13,18 +13,18 @@
 
 namespace moe::route {
 
-// The tokens that are routed together: one micro-batch, or one evaluation group (SPEC sections 1,
-// 12).
+// The tokens that are routed together: one micro-batch, or one evaluation group.
 struct RoutingGroup {
   std::vector<int64_t> home;  // [T] logical rank of each token, -1 = padding
   int64_t ranks = 1;          // W
 };
 
-// SPEC D1 for T valid tokens on W logical ranks: token v goes to rank floor(v * W / T).
+// The homes of T valid tokens on W logical ranks: token v lives on rank floor(v * W / T)
+// (README.md, "Ranks are logical").
 RoutingGroup spread_over_ranks(int64_t tokens, int64_t ranks);
 
-// SPEC section 2: slots of one (source rank, expert): max(1, ceil(CF * T_r / E - 1e-6)), 0 without
-// tokens. `capacity_factor` empty = dropless, T_r slots.
+// Slots of one (source rank, expert): max(1, ceil(CF * T_r / E - 1e-6)), 0 without tokens.
+// `capacity_factor` empty = dropless, T_r slots (README.md, "Capacity is counted per source rank").
 int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_tokens, int64_t experts);
 
 // What every rule may read. Nothing here carries a gradient.
@@ -35,7 +35,7 @@ struct RouteInput {
   std::vector<int64_t> capacity;     // [W] slots an expert takes from that rank
   std::vector<int64_t> rank_tokens;  // [W] T_r
   int64_t ranks = 1;                 // W
-  int64_t k = 1;                     // choices a token may make; top-p and ReLU: at most so many
+  int64_t k = 1;                     // choices of a token at most (RouterFamily::most_choices)
   bool dropless = false;             // no capacity can refuse anything
 
   int64_t tokens() const { return logits.size(0); }
@@ -51,19 +51,14 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
 using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 
 // ------------------------------------------------------------------------------------- the rules
-// Each has a file of its own.
+// Those that make another rule's plan better, each in a file of rules/. The rule that a family
+// begins with stands in its own file (routers/).
 
-// The requests of every token: its k best experts, in slot order (choice-major D5, or by score).
-Rule top_k(SlotOrder order);
 // Refuses the requests beyond the capacity of their (rank, expert); they go to the overflow.
 Plan within_capacity(const RouteInput& input, const Plan& plan);
-// FR: the (k+1)-th choice of every token competes for the slots that are left (SPEC section 4).
+// FR: the (k+1)-th choice of every token competes for the slots that are left.
 Plan fill_in(const RouteInput& input, const Plan& plan);
-// IR: a token with fewer than k experts goes to the best expert of its own rank (SPEC section 3).
+// IR: a token with fewer than k experts goes to the best expert of its own rank.
 Plan intra_gpu(const RouteInput& input, const Plan& plan);
-// The shortest prefix of the ranked experts whose probability reaches p (SPEC section 8).
-Rule top_p(double p);
-// Every expert with a positive logit (SPEC section 9).
-Plan positive(const RouteInput& input, const Plan& plan);
 
 }  // namespace moe::route

@@ -4,19 +4,19 @@
 
 namespace moe::kernels {
 
-MOE_VECTOR_CLONES void widen_all(const uint16_t* bf16, int64_t count, float* to) {
+MOE_VECTOR_CLONES void bf16_to_f32(const uint16_t* bf16, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] = widen(bf16[i]);
   }
 }
 
-MOE_VECTOR_CLONES void narrow_all(const float* from, int64_t count, uint16_t* bf16) {
+MOE_VECTOR_CLONES void f32_to_bf16(const float* from, int64_t count, uint16_t* bf16) {
   for (int64_t i = 0; i < count; ++i) {
     narrow_to(from[i], bf16[i]);
   }
 }
 
-MOE_VECTOR_CLONES void round_all(const float* from, int64_t count, float* to) {
+MOE_VECTOR_CLONES void round_to_bf16(const float* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] = rounded_to_bf16(from[i]);
   }

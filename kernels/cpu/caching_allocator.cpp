@@ -52,24 +52,24 @@ char* map_pages(size_t bytes) {
   return data + before;
 }
 
-// What lies at `from`, in one piece for the system, goes to `to`.
+// Moves the pages at `from`, which are one mapping of the system, to `to`.
 void move_pages(char* from, size_t bytes, char* to) {
   if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
-    map_at(to, bytes);  // new pages then, as if nothing had waited
+    map_at(to, bytes);  // new pages then, as if no block had been cached
     munmap(from, bytes);
   }
 }
 
 }  // namespace
 
-BlockCache::~BlockCache() {
-  for (const auto& [bytes, block] : waiting_) {
+CachingAllocator::~CachingAllocator() {
+  for (const auto& [bytes, block] : free_blocks_) {
     munmap(block.data, block.bytes);
   }
 }
 
 // Gives [begin, begin + count) of this block, its end, to `to` at `place`.
-void BlockCache::Block::give_end(size_t begin, Block& to, size_t place) {
+void CachingAllocator::Block::give_end(size_t begin, Block& to, size_t place) {
   while (!seams.empty() && seams.back() >= bytes) {
     seams.pop_back();
   }
@@ -88,7 +88,7 @@ void BlockCache::Block::give_end(size_t begin, Block& to, size_t place) {
 
 // Gives from the end of this block what `to` has room for: whole huge pages to the front, where
 // they stay whole, the rest to the back.
-void BlockCache::Block::give(Block& to, Room& room) {
+void CachingAllocator::Block::give(Block& to, Room& room) {
   const auto to_back = [&](size_t count) {
     if (count > 0) {
       room.back -= count;
@@ -106,7 +106,7 @@ void BlockCache::Block::give(Block& to, Room& room) {
   to.seams.erase(std::unique(to.seams.begin(), to.seams.end()), to.seams.end());
 }
 
-c10::DataPtr BlockCache::allocate(size_t bytes) {
+c10::DataPtr CachingAllocator::allocate(size_t bytes) {
   const c10::Device cpu(c10::DeviceType::CPU);
   if (bytes < kSmall) {
     // aligned_alloc wants a whole number of alignments. NOLINTNEXTLINE: the DataPtr owns it
@@ -118,28 +118,28 @@ c10::DataPtr BlockCache::allocate(size_t bytes) {
   }
   auto block = std::make_unique<Block>(take(whole_pages(bytes)));
   void* data = block->data;
-  return {data, block.release(), &drop, cpu};
+  return {data, block.release(), &free_block, cpu};
 }
 
-void BlockCache::copy_data(void* to, const void* from, size_t bytes) const {
+void CachingAllocator::copy_data(void* to, const void* from, size_t bytes) const {
   std::memcpy(to, from, bytes);
 }
 
-BlockCache::Use BlockCache::use() const {
+CachingAllocator::Use CachingAllocator::use() const {
   const std::lock_guard lock(mutex_);
   return use_;
 }
 
-void BlockCache::drop(void* block) {
+void CachingAllocator::free_block(void* block) {
   const std::unique_ptr<Block> owned(static_cast<Block*>(block));
-  owned->cache->put_back(std::move(*owned));
+  owned->owner->return_block(std::move(*owned));
 }
 
-BlockCache::Block BlockCache::take(size_t bytes) {
+CachingAllocator::Block CachingAllocator::take(size_t bytes) {
   const std::lock_guard lock(mutex_);
   Block block{this, nullptr, bytes, {}};
-  const auto fit = waiting_.lower_bound(bytes);
-  if (fit != waiting_.end() && fit->first <= bytes + bytes / 4) {
+  const auto fit = free_blocks_.lower_bound(bytes);
+  if (fit != free_blocks_.end() && fit->first <= bytes + bytes / 4) {
     block = take_out(fit);
   } else {
     block.data = map_pages(bytes);
@@ -150,40 +150,40 @@ BlockCache::Block BlockCache::take(size_t bytes) {
   return block;
 }
 
-void BlockCache::put_back(Block block) {
+void CachingAllocator::return_block(Block block) {
   const std::lock_guard lock(mutex_);
   use_.live -= block.bytes;
-  keep(std::move(block));
+  cache_block(std::move(block));
 }
 
-// Before those of its size: what was dropped last may still be in the processor's cache.
-void BlockCache::keep(Block block) {
+// Before those of its size: what was freed last may still be in the processor's cache.
+void CachingAllocator::cache_block(Block block) {
   use_.held += block.bytes;
-  waiting_.emplace_hint(waiting_.lower_bound(block.bytes), block.bytes, std::move(block));
+  free_blocks_.emplace_hint(free_blocks_.lower_bound(block.bytes), block.bytes, std::move(block));
 }
 
-BlockCache::Block BlockCache::take_out(Waiting::iterator which) {
+CachingAllocator::Block CachingAllocator::take_out(FreeBlocks::iterator which) {
   Block block = std::move(which->second);
-  waiting_.erase(which);
+  free_blocks_.erase(which);
   use_.held -= block.bytes;
   return block;
 }
 
-// A block to take apart for `bytes`: one that holds them without much left, else the largest that
+// A cached block to split for `bytes`: one that holds them without much left, else the largest that
 // does not hold them, so that few pieces make a block and the large ones stay whole.
-BlockCache::Waiting::iterator BlockCache::donor(size_t bytes) {
-  const auto larger = waiting_.lower_bound(bytes);
-  const bool is_close = larger != waiting_.end() && larger->first <= 2 * bytes;
-  return is_close || larger == waiting_.begin() ? larger : std::prev(larger);
+CachingAllocator::FreeBlocks::iterator CachingAllocator::block_to_split(size_t bytes) {
+  const auto larger = free_blocks_.lower_bound(bytes);
+  const bool is_close = larger != free_blocks_.end() && larger->first <= 2 * bytes;
+  return is_close || larger == free_blocks_.begin() ? larger : std::prev(larger);
 }
 
-// Blocks that wait give their pages to the new `block`, and what it has no room for to the system,
-// until all together do not pass what was needed before.
-void BlockCache::make_room(Block& block) {
+// Cached blocks give their pages to the new `block`, and what it has no room for to the system,
+// until all blocks together are within the peak that was needed before.
+void CachingAllocator::make_room(Block& block) {
   const uint64_t limit = with_slack(std::max(use_.most, use_.live + block.bytes));
   Room room{0, block.bytes};
-  while (!waiting_.empty() && use_.live + use_.held + block.bytes > limit) {
-    Block given = take_out(donor(room.size()));
+  while (!free_blocks_.empty() && use_.live + use_.held + block.bytes > limit) {
+    Block given = take_out(block_to_split(room.size()));
     if (given.seams.size() + block.seams.size() < kMostSeams) {
       given.give(block, room);
     }
@@ -191,19 +191,19 @@ void BlockCache::make_room(Block& block) {
       continue;
     }
     if (use_.live + use_.held + block.bytes + given.bytes <= limit) {
-      keep(std::move(given));
+      cache_block(std::move(given));
     } else {
       munmap(given.data, given.bytes);
     }
   }
 }
 
-BlockCache& use_block_cache() {
-  // Never destroyed: tensors in other statics may be dropped after it would be. NOLINTNEXTLINE
-  static BlockCache* const cache = [] {
-    BlockCache* one = std::make_unique<BlockCache>().release();
-    c10::SetCPUAllocator(one, /*priority=*/100);
-    return one;
+CachingAllocator& use_caching_allocator() {
+  // Never destroyed: tensors in other statics may be freed after it would be. NOLINTNEXTLINE
+  static CachingAllocator* const cache = [] {
+    CachingAllocator* created = std::make_unique<CachingAllocator>().release();
+    c10::SetCPUAllocator(created, /*priority=*/100);
+    return created;
   }();
   return *cache;
 }

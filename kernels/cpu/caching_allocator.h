@@ -1,11 +1,11 @@
 #pragma once
-// Where tensors on the CPU live. A step of training makes and drops the same large tensors again
-// and again; a plain malloc hands their pages back to the system each time and faults them in
-// again, or keeps them in pieces that fit nothing. Here a dropped block is kept and given to the
-// next tensor of at most its size and no less than four fifths of it; where none fits, the pages of
-// those that wait are moved into a new block, so that none has to be cleared and faulted in again.
-// What is held never exceeds what tensors once needed together by more than a few percent: so a run
-// takes the memory that it was foretold.
+// The caching allocator of CPU tensors. A step of training allocates and frees the same large
+// tensors again and again; a plain malloc returns their pages to the system each time and faults
+// them in again, or keeps them in fragments. Here a freed block is cached and given to the next
+// tensor of at most its size and no less than four fifths of it; where none fits, the pages of
+// cached blocks are moved into a new block, so that none has to be cleared and faulted in again.
+// Live and cached blocks together never exceed the peak of the live ones by more than a few
+// percent, so that a run takes the memory that its plan says (core/train/plan/memory_plan.h).
 
 #include <c10/core/Allocator.h>
 
@@ -16,15 +16,15 @@
 
 namespace moe::kernels {
 
-class BlockCache final : public c10::Allocator {
+class CachingAllocator final : public c10::Allocator {
  public:
   struct Use {
-    uint64_t live = 0;  // bytes of blocks that tensors have
-    uint64_t most = 0;  // the most that `live` ever was
-    uint64_t held = 0;  // bytes of blocks that wait
+    uint64_t live = 0;  // bytes of blocks that tensors use
+    uint64_t most = 0;  // the peak of `live`
+    uint64_t held = 0;  // bytes of cached blocks
   };
 
-  ~BlockCache() override;
+  ~CachingAllocator() override;
 
   // At least 64-byte aligned; nullptr of 0 bytes. std::bad_alloc when the system has no more.
   c10::DataPtr allocate(size_t bytes) override;
@@ -38,7 +38,7 @@ class BlockCache final : public c10::Allocator {
     size_t size() const { return back - front; }
   };
   struct Block {
-    BlockCache* cache;
+    CachingAllocator* owner;
     char* data;
     size_t bytes;
     std::vector<size_t> seams;  // where one mapping of the system may end and another begin
@@ -46,22 +46,22 @@ class BlockCache final : public c10::Allocator {
     void give_end(size_t begin, Block& to, size_t place);
     void give(Block& to, Room& room);
   };
-  using Waiting = std::multimap<size_t, Block>;  // by their bytes
+  using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes
 
-  static void drop(void* block);
+  static void free_block(void* block);
   Block take(size_t bytes);
-  void put_back(Block block);
-  void keep(Block block);
-  Block take_out(Waiting::iterator which);
-  Waiting::iterator donor(size_t bytes);
+  void return_block(Block block);
+  void cache_block(Block block);
+  Block take_out(FreeBlocks::iterator which);
+  FreeBlocks::iterator block_to_split(size_t bytes);
   void make_room(Block& block);
 
   mutable std::mutex mutex_;
   Use use_;
-  Waiting waiting_;
+  FreeBlocks free_blocks_;
 };
 
 // Makes one the allocator of LibTorch's CPU tensors, for good; the same one when called again.
-BlockCache& use_block_cache();
+CachingAllocator& use_caching_allocator();
 
 }  // namespace moe::kernels

@@ -11,35 +11,19 @@
 #include <utility>
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/vector_math.h"
-#include "kernels/ops/logsumexp.h"
 
 namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kRows = 48, kLanes = 16;
+constexpr int64_t kRows = 48;
 
 // z[0 .. count) becomes exp(z - minus); returns their sum.
 MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
-  float lane[kLanes] = {};
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t k = 0; k < kLanes; ++k) {
-      const float value = vector_exp_negative(z[i + k] - minus);
-      z[i + k] = value;
-      lane[k] += value;
-    }
-  }
-  float sum = 0;
-  for (int64_t i = whole; i < count; ++i) {
-    z[i] = vector_exp_negative(z[i] - minus);
-    sum += z[i];
-  }
-  for (const float part : lane) {
-    sum += part;
-  }
-  return sum;
+  return vector_sum<float>(count,
+                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
 }
 
 // s = p * (dp - delta)
@@ -103,7 +87,7 @@ void narrow_rows(const float* from, int64_t length, int64_t width, Number* to, i
 }
 
 // [length, width] -> [width, length]
-void turn(const float* from, int64_t length, int64_t width, float* to) {
+void transpose(const float* from, int64_t length, int64_t width, float* to) {
   for (int64_t i = 0; i < width; ++i) {
     for (int64_t t = 0; t < length; ++t) {
       to[i * length + t] = from[t * width + i];
@@ -111,7 +95,7 @@ void turn(const float* from, int64_t length, int64_t width, float* to) {
   }
 }
 
-// Rows of memory handed out from one block.
+// Scratch memory for one head, handed out from one allocation.
 class Workspace {
  public:
   explicit Workspace(int64_t floats)
@@ -142,10 +126,12 @@ struct Group {
   }
 };
 
-// scores [rows, keys] = queries [rows, A] turned keys [A, length], for keys up to the last row's.
-void score_block(const float* query, const float* turned, int64_t rows, int64_t keys,
+// scores [rows, keys] = queries [rows, A] transposed keys [A, length], for keys up to the last
+// row's.
+void score_block(const float* query, const float* transposed, int64_t rows, int64_t keys,
                  int64_t length, int64_t width, float* scores) {
-  gemm_one_thread({rows, keys, width}, {query, width, 1}, {turned, length, 1}, scores, keys, false);
+  gemm_one_thread({rows, keys, width}, {query, width, 1}, {transposed, length, 1}, scores, keys,
+                  false);
 }
 
 }  // namespace
@@ -153,29 +139,29 @@ void score_block(const float* query, const float* turned, int64_t rows, int64_t 
 template <typename Number>
 void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
                                   float* log_sum) {
-  const Group<Number> of{in, group};
-  const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
+  const Group<Number> heads_of_group{in, group};
+  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
   Workspace space(length * width * 4 + kRows * (length + width));
   float *query = space.take(length * width), *key = space.take(length * width);
-  float *turned = space.take(length * width), *value = space.take(length * width);
+  float *transposed = space.take(length * width), *value = space.take(length * width);
   float *scores = space.take(kRows * length), *result = space.take(kRows * width);
-  of.rotated(of.key_column(), 1.0F, key);
-  turn(key, length, width, turned);
-  widen_rows(in.qkv + of.value_column(), in.heads.row(), length, width, value);
-  for (int64_t index = 0; index < of.shared(); ++index) {
-    const int64_t head = of.head(index);
-    of.rotated(head * width, of.scale(), query);
+  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
+  transpose(key, length, width, transposed);
+  widen_rows(in.qkv + heads_of_group.value_column(), in.heads.row(), length, width, value);
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    const int64_t head = heads_of_group.head(index);
+    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
     for (int64_t first = 0; first < length; first += kRows) {
       const int64_t rows = std::min(kRows, length - first), keys = first + rows;
-      score_block(query + first * width, turned, rows, keys, length, width, scores);
+      score_block(query + first * width, transposed, rows, keys, length, width, scores);
       float sums[kRows];
       for (int64_t i = 0; i < rows; ++i) {
         float* row = scores + i * keys;
         const int64_t seen = first + i + 1;
-        const float most = row_largest(row, seen);
-        sums[i] = exponentials_below(row, seen, most);
+        const float max = row_max(row, seen);
+        sums[i] = exponentials_below(row, seen, max);
         std::fill(row + seen, row + keys, 0.0F);
-        log_sum[(first + i) * heads + head] = most + std::log(sums[i]);
+        log_sum[(first + i) * heads + head] = max + std::log(sums[i]);
       }
       gemm_one_thread({rows, width, keys}, {scores, keys, 1}, {value, width, 1}, result, width,
                       false);
@@ -193,31 +179,31 @@ template <typename Number>
 void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
                                    const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv) {
-  const Group<Number> of{in, group};
-  const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
+  const Group<Number> heads_of_group{in, group};
+  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, row = in.heads.row();
   Workspace space(size * 10 + 2 * kRows * length);
-  float *query = space.take(size), *key = space.take(size), *turned_key = space.take(size);
-  float *value = space.take(size), *turned_value = space.take(size), *result = space.take(size);
+  float *query = space.take(size), *key = space.take(size), *transposed_key = space.take(size);
+  float *value = space.take(size), *transposed_value = space.take(size), *result = space.take(size);
   float *grad = space.take(size), *grad_query = space.take(size);
   float *grad_key = space.take(size), *grad_value = space.take(size);
   float *p = space.take(kRows * length), *dp = space.take(kRows * length);
-  of.rotated(of.key_column(), 1.0F, key);
-  turn(key, length, width, turned_key);
-  widen_rows(in.qkv + of.value_column(), row, length, width, value);
-  turn(value, length, width, turned_value);
+  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
+  transpose(key, length, width, transposed_key);
+  widen_rows(in.qkv + heads_of_group.value_column(), row, length, width, value);
+  transpose(value, length, width, transposed_value);
   std::fill_n(grad_key, size, 0.0F);
   std::fill_n(grad_value, size, 0.0F);
-  for (int64_t index = 0; index < of.shared(); ++index) {
-    const int64_t head = of.head(index);
-    of.rotated(head * width, of.scale(), query);
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    const int64_t head = heads_of_group.head(index);
+    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
     widen_rows(out + head * width, heads * width, length, width, result);
     widen_rows(grad_out + head * width, heads * width, length, width, grad);
     for (int64_t first = 0; first < length; first += kRows) {
       const int64_t rows = std::min(kRows, length - first), keys = first + rows;
       const float *q = query + first * width, *dy = grad + first * width;
-      score_block(q, turned_key, rows, keys, length, width, p);
-      score_block(dy, turned_value, rows, keys, length, width, dp);
+      score_block(q, transposed_key, rows, keys, length, width, p);
+      score_block(dy, transposed_value, rows, keys, length, width, dp);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t seen = first + i + 1;
         const float* y = result + (first + i) * width;
@@ -235,11 +221,12 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t gro
       gemm_one_thread({keys, width, rows}, share.transposed(), {dy, width, 1}, grad_value, width,
                       true);
     }
-    rotate_back(grad_query, in.cosine, in.sine, length, width, of.scale(), grad_qkv + head * width,
-                row);
+    rotate_back(grad_query, in.cosine, in.sine, length, width, heads_of_group.scale(),
+                grad_qkv + head * width, row);
   }
-  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + of.key_column(), row);
-  narrow_rows(grad_value, length, width, grad_qkv + of.value_column(), row);
+  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F,
+              grad_qkv + heads_of_group.key_column(), row);
+  narrow_rows(grad_value, length, width, grad_qkv + heads_of_group.value_column(), row);
 }
 
 template void causal_attention_forward_cpu(const AttentionInput<float>&, int64_t, float*, float*);

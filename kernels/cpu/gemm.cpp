@@ -1,7 +1,7 @@
 // Three loops around the tile: blocks of columns, of depth and of rows, so that a block of B stays
 // in the second cache while all rows pass by, and six rows of A in the first. A block of B that
-// lies along k is turned into strips; a block of A that lies along its rows is gathered, since its
-// columns may lie pages apart.
+// is contiguous along k is transposed into strips; a block of A that is contiguous along its rows
+// is gathered, since its columns may be pages apart.
 
 #include "kernels/cpu/gemm.h"
 
@@ -82,9 +82,9 @@ struct Share {
 // Calls run(Share) for each thread's share of a product.
 template <typename Run>
 void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
-  // A B that is turned or rounded is so once: its columns are shared out then, else the rows of A.
-  const bool is_made = b.column != 1 || b.numbers == Numbers::kRounded;
-  const bool by_columns = is_made || shape.m < shape.n / 4;
+  // A B that is transposed or rounded is so once: then threads take its columns, else rows of A.
+  const bool is_copied = b.column != 1 || b.dtype == Dtype::kF32RoundedToBF16;
+  const bool by_columns = is_copied || shape.m < shape.n / 4;
   const TileKernel& kernel = tile_kernels().front();
   const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
   const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
@@ -156,7 +156,7 @@ void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView&
                         kBlockColumns, false);
         for (int64_t r = 0; r < rows; ++r) {
           uint16_t* to = c + (mine.row + i + r) * c_row + mine.column + j;
-          narrow_all(sums + r * kBlockColumns, columns, to);
+          f32_to_bf16(sums + r * kBlockColumns, columns, to);
         }
       }
     }
@@ -165,10 +165,10 @@ void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView&
 
 float MatrixView::at(int64_t i, int64_t j) const {
   const MatrixView element = from(i, j);
-  if (numbers == Numbers::kBF16) {
+  if (dtype == Dtype::kBF16) {
     return widen(*static_cast<const uint16_t*>(element.data));
   }
-  if (numbers == Numbers::kF32) {
+  if (dtype == Dtype::kF32) {
     return *element.floats();
   }
   return rounded_to_bf16(*element.floats());
@@ -177,9 +177,9 @@ float MatrixView::at(int64_t i, int64_t j) const {
 MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
   const bool is_bf16 = matrix.scalar_type() == at::kBFloat16;
   TORCH_CHECK(matrix.is_cpu() && (is_bf16 || matrix.scalar_type() == at::kFloat));
-  const Numbers wide = type == at::kBFloat16 ? Numbers::kRounded : Numbers::kF32;
+  const Dtype wide = type == at::kBFloat16 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
   return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1),
-          is_bf16 ? Numbers::kBF16 : wide};
+          is_bf16 ? Dtype::kBF16 : wide};
 }
 
 bool serves_gemm(const GemmShape& shape) {

@@ -1,10 +1,10 @@
 #pragma once
-// C = A B and C += A B in f32 on the CPU, from rows or columns wherever they lie.
+// C = A B and C += A B in f32 on the CPU, of matrices with any strides.
 //
-// The library's products reach 80 to 88 % of the multiply-adds that a core can do at the shapes of
-// small experts, and have no form for the strided pieces that attention multiplies. Here the inner
-// loop is one tile of C that stays in registers (kernels/cpu/gemm_tile.h), which takes A as it
-// lies; only a B that is read along k is turned first, a block at a time.
+// LibTorch's library reaches 80 to 88 % of the multiply-adds that a core can do at the shapes of
+// small experts, and has no form for the strided pieces that attention multiplies. Here the inner
+// loop is one tile of C that stays in registers (kernels/cpu/gemm_tile.h), which reads A where it
+// is stored; only a B whose columns are contiguous is transposed first, a block at a time.
 //
 // Every element is the sum over k in one order, in blocks of kGemmDepth: the same for any number of
 // threads, and for any other rows and columns beside it.
@@ -18,24 +18,24 @@ namespace moe::kernels {
 
 inline constexpr int64_t kGemmDepth = 256;
 
-// What stands in memory, and what a product takes it for.
-enum class Numbers {
+// The dtype of a matrix in memory, and how a product reads it.
+enum class Dtype {
   kF32,
-  kRounded,  // f32, taken rounded to bf16
-  kBF16,     // its bits
+  kF32RoundedToBF16,  // f32, each number rounded to bf16 before it is multiplied
+  kBF16,              // the bits of bf16
 };
 
 // Element (i, j) is number i * row + j * column from `data` on.
 struct MatrixView {
   const void* data;
   int64_t row, column;
-  Numbers numbers = Numbers::kF32;
+  Dtype dtype = Dtype::kF32;
 
-  MatrixView transposed() const { return {data, column, row, numbers}; }
+  MatrixView transposed() const { return {data, column, row, dtype}; }
   MatrixView from(int64_t i, int64_t j) const {
-    const int64_t bytes = numbers == Numbers::kBF16 ? 2 : 4;
+    const int64_t bytes = dtype == Dtype::kBF16 ? 2 : 4;
     return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
-            numbers};
+            dtype};
   }
   const float* floats() const { return static_cast<const float*>(data); }
   float at(int64_t i, int64_t j) const;
@@ -58,14 +58,10 @@ void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, floa
 void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
                   int64_t c_row);
 
-// The reference: plain loops, sums in double.
-void gemm_reference(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
-                    int64_t c_row, bool accumulate);
-
-// How gemm() reads a tensor on the CPU of f32 or bf16 whose numbers are taken in `type` (f32 or
-// bf16; f32 of bf16 is bf16).
+// How gemm() reads an f32 or bf16 tensor on the CPU as an operand in `type` (f32 or bf16; a bf16
+// tensor is read as it is in both).
 MatrixView view_of(const at::Tensor& matrix, at::ScalarType type);
-// Whether a product of this size is gemm()'s, and no longer LibTorch's.
+// Whether gemm() is worth it for a product of this size; smaller ones are LibTorch's.
 bool serves_gemm(const GemmShape& shape);
 
 // left [M, K] right [K, N] -> [M, N] in their type: by gemm() where it serves, else by LibTorch.

@@ -15,14 +15,14 @@ namespace {
 
 // Numbers that follow each other in memory, as f32.
 void read(const MatrixView& from, int64_t count, float* to) {
-  switch (from.numbers) {
-    case Numbers::kF32:
+  switch (from.dtype) {
+    case Dtype::kF32:
       std::memcpy(to, from.data, static_cast<size_t>(count) * sizeof(float));
       return;
-    case Numbers::kRounded:
-      return round_all(from.floats(), count, to);
-    case Numbers::kBF16:
-      return widen_all(static_cast<const uint16_t*>(from.data), count, to);
+    case Dtype::kF32RoundedToBF16:
+      return round_to_bf16(from.floats(), count, to);
+    case Dtype::kBF16:
+      return bf16_to_f32(static_cast<const uint16_t*>(from.data), count, to);
   }
 }
 
@@ -37,7 +37,7 @@ int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
 
 // Four columns of b, which lie along k: to[p * width + r] = the number p of column r, as f32.
 // `stride` numbers lie between columns.
-void turn_four(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
+void transpose_four(const float* from, int64_t stride, int64_t k, int64_t width, float* to) {
   using Four [[gnu::vector_size(16)]] = float;
   int64_t p = 0;
   for (; p + 4 <= k; p += 4) {
@@ -64,9 +64,9 @@ void turn_four(const float* from, int64_t stride, int64_t k, int64_t width, floa
   }
 }
 
-// The same of bf16, eight numbers of each column at a time. They are turned as they are and widened
-// last, which puts zeros before them.
-void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
+// The same of bf16, eight numbers of each column at a time. They are transposed as bf16 and widened
+// last, which puts zero bits behind each.
+void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, float* to) {
   using Eight [[gnu::vector_size(16)]] = uint16_t;
   using Pairs [[gnu::vector_size(16)]] = uint32_t;
   const auto low = [](Eight a, Eight b) {
@@ -94,10 +94,10 @@ void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, f
     const Eight front = low(in[0], in[1]), front2 = low(in[2], in[3]);
     const Eight back = high(in[0], in[1]), back2 = high(in[2], in[3]);
     // Numbers p and p + 1 of all four columns, and so on.
-    const std::array<Eight, 4> turned = {low_pairs(front, front2), high_pairs(front, front2),
-                                         low_pairs(back, back2), high_pairs(back, back2)};
+    const std::array<Eight, 4> transposed = {low_pairs(front, front2), high_pairs(front, front2),
+                                             low_pairs(back, back2), high_pairs(back, back2)};
     for (int64_t r = 0; r < 4; ++r) {
-      const Eight first = low(Eight{}, turned[r]), second = high(Eight{}, turned[r]);
+      const Eight first = low(Eight{}, transposed[r]), second = high(Eight{}, transposed[r]);
       std::memcpy(to + (p + 2 * r) * width, &first, sizeof(Eight));
       std::memcpy(to + (p + 2 * r + 1) * width, &second, sizeof(Eight));
     }
@@ -109,15 +109,15 @@ void turn_four(const uint16_t* from, int64_t stride, int64_t k, int64_t width, f
   }
 }
 
-// to[p * width + j] = b(p, j) of a b that lies along k, zeros in columns past `columns`.
-void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
+// to[p * width + j] = b(p, j) of a b whose columns are contiguous, zeros in columns past `columns`.
+void transpose_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
   int64_t j = 0;
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
-    if (b.numbers == Numbers::kBF16) {
-      turn_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
+    if (b.dtype == Dtype::kBF16) {
+      transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
     } else {
-      turn_four(static_cast<const float*>(from), b.column, k, width, to + j);
+      transpose_four(static_cast<const float*>(from), b.column, k, width, to + j);
     }
   }
   for (; j < width; ++j) {
@@ -125,8 +125,8 @@ void turn_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, 
       to[p * width + j] = j < columns ? b.at(p, j) : 0.0F;
     }
   }
-  if (b.numbers == Numbers::kRounded) {
-    round_all(to, k * width, to);
+  if (b.dtype == Dtype::kF32RoundedToBF16) {
+    round_to_bf16(to, k * width, to);
   }
 }
 
@@ -143,9 +143,9 @@ void copy_strips(const MatrixView& b, int64_t k, std::span<const Strip> strips, 
   }
 }
 
-// Asks for numbers that follow each other in memory; what lies past its end is not read.
+// Asks for numbers that follow each other in memory; what is past its end is not read.
 void fetch(const MatrixView& from, int64_t count) {
-  const int64_t bytes = count * (from.numbers == Numbers::kBF16 ? 2 : 4);
+  const int64_t bytes = count * (from.dtype == Dtype::kBF16 ? 2 : 4);
   for (int64_t at = 0; at < bytes; at += 64) {
     __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
   }
@@ -163,7 +163,7 @@ void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
     for (int64_t next = p + columns; next < std::min(p + 2 * kColumns, k); ++next) {
       fetch(a.from(0, next), rows);  // they lie pages apart, which no core foresees
     }
-    if (a.numbers != Numbers::kF32) {
+    if (a.dtype != Dtype::kF32) {
       for (int64_t q = 0; q < columns; ++q) {
         read(a.from(0, p + q), rows, widened.data() + q * kRowsOfBlock);
       }
@@ -184,7 +184,7 @@ void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
   }
 }
 
-bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.numbers == Numbers::kF32; }
+bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.dtype == Dtype::kF32; }
 
 }  // namespace
 
@@ -206,7 +206,7 @@ std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int6
     } else {
       strips.push_back({next, width, j, columns, vectors});
       if (b.column != 1) {
-        turn_strip(b.from(0, j), k, columns, width, next);
+        transpose_strip(b.from(0, j), k, columns, width, next);
       }
       next += k * width;
     }
@@ -219,7 +219,7 @@ std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int6
 }
 
 bool is_gathered(const MatrixView& a, int64_t k) {
-  return a.numbers != Numbers::kF32 || (a.row == 1 && a.column != 1 && k > 1);
+  return a.dtype != Dtype::kF32 || (a.row == 1 && a.column != 1 && k > 1);
 }
 
 RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer) {

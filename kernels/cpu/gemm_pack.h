@@ -1,7 +1,7 @@
 #pragma once
-// Pieces of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): f32, whatever
-// the operand is stored as, and in order. Rounding and widening happen here, on pieces that stay in
-// the caches, so that products in bf16 make no copies of their operands.
+// Packed blocks of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): f32,
+// whatever the operand is stored as, and in order. Rounding and widening happen here, on pieces
+// that stay in the caches, so that products in bf16 make no copies of their operands.
 
 #include <vector>
 

@@ -24,8 +24,8 @@ MOE_VECTOR_CLONES float dot(const float* a, const uint16_t* b, int64_t k) {
 
 }  // namespace
 
-void thin_product(const GemmShape& shape, const float* a, const MatrixView& b, float* c,
-                  int64_t c_row) {
+void skinny_gemm(const GemmShape& shape, const float* a, const MatrixView& b, float* c,
+                 int64_t c_row) {
   const auto [m, n, k] = shape;
   const int64_t grain = kNumbersOfShare / std::max<int64_t>(1, k) + 1;
   at::parallel_for(0, n, grain, [&, m = m, k = k](int64_t begin, int64_t end) {
@@ -38,8 +38,8 @@ void thin_product(const GemmShape& shape, const float* a, const MatrixView& b, f
   });
 }
 
-bool serves_thin_product(const GemmShape& shape, const MatrixView& b) {
-  return shape.m < kTileRows && b.numbers == Numbers::kBF16 && b.row == 1;
+bool serves_skinny_gemm(const GemmShape& shape, const MatrixView& b) {
+  return shape.m < kTileRows && b.dtype == Dtype::kBF16 && b.row == 1;
 }
 
 }  // namespace moe::kernels

@@ -38,7 +38,7 @@ using Piece = std::array<float, kPiece>;
 
 const float* read(const float* from, int64_t /*count*/, Piece& /*buffer*/) { return from; }
 const float* read(const uint16_t* bf16, int64_t count, Piece& buffer) {
-  widen_all(bf16, count, buffer.data());
+  bf16_to_f32(bf16, count, buffer.data());
   return buffer.data();
 }
 
@@ -46,7 +46,7 @@ float* place_of(float* to, Piece& /*buffer*/) { return to; }
 float* place_of(uint16_t* /*to*/, Piece& buffer) { return buffer.data(); }
 
 void write(const float* /*from*/, int64_t /*count*/, float* /*to*/) {}  // it stands there
-void write(const float* from, int64_t count, uint16_t* bf16) { narrow_all(from, count, bf16); }
+void write(const float* from, int64_t count, uint16_t* bf16) { f32_to_bf16(from, count, bf16); }
 
 template <typename Number>
 void forward_row(const Number* hidden, Number* out, int64_t width) {
@@ -77,30 +77,38 @@ void backward_row(const Number* grad_out, const Number* hidden, Number* grad, in
 // Rows that one thread takes at least.
 int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
+template <typename Number>
+void forward(const SwigluForwardArgs& args) {
+  const auto* hidden = static_cast<const Number*>(args.hidden);
+  auto* out = static_cast<Number*>(args.out);
+  at::parallel_for(0, args.rows, grain(args.width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      forward_row(hidden + row * 2 * args.width, out + row * args.width, args.width);
+    }
+  });
+}
+
+template <typename Number>
+void backward(const SwigluBackwardArgs& args) {
+  const auto* grad_out = static_cast<const Number*>(args.grad_out);
+  const auto* hidden = static_cast<const Number*>(args.hidden);
+  auto* grad = static_cast<Number*>(args.grad_hidden);
+  at::parallel_for(0, args.rows, grain(args.width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      backward_row(grad_out + row * args.width, hidden + row * 2 * args.width,
+                   grad + row * 2 * args.width, args.width);
+    }
+  });
+}
+
 }  // namespace
 
-template <typename Number>
-void swiglu_forward_cpu(const Number* hidden, Number* out, int64_t rows, int64_t width) {
-  at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      forward_row(hidden + row * 2 * width, out + row * width, width);
-    }
-  });
+void swiglu_forward_cpu(const SwigluForwardArgs& args) {
+  args.is_bf16 ? forward<uint16_t>(args) : forward<float>(args);
 }
 
-template <typename Number>
-void swiglu_backward_cpu(const Number* grad_out, const Number* hidden, Number* grad, int64_t rows,
-                         int64_t width) {
-  at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      backward_row(grad_out + row * width, hidden + row * 2 * width, grad + row * 2 * width, width);
-    }
-  });
+void swiglu_backward_cpu(const SwigluBackwardArgs& args) {
+  args.is_bf16 ? backward<uint16_t>(args) : backward<float>(args);
 }
-
-template void swiglu_forward_cpu(const float*, float*, int64_t, int64_t);
-template void swiglu_forward_cpu(const uint16_t*, uint16_t*, int64_t, int64_t);
-template void swiglu_backward_cpu(const float*, const float*, float*, int64_t, int64_t);
-template void swiglu_backward_cpu(const uint16_t*, const uint16_t*, uint16_t*, int64_t, int64_t);
 
 }  // namespace moe::kernels

@@ -14,8 +14,8 @@
 
 namespace moe::kernels {
 
-// exp(x) to 2 units in the last place for x in [-87, 87], and as at the nearer end beyond; what is
-// no number stays none. Cody and Waite's reduction, then the polynomial of Cephes' expf.
+// exp(x) to 2 units in the last place for x in [-87, 87], and as at the nearer end beyond; NaN
+// stays NaN. Cody and Waite's reduction, then the polynomial of Cephes' expf.
 inline float vector_exp(float x) {
   constexpr float kMost = 87.0F, kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
   float clamped = x < -kMost ? -kMost : x;
@@ -37,10 +37,12 @@ inline float vector_exp(float x) {
 inline float vector_exp_negative(float x) { return x < -87.0F ? 0.0F : vector_exp(x); }
 
 inline float widen(float value) { return value; }
+inline double widen(double value) { return value; }
 inline float widen(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
-// To nearest, ties to even; what is no number stays none.
+// To nearest, ties to even; NaN stays NaN.
 inline void narrow_to(float value, float& out) { out = value; }
+inline void narrow_to(double value, double& out) { out = value; }
 inline void narrow_to(float value, uint16_t& bf16) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -52,6 +54,40 @@ inline float rounded_to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000U;
   return std::bit_cast<float>(value == value ? rounded : 0x7FC00000U);
+}
+
+// Joins term(0) .. term(count - 1), which are f32, to one number. Sixteen running results, so that
+// vectors of every instruction set do it and the order, and with it the rounding, is the same for
+// all of them; the terms past a multiple of sixteen come next, then the sixteen join. `start` is
+// neutral under `join`. Total is float, or double where the last joins are to be exact.
+template <typename Total, typename Term, typename Join>
+[[gnu::always_inline]] inline Total vector_reduce(int64_t count, float start, Term term,
+                                                  Join join) {
+  constexpr int64_t kLanes = 16;
+  float lane[kLanes];
+  for (float& each : lane) {
+    each = start;
+  }
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int64_t k = 0; k < kLanes; ++k) {
+      lane[k] = join(lane[k], term(i + k));
+    }
+  }
+  Total total = start;
+  for (int64_t i = whole; i < count; ++i) {
+    total = join(total, term(i));
+  }
+  for (const float part : lane) {
+    total = join(total, part);
+  }
+  return total;
+}
+
+template <typename Total, typename Term>
+[[gnu::always_inline]] inline Total vector_sum(int64_t count, Term term) {
+  return vector_reduce<Total>(count, 0.0F, term,
+                              [](auto total, float value) { return total + value; });
 }
 
 }  // namespace moe::kernels

@@ -1,4 +1,4 @@
-// adamw.h on CUDA: one thread four parameters, each read and written once. Bound by memory.
+// adamw.h on CUDA: one thread four parameters, each read and written once. Bound by args.
 
 #include <cmath>
 
@@ -51,32 +51,31 @@ __global__ void adamw_kernel(const G* gradient, float* master, float* mean, floa
 }
 
 template <typename G>
-void run(const G* gradient, const AdamWMemory& memory, const Factors& factors, void* stream) {
-  auto* weight = static_cast<__nv_bfloat16*>(memory.weight);
+void run(const G* gradient, const AdamWArgs& args, const Factors& factors, void* stream) {
+  auto* weight = static_cast<__nv_bfloat16*>(args.weight);
   const bool vectors =
-      fits_vectors(memory.count, gradient, memory.master, memory.mean, memory.square, weight);
+      fits_vectors(args.count, gradient, args.master, args.mean, args.square, weight);
   launch(vectors ? adamw_kernel<G, kVector> : adamw_kernel<G, 1>,
-         ceil_div(memory.count / (vectors ? kVector : 1), kThreads), kThreads, stream, gradient,
-         memory.master, memory.mean, memory.square, weight, memory.gradient_scale, memory.count,
-         factors);
+         ceil_div(args.count / (vectors ? kVector : 1), kThreads), kThreads, stream, gradient,
+         args.master, args.mean, args.square, weight, args.gradient_scale, args.count, factors);
 }
 
 }  // namespace
 
-void adamw_cuda(const AdamWMemory& memory, const AdamWNumbers& numbers, void* stream) {
-  const auto t = static_cast<double>(numbers.t);
-  const Factors factors{static_cast<float>(1 - numbers.lr * numbers.weight_decay),
-                        static_cast<float>(numbers.beta1),
-                        static_cast<float>(1 - numbers.beta1),
-                        static_cast<float>(numbers.beta2),
-                        static_cast<float>(1 - numbers.beta2),
-                        static_cast<float>(numbers.lr / (1 - std::pow(numbers.beta1, t))),
-                        static_cast<float>(1 / std::sqrt(1 - std::pow(numbers.beta2, t))),
-                        static_cast<float>(numbers.eps)};
-  if (memory.gradient_is_bf16) {
-    run(static_cast<const __nv_bfloat16*>(memory.gradient), memory, factors, stream);
+void adamw_cuda(const AdamWArgs& args, const AdamWSettings& settings, void* stream) {
+  const auto t = static_cast<double>(settings.t);
+  const Factors factors{static_cast<float>(1 - settings.lr * settings.weight_decay),
+                        static_cast<float>(settings.beta1),
+                        static_cast<float>(1 - settings.beta1),
+                        static_cast<float>(settings.beta2),
+                        static_cast<float>(1 - settings.beta2),
+                        static_cast<float>(settings.lr / (1 - std::pow(settings.beta1, t))),
+                        static_cast<float>(1 / std::sqrt(1 - std::pow(settings.beta2, t))),
+                        static_cast<float>(settings.eps)};
+  if (args.gradient_is_bf16) {
+    run(static_cast<const __nv_bfloat16*>(args.gradient), args, factors, stream);
   } else {
-    run(static_cast<const float*>(memory.gradient), memory, factors, stream);
+    run(static_cast<const float*>(args.gradient), args, factors, stream);
   }
 }
 

@@ -1,29 +1,26 @@
-// What only LibTorch's CUDA half can say: its stream, its cards; compiled with MOE_CUDA only
-// (cmake/cuda.cmake).
-
-#include "kernels/ops/device.h"
+// What only LibTorch's CUDA half can say about devices and streams.
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "kernels/ops/cuda_functions.h"
+
 namespace moe::kernels {
 
-bool built_with_cuda() { return true; }
+int64_t gpu_count_cuda() { return c10::cuda::device_count(); }
 
-int64_t card_count() { return c10::cuda::device_count(); }
+std::string gpu_name_cuda(int64_t gpu) { return at::cuda::getDeviceProperties(gpu)->name; }
 
-std::string card_name(int64_t card) { return at::cuda::getDeviceProperties(card)->name; }
-
-uint64_t card_peak_bytes(int64_t card) {
+uint64_t gpu_peak_bytes_cuda(int64_t gpu) {
   const auto stats =
-      c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(card));
+      c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(gpu));
   return static_cast<uint64_t>(stats.allocated_bytes[0].peak);  // [0]: of all pools
 }
 
-void* current_stream(const at::Tensor& tensor) {
-  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+void* current_stream_cuda(c10::Device device) {
+  return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 }
 
 }  // namespace moe::kernels

@@ -1,12 +1,12 @@
-// Compiled with MOE_CUDA only (cmake/cuda.cmake), as device.cpp is.
-
-#include "kernels/ops/graph.h"
+// Records CUDA graphs through LibTorch, whose allocator keeps their memory apart.
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <exception>
+
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
 
@@ -15,7 +15,7 @@ namespace {
 // LibTorch's libraries set themselves up in the first calls, with what no graph may hold.
 constexpr int kWarmUps = 3;
 
-class CudaGraph final : public RecordedWork {
+class CudaGraph final : public RecordedGraph {
  public:
   CudaGraph(const std::function<void()>& work, c10::Device device) : device_(device) {
     const c10::cuda::CUDAGuard on(device_);
@@ -52,7 +52,8 @@ class CudaGraph final : public RecordedWork {
 
 }  // namespace
 
-std::unique_ptr<RecordedWork> record_work(const std::function<void()>& work, c10::Device device) {
+std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
+                                                 c10::Device device) {
   return std::make_unique<CudaGraph>(work, device);
 }
 

@@ -1,70 +1,72 @@
 #pragma once
-// One pass over a row of logits by a whole block: its largest, where the first of those stands, and
-// the sum of exp(z - largest), which is scaled whenever a larger one comes. What is no number makes
-// the sum none; an infinity stays visible in `most`.
+// One pass over a row of logits by a whole block ("online softmax", Milakov and Gimelshein 2018):
+// its maximum, the first index of that, and the sum of exp(z - maximum), which is rescaled whenever
+// a larger logit comes. A NaN makes the sum NaN; an infinity stays visible in `max`.
 
 #include "kernels/cuda/launch.cuh"
 
 namespace moe::kernels {
 
 inline constexpr int kRowThreads = 512;  // one block a row
-inline constexpr int kNowhere = 0x7fffffff;
+inline constexpr int kNoIndex = 0x7fffffff;
 
-struct RowPart {
-  float most;
+struct RowSoftmax {
+  float max;
   int index;
   float sum;
 };
 
-__device__ inline RowPart empty_part() { return {-HUGE_VALF, kNowhere, 0.0F}; }
+__device__ inline RowSoftmax empty_softmax() { return {-HUGE_VALF, kNoIndex, 0.0F}; }
 
-__device__ inline void take_in(RowPart& part, float x, int index) {
-  if (x > part.most) {
-    part.sum = part.sum * expf(part.most - x) + 1.0F;
-    part.most = x;
+__device__ inline void add_logit(RowSoftmax& part, float x, int index) {
+  if (x > part.max) {
+    part.sum = part.sum * expf(part.max - x) + 1.0F;
+    part.max = x;
     part.index = index;
   } else {
-    part.sum += x == part.most ? 1.0F : expf(x - part.most);  // equal: -infinity twice is no number
+    part.sum += x == part.max
+                    ? 1.0F
+                    : expf(x - part.max);  // equal: exp(-infinity - -infinity) would be NaN
   }
 }
 
-__device__ inline RowPart merged(const RowPart& a, const RowPart& b) {
-  const bool a_first = a.most > b.most || (a.most == b.most && a.index <= b.index);
-  RowPart all = a_first ? a : b;
-  all.sum = (a.most == all.most ? a.sum : a.sum * expf(a.most - all.most)) +
-            (b.most == all.most ? b.sum : b.sum * expf(b.most - all.most));
+__device__ inline RowSoftmax merge(const RowSoftmax& a, const RowSoftmax& b) {
+  const bool a_first = a.max > b.max || (a.max == b.max && a.index <= b.index);
+  RowSoftmax all = a_first ? a : b;
+  all.sum = (a.max == all.max ? a.sum : a.sum * expf(a.max - all.max)) +
+            (b.max == all.max ? b.sum : b.sum * expf(b.max - all.max));
   return all;
 }
 
-__device__ inline RowPart warp_merged(RowPart part) {
+__device__ inline RowSoftmax warp_merge(RowSoftmax part) {
   for (int step = kLanes / 2; step > 0; step /= 2) {
-    RowPart other = empty_part();
-    other.most = __shfl_xor_sync(kAllLanes, part.most, step);
+    RowSoftmax other = empty_softmax();
+    other.max = __shfl_xor_sync(kAllLanes, part.max, step);
     other.index = __shfl_xor_sync(kAllLanes, part.index, step);
     other.sum = __shfl_xor_sync(kAllLanes, part.sum, step);
-    part = merged(part, other);
+    part = merge(part, other);
   }
   return part;
 }
 
 // Of `row` [count], for all threads of the block alike. `parts`: shared memory, one a warp.
 template <int kCount>
-__device__ inline RowPart row_part(const float* row, int count, RowPart* parts) {
-  RowPart part = empty_part();
+__device__ inline RowSoftmax row_softmax(const float* row, int count, RowSoftmax* parts) {
+  RowSoftmax part = empty_softmax();
   for (int i = threadIdx.x * kCount; i < count; i += kRowThreads * kCount) {
     const auto values = load<kCount>(row + i);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      take_in(part, values.at[k], i + k);
+      add_logit(part, values.at[k], i + k);
     }
   }
-  part = warp_merged(part);
+  part = warp_merge(part);
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
   if (lane == 0) {
     parts[warp] = part;
   }
   __syncthreads();
-  return warp_merged(lane < kRowThreads / kLanes ? parts[lane] : empty_part());
+  return warp_merge(lane < kRowThreads / kLanes ? parts[lane] : empty_softmax());
 }
 
 }  // namespace moe::kernels

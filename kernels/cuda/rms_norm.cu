@@ -125,48 +125,37 @@ __global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
 }
 
 template <typename T>
-void forward(const T* x, const float* weight, T* y, float* scale, int64_t rows, int64_t width,
-             double epsilon, void* stream) {
-  const bool vectors = fits_vectors(width, x, weight, y);
-  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, rows, kThreads, stream, x,
-         weight, y, scale, static_cast<int>(width), static_cast<float>(epsilon));
+void forward(const RmsNormForwardArgs& args, void* stream) {
+  const auto* x = static_cast<const T*>(args.x);
+  auto* y = static_cast<T*>(args.y);
+  const bool vectors = fits_vectors(args.width, x, args.weight, y);
+  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, args.rows, kThreads, stream,
+         x, args.weight, y, args.scale, static_cast<int>(args.width),
+         static_cast<float>(args.epsilon));
 }
 
 template <typename T>
-void backward(const RmsNormGradients& to, const T* grad, const T* x, const float* weight,
-              const float* scale, int64_t rows, int64_t width, void* stream) {
-  T* grad_x = static_cast<T*>(to.x);
-  const bool vectors = fits_vectors(width, x, weight, grad, grad_x);
-  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>, rows, kThreads,
-         stream, grad, x, weight, scale, grad_x, static_cast<int>(width));
-  const int strip_count = static_cast<int>(rms_norm_strips(rows));
-  launch(strip_kernel<T>, ceil_div(width, kLanes) * strip_count, kThreads, stream, grad, x, scale,
-         to.strips, rows, width, strip_count);
-  launch(add_strips_kernel, ceil_div(width, kThreads), kThreads, stream, to.strips, to.weight,
-         width, strip_count);
+void backward(const RmsNormBackwardArgs& args, void* stream) {
+  const auto *grad = static_cast<const T*>(args.grad), *x = static_cast<const T*>(args.x);
+  auto* grad_x = static_cast<T*>(args.grad_x);
+  const bool vectors = fits_vectors(args.width, x, args.weight, grad, grad_x);
+  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>, args.rows,
+         kThreads, stream, grad, x, args.weight, args.scale, grad_x, static_cast<int>(args.width));
+  const int strip_count = static_cast<int>(rms_norm_strips(args.rows));
+  launch(strip_kernel<T>, ceil_div(args.width, kLanes) * strip_count, kThreads, stream, grad, x,
+         args.scale, args.strips, args.rows, args.width, strip_count);
+  launch(add_strips_kernel, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
+         args.grad_weight, args.width, strip_count);
 }
 
 }  // namespace
 
-void rms_norm_forward_cuda(const void* x, const float* weight, void* y, float* scale, int64_t rows,
-                           int64_t width, double epsilon, bool is_bf16, void* stream) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    forward(static_cast<const T*>(x), weight, static_cast<T*>(y), scale, rows, width, epsilon,
-            stream);
-  };
-  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream) {
+  args.is_bf16 ? forward<__nv_bfloat16>(args, stream) : forward<float>(args, stream);
 }
 
-void rms_norm_backward_cuda(const RmsNormGradients& to, const void* grad, const void* x,
-                            const float* weight, const float* scale, int64_t rows, int64_t width,
-                            bool is_bf16, void* stream) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    backward(to, static_cast<const T*>(grad), static_cast<const T*>(x), weight, scale, rows, width,
-             stream);
-  };
-  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+void rms_norm_backward_cuda(const RmsNormBackwardArgs& args, void* stream) {
+  args.is_bf16 ? backward<__nv_bfloat16>(args, stream) : backward<float>(args, stream);
 }
 
 }  // namespace moe::kernels

@@ -25,7 +25,7 @@ __global__ void rope_kernel(const T* x,               // [tokens, heads, 2, half
   const int64_t i = (index - row * across) * kCount;
   const int64_t low = row * 2 * shape.half + i, high = low + shape.half;
   auto lows = load<kCount>(x + low), highs = load<kCount>(x + high);
-  if (row - token * shape.heads < shape.turned) {
+  if (row - token * shape.heads < shape.rotated) {
     const int64_t angle = position[token] * shape.half + i;
     const auto cosines = load<kCount>(cosine + angle), sines = load<kCount>(sine + angle);
     const float sign = shape.backwards ? -1.0F : 1.0F;
@@ -42,26 +42,21 @@ __global__ void rope_kernel(const T* x,               // [tokens, heads, 2, half
 }
 
 template <typename T>
-void run(const T* x, const float* cosine, const float* sine, const int32_t* position, T* y,
-         const RopeShape& shape, void* stream) {
-  const bool vectors = fits_vectors(shape.half, x, y, cosine, sine);
+void run(const RopeArgs& args, void* stream) {
+  const auto* x = static_cast<const T*>(args.x);
+  auto* y = static_cast<T*>(args.y);
+  const RopeShape& shape = args.shape;
+  const bool vectors = fits_vectors(shape.half, x, y, args.cosine, args.sine);
   const int64_t pairs = shape.tokens * shape.heads * shape.half;
   launch(vectors ? rope_kernel<T, kVector> : rope_kernel<T, 1>,
-         ceil_div(pairs / (vectors ? kVector : 1), kThreads), kThreads, stream, x, cosine, sine,
-         position, y, shape);
+         ceil_div(pairs / (vectors ? kVector : 1), kThreads), kThreads, stream, x, args.cosine,
+         args.sine, args.position, y, shape);
 }
 
 }  // namespace
 
-void rope_cuda(const void* x, const float* cosine, const float* sine, const int32_t* position,
-               void* y, const RopeShape& shape, bool is_bf16, void* stream) {
-  if (is_bf16) {
-    using T = __nv_bfloat16;
-    run(static_cast<const T*>(x), cosine, sine, position, static_cast<T*>(y), shape, stream);
-  } else {
-    run(static_cast<const float*>(x), cosine, sine, position, static_cast<float*>(y), shape,
-        stream);
-  }
+void rope_cuda(const RopeArgs& args, void* stream) {
+  args.is_bf16 ? run<__nv_bfloat16>(args, stream) : run<float>(args, stream);
 }
 
 }  // namespace moe::kernels

@@ -65,14 +65,15 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           
 }
 
 template <typename T>
-void run_logits(const T* x, const float* weight, float* logits, int64_t tokens, int64_t width,
-                int64_t experts, void* stream) {
-  const bool vectors = fits_vectors(width, x, weight);
-  const bool few = experts <= 8;
+void run_logits(const RouterLogitsArgs& args, void* stream) {
+  const auto* x = static_cast<const T*>(args.x);
+  const bool vectors = fits_vectors(args.width, x, args.weight);
+  const bool few = args.experts <= 8;
   const auto few_kernel = vectors ? logits_kernel<T, 4, 8, kVector> : logits_kernel<T, 4, 8, 1>;
   const auto many_kernel = vectors ? logits_kernel<T, 2, 16, kVector> : logits_kernel<T, 2, 16, 1>;
-  launch(few ? few_kernel : many_kernel, ceil_div(tokens, kWarps * (few ? 4 : 2)), kThreads, stream,
-         x, weight, logits, tokens, static_cast<int>(width), static_cast<int>(experts));
+  launch(few ? few_kernel : many_kernel, ceil_div(args.tokens, kWarps * (few ? 4 : 2)), kThreads,
+         stream, x, args.weight, args.logits, args.tokens, static_cast<int>(args.width),
+         static_cast<int>(args.experts));
 }
 
 constexpr int kSharedCounts = 2048;
@@ -105,9 +106,8 @@ __device__ void write_scores(const float (&logit)[kPerLane], float* scores, int 
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits,  // [T, E]
-                                                           const int32_t* home,  // [T]
-                                                           RouterShape shape, RouterChoices to) {
+__global__ void __launch_bounds__(kThreads) choices_kernel(RouterChoicesArgs args) {
+  const RouterShape& shape = args.shape;
   __shared__ int32_t counts[kSharedCounts];
   const int experts = static_cast<int>(shape.experts), ranks = static_cast<int>(shape.ranks);
   const int choices = static_cast<int>(shape.choices);
@@ -124,19 +124,19 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits, 
     float logit[kPerLane];
     uint64_t key[kPerLane];  // 0: no expert, or taken
     uint64_t best_at_home = 0;
-    const int rank = home[t];
+    const int rank = args.home[t];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int expert = lane + i * kLanes;
-      logit[i] = expert < experts ? logits[t * experts + expert] : 0.0F;
+      logit[i] = expert < experts ? args.logits[t * experts + expert] : 0.0F;
       key[i] = expert < experts ? ranked_key(__float_as_uint(logit[i]), expert) : 0;
       const bool is_local = expert / local == rank;  // of no rank where the token is padding
       best_at_home = is_local && key[i] > best_at_home ? key[i] : best_at_home;
     }
-    write_scores(logit, to.scores + t * experts, experts, shape.is_relu);
+    write_scores(logit, args.scores + t * experts, experts, shape.is_relu);
     best_at_home = warp_max(best_at_home);
     if (lane == 0) {
-      to.at_home[t] = rank < ranks ? static_cast<int32_t>(index_of_key(best_at_home)) : -1;
+      args.at_home[t] = rank < ranks ? static_cast<int32_t>(index_of_key(best_at_home)) : -1;
     }
     for (int c = 0; c < choices; ++c) {
       uint64_t best = 0;
@@ -151,10 +151,10 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits, 
       }
       const int expert = static_cast<int>(index_of_key(best));
       if (lane == 0) {
-        to.choice[t * choices + c] = expert;
+        args.choice[t * choices + c] = expert;
         if (rank < ranks) {
           const int cell = (c * experts + expert) * ranks + rank;
-          atomicAdd(in_shared ? counts + cell : to.requested + cell, 1);
+          atomicAdd(in_shared ? counts + cell : args.requested + cell, 1);
         }
       }
     }
@@ -162,28 +162,23 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(const float* logits, 
   __syncthreads();
   for (int i = threadIdx.x; in_shared && i < cells; i += kThreads) {
     if (counts[i] > 0) {
-      atomicAdd(to.requested + i, counts[i]);
+      atomicAdd(args.requested + i, counts[i]);
     }
   }
 }
 
 }  // namespace
 
-void router_logits_cuda(const void* x, const float* weight, float* logits, int64_t tokens,
-                        int64_t width, int64_t experts, bool is_bf16, void* stream) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    run_logits(static_cast<const T*>(x), weight, logits, tokens, width, experts, stream);
-  };
-  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+void router_logits_cuda(const RouterLogitsArgs& args, void* stream) {
+  args.is_bf16 ? run_logits<__nv_bfloat16>(args, stream) : run_logits<float>(args, stream);
 }
 
-void router_choices_cuda(const float* logits, const int32_t* home, const RouterShape& shape,
-                         const RouterChoices& to, void* stream) {
+void router_choices_cuda(const RouterChoicesArgs& args, void* stream) {
+  const RouterShape& shape = args.shape;
   if (shape.experts > kMaxRouterExperts) {
     throw std::runtime_error("the router kernel takes at most 256 experts");
   }
-  CUDA_CHECK(cudaMemsetAsync(to.requested, 0,
+  CUDA_CHECK(cudaMemsetAsync(args.requested, 0,
                              sizeof(int32_t) * shape.choices * shape.experts * shape.ranks,
                              static_cast<cudaStream_t>(stream)));
   constexpr int64_t kMostBlocks = 1024;  // each takes several tokens, so that its counts add up
@@ -192,8 +187,7 @@ void router_choices_cuda(const float* logits, const int32_t* home, const RouterS
                       : shape.experts <= 64  ? choices_kernel<2>
                       : shape.experts <= 128 ? choices_kernel<4>
                                              : choices_kernel<8>;
-  launch(kernel, blocks < kMostBlocks ? blocks : kMostBlocks, kThreads, stream, logits, home, shape,
-         to);
+  launch(kernel, blocks < kMostBlocks ? blocks : kMostBlocks, kThreads, stream, args);
 }
 
 }  // namespace moe::kernels

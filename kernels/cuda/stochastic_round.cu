@@ -24,10 +24,9 @@ __global__ void round_kernel(const float* in,  // [count]
 
 }  // namespace
 
-void stochastic_round_cuda(const float* in, void* out, int64_t count, uint64_t key, int64_t first,
-                           void* stream) {
-  launch(round_kernel, ceil_div(count, kThreads), kThreads, stream, in, static_cast<uint16_t*>(out),
-         count, key, first);
+void stochastic_round_cuda(const StochasticRoundArgs& args, void* stream) {
+  launch(round_kernel, ceil_div(args.count, kThreads), kThreads, stream, args.in, args.out,
+         args.count, args.key, args.first);
 }
 
 }  // namespace moe::kernels

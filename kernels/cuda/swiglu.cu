@@ -69,43 +69,34 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
 }
 
 template <typename T>
-void forward(const T* hidden, T* out, int64_t rows, int64_t width, const int32_t* used,
-             void* stream) {
-  const bool vectors = fits_vectors(width, hidden, out);
-  const int64_t threads = rows * width / (vectors ? kVector : 1);
+void forward(const SwigluForwardArgs& args, void* stream) {
+  const auto* hidden = static_cast<const T*>(args.hidden);
+  auto* out = static_cast<T*>(args.out);
+  const bool vectors = fits_vectors(args.width, hidden, out);
+  const int64_t threads = args.rows * args.width / (vectors ? kVector : 1);
   launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, ceil_div(threads, kThreads),
-         kThreads, stream, hidden, out, rows, width, used);
+         kThreads, stream, hidden, out, args.rows, args.width, args.used);
 }
 
 template <typename T>
-void backward(const T* grad_out, const T* hidden, T* grad_hidden, int64_t rows, int64_t width,
-              const int32_t* used, void* stream) {
-  const bool vectors = fits_vectors(width, grad_out, hidden, grad_hidden);
-  const int64_t threads = rows * width / (vectors ? kVector : 1);
+void backward(const SwigluBackwardArgs& args, void* stream) {
+  const auto* grad_out = static_cast<const T*>(args.grad_out);
+  const auto* hidden = static_cast<const T*>(args.hidden);
+  auto* grad_hidden = static_cast<T*>(args.grad_hidden);
+  const bool vectors = fits_vectors(args.width, grad_out, hidden, grad_hidden);
+  const int64_t threads = args.rows * args.width / (vectors ? kVector : 1);
   launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>, ceil_div(threads, kThreads),
-         kThreads, stream, grad_out, hidden, grad_hidden, rows, width, used);
+         kThreads, stream, grad_out, hidden, grad_hidden, args.rows, args.width, args.used);
 }
 
 }  // namespace
 
-void swiglu_forward_cuda(const void* hidden, void* out, int64_t rows, int64_t width,
-                         const int32_t* used, bool is_bf16, void* stream) {
-  if (is_bf16) {
-    using T = __nv_bfloat16;
-    forward(static_cast<const T*>(hidden), static_cast<T*>(out), rows, width, used, stream);
-  } else {
-    forward(static_cast<const float*>(hidden), static_cast<float*>(out), rows, width, used, stream);
-  }
+void swiglu_forward_cuda(const SwigluForwardArgs& args, void* stream) {
+  args.is_bf16 ? forward<__nv_bfloat16>(args, stream) : forward<float>(args, stream);
 }
 
-void swiglu_backward_cuda(const void* grad_out, const void* hidden, void* grad_hidden, int64_t rows,
-                          int64_t width, const int32_t* used, bool is_bf16, void* stream) {
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    backward(static_cast<const T*>(grad_out), static_cast<const T*>(hidden),
-             static_cast<T*>(grad_hidden), rows, width, used, stream);
-  };
-  is_bf16 ? run(__nv_bfloat16{}) : run(float{});
+void swiglu_backward_cuda(const SwigluBackwardArgs& args, void* stream) {
+  args.is_bf16 ? backward<__nv_bfloat16>(args, stream) : backward<float>(args, stream);
 }
 
 }  // namespace moe::kernels

@@ -1,4 +1,4 @@
-// select_rows.h on CUDA, in three kernels.
+// top_k_plan.h on CUDA, in three kernels.
 //
 //   order    a block a group collects its requests, segment by segment (a choice, all choices, or
 //            the fill-ins), sorts each by score, and counts the rows of the tokens it accepts
@@ -24,11 +24,11 @@ struct Segment {
   int first, last;
 };
 
-__device__ int segments_of(const SelectShape& shape) {
+__device__ int segments_of(const TopKPlanShape& shape) {
   return (shape.by_score ? 1 : static_cast<int>(shape.k)) + (shape.fill ? 1 : 0);
 }
 
-__device__ Segment segment_at(const SelectShape& shape, int index) {
+__device__ Segment segment_at(const TopKPlanShape& shape, int index) {
   const int k = static_cast<int>(shape.k);
   if (!shape.by_score) {
     return {index, index + 1};
@@ -36,7 +36,7 @@ __device__ Segment segment_at(const SelectShape& shape, int index) {
   return index == 0 ? Segment{0, k} : Segment{k, k + 1};
 }
 
-__device__ int requests_in(const SelectShape& shape, const SelectInput& in, int64_t group,
+__device__ int requests_in(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
                            const Segment& segment) {
   int count = 0;
   for (int c = segment.first; c < segment.last; ++c) {
@@ -49,7 +49,7 @@ struct Totals {
   int requests, accepted, refused;  // refused: of the first k choices
 };
 
-__device__ Totals totals_of(const SelectShape& shape, const SelectInput& in, int64_t group) {
+__device__ Totals totals_of(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group) {
   const int capacity = in.capacity[group % shape.ranks];
   Totals all = {0, 0, 0};
   for (int index = 0; index < segments_of(shape); ++index) {
@@ -71,7 +71,7 @@ struct Scratch {
 };
 
 // Totals of all groups before this block's, known to all of its threads.
-__device__ Totals totals_before(const SelectShape& shape, const SelectInput& in,
+__device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput& in,
                                 const int32_t* missing, int64_t group, int* part) {
   Totals sum = {0, 0, 0};
   for (int64_t other = threadIdx.x; other < group; other += blockDim.x) {
@@ -85,8 +85,8 @@ __device__ Totals totals_before(const SelectShape& shape, const SelectInput& in,
 }
 
 // The choice among the segment's by which token t asks for the expert; -1: none.
-__device__ int choice_for(const SelectShape& shape, const SelectInput& in, int64_t t, int64_t group,
-                          const Segment& segment) {
+__device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t t,
+                          int64_t group, const Segment& segment) {
   if (t >= shape.tokens || in.home[t] != group % shape.ranks) {
     return -1;
   }
@@ -100,7 +100,7 @@ __device__ int choice_for(const SelectShape& shape, const SelectInput& in, int64
 
 // The segment's requests, in token order, to `list`: keys ascend where scores descend, values are
 // token * C + choice.
-__device__ void collect(const SelectShape& shape, const SelectInput& in, int64_t group,
+__device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
                         const Segment& segment, const KeyList& list, int* part) {
   int found = 0;
   for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
@@ -119,7 +119,7 @@ __device__ void collect(const SelectShape& shape, const SelectInput& in, int64_t
 }
 
 __global__ void __launch_bounds__(kSortThreads)
-    order_kernel(SelectShape shape, SelectInput in, Scratch scratch) {
+    order_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
   __shared__ SortSpace space;
   __shared__ int part[kSortWarps];
   const int64_t group = blockIdx.x;
@@ -142,14 +142,14 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-__global__ void missing_kernel(SelectShape shape, SelectInput in, Scratch scratch) {
+__global__ void missing_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (t < shape.tokens && in.home[t] < shape.ranks && scratch.served[t] < shape.k) {
     atomicAdd(scratch.missing + in.at_home[t] * shape.ranks + in.home[t], 1);
   }
 }
 
-__device__ void write_row(const SelectedRows& to, int64_t row, int64_t token, int64_t expert,
+__device__ void write_row(const TopKPlanRows& to, int64_t row, int64_t token, int64_t expert,
                           int64_t choice, int64_t count) {
   to.token[row] = token;
   to.expert[row] = expert;
@@ -157,7 +157,7 @@ __device__ void write_row(const SelectedRows& to, int64_t row, int64_t token, in
   to.count[row] = count;
 }
 
-__device__ void write_overflow(const SelectedRows& to, int64_t row, int64_t token, int64_t expert,
+__device__ void write_overflow(const TopKPlanRows& to, int64_t row, int64_t token, int64_t expert,
                                int64_t choice) {
   if (row < to.overflow_max) {
     to.overflow_token[row] = token;
@@ -167,8 +167,8 @@ __device__ void write_overflow(const SelectedRows& to, int64_t row, int64_t toke
 }
 
 // The block after the last group: unused rows, and the rows of each expert.
-__device__ void write_rest(const SelectShape& shape, const SelectInput& in, const Scratch& scratch,
-                           const SelectedRows& to, const Totals& used) {
+__device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
+                           const Scratch& scratch, const TopKPlanRows& to, const Totals& used) {
   for (int64_t row = used.accepted + int64_t{threadIdx.x}; row < to.rows_max; row += blockDim.x) {
     write_row(to, row, 0, shape.experts, 0, 0);
   }
@@ -187,8 +187,8 @@ __device__ void write_rest(const SelectShape& shape, const SelectInput& in, cons
 }
 
 // The tokens that are rectified in the group, in their order, from `row` on.
-__device__ void write_rectified(const SelectShape& shape, const SelectInput& in,
-                                const Scratch& scratch, const SelectedRows& to, int64_t group,
+__device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput& in,
+                                const Scratch& scratch, const TopKPlanRows& to, int64_t group,
                                 int64_t row, int* part) {
   const int64_t expert = group / shape.ranks;
   for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
@@ -205,7 +205,7 @@ __device__ void write_rectified(const SelectShape& shape, const SelectInput& in,
 }
 
 __global__ void __launch_bounds__(kSortThreads)
-    write_kernel(SelectShape shape, SelectInput in, Scratch scratch, SelectedRows to) {
+    write_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, TopKPlanRows to) {
   __shared__ int part[kSortWarps];
   const int64_t group = blockIdx.x;
   const Totals before = totals_before(shape, in, scratch.missing, group, part);
@@ -242,13 +242,14 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-int64_t requests_max(const SelectShape& shape) { return shape.tokens * (shape.k + 1); }
+int64_t requests_max(const TopKPlanShape& shape) { return shape.tokens * (shape.k + 1); }
 
 }  // namespace
 
-void select_rows_cuda(const SelectShape& shape, const SelectInput& in, const SelectedRows& to,
-                      int32_t* scratch, void* stream) {
+void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
+  const TopKPlanShape& shape = args.shape;
   const int64_t groups = shape.experts * shape.ranks, most = requests_max(shape);
+  int32_t* scratch = args.scratch;
   auto* lists = reinterpret_cast<uint32_t*>(scratch);
   const Scratch room{lists,
                      lists + most,
@@ -259,11 +260,12 @@ void select_rows_cuda(const SelectShape& shape, const SelectInput& in, const Sel
   CUDA_CHECK(cudaMemsetAsync(room.served, 0,
                              sizeof(int32_t) * static_cast<size_t>(shape.tokens + groups),
                              static_cast<cudaStream_t>(stream)));
-  launch(order_kernel, groups, kSortThreads, stream, shape, in, room);
+  launch(order_kernel, groups, kSortThreads, stream, shape, args.in, room);
   if (shape.rectify) {
-    launch(missing_kernel, ceil_div(shape.tokens, kThreads), kThreads, stream, shape, in, room);
+    launch(missing_kernel, ceil_div(shape.tokens, kThreads), kThreads, stream, shape, args.in,
+           room);
   }
-  launch(write_kernel, groups + 1, kSortThreads, stream, shape, in, room, to);
+  launch(write_kernel, groups + 1, kSortThreads, stream, shape, args.in, room, args.out);
 }
 
 }  // namespace moe::kernels

@@ -19,21 +19,22 @@ class Tensor;  // declared only: the CUDA half reads this header without LibTorc
 
 namespace moe::kernels {
 
-struct AdamWNumbers {
+struct AdamWSettings {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   int64_t t = 1;  // from 1
 };
 
+// On a GPU only: weights on a CPU are f32, and LibTorch's fused kernel serves those.
 // One parameter: gradient f32 or bf16; master, mean, square f32; weight bf16, or undefined where
 // the master copy is the weight. All of one shape, contiguous. gradient_scale: one f32 on the
 // device of the tensors, or undefined for 1: a clip that need not be read back.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
-            const at::Tensor& square, const at::Tensor& weight, const AdamWNumbers& numbers,
+            const at::Tensor& square, const at::Tensor& weight, const AdamWSettings& settings,
             const at::Tensor& gradient_scale);
 
-// A parameter as plain memory: gradient f32 or bf16; weight (bf16) and gradient_scale may be null.
-struct AdamWMemory {
+// Plain memory: gradient f32 or bf16; weight (bf16) and gradient_scale may be null.
+struct AdamWArgs {
   const void* gradient;
   bool gradient_is_bf16;
   float *master, *mean, *square;
@@ -41,12 +42,6 @@ struct AdamWMemory {
   const float* gradient_scale;
   int64_t count;
 };
-
-// The reference, and what runs on a CPU: plain loops, double inside.
-void adamw_reference(const AdamWMemory& memory, const AdamWNumbers& numbers);
-
-// The CUDA entry point (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, a
-// cudaStream_t.
-void adamw_cuda(const AdamWMemory& memory, const AdamWNumbers& numbers, void* stream);
+void adamw_cuda(const AdamWArgs& args, const AdamWSettings& settings, void* stream);
 
 }  // namespace moe::kernels

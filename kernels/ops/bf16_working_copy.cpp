@@ -29,7 +29,7 @@ Copy* copy_of(const Tensor& weight) {
 
 }  // namespace
 
-void keep_copy(const Tensor& weight) {
+void keep_bf16_working_copy(const Tensor& weight) {
   TORCH_CHECK(weight.is_cuda() && weight.scalar_type() == at::kFloat, weight.toString());
   if (copy_of(weight) == nullptr) {
     weight.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Copy>());
@@ -52,12 +52,12 @@ Tensor weight_for_products(const Tensor& weight, at::ScalarType type) {
   return copy->values;
 }
 
-Tensor kept_copy(const Tensor& weight) {
+Tensor bf16_working_copy(const Tensor& weight) {
   const Copy* copy = copy_of(weight);
   return copy == nullptr ? Tensor() : copy->values;
 }
 
-void mark_copy_current(const Tensor& weight) {
+void mark_bf16_working_copy_current(const Tensor& weight) {
   if (Copy* copy = copy_of(weight); copy != nullptr && copy->values.defined()) {
     copy->version = weight._version();
   }

@@ -60,8 +60,4 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t gro
                                    const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv);
 
-// The reference: plain loops in double, all groups of one sequence.
-void causal_attention_reference(const double* qkv, const double* cosine, const double* sine,
-                                int64_t length, const AttentionHeads& heads, double* out);
-
 }  // namespace moe::kernels

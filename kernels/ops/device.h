@@ -1,6 +1,6 @@
 #pragma once
-// The CUDA stream LibTorch currently uses on a tensor's device, as a plain pointer for the
-// launchers. A build without CUDA (no_cuda.cpp) has none and says so.
+// What a program asks about GPUs, and the stream that kernels are launched on. A build without CUDA
+// has no GPUs and says so.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,14 +9,15 @@
 
 namespace moe::kernels {
 
-void* current_stream(const at::Tensor& tensor);  // a cudaStream_t
+// The cudaStream_t that LibTorch currently uses on the tensor's device.
+void* current_stream(const at::Tensor& tensor);
 
 // Whether this binary holds the CUDA kernels.
 bool built_with_cuda();
 
-// Cards that the driver shows; 0 without a driver, and in builds without CUDA.
-int64_t card_count();
-std::string card_name(int64_t card);     // "NVIDIA H200"
-uint64_t card_peak_bytes(int64_t card);  // of this process's tensors there, at their most so far
+// GPUs that the driver shows; 0 without a driver, and in builds without CUDA.
+int64_t gpu_count();
+std::string gpu_name(int64_t gpu);     // "NVIDIA H200"
+uint64_t gpu_peak_bytes(int64_t gpu);  // the most that this process's tensors there took so far
 
 }  // namespace moe::kernels

@@ -4,11 +4,11 @@
 //
 // What can be recorded: work whose sizes and launches are the same every time and which neither
 // waits for the device nor copies between it and the host. A MoE layer routed with a capacity is
-// such, in bf16 (core/model/moe/device_experts.h, LibTorch's grouped products). A whole step of
+// such, in bf16 (kernels/ops/permute.h, LibTorch's grouped products). A whole step of
 // training is not: the packs of its micro-batches differ in their sequences, the loss of the head
 // is read back block by block so that its gradient need not be kept, and a gradient that is no
-// number must stop the update before the weights move. Nor are dropless routers, whose rooms would
-// be as large as all tokens at every expert.
+// number must stop the update before the weights move. Nor are dropless routers, whose buffers
+// would be as large as all tokens at every expert.
 
 #include <c10/core/Device.h>
 
@@ -17,16 +17,16 @@
 
 namespace moe::kernels {
 
-class RecordedWork {
+class RecordedGraph {
  public:
-  virtual ~RecordedWork() = default;
+  virtual ~RecordedGraph() = default;
   // What was recorded, on the current stream, reading and writing the same memory as then.
   virtual void replay() = 0;
 };
 
-// Runs `work` a few times on `device`, a card, then records it. The tensors that it reads and those
+// Runs `work` a few times on `device`, a GPU, then records it. The tensors that it reads and those
 // that it leaves to its caller must be held as long as it is replayed. Throws what LibTorch says
 // where `work` cannot be recorded.
-std::unique_ptr<RecordedWork> record_work(const std::function<void()>& work, c10::Device device);
+std::unique_ptr<RecordedGraph> record_graph(const std::function<void()>& work, c10::Device device);
 
 }  // namespace moe::kernels

@@ -62,12 +62,12 @@ bool fits_grouped_mm(const Tensor& weights, at::ScalarType type) {
 }
 
 // Rows of each segment, gaps included; waits for the device.
-std::vector<int64_t> loads_of(const Tensor& ends) {
+std::vector<int64_t> rows_per_expert_of(const Tensor& ends) {
   const Tensor host = ends.to(at::kCPU, at::kLong);
   const auto* end = host.const_data_ptr<int64_t>();
-  std::vector<int64_t> loads(static_cast<size_t>(host.numel()));
-  std::adjacent_difference(end, end + host.numel(), loads.begin());
-  return loads;
+  std::vector<int64_t> rows(static_cast<size_t>(host.numel()));
+  std::adjacent_difference(end, end + host.numel(), rows.begin());
+  return rows;
 }
 
 }  // namespace
@@ -108,7 +108,7 @@ Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
                        const Tensor& ends) {
   const auto type = in.scalar_type();
   if (!fits_grouped_mm(weights, type)) {
-    return grouped_product(in, weights, transposed, in.size(0), loads_of(ends));
+    return grouped_product(in, weights, transposed, in.size(0), rows_per_expert_of(ends));
   }
   const Tensor right = operand(weights, type).contiguous();
   return at::_grouped_mm(operand(in, type).contiguous(), transposed ? right.transpose(1, 2) : right,
@@ -120,7 +120,7 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
                                const Tensor& ends) {
   const auto type = left.scalar_type();
   if (!fits_grouped_mm(weights, type)) {
-    return grouped_weight_gradient(left, right, weights, loads_of(ends));
+    return grouped_weight_gradient(left, right, weights, rows_per_expert_of(ends));
   }
   const Tensor a = operand(left, type).contiguous(), b = operand(right, type).contiguous();
   return at::_grouped_mm(a.t(), b, ends).to(weights.scalar_type());
@@ -132,7 +132,7 @@ Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
                   static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
                   std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0}) <=
                       rows.size(0),
-              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", loads of ",
+              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
               rows_per_expert.size(), " experts");
   return GroupedLinear::apply(rows, weight, rows_per_expert);
 }

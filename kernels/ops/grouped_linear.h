@@ -1,7 +1,7 @@
 #pragma once
-// One product an expert over rows that lie sorted by expert: y = x w[e]^T for the rows of expert e.
-// Precision follows the type of the rows as in kernels/ops/linear.h. R rows, E experts, D inner
-// width, N outer width.
+// Grouped GEMM: one product an expert over rows that are sorted by expert: y = x w[e]^T for the
+// rows of expert e. Precision follows the type of the rows as in kernels/ops/linear.h. R rows, E
+// experts, D inner width, N outer width.
 
 #include <ATen/core/Tensor.h>
 
@@ -28,10 +28,10 @@ at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& rig
                                    const at::Tensor& weights,
                                    const std::vector<int64_t>& rows_per_expert);
 
-// The same where nobody on the host knows the loads: `ends` [E] i32 says on the device where each
-// expert's segment ends (kernels/ops/expert_rows.h), the first starts at 0. Nothing is read back
-// for bf16 on an H100 or H200, whose products are one `at::_grouped_mm`; elsewhere that loops over
-// the experts, and widths that are no multiple of 16 bytes wait for `ends`.
+// The same where the host does not know the tokens per expert: `ends` [E] i32 says on the device
+// where each expert's segment ends (kernels/ops/permute.h), the first starts at 0. Nothing is read
+// back for bf16 on an H100 or H200, whose products are one `at::_grouped_mm`; elsewhere that loops
+// over the experts, and widths that are no multiple of 16 bytes wait for `ends`.
 
 // [R, N] in the type of `in`; rows past the last end hold anything.
 at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,

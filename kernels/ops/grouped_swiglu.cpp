@@ -1,4 +1,5 @@
-// One autograd node for all experts of a layer, with the loads on the host or on the device.
+// One autograd node for all experts of a layer, with the rows per expert on the host or on the
+// device.
 
 #include "kernels/ops/grouped_swiglu.h"
 
@@ -64,8 +65,8 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
 struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
                         const Tensor& down, const Tensor& ends) {
-    const Tensor up = rounded_once(gate_up, rows.scalar_type());
-    const Tensor back = rounded_once(down, rows.scalar_type());
+    const Tensor up = weight_operand(gate_up, rows.scalar_type());
+    const Tensor back = weight_operand(down, rows.scalar_type());
     const Tensor hidden = grouped_product(rows, up, true, ends);
     context->save_for_backward({rows, gate_up, down, hidden, ends, up, back});
     return grouped_product(swiglu_forward(hidden, ends), back, true, ends);
@@ -89,13 +90,13 @@ struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> 
   }
 };
 
-void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down, int64_t loads) {
+void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down, int64_t experts) {
   TORCH_CHECK(rows.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3);
   TORCH_CHECK(gate_up.size(2) == rows.size(1) && down.size(1) == rows.size(1) &&
                   down.size(2) * 2 == gate_up.size(1) && gate_up.size(0) == down.size(0) &&
-                  loads == down.size(0),
+                  experts == down.size(0),
               "rows ", rows.sizes(), ", gate_up ", gate_up.sizes(), ", down ", down.sizes(),
-              ", loads of ", loads, " experts");
+              ", rows of ", experts, " experts");
 }
 
 }  // namespace

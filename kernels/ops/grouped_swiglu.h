@@ -1,7 +1,7 @@
 #pragma once
-// All experts' feed-forward products over rows that lie sorted by expert: for the rows of expert e
+// All experts' feed-forward products over rows that are sorted by expert: for the rows of expert e
 //
-//   y = down[e] ( silu(x gate[e]^T) * (x up[e]^T) )^T        (P1 section 2; LLaMA's FFN)
+//   y = down[e] ( silu(x gate[e]^T) * (x up[e]^T) )^T        (LLaMA's feed-forward)
 //
 // A dense FFN is the case E = 1.
 
@@ -19,7 +19,7 @@ namespace moe::kernels {
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const std::vector<int64_t>& rows_per_expert);
 
-// The same where the loads stay on the device: segments end at `ends` [E] i32
+// The same where the tokens per expert stay on the device: segments end at `ends` [E] i32
 // (kernels/ops/grouped_linear.h); rows past the last hold anything, and get a gradient that is
 // anything.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,

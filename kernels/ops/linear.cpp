@@ -10,8 +10,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/device.h"
-#include "kernels/ops/router.h"
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
 
@@ -32,9 +31,10 @@ bool takes_router_kernel(const Tensor& x, const Tensor& weight, at::ScalarType o
 
 Tensor router_logits(const Tensor& x, const Tensor& weight) {
   Tensor logits = at::empty({x.size(0), weight.size(0)}, weight.options());
-  router_logits_cuda(x.const_data_ptr(), weight.const_data_ptr<float>(), logits.data_ptr<float>(),
-                     x.size(0), x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16,
-                     current_stream(x));
+  cuda_functions().router_logits(
+      {x.const_data_ptr(), weight.const_data_ptr<float>(), logits.data_ptr<float>(), x.size(0),
+       x.size(1), weight.size(0), x.scalar_type() == at::kBFloat16},
+      current_stream(x));
   return logits;
 }
 
@@ -57,20 +57,21 @@ bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, b
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
-// Whether it was made: of few rows with a matrix that lies in bf16 (kernels/cpu/skinny_gemm.h).
-bool make_thin_product(Tensor& out, const Operand& left, const Operand& right) {
+// Computes a product of few rows with a bf16 matrix (kernels/cpu/skinny_gemm.h); false where it is
+// not one.
+bool try_skinny_gemm(Tensor& out, const Operand& left, const Operand& right) {
   if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16) {
     return false;
   }
   const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
   const MatrixView b = view_of(right.tensor, right.type);
-  if (!serves_thin_product(shape, b)) {
+  if (!serves_skinny_gemm(shape, b)) {
     return false;
   }
   const Tensor a = operand(left.tensor, left.type).contiguous();
   const bool is_in_place = out.scalar_type() == at::kFloat && out.stride(1) == 1;
   Tensor sums = is_in_place ? out : at::empty(out.sizes(), a.options());
-  thin_product(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
+  skinny_gemm(shape, a.const_data_ptr<float>(), b, sums.data_ptr<float>(), sums.stride(0));
   if (!is_in_place) {
     out.copy_(sums);
   }
@@ -94,7 +95,7 @@ struct Linear : torch::autograd::Function<Linear> {
       context->save_for_backward({x, weight, weight});
       return router_logits(x.contiguous(), weight.contiguous());
     }
-    const Tensor by = rounded_once(weight, operands);
+    const Tensor by = weight_operand(weight, operands);
     context->save_for_backward({x, weight, by});
     if (bias && x.is_cuda()) {
       const Tensor left = operand(x, operands), right = operand(by, operands).t();
@@ -140,7 +141,7 @@ Tensor operand(const Tensor& tensor, at::ScalarType type) {
   return type == at::kBFloat16 && !tensor.is_cuda() ? rounded.to(at::kFloat) : rounded;
 }
 
-Tensor rounded_once(const Tensor& weight, at::ScalarType type) {
+Tensor weight_operand(const Tensor& weight, at::ScalarType type) {
   const Tensor read = weight_for_products(weight, type);
   return read.is_cuda() ? operand(read, type) : read;
 }
@@ -153,7 +154,7 @@ Tensor product_to_f32(const Tensor& left, const Tensor& right) {
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
   TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
               out.size(1) == right.tensor.size(1));
-  if (!accumulate && make_thin_product(out, left, right)) {
+  if (!accumulate && try_skinny_gemm(out, left, right)) {
     return;
   }
   if (is_for_gemm(out, left, right, accumulate)) {

@@ -3,11 +3,11 @@
 //
 // The type of x says how. f32 and f64: all in that type. bf16: both operands are rounded to bf16,
 // products are summed in f32, y is bf16 - the numbers of torch.autocast. The weight itself stays
-// f32, so it is the master copy that the optimizer moves, and its gradient is f32 and unrounded:
-// micro-batches add up without loss. What is kept for backward is x as it came, so bf16 halves
-// activations. A weight that does not train may lie in bf16 itself, whatever x is: it is worth the
-// f32 numbers that it stands for. CPUs without products in bf16 take the rounded operands in f32,
-// which is the same sum.
+// f32, so it is the master weight that the optimizer updates, and its gradient is f32 and
+// unrounded: micro-batches add up without loss. What is kept for backward is x as it came, so bf16
+// halves activations. A weight that does not train may lie in bf16 itself, whatever x is: it is
+// worth the f32 numbers that it stands for. CPUs without products in bf16 take the rounded operands
+// in f32, which is the same sum.
 //
 // T rows, D inner width, N outer width.
 
@@ -31,10 +31,10 @@ at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 // type that the device multiplies fastest.
 at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
 
-// `weight` as one or more products in `type` read it, rounded once for all of them: on a card an
-// operand, kept where that pays (kernels/ops/bf16_working_copy.h); on the CPU the weight itself,
-// whose products round as they go.
-at::Tensor rounded_once(const at::Tensor& weight, at::ScalarType type);
+// `weight` as one or more products in `type` read it, rounded once for all of them: on a GPU an
+// operand, the bf16 working copy where it keeps one (kernels/ops/bf16_working_copy.h); on the CPU
+// the weight itself, whose products round it block by block.
+at::Tensor weight_operand(const at::Tensor& weight, at::ScalarType type);
 
 // left [M, K] right [K, N] of such operands -> [M, N] f32 (f64 of f64).
 at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);

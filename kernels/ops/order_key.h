@@ -1,7 +1,7 @@
 #pragma once
 // Routing's order of numbers as an order of integers, one form for the CPU and for CUDA: larger
-// first, equal ones (zero and minus zero too) tie, and what is no number stands above all, where
-// torch.sort has it. Bits go in, so that C++17 (the CUDA side) can read it.
+// first, equal ones (zero and minus zero too) tie, and NaN stands above all, where torch.sort
+// has it. Bits go in, so that C++17 (the CUDA side) can read it.
 
 #include <cstdint>
 

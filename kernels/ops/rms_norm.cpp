@@ -6,8 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/cpu/rms_norm.h"
-#include "kernels/ops/device.h"
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
 
@@ -17,61 +16,57 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// The types that a kernel serves. f64, for gradient checks, is LibTorch's on every device.
+bool has_kernel(const Tensor& x, const Tensor& weight) {
+  const bool is_bf16_on_gpu = x.is_cuda() && x.scalar_type() == at::kBFloat16;
+  return weight.device() == x.device() && weight.scalar_type() == at::kFloat &&
+         (x.scalar_type() == at::kFloat || is_bf16_on_gpu);
+}
+
 struct Normed {
-  Tensor y, scale;
+  Tensor y, scale;  // [T, D] and [T, 1]
 };
 
-Normed forward_on_gpu(const Tensor& x, const Tensor& weight, double epsilon) {
-  const Tensor in = x.contiguous();
-  Normed normed{at::empty_like(in), at::empty({x.size(0), 1}, weight.options())};
-  rms_norm_forward_cuda(in.const_data_ptr(), weight.const_data_ptr<float>(),
-                        normed.y.mutable_data_ptr(), normed.scale.data_ptr<float>(), x.size(0),
-                        x.size(1), epsilon, x.scalar_type() == at::kBFloat16, current_stream(x));
+Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double epsilon) {
+  const Tensor x = given.contiguous(), weight = given_weight.contiguous();
+  const Normed normed{at::empty_like(x), at::empty({x.size(0), 1}, weight.options())};
+  const RmsNormForwardArgs args{x.const_data_ptr(),
+                                weight.const_data_ptr<float>(),
+                                normed.y.mutable_data_ptr(),
+                                normed.scale.data_ptr<float>(),
+                                x.size(0),
+                                x.size(1),
+                                epsilon,
+                                x.scalar_type() == at::kBFloat16};
+  if (x.is_cuda()) {
+    cuda_functions().rms_norm_forward(args, current_stream(x));
+  } else {
+    rms_norm_forward_cpu(args);
+  }
   return normed;
 }
 
-variable_list backward_on_gpu(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                              const Tensor& scale) {
-  const Tensor in = x.contiguous(), upstream = grad.contiguous();
-  const int64_t rows = x.size(0), width = x.size(1);
-  const Tensor strips = at::empty({rms_norm_strips(rows), width}, weight.options());
-  const Tensor grad_x = at::empty_like(in), grad_weight = at::empty_like(weight);
-  rms_norm_backward_cuda(
-      {grad_x.mutable_data_ptr(), grad_weight.data_ptr<float>(), strips.data_ptr<float>()},
-      upstream.const_data_ptr(), in.const_data_ptr(), weight.const_data_ptr<float>(),
-      scale.const_data_ptr<float>(), rows, width, x.scalar_type() == at::kBFloat16,
-      current_stream(x));
-  return {grad_x, grad_weight, Tensor()};
-}
-
-// f64 on a GPU, for gradient checks, is LibTorch's as on the CPU.
-bool has_gpu_kernel(const Tensor& x, const Tensor& weight) {
-  return x.is_cuda() && weight.device() == x.device() && x.scalar_type() != at::kDouble &&
-         weight.scalar_type() == at::kFloat;
-}
-
-// f64, for gradient checks, is LibTorch's.
-bool has_cpu_kernel(const Tensor& x, const Tensor& weight) {
-  return x.is_cpu() && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat;
-}
-
-// -> y and the rows' scales [T, 1].
-std::pair<Tensor, Tensor> forward_on_cpu(const Tensor& x, const Tensor& weight, double epsilon) {
-  const Tensor in = x.contiguous(), by = weight.contiguous();
-  const Tensor y = at::empty_like(in), scale = at::empty({x.size(0), 1}, in.options());
-  rms_norm_forward_cpu(in.const_data_ptr<float>(), by.const_data_ptr<float>(), y.data_ptr<float>(),
-                       scale.data_ptr<float>(), x.size(0), x.size(1), epsilon);
-  return {y, scale};
-}
-
-variable_list backward_on_cpu(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                              const Tensor& scale) {
-  const Tensor in = x.contiguous(), by = weight.contiguous(), upstream = grad.contiguous();
-  const Tensor grad_x = at::empty_like(in), grad_weight = at::empty_like(by);
-  rms_norm_backward_cpu(upstream.const_data_ptr<float>(), in.const_data_ptr<float>(),
-                        by.const_data_ptr<float>(), scale.const_data_ptr<float>(),
-                        grad_x.data_ptr<float>(), grad_weight.data_ptr<float>(), x.size(0),
-                        x.size(1));
+variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
+                                 const Tensor& given_weight, const Tensor& scale) {
+  const Tensor x = given.contiguous(), weight = given_weight.contiguous();
+  const Tensor grad = given_grad.to(x.scalar_type()).contiguous();
+  const Tensor grad_x = at::empty_like(x), grad_weight = at::empty_like(weight);
+  RmsNormBackwardArgs args{grad.const_data_ptr(),
+                           x.const_data_ptr(),
+                           weight.const_data_ptr<float>(),
+                           scale.const_data_ptr<float>(),
+                           grad_x.mutable_data_ptr(),
+                           grad_weight.data_ptr<float>(),
+                           x.size(0),
+                           x.size(1),
+                           x.scalar_type() == at::kBFloat16};
+  if (x.is_cuda()) {
+    const Tensor strips = at::empty({rms_norm_strips(args.rows), args.width}, weight.options());
+    args.strips = strips.data_ptr<float>();
+    cuda_functions().rms_norm_backward(args, current_stream(x));
+  } else {
+    rms_norm_backward_cpu(args);
+  }
   return {grad_x, grad_weight, Tensor()};
 }
 
@@ -79,15 +74,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         double epsilon) {
     RECORD_USER_SCOPE("norm");
-    if (has_gpu_kernel(x, weight)) {
-      const Normed normed = forward_on_gpu(x, weight.contiguous(), epsilon);
+    if (has_kernel(x, weight)) {
+      const Normed normed = forward_by_kernel(x, weight, epsilon);
       context->save_for_backward({x, weight, normed.scale});
       return normed.y;
-    }
-    if (has_cpu_kernel(x, weight)) {
-      auto [y, row_scale] = forward_on_cpu(x, weight, epsilon);
-      context->save_for_backward({x, weight, row_scale});
-      return y;
     }
     const Tensor scale = at::rsqrt(x.pow(2).mean(-1, true).add_(epsilon));  // [T, 1]
     context->save_for_backward({x, weight, scale});
@@ -97,11 +87,8 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &scale = saved[2], &grad = gradients[0];
-    if (has_gpu_kernel(x, weight)) {
-      return backward_on_gpu(grad.to(x.scalar_type()), x, weight.contiguous(), scale);
-    }
-    if (has_cpu_kernel(x, weight)) {
-      return backward_on_cpu(grad, x, weight, scale);
+    if (has_kernel(x, weight)) {
+      return backward_by_kernel(grad, x, weight, scale);
     }
     const Tensor normed = x * scale;
     const Tensor grad_weight = (grad * normed).sum(0);

@@ -17,32 +17,35 @@ namespace moe::kernels {
 // a row. On a GPU x may be bf16 under an f32 weight: computed in f32, y rounded once.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-// The reference: plain loops in double, f32 or f64. x, y, grad, grad_x [rows, width]; weight,
-// grad_weight [width]; scale [rows] is r.
-template <typename Number>
-void rms_norm_forward_reference(const Number* x, const Number* weight, Number* y, Number* scale,
-                                int64_t rows, int64_t width, double epsilon);
-template <typename Number>
-void rms_norm_backward_reference(const Number* grad, const Number* x, const Number* weight,
-                                 const Number* scale, Number* grad_x, Number* grad_weight,
-                                 int64_t rows, int64_t width);
+// Plain memory. x, y, grad, grad_x [rows, width] f32, on a GPU also bf16; weight, grad_weight
+// [width]; scale [rows] is r.
+struct RmsNormForwardArgs {
+  const void* x;
+  const float* weight;
+  void* y;
+  float* scale;
+  int64_t rows, width;
+  double epsilon;
+  bool is_bf16;
+};
+void rms_norm_forward_cpu(const RmsNormForwardArgs& args);
+void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream);
 
-// The CUDA entry points (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, a
-// cudaStream_t; x, y and their gradients f32 or bf16.
-void rms_norm_forward_cuda(const void* x, const float* weight, void* y, float* scale, int64_t rows,
-                           int64_t width, double epsilon, bool is_bf16, void* stream);
-
-// Strips of rows whose parts of the weight's gradient are summed apart.
+// Strips of rows whose parts of the weight's gradient are summed apart on a GPU.
 constexpr int64_t rms_norm_strips(int64_t rows) { return std::clamp<int64_t>(rows / 64, 1, 64); }
 
-// Where the gradients go; `strips` [rms_norm_strips(rows), width] f32 is room for sums.
-struct RmsNormGradients {
-  void* x;        // [rows, width]
-  float* weight;  // [width]
-  float* strips;
+struct RmsNormBackwardArgs {
+  const void *grad, *x;
+  const float *weight, *scale;
+  void* grad_x;
+  float* grad_weight;
+  int64_t rows, width;
+  bool is_bf16;
+  float* strips = nullptr;  // [rms_norm_strips(rows), width], scratch of the GPU
 };
-void rms_norm_backward_cuda(const RmsNormGradients& to, const void* grad, const void* x,
-                            const float* weight, const float* scale, int64_t rows, int64_t width,
-                            bool is_bf16, void* stream);
+// On the CPU rows are summed in strips of one size, strip after strip; on a GPU in a fixed tree:
+// both give the same numbers every time.
+void rms_norm_backward_cpu(const RmsNormBackwardArgs& args);
+void rms_norm_backward_cuda(const RmsNormBackwardArgs& args, void* stream);
 
 }  // namespace moe::kernels

@@ -1,10 +1,10 @@
 #pragma once
 // Rotary position embedding (Su et al. 2021) over packed tokens, in Hugging Face's rotate_half
-// order: of a head of width A the pair (i, i + A / 2) turns by the angle of its position,
+// order: of a head of width A the pair (i, i + A / 2) is rotated by the angle of its position,
 //
 //   y_i = x_i cos - x_{i + A/2} sin        y_{i + A/2} = x_{i + A/2} cos + x_i sin
 //
-// and backward turns gradients the other way. T tokens, N heads, A head width, P positions.
+// and backward rotates gradients the other way. T tokens, N heads, A head width, P positions.
 
 #include <cstdint>
 
@@ -14,26 +14,28 @@ class Tensor;  // declared only: the CUDA half reads this header without LibTorc
 
 namespace moe::kernels {
 
-// x [T, N * A] -> the same with its first `turned` heads turned and the others as they are: queries
-// and keys of one product with queries, keys and values. cosine, sine [P, A / 2] f32; position [T]
-// i32 in [0, P). x f32, f64 or bf16; turned in f32 (f64 of f64), rounded once. Differentiable in x.
+// x [T, N * A] -> the same with its first `rotated` heads rotated and the others as they are:
+// queries and keys of one product with queries, keys and values. cosine, sine [P, A / 2] f32;
+// position [T] i32 in [0, P). x f32, f64 or bf16; rotated in f32 (f64 of f64), rounded once.
+// Differentiable in x.
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
-                const at::Tensor& position, int64_t turned, int64_t head_width);
+                const at::Tensor& position, int64_t rotated, int64_t head_width);
 
-// x [tokens, heads * 2 * half], of which heads < turned turn: forwards, or backwards for gradients.
+// Plain memory. x, y [tokens, heads, 2, half] f32 or bf16, of which the first `rotated` heads
+// are rotated: forwards, or backwards for gradients. cosine, sine [positions, half]; position
+// [tokens].
 struct RopeShape {
-  int64_t tokens, heads, turned, half;
+  int64_t tokens, heads, rotated, half;
   bool backwards;
 };
-
-// The reference: plain loops in double.
-template <typename Number>
-void rope_reference(const Number* x, const float* cosine, const float* sine,
-                    const int32_t* position, Number* y, const RopeShape& shape);
-
-// The CUDA entry point (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, a
-// cudaStream_t; x and y f32 or bf16.
-void rope_cuda(const void* x, const float* cosine, const float* sine, const int32_t* position,
-               void* y, const RopeShape& shape, bool is_bf16, void* stream);
+struct RopeArgs {
+  const void* x;
+  const float *cosine, *sine;
+  const int32_t* position;
+  void* y;
+  RopeShape shape;
+  bool is_bf16;
+};
+void rope_cuda(const RopeArgs& args, void* stream);
 
 }  // namespace moe::kernels

@@ -7,7 +7,7 @@
 // An average that lives in bf16 needs it: a change below half a spacing (0.2 to 0.4 % of the value)
 // is lost to nearest rounding every time, here it is made now and then (Gupta et al. 2015). What
 // bf16 can hold stays as it is, zero too. Numbers above bf16's largest become that; infinities
-// stay; what is no number stays none.
+// stay; NaN stays NaN.
 //
 // The random numbers are a hash of (key, index of the element), nothing else: the same whatever the
 // device, the threads, the pieces a tensor is rounded in, or what was rounded before.
@@ -24,13 +24,15 @@ namespace moe::kernels {
 // rounding_key of stochastic_round_bits.h.
 void stochastic_round(const at::Tensor& in, const at::Tensor& out, uint64_t key, int64_t first);
 
-// The reference: neighbours and shares as written above, in double. out: bf16 bits.
-void stochastic_round_reference(const float* in, uint16_t* out, int64_t count, uint64_t key,
-                                int64_t first);
-
-// The CUDA entry point (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, a
-// cudaStream_t.
-void stochastic_round_cuda(const float* in, void* out, int64_t count, uint64_t key, int64_t first,
-                           void* stream);
+// Plain memory: in [count], out [count] the bits of bf16.
+struct StochasticRoundArgs {
+  const float* in;
+  uint16_t* out;
+  int64_t count;
+  uint64_t key;
+  int64_t first;
+};
+void stochastic_round_cpu(const StochasticRoundArgs& args);
+void stochastic_round_cuda(const StochasticRoundArgs& args, void* stream);
 
 }  // namespace moe::kernels

@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/ops/device.h"
+#include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
 
@@ -31,8 +31,6 @@ const int32_t* last_of(const at::Tensor& used) {
   return used.defined() ? used.const_data_ptr<int32_t>() + used.numel() - 1 : nullptr;
 }
 
-uint16_t* bits_of(const at::Tensor& bf16) { return static_cast<uint16_t*>(bf16.data_ptr()); }
-
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& hidden) { return Swiglu::apply(hidden); }
@@ -51,14 +49,13 @@ at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   }
   const at::Tensor in = hidden.contiguous();
   at::Tensor out = at::empty({rows, width}, hidden.options());
-  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
+  const SwigluForwardArgs args{
+      in.const_data_ptr(), out.data_ptr(), rows, width, hidden.scalar_type() == at::kBFloat16,
+      last_of(used)};
   if (hidden.is_cuda()) {
-    swiglu_forward_cuda(in.data_ptr(), out.data_ptr(), rows, width, last_of(used), is_bf16,
-                        current_stream(hidden));
-  } else if (is_bf16) {
-    swiglu_forward_cpu(bits_of(in), bits_of(out), rows, width);
+    cuda_functions().swiglu_forward(args, current_stream(hidden));
   } else {
-    swiglu_forward_cpu(in.const_data_ptr<float>(), out.data_ptr<float>(), rows, width);
+    swiglu_forward_cpu(args);
   }
   return out;
 }
@@ -76,15 +73,17 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
     return grad;
   }
   const at::Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
-  const bool is_bf16 = hidden.scalar_type() == at::kBFloat16;
+  const SwigluBackwardArgs args{grad_in.const_data_ptr(),
+                                in.const_data_ptr(),
+                                grad.data_ptr(),
+                                rows,
+                                width,
+                                hidden.scalar_type() == at::kBFloat16,
+                                last_of(used)};
   if (hidden.is_cuda()) {
-    swiglu_backward_cuda(grad_in.data_ptr(), in.data_ptr(), grad.data_ptr(), rows, width,
-                         last_of(used), is_bf16, current_stream(hidden));
-  } else if (is_bf16) {
-    swiglu_backward_cpu(bits_of(grad_in), bits_of(in), bits_of(grad), rows, width);
+    cuda_functions().swiglu_backward(args, current_stream(hidden));
   } else {
-    swiglu_backward_cpu(grad_in.const_data_ptr<float>(), in.const_data_ptr<float>(),
-                        grad.data_ptr<float>(), rows, width);
+    swiglu_backward_cpu(args);
   }
   return grad;
 }

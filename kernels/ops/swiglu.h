@@ -30,24 +30,26 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
 // swiglu_forward, differentiable; keeps `hidden`.
 at::Tensor swiglu(const at::Tensor& hidden);  // [R, 2F] -> [R, F]
 
-// The reference: plain loops in double. hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows,
-// width].
-void swiglu_forward_reference(const float* hidden, float* out, int64_t rows, int64_t width);
-void swiglu_backward_reference(const float* grad_out, const float* hidden, float* grad_hidden,
-                               int64_t rows, int64_t width);
+// Plain memory: hidden, grad_hidden [rows, 2 * width]; out, grad_out [rows, width]; all f32, or all
+// bf16. On a GPU only rows before *used are computed; null: all rows.
+struct SwigluForwardArgs {
+  const void* hidden;
+  void* out;
+  int64_t rows, width;
+  bool is_bf16;
+  const int32_t* used = nullptr;
+};
+void swiglu_forward_cpu(const SwigluForwardArgs& args);
+void swiglu_forward_cuda(const SwigluForwardArgs& args, void* stream);
 
-// The CPU's: f32, or bf16 as its bits, computed in f32.
-template <typename Number>
-void swiglu_forward_cpu(const Number* hidden, Number* out, int64_t rows, int64_t width);
-template <typename Number>
-void swiglu_backward_cpu(const Number* grad_out, const Number* hidden, Number* grad_hidden,
-                         int64_t rows, int64_t width);
-
-// The CUDA entry points (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, dtype by
-// flag, a cudaStream_t. Only rows before *used are computed; null: all.
-void swiglu_forward_cuda(const void* hidden, void* out, int64_t rows, int64_t width,
-                         const int32_t* used, bool is_bf16, void* stream);
-void swiglu_backward_cuda(const void* grad_out, const void* hidden, void* grad_hidden, int64_t rows,
-                          int64_t width, const int32_t* used, bool is_bf16, void* stream);
+struct SwigluBackwardArgs {
+  const void *grad_out, *hidden;
+  void* grad_hidden;
+  int64_t rows, width;
+  bool is_bf16;
+  const int32_t* used = nullptr;
+};
+void swiglu_backward_cpu(const SwigluBackwardArgs& args);
+void swiglu_backward_cuda(const SwigluBackwardArgs& args, void* stream);
 
 }  // namespace moe::kernels

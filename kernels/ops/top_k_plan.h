@@ -1,10 +1,10 @@
 #pragma once
-// From what tokens ask for to the rows that experts get: capacity, fill-in and rectification of
-// top-k routing in one operation, with the plan of core/route/plan.h as its result (SPEC sections 2
-// to 5). A group is one (expert e, home rank w), number e * W + w.
+// From what tokens request to the rows that experts get: capacity, fill-in and rectification of
+// top-k routing in one operation, with the plan of core/route/plan.h as its result. A group is one
+// (expert e, home rank w), number e * W + w.
 //
 //   1. The requests of a group stand in slot order: choice by choice, within a choice by score and
-//      then by token (D5); or all k choices together by score (order=score). The first C_w stay,
+//      then by token; or all k choices together by score (order=score). The first C_w stay,
 //      the others overflow.
 //   2. fill: then the (k+1)-th choices, in the same order, take the slots that are left.
 //   3. rectify: then a token with fewer than k rows gets one row at its best expert at home, in
@@ -17,7 +17,7 @@
 
 namespace moe::kernels {
 
-struct SelectShape {
+struct TopKPlanShape {
   int64_t tokens, experts, ranks;
   int64_t choices;  // C >= k, >= k + 1 with fill
   int64_t k;
@@ -25,7 +25,7 @@ struct SelectShape {
 };
 
 // What kernels/ops/router.h leaves, and the slots of each rank; all on the device of the run.
-struct SelectInput {
+struct TopKPlanInput {
   const float* scores;       // [T, E]
   const int32_t* choice;     // [T, C]
   const int32_t* at_home;    // [T]
@@ -36,7 +36,7 @@ struct SelectInput {
 
 // As route::Plan: rows by (expert, home, slot), unused ones last with expert = E and zeros.
 // rows_max holds all there are; refused requests beyond overflow_max (0: nobody asks) are left out.
-struct SelectedRows {
+struct TopKPlanRows {
   int64_t *token, *expert, *choice, *count;  // [rows_max]
   int64_t rows_max;
   int64_t* rows;                                                // [E]
@@ -44,17 +44,18 @@ struct SelectedRows {
   int64_t overflow_max;
 };
 
-// The reference: sorts and loops.
-void select_rows_reference(const SelectShape& shape, const SelectInput& in, const SelectedRows& to);
-
 // Room that the kernels want: so many int32, on the device.
-constexpr int64_t select_rows_scratch(const SelectShape& shape) {
+constexpr int64_t top_k_plan_scratch(const TopKPlanShape& shape) {
   return 4 * shape.tokens * (shape.k + 1) + shape.tokens + shape.experts * shape.ranks;
 }
 
-// The CUDA entry point (kernels/cuda, or no_cuda.cpp which refuses). Device pointers, a
-// cudaStream_t. T * C < 2^31.
-void select_rows_cuda(const SelectShape& shape, const SelectInput& in, const SelectedRows& to,
-                      int32_t* scratch, void* stream);
+// All pointers are the device's; T * C < 2^31.
+struct TopKPlanArgs {
+  TopKPlanShape shape;
+  TopKPlanInput in;
+  TopKPlanRows out;
+  int32_t* scratch;  // [top_k_plan_scratch(shape)]
+};
+void top_k_plan_cuda(const TopKPlanArgs& args, void* stream);
 
 }  // namespace moe::kernels

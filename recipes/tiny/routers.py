@@ -4,7 +4,7 @@
   routers.py                 the head of the table
   routers.py RUN/NAME NAME   means over the last 20 steps, the quiz, and for ReLU how well the sparsity was held
 
-Exit code 1 when a ReLU run's sparsity, from the first step at which it reaches 1 - k/E (averaged over 10 steps, SPEC section 9),
+Exit code 1 when a ReLU run's sparsity, from the first step at which it reaches 1 - k/E (averaged over 10 steps),
 leaves 0.02 around it at the end.
 """
 import json

@@ -1,5 +1,8 @@
 // What every command shares: help, version, unknown words, recipes.
 
+#include <filesystem>
+#include <regex>
+
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -17,6 +20,62 @@ TEST_CASE("help and version go to standard output with exit code 0", "[cli]") {
   const auto version = run_moe({"--version"});
   CHECK(version.exit_code == 0);
   CHECK(version.out.rfind("moe ", 0) == 0);
+}
+
+TEST_CASE("the help of moe train groups its flags", "[cli]") {
+  const auto help = run_moe({"train", "--help"}).out;
+  for (const auto* group :
+       {"Model", "Data", "Batch", "Memory", "Optimizer", "Router", "Tasks", "Ranks"}) {
+    const size_t at = help.find(std::string("\n") + group + ":\n");
+    CAPTURE(group);
+    REQUIRE(at != std::string::npos);
+    CHECK(help.find("\n  --", at) < help.find("\n\n", at));
+  }
+  CHECK(help.find("\nOutput:\n") != std::string::npos);
+  CHECK(help.find("rows a forward pass (default: 8") != std::string::npos);
+}
+
+TEST_CASE("cli/REFERENCE.md is what the program says of itself", "[cli]") {
+  const auto reference = run_moe({"--reference"});
+  CHECK(reference.exit_code == 0);
+  INFO("moe --reference >cli/REFERENCE.md writes it again");
+  CHECK((reference.out == moe::test::read_file(moe::test::source_folder() / "cli/REFERENCE.md")));
+  CHECK(reference.out.find("| Options |") == std::string::npos);  // every flag has a group
+}
+
+// The string literals of a source file, without raw strings and comments.
+std::vector<std::string> literals_of(std::string text) {
+  text = std::regex_replace(text, std::regex("//[^\n]*"), "");
+  static const std::regex literal(R"re("((?:[^"\\\n]|\\.)*)")re");
+  std::vector<std::string> found;
+  for (std::sregex_iterator match(text.begin(), text.end(), literal), end; match != end; ++match) {
+    found.push_back((*match)[1]);
+  }
+  return found;
+}
+
+TEST_CASE("every flag that a message of core names is a flag of a command", "[cli]") {
+  const std::string known = run_moe({"--reference"}).out;
+  static const std::regex flag(R"((?:^|[ "'(])(--[a-z][a-z0-9-]*[a-z0-9]))");
+  size_t checked = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(moe::test::source_folder() / "core")) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() != ".cpp" || name.find("page") != std::string::npos) {
+      continue;  // a page's style sheet has words that look like flags
+    }
+    for (const auto& text : literals_of(moe::test::read_file(entry.path()))) {
+      for (std::sregex_iterator match(text.begin(), text.end(), flag), end; match != end; ++match) {
+        const std::string word = (*match)[1];
+        CAPTURE(name, word);
+        // The last of a flag's names in its row; --config is the program's, --long zstd's.
+        CHECK((word == "--config" || word == "--long" ||
+               known.find(word + "`") != std::string::npos));
+        ++checked;
+      }
+    }
+  }
+  CHECK(checked > 100);
 }
 
 TEST_CASE("an unknown word names the nearest known one", "[cli]") {

@@ -162,7 +162,7 @@ TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {
   CHECK_THAT(refused({"--ep-ranks", "3"}), Catch::Matchers::Contains("use a divisor"));
   CHECK_THAT(refused({"gemv"}), Catch::Matchers::Contains("gemv"));
   CHECK_THAT(refused({"--router", "relu:k=1", "--cf", "1"}),
-             Catch::Matchers::Contains("only top-k routers have a capacity"));
+             Catch::Matchers::Contains("only top-k and expert-choice routers have a capacity"));
   CHECK_THAT(refused({"--graph"}),
              Catch::Matchers::Contains("give --device cuda and --precision bf16"));
 }

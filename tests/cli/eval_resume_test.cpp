@@ -191,7 +191,7 @@ TEST_CASE("a cache of one's own serves later runs, two at once, and tells of dam
   Words tokens = words("g", cache.string());
   tokens.insert(tokens.end(), {"--stats", (folder / "s").string(), "--stats-by", "token"});
   CHECK(contains(run_moe(tokens).err,
-                 "--stats-by needs every forward: no responses are kept or recalled"));
+                 "--stats-by needs every forward: no responses are kept or reused"));
 }
 
 TEST_CASE("without an output an interrupt says what would have kept it", "[cli]") {

@@ -193,7 +193,7 @@ TEST_CASE("a mixture reports its routing, and takes another router at test", "[c
   const RunResult written = run_moe({"eval", moe, "--tasks", "bbh_zeroshot_boolean_expressions",
                                      "--data", bench(), "--limit", "1"});
   REQUIRE(written.exit_code == 0);
-  CHECK(contains(written.err, "note: answers are written without a capacity and without +fr"));
+  CHECK(contains(written.err, "note: answers are generated without a capacity and without +fr"));
   CHECK_FALSE(contains(written.out, "of requests dropped"));
   check_refused(with({"--ep-ranks", "3"}), "--ep-ranks 3 does not divide the 4 experts");
   check_refused(with({"--router", "relu:k=1"}), "ReLU and softmax logits mean different things");

@@ -1,4 +1,5 @@
-// moe route on every golden case (SPEC section 15) and on plain logits, as a user runs it.
+// moe route on every golden case (core/route/README.md, "Cases") and on plain logits, as a user
+// runs it.
 
 #include <fmt/format.h>
 
@@ -14,7 +15,7 @@
 namespace moe::test {
 namespace {
 
-// SPEC section 15: numbers agree to 1e-5 relative in f32, gradients of whole layers to 1e-4.
+// Numbers agree to 1e-5 relative in f32, gradients of whole layers to 1e-4.
 double tolerance_of(const std::string& kind) { return kind == "layer" ? 1e-4 : 1e-5; }
 
 // The first difference, as a path with both values; empty when all of `want` is in `got` and
@@ -76,7 +77,7 @@ void check_refused(const std::vector<std::string>& arguments, const std::string&
   CHECK_THAT(run.err, Catch::Matchers::Contains(words));
 }
 
-// SPEC section 14, the worked example.
+// The worked example of core/route/README.md.
 constexpr const char* kWorked =
     "2,1,0,-1\n1.5,0.5,-0.5,1\n1,0.25,0.75,0\n-1,0,2,1\n0,2,1.5,0.5\n-0.5,1,0.5,1.25\n"
     "0.25,0,0.5,2.5\n0.5,0.25,1,1.5\n";
@@ -127,7 +128,7 @@ TEST_CASE("route draws who goes where, who was dropped, filled in and rectified"
   const std::string file = write(folder, "worked.csv", std::string("e0,e1,e2,e3\n") + kWorked);
   const auto run = run_moe({"route", file, "--router", "top1+ir+fr", "--ep-ranks", "2"});
   REQUIRE(run.exit_code == 0);
-  // SPEC section 14, case w04.
+  // The worked example under top1+ir+fr.
   CHECK(run.out ==
         R"(top1+ir+fr: 8 tokens, 4 experts on 2 ranks, slots an expert takes from each rank: 1 1
 

@@ -139,7 +139,111 @@ def data():
     yield "parquet", instruct(b"PAR1")
 
 
-for make in (safetensors, config, data):
+def task_data():
+    """The first byte chooses the reader, as in task_data_fuzz.cpp."""
+    def chosen(reader, text):
+        return bytes([reader]) + (text if isinstance(text, bytes) else text.encode())
+
+    yield "csv", chosen(0, 'a,"b ""c""\n",\r\n\n1,2,\n')
+    yield "csv-wide", chosen(0, "," * 3000 + "\n")
+    yield "csv-quote-only", chosen(0, '""\n')
+    yield "csv-open-quote", chosen(0, 'a\n"b\n')
+    yield "tsv", chosen(1, 'a\t"b\n')
+    record = {"q": "a", "n": 1, "label": True, "t": ["x"], "c": {"text": ["x"], "label": ["A"]},
+              "a": {"choices": ["x"], "labels": [1]}, "x": None}
+    yield "exported-jsonl", chosen(2, (json.dumps(record) + "\n") * 3)
+    yield "exported-csv", chosen(3, "q,n,label,t,c,a,x\na,1,yes,['x'],\"{'text': array(['x']), 'label': ['A']}\","
+                                    "\"{'choices': ['x'], 'labels': [0]}\",\n")
+    yield "literal-deep", chosen(3, 'q,t\na,' + "[" * 100 + "\n")
+    yield "quiz", chosen(4, '{"question":"q","choices":["a","b"],"answer":0}\n{"context":"c","choices":["a","b"],"answer":"B"}\n')
+    yield "logiqa", chosen(5, "\na\nc\nq\nA.1\nB.2\nC.3\nD.4\n")
+    arc = {"id": "1", "question": {"stem": "s", "choices": [{"text": "x", "label": "A"}], "question_concept": "c"},
+           "answerKey": "A"}
+    for reader in (6, 7):
+        yield f"arc-{reader}", chosen(reader, json.dumps(arc) + "\n")
+    yield "openbookqa", chosen(8, "ID\tStem\tChoices\tKey\n1\ts\t(A) x (B) y (C) z (D) w\tA\n")
+    yield "piqa", chosen(9, '{"goal":"g","sol1":"a","sol2":"b"}\n')
+    yield "mmlu", chosen(10, 'q,"a",b,c,d,A\n')
+    yield "hellaswag", chosen(11, '{"ind":1,"activity_label":"[header] a","ctx_a":"a [step]","ctx_b":"b","ctx":"a b","split":"val",'
+                                  '"split_type":"indomain","endings":["a","b","c","d"],"source_id":"s","label":0}\n')
+    yield "truthfulqa", chosen(12, '[{"question":"q","mc1_targets":{"a":1,"b":0},"mc2_targets":{"a":1,"b":0}}]')
+    yield "bbh", chosen(13, '{"examples":[{"input":"i","target":"t"}]}')
+    yield "bbh-prompts", chosen(14, "canary\n-----\nHead.\n\nQ: i\nA: So the answer is t.\n")
+    yield "multirc", chosen(15, '{"passage":{"text":"p","questions":[{"question":"q","answers":[{"text":"a","idx":0,"label":1}],'
+                                '"idx":0}]},"idx":0}\n')
+    yield "record", chosen(16, '{"passage":{"text":"abc","entities":[{"start":0,"end":1}]},"qas":[{"query":"@placeholder",'
+                               '"answers":[{"text":"ab"}],"idx":0}],"idx":0}\n')
+    yield "wsc", chosen(17, '{"text":"a b","target":{"span1_index":0,"span1_text":"a","span2_index":1,"span2_text":"b"},'
+                            '"idx":0,"label":true}\n')
+    yield "winogrande", chosen(18, '{"sentence":"a _ b","option1":"x","option2":"y","answer":"1"}\n'
+                                   '{"context_options":["a x","a y"],"continuation":"b","gold":0}\n')
+    yield "lambada", chosen(19, '{"text":"a b"}\n{"context":"a","continuation":"b"}\n')
+    yield "lambada-text", chosen(20, "one two\nthree four\n")
+
+
+def task():
+    """Even first byte: TOML. Odd: a template, a zero byte, the document."""
+    yield "toml", b'0data = "x.jsonl"\ndoc_to_text = """\n{{q}}"""\n[a.b]\nc = [1.5, {d.e = 1}]\n[[f]]\ng = 1979-05-27T07:32:00Z\n'
+    yield "toml-dots", b"0" + b"a." * 1500 + b"a = 1\n"
+    yield "toml-header", b"0[" + b"a." * 1500 + b"a]\n"
+    yield "toml-most", b"0" + b"a." * 32 + b"a = " + (b"{" + b"a." * 32 + b"a = ") * 50 + b"1" + b"}" * 50
+    yield "toml-brackets", b"0a = " + b"[" * 1500
+    yield "toml-letter", "0a.\u039e = 1".encode()
+    yield "toml-letter-in-text", '0a = """\\\n\u039e"""'.encode()
+    yield "template", b'1Q: {{q.strip()}} {{c.text[0]}} {{c[\'label\'].index(k)}}\0{"q":" a ","c":{"text":["x"],"label":["A"]},"k":"A"}'
+    yield "template-nested", b"1{{" + b"a.index(" * 400 + b"a" + b")" * 400 + b"}}\0{}"
+    yield "template-value", b'1{{a}}\0{"a":[1,2]}'
+
+
+def logits():
+    yield "csv", b"x,y\n1,2\n# note\n-1e3,+4\n"
+    yield "blanks", b"1 2\t3\n4 5 6\n"
+    yield "list", b"[[1,2],[3,4]]"
+    yield "case", b'{"kind":"topk","input":{"logits":[[1,2]],"k":1,"num_ranks":1}}'
+    yield "logits", b'{"logits":[[1,2]],"home":[0]}'
+    yield "wide", b"1," * 2000 + b"1\n"
+
+
+def run():
+    """The first byte modulo 4 chooses the file: metrics, checksums, settings, a line log."""
+    yield "metrics", b"0" + b"".join(
+        json.dumps({"step": step, "loss": 2.5, "lr": 1e-4, "tokens": 8, "total_tokens": 8 * step, "seconds": 0.1,
+                    "tokens_per_second": 80.0, "skipped_steps": 0, "load_balance_loss": 1.0,
+                    "layers": [{"layer": 2, "load": [3, 5], "dropped": 0}]}).encode() + b"\n" for step in (1, 2, 3))
+    yield "metrics-cut", b'0{"step":1,"loss":1}\n{"step":2,'
+    yield "metrics-backwards", b'0{"step":2}\n{"step":1}\n'
+    yield "checksums", b'1{"xxh3":{"state.json":"0123456789abcdef"}}'
+    yield "checksums-elsewhere", b'1{"xxh3":{"../../x":"0123456789abcdef"}}'
+    yield "settings", b'2# moe train\n[train]\nsteps = 10\nlr = 0.5\ndata = ["a.jsonl"]\n'
+    yield "log", b"3title\n0123456789abcdef text\n"
+    yield "log-cut", b"3tit"
+
+
+def tokenizer():
+    """A ModelProto; four zero bytes; tokenizer_config.json."""
+    def field(number, content):
+        if isinstance(content, int):
+            return bytes([number << 3, content])
+        if isinstance(content, float):
+            return bytes([number << 3 | 5]) + struct.pack("<f", content)
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def piece(text, kind, score):
+        return field(1, field(1, text.encode()) + field(2, score) + field(3, kind))
+
+    pieces = piece("<unk>", 2, 0.0) + piece("<s>", 3, 0.0) + piece("</s>", 3, 0.0)
+    words = b"".join(piece(text, 1, -float(i)) for i, text in enumerate(("\u2581", "a", "b", "ab", "\u2581a", "\u2581ab")))
+    byte_pieces = b"".join(piece(f"<0x{byte:02X}>", 6, 0.0) for byte in (0x20, 0x31, 0xC3, 0xBC))
+    for name, kind in (("unigram", 1), ("bpe", 2), ("word", 3), ("char", 4)):
+        trainer = field(2, field(3, kind))
+        yield name, pieces + words + byte_pieces + trainer + field(3, field(3, 1) + field(4, 1) + field(5, 1))
+    yield "fallback", pieces + words + byte_pieces + field(2, field(3, 2) + bytes([0x98, 0x02, 1])) + field(3, field(3, 0))
+    yield "config", pieces + words + field(2, field(3, 2)) + b"\0\0\0\0" + b'{"add_bos_token": true}'
+    yield "no-unknown", words
+    yield "not-a-model", b"\0\0\0\0{}"
+
+
+for make in (safetensors, config, data, task_data, task, logits, run, tokenizer):
     folder = HERE / make.__name__
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in make():

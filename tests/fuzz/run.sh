@@ -1,66 +1,75 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of hostile files, each target SECONDS long, all at once, under the address and undefined-behaviour
-# sanitizers. Starts from the kept corpus; new finds stay in build/fuzz/. The last line is `N passed, N failed, N skipped`.
+# Fuzzes the readers of hostile files, each target SECONDS long, as many at once as there are cores, under the address and
+# undefined-behaviour sanitizers. Starts from the kept corpus; new finds stay in build/fuzz/. The last line is
+# `N passed, N failed, N skipped`.
 #
-#   tests/fuzz/run.sh [SECONDS]     (default 20)
+#   tests/fuzz/run.sh [SECONDS [TARGET...]]     (default: 20, all targets)
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
 seconds=${1:-20}
+all=(safetensors config data task_data task logits run tokenizer)
+targets=("${@:2}")
+[ "${#targets[@]}" -gt 0 ] || targets=("${all[@]}")
 build=build/fuzz
-common=(core/base/error.cpp core/base/json.cpp core/base/utf8.cpp core/io/file.cpp core/io/mapped_file.cpp
-        core/io/tensor_info.cpp core/io/safetensors.cpp core/io/safetensors_writer.cpp
-        core/io/safetensors_header.cpp)
-config=(core/io/checkpoint.cpp core/io/checkpoint_writer.cpp core/io/shards.cpp core/io/staged_folder.cpp core/model/config/config*.cpp
-        core/model/config/weights.cpp core/route/router_*.cpp) # all of it without LibTorch
-data=(core/data/compressed.cpp core/data/example*.cpp core/data/formats.cpp core/data/no_parquet.cpp
-      core/data/records.cpp core/data/show.cpp core/data/templates.cpp)
-flags=(-std=c++20 -O1 -g1 -I. -DFMT_HEADER_ONLY -fsanitize=fuzzer-no-link,address,undefined
+
+# The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
+base=(core/base/{error,json,terminal_text,utf8}.cpp)
+mapped=("${base[@]}" core/io/{file,mapped_file,mapped_ranges}.cpp)
+tensors=("${mapped[@]}" core/io/{tensor_info,safetensors,safetensors_writer,safetensors_header}.cpp)
+declare -A sources=(
+  [safetensors]="${tensors[*]}"
+  [config]="${tensors[*]} $(echo core/io/{checkpoint,checkpoint_writer,copy_file,paths,shards,staged_folder,staging_area}.cpp core/model/config/{config*,weights}.cpp core/route/router_*.cpp)"
+  [data]="${base[*]} $(echo core/data/{compressed,example*,formats,no_parquet,records,show,templates}.cpp)"
+  [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
+  [task]="${base[*]} core/base/toml_depth.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
+  [logits]="${base[*]} core/route/read_logits.cpp"
+  [run]="${base[*]} $(echo core/io/{file,checksums,line_log,partial_file,paths,staged_folder,staging_area}.cpp core/train/observe/{history,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{run_folder,made_list,settings_file}.cpp)"
+  [tokenizer]="${mapped[*]} core/io/tokenizer.cpp core/io/word_rule.cpp"
+)
+flags=(-std=c++20 -O1 -g1 -I. -DFMT_HEADER_ONLY -DTOML_HEADER_ONLY=1 -fsanitize=fuzzer-no-link,address,undefined
        -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wall -Wextra)
 
 if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -x c++ - -fsanitize=fuzzer,address,undefined -o /dev/null 2>/dev/null; then
   echo "skipped: no clang++ with libFuzzer (apt-get install clang)"
-  echo "0 passed, 0 failed, 3 skipped"
+  echo "0 passed, 0 failed, ${#targets[@]} skipped"
   exit 0
 fi
 
 # An object is compiled again when its source or any header of the tree is newer; ccache, where it is, knows better.
 compiler=clang++
 if command -v ccache >/dev/null; then compiler="ccache clang++"; fi
-mkdir -p "$build"
-newest_header=$(find core -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
+mkdir -p "$build/finds"
+newest_header=$(find core tests/fuzz -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
 object_of() { echo "$build/${1//\//_}.o"; }
-for source in "${common[@]}" "${config[@]}" "${data[@]}" tests/fuzz/{safetensors,config,data}_fuzz.cpp; do
-  object=$(object_of "$source")
-  if [ ! "$object" -nt "$source" ] || [ ! "$object" -nt "$newest_header" ]; then
-    printf '%s\0' "$compiler ${flags[*]} -c $source -o $object"
-  fi
-done | xargs -0 -r -P "$(nproc)" -I{} sh -c '{}'
-link() {  # TARGET SOURCE...
-  local target=$1 source objects=()
-  shift
-  for source in "$@"; do objects+=("$(object_of "$source")"); done
-  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -o "$build/$target"
-}
-link safetensors "${common[@]}" tests/fuzz/safetensors_fuzz.cpp
-link config "${common[@]}" "${config[@]}" tests/fuzz/config_fuzz.cpp
-link data core/base/{error,json,utf8}.cpp "${data[@]}" tests/fuzz/data_fuzz.cpp
+for target in "${targets[@]}"; do echo ${sources[$target]} "tests/fuzz/${target}_fuzz.cpp"; done | tr ' ' '\n' | sort -u |
+  while read -r source; do
+    object=$(object_of "$source")
+    if [ ! "$object" -nt "$source" ] || [ ! "$object" -nt "$newest_header" ]; then
+      printf '%s\0' "$compiler ${flags[*]} -c $source -o $object"
+    fi
+  done | xargs -0 -r -P "$(nproc)" -I{} sh -c '{}'
+for target in "${targets[@]}"; do
+  objects=()
+  for source in ${sources[$target]} "tests/fuzz/${target}_fuzz.cpp"; do objects+=("$(object_of "$source")"); done
+  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -lsentencepiece -lutf8proc -o "$build/$target"
+done
 
-fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the second
-  mkdir -p "$build/corpus/$1" "$build/finds"
+fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the second; 0 = no crash
+  mkdir -p "$build/corpus/$1"
   "$build/$1" "$build/corpus/$1" "tests/fuzz/corpus/$1" -max_total_time="$seconds" -max_len=4096 -timeout=10 \
     -rss_limit_mb=2048 -dict=tests/fuzz/words.dict -artifact_prefix="$build/finds/$1-" -print_final_stats=1 \
     >"$build/$1.log" 2>&1
+  echo $? >"$build/$1.status"
 }
-fuzz safetensors & first=$!
-fuzz config & second=$!
-fuzz data & third=$!
+export -f fuzz
+export build seconds
+printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'
 passed=0 failed=0
-for run in "safetensors $first" "config $second" "data $third"; do
-  read -r target process <<<"$run"
-  if wait "$process"; then
+for target in "${targets[@]}"; do
+  if [ "$(cat "$build/$target.status")" -eq 0 ]; then
     passed=$((passed + 1))
     echo "$target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log") inputs, no crash"
   else

@@ -3,7 +3,7 @@
 usage: train_parity.py [--steps 20] [--batch 4] [--length 128]
 
 For the real model as it is (LlamaForCausalLM) and for its upcycled top-2 dropless child (Qwen2MoeForCausalLM; auxiliary
-loss off; straight-through off, since transformers differentiates through the renormalised weights, SPEC section 6): rows of
+loss off; straight-through off, since transformers differentiates through the renormalised weights): rows of
 real text in file order, constant learning rate. Then the ways to fill a step: 4 micro-batches of one row, rows of unequal
 length (padded on the other side), examples packed into a stream with the plain causal mask, and with the document mask (on the
 other side every piece of an example is a sequence of its own). Last line: `N passed, N failed, N skipped`.

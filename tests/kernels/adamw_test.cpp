@@ -2,14 +2,14 @@
 
 #include <ATen/ATen.h>
 
+#include "tests/kernels/reference/adamw.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;
-using moe::kernels::adamw_;
 
-TEST_CASE("adamw_ has the numbers of LibTorch's fused kernel", "[kernels]") {
+TEST_CASE("the reference of adamw_ has the numbers of LibTorch's fused kernel", "[kernels]") {
   at::manual_seed(3);
-  const moe::kernels::AdamWNumbers base{1e-2, 0.9, 0.99, 1e-8, 0.1, 1};
+  const moe::kernels::AdamWSettings base{1e-2, 0.9, 0.99, 1e-8, 0.1, 1};
   for (const int64_t count : {0, 1, 31, 33, 100}) {
     Tensor master = at::randn({count}), mean = at::zeros({count}), square = at::zeros({count});
     Tensor weight = at::zeros({count}, at::kBFloat16);
@@ -17,9 +17,13 @@ TEST_CASE("adamw_ has the numbers of LibTorch's fused kernel", "[kernels]") {
         their_square{square.clone()};
     for (int64_t t = 1; t <= 4; ++t) {
       const Tensor gradient = at::randn({count});
-      auto numbers = base;
-      numbers.t = t;
-      adamw_(gradient, master, mean, square, weight, numbers, at::full({1}, 0.5F));
+      auto settings = base;
+      settings.t = t;
+      const float scale = 0.5F;
+      moe::test::adamw_reference(
+          {gradient.const_data_ptr(), /*gradient_is_bf16=*/false, master.data_ptr<float>(),
+           mean.data_ptr<float>(), square.data_ptr<float>(), weight.data_ptr(), &scale, count},
+          settings);
       at::_fused_adamw_(theirs, {gradient * 0.5}, their_mean, their_square, {},
                         {at::full({}, static_cast<float>(t))}, base.lr, base.beta1, base.beta2,
                         base.weight_decay, base.eps, false, false);
@@ -32,11 +36,8 @@ TEST_CASE("adamw_ has the numbers of LibTorch's fused kernel", "[kernels]") {
   }
 }
 
-TEST_CASE("adamw_ refuses tensors that do not belong together", "[kernels]") {
-  const Tensor wide = at::zeros({4}), narrow = at::zeros({4}, at::kBFloat16);
-  const moe::kernels::AdamWNumbers numbers;
-  adamw_(narrow, wide.clone(), wide.clone(), wide.clone(), narrow.clone(), numbers, {});
-  CHECK_THROWS(adamw_(narrow, narrow, wide, wide, narrow, numbers, {}));
-  CHECK_THROWS(adamw_(narrow, at::zeros({5}), wide, wide, narrow, numbers, {}));
-  CHECK_THROWS(adamw_(narrow, wide, wide, wide, wide, numbers, {}));
+TEST_CASE("adamw_ refuses tensors on the CPU, where there is no such kernel", "[kernels]") {
+  const Tensor wide = at::zeros({4});
+  CHECK_THROWS_WITH(moe::kernels::adamw_(wide, wide, wide, wide, {}, {}, {}),
+                    Catch::Matchers::Contains("runs on a GPU"));
 }

@@ -10,7 +10,7 @@
 
 #include "tests/support/catch.h"
 
-using moe::kernels::BlockCache;
+using moe::kernels::CachingAllocator;
 
 namespace {
 
@@ -19,7 +19,7 @@ constexpr size_t kMiB = size_t{1} << 20;
 }  // namespace
 
 TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels]") {
-  BlockCache cache;
+  CachingAllocator cache;
   void* first = cache.allocate(8 * kMiB).get();
   CHECK(cache.use().live == 0);
   CHECK(cache.use().held == 8 * kMiB);
@@ -30,7 +30,7 @@ TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels
 }
 
 TEST_CASE("blocks are aligned, apart from each other, and hold what is written", "[kernels]") {
-  BlockCache cache;
+  CachingAllocator cache;
   std::vector<c10::DataPtr> blocks;
   const std::vector<size_t> sizes = {1, 63, 64, 65, 65535, 65536, 65537, 3 * kMiB, 3 * kMiB + 1};
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -47,7 +47,7 @@ TEST_CASE("blocks are aligned, apart from each other, and hold what is written",
 
 TEST_CASE("what is held never exceeds what was needed at once by more than a sixteenth",
           "[kernels]") {
-  BlockCache cache;
+  CachingAllocator cache;
   uint64_t state = 3;
   std::vector<c10::DataPtr> blocks;
   for (int step = 0; step < 2000; ++step) {
@@ -70,7 +70,7 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
 #ifdef __SANITIZE_ADDRESS__
   MOE_SKIP("the sanitizer's own pages are counted too");
 #endif
-  BlockCache cache;
+  CachingAllocator cache;
   const auto fill = [](const c10::DataPtr& block, size_t bytes) {
     rusage before{}, after{};
     getrusage(RUSAGE_SELF, &before);
@@ -95,7 +95,7 @@ TEST_CASE("a block of another size takes over the pages of those that wait", "[k
 }
 
 TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", "[kernels]") {
-  BlockCache cache;
+  CachingAllocator cache;
   std::vector<c10::DataPtr> blocks;
   blocks.push_back(cache.allocate(64 * kMiB));
   const void* large = blocks.front().get();
@@ -116,7 +116,7 @@ TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", 
 }
 
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {
-  BlockCache cache;
+  CachingAllocator cache;
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&cache, thread] {

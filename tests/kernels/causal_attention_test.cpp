@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "tests/kernels/reference/causal_attention.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
@@ -76,9 +77,8 @@ TEST_CASE("the reference of attention is the formula, whose gradient is its diff
   const Tensor qkv = at::randn({5, heads.row()}, at::kDouble);
   const Tensor cosine = rotation.cosine.to(at::kDouble), sine = rotation.sine.to(at::kDouble);
   Tensor slow = at::empty({5, 24}, at::kDouble);
-  moe::kernels::causal_attention_reference(qkv.data_ptr<double>(), cosine.data_ptr<double>(),
-                                           sine.data_ptr<double>(), 5, heads,
-                                           slow.data_ptr<double>());
+  moe::test::causal_attention_reference(qkv.data_ptr<double>(), cosine.data_ptr<double>(),
+                                        sine.data_ptr<double>(), 5, heads, slow.data_ptr<double>());
   CHECK(moe::test::distance(plain(qkv, heads, {5}, rotation), slow) < 1e-13);
   const Tensor upstream = at::randn({5, 24}, at::kDouble);
   const auto loss = [&](const Tensor& x) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/kernels/reference/cross_entropy.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;
@@ -25,16 +26,18 @@ void check(Tensor logits) {
   const Tensor target = targets_for(rows, vocabulary);
   Tensor expected = logits.clone();
   const double scale = 0.37;
-  const double expected_nll = moe::kernels::softmax_nll_reference(
-      expected.data_ptr<float>(), target.data_ptr<int64_t>(), rows, vocabulary, scale);
-  const double nll = moe::kernels::softmax_nll_(logits, target, scale);
-  CHECK(nll == Approx(expected_nll).epsilon(1e-6).margin(1e-6 * static_cast<double>(rows)));
+  const Tensor each = at::empty({rows}, at::kDouble);
+  moe::test::cross_entropy_reference({expected.data_ptr<float>(), target.const_data_ptr<int64_t>(),
+                                      each.data_ptr<double>(), rows, vocabulary, scale});
+  const double expected_loss = each.sum().item<double>();
+  const double loss = moe::kernels::cross_entropy_(logits, target, scale);
+  CHECK(loss == Approx(expected_loss).epsilon(1e-6).margin(1e-6 * static_cast<double>(rows)));
   CHECK(at::allclose(logits, expected, kShare, 1e-7));
 }
 
 }  // namespace
 
-TEST_CASE("softmax_nll_ equals plain loops in double", "[kernels]") {
+TEST_CASE("cross_entropy_ equals plain loops in double", "[kernels]") {
   at::manual_seed(8);
   for (const int64_t rows : {0, 1, 31, 33}) {
     for (const int64_t vocabulary : {1, 2, 15, 16, 17, 64, 1001, 32000}) {
@@ -47,18 +50,18 @@ TEST_CASE("softmax_nll_ equals plain loops in double", "[kernels]") {
   Tensor masked = at::randn({4, 20});
   masked.narrow(1, 15, 5).fill_(-std::numeric_limits<float>::infinity());
   const Tensor target = at::zeros({4}, at::kLong);
-  CHECK(std::isfinite(moe::kernels::softmax_nll_(masked, target, 1)));
+  CHECK(std::isfinite(moe::kernels::cross_entropy_(masked, target, 1)));
   CHECK(masked.narrow(1, 15, 5).abs().sum().item<float>() == 0);
 }
 
-TEST_CASE("softmax_nll_ hides nothing that is no number", "[kernels]") {
+TEST_CASE("cross_entropy_ hides nothing that is no number", "[kernels]") {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const int64_t where : {0, 7, 16, 20}) {
       Tensor logits = at::zeros({2, 21});
       logits[1][where] = bad;
       CHECK_FALSE(
-          std::isfinite(moe::kernels::softmax_nll_(logits, at::tensor({3, 4}, at::kLong), 1)));
+          std::isfinite(moe::kernels::cross_entropy_(logits, at::tensor({3, 4}, at::kLong), 1)));
       CHECK_FALSE(logits[1].isfinite().all().item<bool>());
     }
   }

@@ -11,6 +11,7 @@
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/vector_math.h"
+#include "tests/kernels/reference/gemm.h"
 #include "tests/support/catch.h"
 
 using namespace moe::kernels;
@@ -52,7 +53,7 @@ TEST_CASE("gemm equals plain loops in double, whichever way its matrices lie", "
       auto fast = numbers(m * c_row, 3), slow = fast;
       const auto before = fast;
       gemm({m, n, k}, left, right, fast.data(), c_row, accumulate);
-      gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
+      moe::test::gemm_reference({m, n, k}, left, right, slow.data(), c_row, accumulate);
       // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
       // practice its root.
       const double most = (1 + static_cast<double>(k)) * 0x1p-22;
@@ -79,7 +80,7 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
     const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
     const auto narrowed = [](const std::vector<float>& wide) {
       std::vector<uint16_t> bits(wide.size());
-      narrow_all(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
+      f32_to_bf16(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
       return bits;
     };
     const auto a16 = narrowed(a), b16 = narrowed(b);
@@ -98,14 +99,14 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
       gemm({m, n, k}, left, right, expected.data(), n, false);
       left.data = a16.data();
       right.data = b.data();
-      left.numbers = Numbers::kBF16;
-      right.numbers = Numbers::kRounded;
+      left.dtype = Dtype::kBF16;
+      right.dtype = Dtype::kF32RoundedToBF16;
       gemm({m, n, k}, left, right, found.data(), n, false);
       CHECK((found == expected));
       left.data = a.data();
       right.data = b16.data();
-      left.numbers = Numbers::kRounded;
-      right.numbers = Numbers::kBF16;
+      left.dtype = Dtype::kF32RoundedToBF16;
+      right.dtype = Dtype::kBF16;
       std::vector<uint16_t> rounded(expected.size());
       gemm_to_bf16({m, n, k}, left, right, rounded.data(), n);
       CHECK((rounded == narrowed(expected)));

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What the compiler gives each CUDA kernel: registers, shared memory, stack. Fails where a kernel spills registers or
-# keeps an array in local memory, both of which are device memory in disguise. Needs nvcc, no card.
+# keeps an array in local memory, both of which are device memory in disguise. Needs nvcc, no GPU.
 #
 #   tests/kernels/resources.sh [kernels/cuda/FILE.cu...]      all of kernels/cuda/*.cu by default, for sm_80 and sm_90a
 #
-# MOE_NVCC names another nvcc. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one card.
+# MOE_NVCC names another nvcc. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one GPU.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tests/kernels/reference/rms_norm.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
@@ -45,15 +46,15 @@ TEST_CASE("the reference of rms_norm has the gradients of its finite differences
   const Tensor upstream = at::randn({3, 5}, at::kDouble);
   const auto forward = [&](const Tensor& in, const Tensor& by, const Tensor& scale) {
     const Tensor y = at::empty_like(in);
-    moe::kernels::rms_norm_forward_reference(in.const_data_ptr<double>(),
-                                             by.const_data_ptr<double>(), y.data_ptr<double>(),
-                                             scale.data_ptr<double>(), 3, 5, 1e-3);
+    moe::test::rms_norm_forward_reference(in.const_data_ptr<double>(), by.const_data_ptr<double>(),
+                                          y.data_ptr<double>(), scale.data_ptr<double>(), 3, 5,
+                                          1e-3);
     return (y * upstream).sum();
   };
   const Tensor scale = at::empty({3}, at::kDouble), unused = at::empty({3}, at::kDouble);
   forward(x, weight, scale);
   const Tensor grad_x = at::empty_like(x), grad_weight = at::empty_like(weight);
-  moe::kernels::rms_norm_backward_reference(
+  moe::test::rms_norm_backward_reference(
       upstream.const_data_ptr<double>(), x.const_data_ptr<double>(),
       weight.const_data_ptr<double>(), scale.const_data_ptr<double>(), grad_x.data_ptr<double>(),
       grad_weight.data_ptr<double>(), 3, 5);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "tests/kernels/reference/rope.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
@@ -28,10 +29,10 @@ TEST_CASE("rope turns the first heads and keeps the others", "[kernels]") {
       const Tables table = tables(50, half);
       const Tensor position = at::arange(tokens, at::kInt).mul(13).remainder(50);
       const Tensor expected = at::empty_like(x);
-      moe::kernels::rope_reference(x.const_data_ptr<float>(), table.cosine.const_data_ptr<float>(),
-                                   table.sine.const_data_ptr<float>(),
-                                   position.const_data_ptr<int32_t>(), expected.data_ptr<float>(),
-                                   {tokens, 4, 3, half, false});
+      moe::test::rope_reference(x.const_data_ptr<float>(), table.cosine.const_data_ptr<float>(),
+                                table.sine.const_data_ptr<float>(),
+                                position.const_data_ptr<int32_t>(), expected.data_ptr<float>(),
+                                {tokens, 4, 3, half, false});
       const Tensor actual = moe::kernels::rope(x, table.cosine, table.sine, position, 3, 2 * half);
       CHECK(at::allclose(actual, expected, 1e-6, 1e-6));  // two products and a sum below 8
       CHECK(at::equal(actual.narrow(1, 6 * half, 2 * half), x.narrow(1, 6 * half, 2 * half)));
@@ -53,10 +54,10 @@ TEST_CASE("rope's gradient is the finite difference, and turning back undoes tur
 
   const Tensor there = at::empty_like(x), back = at::empty_like(x);
   const auto turn = [&](const Tensor& from, const Tensor& to, bool backwards) {
-    moe::kernels::rope_reference(
-        from.const_data_ptr<double>(), table.cosine.const_data_ptr<float>(),
-        table.sine.const_data_ptr<float>(), position.const_data_ptr<int32_t>(),
-        to.data_ptr<double>(), {4, 3, 2, 3, backwards});
+    moe::test::rope_reference(from.const_data_ptr<double>(), table.cosine.const_data_ptr<float>(),
+                              table.sine.const_data_ptr<float>(),
+                              position.const_data_ptr<int32_t>(), to.data_ptr<double>(),
+                              {4, 3, 2, 3, backwards});
   };
   turn(x, there, false);
   turn(there, back, true);

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The CUDA kernels' tests under compute-sanitizer: memcheck (accesses past a buffer), racecheck (shared memory without a
-# barrier), initcheck (device memory read before it is written). Needs a card and a built gpu preset:
+# barrier), initcheck (device memory read before it is written). Needs a GPU and a built gpu preset:
 #
 #   recipes/setup.sh gpu && tests/kernels/sanitize.sh [TEST...]      all of build/gpu/kernels_cuda_*_test by default
 #
-# Where there is no card the same tests run on fibers (tests/support/emulated_cuda), under the address sanitizer in the asan
+# Where there is no GPU the same tests run on fibers (tests/support/emulated_cuda), under the address sanitizer in the asan
 # preset. The last line is `N passed, N failed, N skipped`; a unit is one test file under one tool.
 set -euo pipefail
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "tests/kernels/reference/gemm.h"
 #include "tests/support/catch.h"
 
 using namespace moe::kernels;
@@ -23,7 +24,7 @@ std::vector<float> numbers(int64_t count, double step) {
 
 std::vector<uint16_t> in_bf16(const std::vector<float>& wide) {
   std::vector<uint16_t> bits(wide.size());
-  narrow_all(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
+  f32_to_bf16(wide.data(), static_cast<int64_t>(wide.size()), bits.data());
   return bits;
 }
 
@@ -36,14 +37,14 @@ TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
       CAPTURE(m, n, k);
       const auto a = numbers(m * k, 0.7);
       const auto b = in_bf16(numbers(k * n, 1.3));
-      const MatrixView right{b.data(), 1, k, Numbers::kBF16};
+      const MatrixView right{b.data(), 1, k, Dtype::kBF16};
       const GemmShape shape{m, n, k};
-      REQUIRE(serves_thin_product(shape, right));
+      REQUIRE(serves_skinny_gemm(shape, right));
       const int64_t c_row = n + 2;  // what lies between the rows stays
       const auto before = numbers(m * c_row, 0.1);
       auto fast = before, slow = before;
-      thin_product(shape, a.data(), right, fast.data(), c_row);
-      gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
+      skinny_gemm(shape, a.data(), right, fast.data(), c_row);
+      moe::test::gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
       double apart = 0;
       for (size_t i = 0; i < fast.size(); ++i) {
         apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
@@ -62,17 +63,17 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
   std::vector<float> one(m * n), two(m * n);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  thin_product({m, n, k}, a.data(), {b.data(), 1, k, Numbers::kBF16}, one.data(), n);
+  skinny_gemm({m, n, k}, a.data(), {b.data(), 1, k, Dtype::kBF16}, one.data(), n);
   at::set_num_threads(2);
-  thin_product({m, n, k}, a.data(), {b.data(), 1, k, Numbers::kBF16}, two.data(), n);
+  skinny_gemm({m, n, k}, a.data(), {b.data(), 1, k, Dtype::kBF16}, two.data(), n);
   at::set_num_threads(threads);
   CHECK((one == two));
 }
 
 TEST_CASE("a thin product is for few rows and a matrix of bf16 along its columns", "[kernels]") {
   const std::vector<uint16_t> b(64);
-  CHECK(serves_thin_product({5, 8, 8}, {b.data(), 1, 8, Numbers::kBF16}));
-  CHECK_FALSE(serves_thin_product({6, 8, 8}, {b.data(), 1, 8, Numbers::kBF16}));
-  CHECK_FALSE(serves_thin_product({5, 8, 8}, {b.data(), 8, 1, Numbers::kBF16}));
-  CHECK_FALSE(serves_thin_product({5, 8, 8}, {b.data(), 1, 8, Numbers::kRounded}));
+  CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK_FALSE(serves_skinny_gemm({6, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
+  CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));
 }

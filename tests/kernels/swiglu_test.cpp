@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tests/kernels/reference/swiglu.h"
 #include "tests/support/catch.h"
 
 using at::Tensor;
@@ -38,11 +39,11 @@ TEST_CASE("swiglu equals its plain-loop reference on awkward shapes", "[kernels]
     CAPTURE(rows, width);
     const Tensor hidden = awkward_hidden(rows, width), grad_out = at::randn({rows, width});
     Tensor out = at::empty({rows, width}), grad = at::empty({rows, 2 * width});
-    moe::kernels::swiglu_forward_reference(hidden.const_data_ptr<float>(),
-                                           out.mutable_data_ptr<float>(), rows, width);
-    moe::kernels::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
-                                            hidden.const_data_ptr<float>(),
-                                            grad.mutable_data_ptr<float>(), rows, width);
+    moe::test::swiglu_forward_reference(hidden.const_data_ptr<float>(),
+                                        out.mutable_data_ptr<float>(), rows, width);
+    moe::test::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
+                                         hidden.const_data_ptr<float>(),
+                                         grad.mutable_data_ptr<float>(), rows, width);
     CHECK(close(moe::kernels::swiglu_forward(hidden), out));
     CHECK(close(moe::kernels::swiglu_backward(grad_out, hidden), grad));
   }

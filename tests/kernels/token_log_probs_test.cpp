@@ -11,11 +11,11 @@
 namespace {
 
 using at::Tensor;
-using moe::kernels::AskedToken;
+using moe::kernels::TargetToken;
 
 // A few tokens of every row but each fifth, the same one twice.
-std::vector<AskedToken> some_tokens(int64_t rows, int64_t vocabulary) {
-  std::vector<AskedToken> asked;
+std::vector<TargetToken> some_tokens(int64_t rows, int64_t vocabulary) {
+  std::vector<TargetToken> asked;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; row % 5 != 4 && i < 3; ++i) {
       asked.push_back({row, (row * 7919 + i * 104729) % vocabulary});
@@ -35,8 +35,9 @@ void check_scores(int64_t rows, int64_t width, int64_t vocabulary) {
   if (rows > 0) {  // one that is the likeliest
     asked.push_back({rows - 1, logits[rows - 1].argmax().item<int64_t>()});
   }
-  const auto scores = moe::kernels::head_scores(hidden, weight, at::kFloat, asked);
-  const auto whole = moe::kernels::head_scores_whole(hidden, weight, at::kFloat, asked);
+  const auto scores = moe::kernels::token_log_probs(hidden, weight, at::kFloat, asked);
+  const auto whole =
+      moe::kernels::token_log_probs_of_whole_logits(hidden, weight, at::kFloat, asked);
   const Tensor expected = logits.log_softmax(1);
   REQUIRE(scores.size() == asked.size());
   for (size_t i = 0; i < asked.size(); ++i) {
@@ -52,7 +53,7 @@ void check_scores(int64_t rows, int64_t width, int64_t vocabulary) {
   }
 }
 
-TEST_CASE("head_scores are the log-softmax of whole logits", "[kernels]") {
+TEST_CASE("token_log_probs are the log-softmax of whole logits", "[kernels]") {
   at::manual_seed(3);
   check_scores(0, 8, 10);
   check_scores(1, 256, 32000);
@@ -63,27 +64,28 @@ TEST_CASE("head_scores are the log-softmax of whole logits", "[kernels]") {
   check_scores(1030, 16, 3001);
 }
 
-TEST_CASE("head_scores in bf16 are those of rounded operands", "[kernels]") {
+TEST_CASE("token_log_probs in bf16 are those of rounded operands", "[kernels]") {
   at::manual_seed(4);
   const Tensor hidden = at::randn({5, 64}), weight = at::randn({1500, 64});
   const auto rounded = [](const Tensor& x) { return x.to(at::kBFloat16).to(at::kFloat); };
   const auto asked = some_tokens(5, 1500);
-  const auto scores = moe::kernels::head_scores(hidden, weight, at::kBFloat16, asked);
-  const auto same = moe::kernels::head_scores(rounded(hidden), rounded(weight), at::kFloat, asked);
+  const auto scores = moe::kernels::token_log_probs(hidden, weight, at::kBFloat16, asked);
+  const auto same =
+      moe::kernels::token_log_probs(rounded(hidden), rounded(weight), at::kFloat, asked);
   for (size_t i = 0; i < asked.size(); ++i) {
     CHECK(scores[i].logprob == same[i].logprob);
   }
 }
 
-TEST_CASE("head_scores of a weight that lies in bf16 are those of its numbers", "[kernels]") {
+TEST_CASE("token_log_probs of a weight that lies in bf16 are those of its numbers", "[kernels]") {
   at::manual_seed(5);
   for (const int64_t rows : {1, 40, 600}) {
     const Tensor hidden = at::randn({rows, 64});
     const Tensor weight = at::randn({1500, 64}).to(at::kBFloat16);
     const auto asked = some_tokens(rows, 1500);
     for (const auto type : {at::kFloat, at::kBFloat16}) {
-      const auto scores = moe::kernels::head_scores(hidden, weight, type, asked);
-      const auto same = moe::kernels::head_scores(hidden, weight.to(at::kFloat), type, asked);
+      const auto scores = moe::kernels::token_log_probs(hidden, weight, type, asked);
+      const auto same = moe::kernels::token_log_probs(hidden, weight.to(at::kFloat), type, asked);
       for (size_t i = 0; i < asked.size(); ++i) {
         CHECK(std::abs(scores[i].logprob - same[i].logprob) <= (rows < 6 ? 2e-5 : 0));
         CHECK(scores[i].is_argmax == same[i].is_argmax);
@@ -96,32 +98,32 @@ TEST_CASE("of equal logits the first token is the likeliest, over tiles too", "[
   const Tensor hidden = at::ones({1, 1});
   Tensor weight = at::zeros({3000, 1});
   weight[7] = weight[31] = weight[2500] = 2;
-  const std::vector<AskedToken> asked = {{0, 7}, {0, 31}, {0, 2500}};
-  const auto scores = moe::kernels::head_scores(hidden, weight, at::kFloat, asked);
+  const std::vector<TargetToken> asked = {{0, 7}, {0, 31}, {0, 2500}};
+  const auto scores = moe::kernels::token_log_probs(hidden, weight, at::kFloat, asked);
   CHECK(scores[0].is_argmax);
   CHECK_FALSE(scores[1].is_argmax);
   CHECK_FALSE(scores[2].is_argmax);
 }
 
-TEST_CASE("head_scores hide nothing that is no number", "[kernels]") {
+TEST_CASE("token_log_probs hide nothing that is no number", "[kernels]") {
   Tensor hidden = at::ones({3, 1});
   hidden[1] = std::numeric_limits<float>::quiet_NaN();
   Tensor weight = at::zeros({2100, 1});
-  const std::vector<AskedToken> asked = {{0, 1}, {1, 1}, {2, 2099}};
-  auto scores = moe::kernels::head_scores(hidden, weight, at::kFloat, asked);
+  const std::vector<TargetToken> asked = {{0, 1}, {1, 1}, {2, 2099}};
+  auto scores = moe::kernels::token_log_probs(hidden, weight, at::kFloat, asked);
   CHECK(std::isfinite(scores[0].logprob));
   CHECK_FALSE(std::isfinite(scores[1].logprob));
   CHECK(std::isfinite(scores[2].logprob));
   weight[2000] = std::numeric_limits<float>::infinity();
-  scores = moe::kernels::head_scores(hidden, weight, at::kFloat, asked);
+  scores = moe::kernels::token_log_probs(hidden, weight, at::kFloat, asked);
   CHECK_FALSE(std::isfinite(scores[0].logprob));
   CHECK_FALSE(std::isfinite(scores[2].logprob));
 }
 
-TEST_CASE("head_scores refuse what is not in the matrices", "[kernels]") {
+TEST_CASE("token_log_probs refuse what is not in the matrices", "[kernels]") {
   const Tensor hidden = at::ones({2, 4}), weight = at::ones({3, 4});
-  const auto ask = [&](std::vector<AskedToken> asked) {
-    return moe::kernels::head_scores(hidden, weight, at::kFloat, asked);
+  const auto ask = [&](std::vector<TargetToken> asked) {
+    return moe::kernels::token_log_probs(hidden, weight, at::kFloat, asked);
   };
   CHECK_THROWS(ask({{0, 3}}));
   CHECK_THROWS(ask({{2, 0}}));

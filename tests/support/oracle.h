@@ -1,6 +1,6 @@
 #pragma once
-// The golden routing cases (SPEC section 15): where they are, one by one, and their numbers as
-// tensors.
+// The golden routing cases (core/route/README.md, "Cases"): where they are, one by one, and their
+// numbers as tensors.
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/route/routers.h"
+#include "core/route/route.h"
 #include "tests/support/data.h"
 
 namespace moe::test {
@@ -70,12 +70,17 @@ inline route::RoutingGroup group_of(const nlohmann::json& input) {
   return group;
 }
 
+// The family that config.json calls so.
+inline const route::RouterFamily& family_named(const std::string& name) {
+  const auto& families = route::router_families();
+  return *std::find_if(families.begin(), families.end(),
+                       [&](const auto& family) { return family.name == name; });
+}
+
 // The settings of a case: `kind` is a router family; layer cases keep them in input.router.
 inline route::RouterSettings settings_of(const nlohmann::json& input, const std::string& family) {
-  route::RouterSettings settings;
+  route::RouterSettings settings = route::start_of(family_named(family));
   if (family == "topp") {
-    settings.family = route::Family::kTopP;
-    settings.lb_count = route::LbCount::kSelected;
     settings.p = input.at("p").get<double>();
     if (input.contains("max_experts") && !input.at("max_experts").is_null()) {
       settings.max_experts = input.at("max_experts").get<int64_t>();
@@ -84,8 +89,8 @@ inline route::RouterSettings settings_of(const nlohmann::json& input, const std:
   }
   settings.k = input.at("k").get<int64_t>();
   if (family == "relu") {
-    settings.family = route::Family::kRelu;
-    settings.l1_refined = input.value("l1", "refined") == "refined";
+    settings.l1 = input.value("l1", "refined") == "refined" ? route::L1Weights::kRefined
+                                                            : route::L1Weights::kPlain;
     return settings;
   }
   if (!input.at("capacity_factor").is_null()) {

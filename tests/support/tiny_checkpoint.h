@@ -97,7 +97,7 @@ inline OrderedJson tiny_config(const TinyCheckpoint& options) {
   return config;
 }
 
-// Names and shapes in the order of the file (FACTS section 4).
+// Names and shapes in the order of the file (core/io/formats.md).
 inline std::vector<io::TensorInfo> tiny_tensors(const TinyCheckpoint& options) {
   const int64_t head_dim = options.head_dim > 0 ? options.head_dim : options.hidden / options.heads;
   const int64_t d = options.hidden, f = options.intermediate;

@@ -52,8 +52,8 @@ void process_hellaswag(OrderedJson& fields);
 std::string preprocess_hellaswag(std::string_view text);  // the harness's function of that name
 
 // {"question", "subject", "choices": [4], "answer": 0..3}. CSV without header: question, four
-// choices, letter.
-std::vector<Document> read_mmlu(const Files& files, const std::string& subject);
+// choices, letter. The subject is what stands before the last underscore of the file's name.
+std::vector<Document> read_mmlu(const Files& files);
 
 // {"question", "mc1_targets": {"choices", "labels"}, "mc2_targets": {..}}: mc_task.json, an array.
 std::vector<Document> read_truthfulqa(const Files& files);

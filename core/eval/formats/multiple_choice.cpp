@@ -125,7 +125,9 @@ std::vector<Document> read_logiqa(const Files& files) {
 }
 
 // MMLU: CSV without a header, a file a subject.
-std::vector<Document> read_mmlu(const Files& files, const std::string& subject) {
+std::vector<Document> read_mmlu(const Files& files) {
+  const std::string stem = files.at(0).stem().string();
+  const std::string subject = stem.substr(0, stem.rfind('_'));
   std::vector<Document> documents;
   for (const auto& [fields, where] : read_csv(files.at(0))) {
     if (fields.size() != 6) {

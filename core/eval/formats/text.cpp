@@ -1,127 +1,64 @@
-// UTF-8 is walked code point by code point; letter case is a table of ranges, so that no locale can
-// change a prompt.
+// UTF-8 is walked code point by code point; what a code point is says utf8proc, so that no locale
+// can change a prompt.
 #include "core/eval/formats/text.h"
 
-#include <array>
+#include <utf8proc.h>
 
-#include "core/eval/formats/punctuation.h"
+#include <array>
 
 namespace moe::eval {
 namespace {
 
 struct CodePoint {
-  char32_t value = 0;
+  int32_t value = 0;
   size_t bytes = 1;
 };
 
-// The first code point of valid UTF-8; a broken byte stands for itself.
+// The first code point of a text that is not empty; a byte that begins none stands for itself.
 CodePoint first_code_point(std::string_view text) {
-  const auto lead = static_cast<unsigned char>(text[0]);
-  const size_t bytes = lead < 0xC0 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  if (bytes == 1 || text.size() < bytes) {
-    return {lead, 1};
-  }
-  char32_t value = lead & (0xFFU >> (bytes + 1));
-  for (size_t i = 1; i < bytes; ++i) {
-    value = (value << 6U) | (static_cast<unsigned char>(text[i]) & 0x3FU);
-  }
-  return {value, bytes};
+  int32_t value = 0;
+  const auto bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                      static_cast<utf8proc_ssize_t>(text.size()), &value);
+  return bytes > 0 ? CodePoint{value, static_cast<size_t>(bytes)}
+                   : CodePoint{static_cast<unsigned char>(text[0]), 1};
 }
 
-void append_utf8(std::string& text, char32_t value) {
-  const auto put = [&](char32_t byte) { text += static_cast<char>(byte); };
-  if (value < 0x80) {
-    put(value);
-  } else if (value < 0x800) {
-    put(0xC0U | (value >> 6U));
-    put(0x80U | (value & 0x3FU));
-  } else if (value < 0x10000) {
-    put(0xE0U | (value >> 12U));
-    put(0x80U | ((value >> 6U) & 0x3FU));
-    put(0x80U | (value & 0x3FU));
-  } else {
-    put(0xF0U | (value >> 18U));
-    put(0x80U | ((value >> 12U) & 0x3FU));
-    put(0x80U | ((value >> 6U) & 0x3FU));
-    put(0x80U | (value & 0x3FU));
-  }
+void append_utf8(std::string& text, int32_t value) {
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const auto count = utf8proc_encode_char(value, bytes.data());
+  text.append(bytes.begin(), bytes.begin() + count);
 }
 
-bool is_space(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
-         c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-         c == 0x205F || c == 0x3000;
+// str.isspace(): separators of words, and what the bidirectional algorithm takes for white space.
+bool is_space(int32_t c) {
+  const utf8proc_property_t& property = *utf8proc_get_property(c);
+  return property.category == UTF8PROC_CATEGORY_ZS ||
+         property.bidi_class == UTF8PROC_BIDI_CLASS_WS ||
+         property.bidi_class == UTF8PROC_BIDI_CLASS_B ||
+         property.bidi_class == UTF8PROC_BIDI_CLASS_S;
 }
 
-bool is_word(char32_t c) {
-  if (c < 0x80) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
-  }
-  const bool is_symbol = (c < 0xC0 && c != 0xAA && c != 0xB5 && c != 0xBA) || c == 0xD7 ||
-                         c == 0xF7 || (c >= 0x2000 && c < 0x2C00) || (c >= 0x3000 && c < 0x3040) ||
-                         c >= 0x1F000;
-  return !is_symbol && !is_space(c) && !is_punctuation(c);
-}
+// The general category's first letter: 'L' letters, 'M' marks, 'N' numbers, 'P' punctuation, ..
+char major_category(int32_t c) { return utf8proc_category_string(c)[0]; }
 
-// Upper-case letters first, first + step, .. last; the small letter stands `shift` further on.
-struct CaseRange {
-  int32_t first, last, step, shift;
-};
-constexpr std::array<CaseRange, 18> kCases = {{
-    {0x41, 0x5A, 1, 32},
-    {0xC0, 0xD6, 1, 32},
-    {0xD8, 0xDE, 1, 32},
-    {0x100, 0x12E, 2, 1},
-    {0x132, 0x136, 2, 1},
-    {0x139, 0x147, 2, 1},
-    {0x14A, 0x176, 2, 1},
-    {0x178, 0x178, 1, -121},
-    {0x179, 0x17D, 2, 1},
-    {0x386, 0x386, 1, 38},
-    {0x388, 0x38A, 1, 37},
-    {0x38C, 0x38C, 1, 64},
-    {0x38E, 0x38F, 1, 63},
-    {0x391, 0x3A1, 1, 32},
-    {0x3A3, 0x3AB, 1, 32},
-    {0x400, 0x40F, 1, 80},
-    {0x410, 0x42F, 1, 32},
-    {0x460, 0x480, 2, 1},
-}};
+bool is_punctuation(int32_t c) { return major_category(c) == 'P'; }
 
-void append_lower(std::string& text, char32_t value) {
-  const auto c = static_cast<int32_t>(value);
+bool is_word(int32_t c) { return c == '_' || major_category(c) == 'L' || major_category(c) == 'N'; }
+
+void append_lower(std::string& text, int32_t c) {
   if (c == 0x130) {  // a dotted capital I keeps its dot: two code points
     text += "i\xCC\x87";
-    return;
+  } else {
+    append_utf8(text, utf8proc_tolower(c));
   }
-  for (const auto& [first, last, step, shift] : kCases) {
-    if (c >= first && c <= last && (c - first) % step == 0) {
-      append_utf8(text, static_cast<char32_t>(c + shift));
-      return;
-    }
-  }
-  append_utf8(text, value);
 }
 
-void append_title(std::string& text, char32_t value) {
-  const auto c = static_cast<int32_t>(value);
+void append_title(std::string& text, int32_t c) {
   if (c == 0xDF) {  // sharp s
     text += "Ss";
-    return;
+  } else {
+    append_utf8(text, utf8proc_totitle(c));
   }
-  if (c == 0xB5 || c == 0x131 || c == 0x17F ||
-      c == 0x3C2) {  // micro, dotless i, long s, final sigma
-    append_utf8(text, c == 0xB5 ? 0x39C : c == 0x131 ? 'I' : c == 0x17F ? 'S' : 0x3A3);
-    return;
-  }
-  for (const auto& [first, last, step, shift] : kCases) {
-    const int32_t upper = c - shift;
-    if (upper >= first && upper <= last && (upper - first) % step == 0) {
-      append_utf8(text, static_cast<char32_t>(upper));
-      return;
-    }
-  }
-  append_utf8(text, value);
 }
 
 }  // namespace
@@ -228,6 +165,16 @@ std::string capitalize(std::string_view text) {
     i += c.bytes;
   }
   return result;
+}
+
+bool begins_with_letter(std::string_view text) {
+  if (text.empty()) {
+    return false;
+  }
+  const CodePoint first = first_code_point(text);
+  const bool is_broken = first.bytes == 1 && first.value >= 0x80;  // a byte of cut-off UTF-8
+  const char category = major_category(first.value);
+  return !is_broken && (category == 'L' || category == 'M');
 }
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {

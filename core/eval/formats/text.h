@@ -1,6 +1,7 @@
 #pragma once
 // Python's string semantics, where the harness's prompts and metrics depend on them. All text is
-// valid UTF-8 (core/base/utf8.h checks).
+// valid UTF-8 (core/base/utf8.h checks). Classes of characters are those of utf8proc's Unicode; the
+// harness has its Python's. They differ in characters that only the later of the two knows.
 
 #include <cstdint>
 #include <string>
@@ -20,18 +21,21 @@ std::string_view left_strip(std::string_view text);
 std::string_view right_strip(std::string_view text);
 std::vector<std::string> split_words(std::string_view text);  // str.split()
 
-// str.capitalize(): title case for the first letter, lower case for everything after it. Exact for
-// Latin-1, Latin Extended-A, Greek (but for the final sigma) and Cyrillic; letters of other scripts
-// stay as they are.
+// str.capitalize(): title case for the first letter, lower case for everything after it. The few
+// letters whose title case is several letters stay as they are, but for the sharp s.
 std::string capitalize(std::string_view text);
 
-std::string lower(std::string_view text);  // str.lower(), for the same scripts
+// str.lower(), but that a final sigma is one like any other.
+std::string lower(std::string_view text);
 
-// Whether `\b` matches before byte `at` of `text` (0 .. its size). Beyond ASCII a word consists of
-// what is neither white space, nor punctuation, nor in a block of symbols.
+// Whether `\b` matches before byte `at` of `text` (0 .. its size): a word consists of letters,
+// numbers and underscores.
 bool is_word_boundary(std::string_view text, size_t at);
 
-// Without the characters of Unicode's punctuation categories (P*, Unicode 14).
+// Whether the first character is a letter, or a mark that belongs to one before it.
+bool begins_with_letter(std::string_view text);
+
+// Without the characters of Unicode's punctuation categories (P*).
 std::string without_punctuation(std::string_view text);
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);

@@ -1,5 +1,5 @@
 #pragma once
-// What a written answer is reduced to before it is compared: lm-evaluation-harness' filters of
+// What a generated answer is reduced to before it is compared: lm-evaluation-harness' filters of
 // BIG-Bench-Hard (tasks/bbh/zeroshot of 0.4.13), as plain searches.
 
 #include <string>

@@ -51,7 +51,7 @@ double pick_value(const Question&, const QuestionScores& scores) {
   return static_cast<double>(pick_of(scores));
 }
 
-// A softmax over the sums. (The harness exponentiates them as they are: the same numbers, but none
+// A softmax over the sums. (The harness exponentiates them as they are: the same results, but none
 // where every sum is below -745.)
 double mass_of_right_answers(const Question& question, const QuestionScores& scores) {
   const auto& labels = question.fields.at("mc2_targets").at("labels");

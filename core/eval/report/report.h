@@ -26,18 +26,17 @@ struct RunReport {
   int64_t window = 0;
   bool adds_bos = false;
   std::optional<int64_t> limit;
-  std::string router;    // canonical form; empty for a dense model
-  int64_t ep_ranks = 0;  // W
-  int64_t group_tokens =
-      0;  // tokens of a routing group (all ranks); 0 = scores do not depend on groups
+  std::string router;        // canonical form; empty for a dense model
+  int64_t ep_ranks = 0;      // W
+  int64_t group_tokens = 0;  // of a routing group (all ranks); 0 = scores do not depend on groups
   int64_t batch_tokens = 0;  // 0 = auto
   double seconds = 0;        // wall time of the scoring
   std::string device = "cpu";
   std::vector<TaskReport> tasks;
   std::optional<RoutingStats> routing = {};  // a mixture's; its tasks are those above
   Compat compat = Compat::kCurrent;
-  std::vector<GroupAverage> groups = {};  // of the groups asked for
-  std::vector<PaperTable> papers = {};    // those whose every column is there, or asked for
+  std::vector<GroupAverage> groups = {};  // of the groups among --tasks
+  std::vector<PaperTable> papers = {};    // those whose every column is there, or named in --tasks
   std::vector<Difference> against = {};   // beside another run
 };
 

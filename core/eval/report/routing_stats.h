@@ -1,19 +1,19 @@
 #pragma once
-// The statistics file of `moe eval --stats FILE` (SPEC section 13): one JSON object.
+// The statistics file of `moe eval --stats FILE`: one JSON object.
 //
 //   version, model, router, ep_ranks, experts, k (null without one), group_tokens (tokens routed
 //   together, all ranks; null = no capacity), row_bytes, forwards
 //   total    counters over all MoE layers and forwards (core/route/counters_json.h)
 //   layers   [{"layer": number, counters}]
 //   task     [{"task": name, "total", "layers", "gold"}] in the order of --tasks; counters of all
-//            choices, and in gold the token counts of context + right answer alone (P2 Table 3:
-//            question + gold answer as one text), total and layers
+//            choices, and in gold the token counts of context + right answer alone (Dynamic MoE,
+//            Table 3: question + gold answer as one text), total and layers
 //   source   [{"source": name, "total", "layers"}]: token counts. A source is the string "source"
 //            of a record (quiz, requests, JSON texts), else its file: as given, or under --data
 //   token    [{"id", "piece", "count", "experts_per_token", "complete_word_share"}] by id, of those
 //            that occur: experts per token = rows / (count x MoE layers), complete_word_share =
-//            share of the occurrences where the piece stands as a complete word (D21; 0 for pieces
-//            that do not begin one)
+//            share of the occurrences where the piece stands as a complete word (token_tally.h; 0
+//            for pieces that do not begin one)
 //
 // task, source and token only when --stats-by names them. Token counts are the counters that belong
 // to a token: slots, padding, load, bytes and entropy do not. A token is an input of a forward: the

@@ -91,8 +91,8 @@ const Metric& main_metric(const Task& task) {
   return task.metrics.front();
 }
 
-RunningAccuracy::RunningAccuracy(const LoadedTask& loaded, Tell tell)
-    : loaded_(loaded), tell_(std::move(tell)) {
+RunningAccuracy::RunningAccuracy(const LoadedTask& loaded, Callback callback)
+    : loaded_(loaded), callback_(std::move(callback)) {
   for (const auto& question : loaded.questions) {
     first_.push_back(question_of_.size());
     missing_.push_back(question.choices.size());
@@ -116,18 +116,18 @@ void RunningAccuracy::add(const std::vector<size_t>& requests, const Scores& so_
     sum_ += metric.judge(loaded_.questions[question], scores);
     ++questions_;
   }
-  tell();
+  report();
 }
 
-void RunningAccuracy::add_answer(size_t question, const std::string& answer) {
+void RunningAccuracy::add_generated(size_t question, const std::string& answer) {
   sum_ += judge_answer(loaded_, main_metric(loaded_.task), question, answer);
   ++questions_;
-  tell();
+  report();
 }
 
-void RunningAccuracy::tell() const {
+void RunningAccuracy::report() const {
   if (questions_ > 0) {
-    tell_(main_metric(loaded_.task).name, sum_ / static_cast<double>(questions_), questions_);
+    callback_(main_metric(loaded_.task).name, sum_ / static_cast<double>(questions_), questions_);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A task in numbers: what single questions gave becomes means; and its main metric so far, while
-// requests are answered in whatever order is fastest.
+// The results of one task: values of single questions become means. RunningAccuracy is its main
+// metric so far, while requests are scored in whatever order is fastest.
 
 #include <functional>
 #include <map>
@@ -15,8 +15,8 @@ namespace moe::eval {
 
 struct TaskReport {
   LoadedTask loaded;
-  std::vector<std::vector<Score>> scores;  // [question][choice]; empty where answers are written
-  std::vector<std::string> answers = {};   // [question], written
+  std::vector<std::vector<Score>> scores;  // [question][choice]; empty for generate_until
+  std::vector<std::string> answers = {};   // [question], generated
   std::map<std::string, std::vector<double>> values = {};  // by Metric::key(), one a question
   std::map<std::string, Mean> metrics = {};                // by Metric::key()
   Scores run = {};          // counters and forwards (its scores are moved into `scores`)
@@ -27,12 +27,12 @@ struct TaskReport {
 // Sums `scores` of a task's requests back into questions and means. `resamples`: bootstrap samples
 // of a perplexity's standard error, 0 = none.
 TaskReport make_task_report(LoadedTask loaded, Scores run, int64_t resamples = 100000);
-// The same of written answers.
+// The same of generated answers.
 TaskReport make_generated_report(LoadedTask loaded, std::vector<std::string> answers);
-// What a filter of the task makes of a written answer.
+// What a filter of the task makes of a generated answer.
 std::string filtered_answer(const LoadedTask& loaded, const std::string& filter, size_t question,
                             const std::string& answer);
-// A metric's value of a written answer.
+// A metric's value of a generated answer.
 double judge_answer(const LoadedTask& loaded, const Metric& metric, size_t question,
                     const std::string& answer);
 double drop_rate(
@@ -44,22 +44,22 @@ const Metric& main_metric(const Task& task);
 
 class RunningAccuracy {
  public:
-  // Told the metric's name, its mean, and over how many questions, all of whose choices are
-  // answered.
-  using Tell = std::function<void(const std::string& metric, double mean, int64_t questions)>;
+  // Gets the metric's name, its mean, and over how many questions: those all of whose choices are
+  // scored.
+  using Callback = std::function<void(const std::string& metric, double mean, int64_t questions)>;
 
   // Of a task whose requests are text_pairs(its questions), in order; it must outlive this.
-  RunningAccuracy(const LoadedTask& loaded, Tell tell);
+  RunningAccuracy(const LoadedTask& loaded, Callback callback);
 
   void add(const std::vector<size_t>& requests, const Scores& so_far);
-  // The answer that was written to a question.
-  void add_answer(size_t question, const std::string& answer);
+  // The answer that was generated for a question.
+  void add_generated(size_t question, const std::string& answer);
 
  private:
-  void tell() const;
+  void report() const;
 
   const LoadedTask& loaded_;
-  Tell tell_;
+  Callback callback_;
   std::vector<size_t> question_of_;  // [requests]
   std::vector<size_t> first_;        // [questions] its first request
   std::vector<size_t> missing_;      // [questions] choices without an answer

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/route/router.h"
+
 namespace moe::eval {
 
 namespace {
 
 constexpr int64_t kMost = 4096, kLeast = 512;
 constexpr int64_t kLayerBytes = int64_t{1} << 30;
-
-// Experts that a token goes to: k, or what top-p and ReLU take on average, about 2.
-int64_t rows_per_token(const route::RouterSettings& router) {
-  return router.family == route::Family::kTopK ? std::max<int64_t>(1, router.k) : 2;
-}
 
 Batches pack_in_order(const std::vector<Request>& requests, const std::vector<size_t>& order,
                       int64_t limit) {
@@ -44,8 +41,9 @@ int64_t layer_bytes_per_token(const model::ModelConfig& config,
   const int64_t width = config.hidden_size;
   const int64_t heads = (config.heads + 2 * config.kv_heads) * config.head_dim;
   const int64_t dense = 3 * config.intermediate_size + width;  // gate, up, their product; the sum
-  const int64_t expert =
-      config.moe ? rows_per_token(router) * (3 * config.moe->expert_width + 2 * width) : 0;
+  const int64_t expert = config.moe ? router.family->usual_experts(router, config.moe->experts) *
+                                          (3 * config.moe->expert_width + 2 * width)
+                                    : 0;
   return static_cast<int64_t>(sizeof(float)) * (4 * width + 2 * heads + std::max(dense, expert));
 }
 
@@ -70,7 +68,7 @@ Batches groups_in_order(const std::vector<Request>& requests, int64_t group_toke
 }
 
 bool routes_in_groups(const model::ModelConfig& config, const route::RouterSettings& router) {
-  return config.moe && router.family == route::Family::kTopK && router.capacity_factor;
+  return config.moe && route::has_capacity(router);
 }
 
 PrefixBatches pack_prefix_groups(std::vector<PrefixGroup> groups, int64_t limit) {

@@ -18,7 +18,7 @@ int64_t layer_bytes_per_token(const model::ModelConfig& config,
 // --batch-tokens auto: 4096, where the products of a narrow model are at full speed (a sweep from
 // 256 to 4096 found HellaSwag fastest there and MMLU within 3 % of its best); half of it, and so on
 // down to 512, where a layer would take more than 1 GiB. A rule of the model alone: the same on
-// every machine, so a run can be told again to the last bit.
+// every machine, so a run can be repeated to the last bit.
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router);
 
 using Batches = std::vector<std::vector<size_t>>;  // indices of requests

@@ -35,20 +35,20 @@ OrderedJson counters_json(const CounterValues& counters) {
     json[name] = counters.*value;
   }
   json["entropy_sum"] = counters.entropy_sum;
-  json["load"] = counters.load;
+  json["load"] = counters.tokens_per_expert;
   json["rank_dropped"] = counters.rank_dropped;
   json["rank_ir"] = counters.rank_ir;
   return json;
 }
 
-// Of JSON that may say anything: throws Json::exception where it is not what we write.
+// The JSON may be anything: throws Json::exception where it is not what we write.
 CounterValues counters_from(const Json& json) {
   CounterValues counters;
   for (const auto& [name, value] : count_names()) {
     counters.*value = json.at(name).get<int64_t>();
   }
   counters.entropy_sum = json.at("entropy_sum").get<double>();
-  counters.load = json.at("load").get<std::vector<int64_t>>();
+  counters.tokens_per_expert = json.at("load").get<std::vector<int64_t>>();
   counters.rank_dropped = json.at("rank_dropped").get<std::vector<int64_t>>();
   counters.rank_ir = json.at("rank_ir").get<std::vector<int64_t>>();
   return counters;
@@ -56,27 +56,27 @@ CounterValues counters_from(const Json& json) {
 
 }  // namespace
 
-OrderedJson to_json(const ForwardAnswers& answers) {
+OrderedJson to_json(const ForwardScores& forward) {
   OrderedJson scores = OrderedJson::array(), counters = OrderedJson::array();
-  for (const auto& score : answers.scores) {
+  for (const auto& score : forward.scores) {
     scores.push_back(OrderedJson::array({score.logprob, score.is_greedy, score.tokens}));
   }
-  for (const auto& layer : answers.counters) {
+  for (const auto& layer : forward.counters) {
     counters.push_back(counters_json(layer));
   }
   return {{"scores", std::move(scores)}, {"counters", std::move(counters)}};
 }
 
-ForwardAnswers answers_from(const Json& json) {
-  ForwardAnswers answers;
+ForwardScores forward_scores_from(const Json& json) {
+  ForwardScores forward;
   for (const auto& score : json.at("scores")) {
-    answers.scores.push_back(
+    forward.scores.push_back(
         {score.at(0).get<double>(), score.at(1).get<bool>(), score.at(2).get<int64_t>()});
   }
   for (const auto& layer : json.at("counters")) {
-    answers.counters.push_back(counters_from(layer));
+    forward.counters.push_back(counters_from(layer));
   }
-  return answers;
+  return forward;
 }
 
 }  // namespace moe::eval

@@ -1,6 +1,6 @@
 #pragma once
-// One forward over several requests: before it is run, its answers, and those answers as JSON for
-// a later run (response_cache.h) or for other ranks (shared_forwards.h).
+// One forward over several requests: before it is run, and its scores, which as JSON serve a later
+// run (response_cache.h) and other ranks (shared_forwards.h).
 
 #include <optional>
 #include <vector>
@@ -12,37 +12,37 @@
 
 namespace moe::eval {
 
-// One forward, as it is shown to who counts tokens.
+// One forward after it ran, as ScoreSettings::observe gets it.
 struct Forward {
   const std::vector<size_t>& requests;        // their indices, in the order of the inputs
   const std::vector<at::Tensor>& token_rows;  // model::ForwardResult::token_rows
 };
 
-// A forward before it is run: all that its numbers depend on beside the model and its routing.
+// A forward before it is run: all that its scores depend on besides the model and its routing.
 struct PlannedForward {
   const std::vector<Request>& all;
   const std::vector<size_t>& requests;  // indices into `all`, in the order of the inputs
   const model::Packed& inputs;
 };
 
-struct ForwardAnswers {
+struct ForwardScores {
   std::vector<Score> scores;                   // one a request of the forward
   std::vector<route::CounterValues> counters;  // one a MoE layer
 };
 
-// Answers of forwards for a later run (response_cache.h). Whole forwards, because what is computed
-// together shows in capacity's drops and in the last bits of every score: a run that recalls some
-// of them ends in the very numbers of one that recalls none.
+// Scores of forwards for a later run (response_cache.h). The unit is the whole forward, because
+// what is computed together decides which rows a capacity drops, and the last bits of every score:
+// a run that finds some of its forwards in the cache must end in the scores of one that finds none.
 class ForwardCache {
  public:
   virtual ~ForwardCache() = default;
-  virtual std::optional<ForwardAnswers> recall(const PlannedForward& forward) = 0;
-  virtual void keep(const PlannedForward& forward, const ForwardAnswers& answers) = 0;
+  virtual std::optional<ForwardScores> find(const PlannedForward& forward) = 0;
+  virtual void store(const PlannedForward& forward, const ForwardScores& scores) = 0;
 };
 
-// {"scores": [[logprob, is_greedy, tokens], ..], "counters": [{..}, ..]}, and back; numbers keep
-// every bit. answers_from throws Json::exception where the JSON is another.
-OrderedJson to_json(const ForwardAnswers& answers);
-ForwardAnswers answers_from(const Json& json);
+// {"scores": [[logprob, is_greedy, tokens], ..], "counters": [{..}, ..]}, and back; every
+// bit of a number survives. forward_scores_from throws Json::exception for JSON of another form.
+OrderedJson to_json(const ForwardScores& forward);
+ForwardScores forward_scores_from(const Json& json);
 
 }  // namespace moe::eval

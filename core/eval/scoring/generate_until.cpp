@@ -12,7 +12,7 @@ std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation&
   if (room < 1) {
     throw UserError(
         "the model's window of {} tokens leaves no room for a question beside an "
-        "answer of {}; choose a task whose answers are not written",
+        "answer of {}; choose a task whose answers are not generated",
         encoder.window, generation.max_tokens);
   }
   std::vector<int64_t> tokens = encode_text(encoder, context);

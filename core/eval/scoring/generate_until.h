@@ -1,6 +1,5 @@
 #pragma once
-// Answers that the model writes: greedy text up to a stop word, as lm-evaluation-harness'
-// generate_until cuts it.
+// generate_until: greedy text up to a stop word, as lm-evaluation-harness cuts it.
 
 #include <functional>
 #include <string>

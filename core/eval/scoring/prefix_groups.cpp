@@ -1,5 +1,5 @@
-// Requests are sorted by their inputs, so that those that begin alike lie side by side; a group
-// grows as long as what the next one shares with it is worth a common root.
+// Requests are sorted by their inputs, so that those with a common prefix are neighbours; a group
+// grows as long as the prefix that it has in common with the next request is long enough to pay.
 
 #include "core/eval/scoring/prefix_groups.h"
 
@@ -30,17 +30,17 @@ PrefixGroup make_prefix_group(const std::vector<Request>& requests,
   PrefixGroup group;
   group.request = sorted[begin];
   group.root = root;
-  for (size_t place = begin; place < end; ++place) {
-    const Request& request = requests[sorted[place]];
+  for (size_t i = begin; i < end; ++i) {
+    const Request& request = requests[sorted[i]];
     const int64_t rest = request.inputs() - root;
     const bool is_new =
         rest > 0 &&
         (group.branches.empty() || !same_inputs(requests[group.branches.back().request], request));
     if (is_new) {
-      group.branches.push_back({sorted[place], rest});
+      group.branches.push_back({sorted[i], rest});
     }
     group.members.push_back(
-        {sorted[place], rest > 0 ? static_cast<int64_t>(group.branches.size()) - 1 : -1});
+        {sorted[i], rest > 0 ? static_cast<int64_t>(group.branches.size()) - 1 : -1});
   }
   return group;
 }

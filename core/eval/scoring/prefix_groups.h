@@ -1,6 +1,6 @@
 #pragma once
-// Requests that begin alike, so that what they share is computed once: the choices of a question
-// share its context, requests that are equal share everything.
+// Requests with a shared prefix, which is computed once for all of them: the choices of a question
+// have its context in common, equal requests have all of it in common.
 
 #include <cstdint>
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace moe::eval {
 
-// A group is laid out as its shared beginning, the root, and for each different rest a branch that
-// goes on from it (model::Packed::continues).
+// A group is laid out as its shared prefix, the root, and for each different rest a branch that
+// continues it (model::Packed::continues).
 struct PrefixGroup {
   struct Branch {
     size_t request;  // whose inputs from `root` on it is; not empty
@@ -20,7 +20,7 @@ struct PrefixGroup {
     size_t request;
     int64_t branch;  // index into branches, -1: its inputs are the root's first
   };
-  size_t request = 0;  // whose first `root` inputs are the shared beginning
+  size_t request = 0;  // whose first `root` inputs are the shared prefix
   int64_t root = 0;
   std::vector<Branch> branches;
   std::vector<Member> members;

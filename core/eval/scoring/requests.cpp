@@ -26,7 +26,7 @@ Halves encode_without_context(const TextEncoder& encoder, const std::string& con
   return {std::move(tokens), 1};
 }
 
-// How many tokens a context has of its own. The choices of a question ask for the same one.
+// How many tokens a context has of its own. It is remembered for the next choice of the question.
 class ContextTokens {
  public:
   explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
@@ -71,8 +71,8 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTok
         pair.where, printable(pair.continuation));
   }
   Request request;
-  const int64_t kept = std::min(total, encoder.window + 1);
-  request.tokens.assign(halves.whole.end() - kept, halves.whole.end());
+  const int64_t length = std::min(total, encoder.window + 1);
+  request.tokens.assign(halves.whole.end() - length, halves.whole.end());
   request.scored = std::min(continuation, encoder.window);
   request.choice_cut = continuation > encoder.window;
   return request;

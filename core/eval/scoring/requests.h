@@ -24,7 +24,7 @@ struct Question {
   std::string where;                       // file and line, for messages
   std::string source = {};                 // for statistics (lines.h)
   std::vector<std::string> contexts = {};  // one a choice, where they differ by context
-  std::string target = {};                 // the right answer as the sample log tells it
+  std::string target = {};                 // the right answer as the sample log has it
   std::string delimiter = " ";             // between context and choice
 
   const std::string& context_of(size_t choice) const {
@@ -42,14 +42,13 @@ struct TextPair {
   std::string source = {};  // for statistics (lines.h)
 };
 
-// What the model is asked: log p(the last `scored` tokens | all before them).
+// One thing to score: log p(the last `scored` tokens | all before them).
 struct Request {
   std::vector<int64_t> tokens;  // context + continuation, cut from the left to window + 1
-  int64_t scored = 0;           // 1 <= scored < tokens.size(); 0: only run, for its routing
+  int64_t scored = 0;           // 1 <= scored < tokens.size(); 0: runs for its routing alone
   bool choice_cut = false;      // the continuation alone exceeds the window: only its end is scored
-  int64_t inputs() const {
-    return static_cast<int64_t>(tokens.size()) - 1;
-  }  // the last token is no input
+  // The last token is no input.
+  int64_t inputs() const { return static_cast<int64_t>(tokens.size()) - 1; }
 };
 
 // The answer to a request.
@@ -73,8 +72,8 @@ bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 // All that encoding needs of a tokenizer.
 struct TextEncoder {
   std::function<std::vector<int64_t>(std::string_view)> encode;  // without BOS
-  int64_t prefix_id =
-      0;  // what stands before an empty context, and is the BOS where one is added: BOS, else EOS
+  // Stands before an empty context, and is the BOS where one is added: the BOS, else the EOS.
+  int64_t prefix_id = 0;
   std::string prefix_text;  // text that begins with it gets no second one
   bool adds_bos = false;
   int64_t window = 0;  // the most tokens the model takes, max_position_embeddings
@@ -94,8 +93,8 @@ std::vector<Request> encode_requests(const TextEncoder& encoder,
 // One pair a choice, question after question.
 std::vector<TextPair> text_pairs(const std::vector<Question>& questions);
 
-// {"context": "..", "continuation": ".."} a line, and "source" where statistics shall tell it
-// apart. The first `limit` of the file; what follows is not read.
+// {"context": "..", "continuation": ".."} a line, and "source" where statistics split by it.
+// The first `limit` of the file; what follows is not read.
 std::vector<TextPair> read_text_pairs(const std::filesystem::path& file,
                                       std::optional<int64_t> limit = std::nullopt);
 

@@ -13,7 +13,7 @@ namespace moe::eval {
 namespace {
 
 const std::string kTitle = "moe responses 1";
-constexpr size_t kSample_bytes = 4096;
+constexpr size_t kSampleBytes = 4096;
 constexpr size_t kKeyDigits = 32;
 
 template <typename T>
@@ -26,7 +26,7 @@ void put(io::ContentHash& hash, const std::vector<T>& values) {
 void put(io::ContentHash& hash, int64_t value) { hash.update(std::as_bytes(std::span(&value, 1))); }
 
 void put_samples(io::ContentHash& hash, std::span<const std::byte> bytes) {
-  const size_t length = std::min(bytes.size(), kSample_bytes);
+  const size_t length = std::min(bytes.size(), kSampleBytes);
   for (const size_t begin : {size_t{0}, (bytes.size() - length) / 2, bytes.size() - length}) {
     hash.update(bytes.subspan(begin, length));
   }
@@ -66,7 +66,7 @@ ResponseCache::ResponseCache(const std::filesystem::path& file, const io::Digest
   const std::string opening = R"({"key":")";
   for (const auto& line : log_.lines()) {
     if (line.starts_with(opening) && line.size() > opening.size() + kKeyDigits) {
-      known_[line.substr(opening.size(), kKeyDigits)] = line;
+      lines_[line.substr(opening.size(), kKeyDigits)] = line;
     }
   }
 }
@@ -104,16 +104,16 @@ std::string ResponseCache::key_of(const std::vector<int64_t>& prompt,
   return hash.digest().hex();
 }
 
-std::optional<ForwardAnswers> ResponseCache::recall(const PlannedForward& forward) {
-  const auto found = known_.find(key_of(forward));
-  if (found == known_.end()) {
+std::optional<ForwardScores> ResponseCache::find(const PlannedForward& forward) {
+  const auto found = lines_.find(key_of(forward));
+  if (found == lines_.end()) {
     return std::nullopt;
   }
   try {
-    ForwardAnswers answers = answers_from(parse_json(found->second, "a kept response"));
-    if (answers.scores.size() == forward.requests.size()) {
-      recalled_ += static_cast<int64_t>(forward.requests.size());
-      return answers;
+    ForwardScores scores = forward_scores_from(parse_json(found->second, "a cached response"));
+    if (scores.scores.size() == forward.requests.size()) {
+      hits_ += static_cast<int64_t>(forward.requests.size());
+      return scores;
     }
   } catch (const Json::exception&) {  // not what we write: as if it were not there
   } catch (const UserError&) {        // no JSON
@@ -121,19 +121,19 @@ std::optional<ForwardAnswers> ResponseCache::recall(const PlannedForward& forwar
   return std::nullopt;
 }
 
-void ResponseCache::keep(const PlannedForward& forward, const ForwardAnswers& answers) {
-  keep_line(key_of(forward), to_json(answers));
+void ResponseCache::store(const PlannedForward& forward, const ForwardScores& answers) {
+  store_line(key_of(forward), to_json(answers));
 }
 
-std::optional<std::string> ResponseCache::recall_answer(const std::vector<int64_t>& prompt,
-                                                        const Generation& generation) {
-  const auto found = known_.find(key_of(prompt, generation));
-  if (found == known_.end()) {
+std::optional<std::string> ResponseCache::find_text(const std::vector<int64_t>& prompt,
+                                                    const Generation& generation) {
+  const auto found = lines_.find(key_of(prompt, generation));
+  if (found == lines_.end()) {
     return std::nullopt;
   }
   try {
-    auto answer = parse_json(found->second, "a kept response").at("answer").get<std::string>();
-    ++recalled_;
+    auto answer = parse_json(found->second, "a cached response").at("answer").get<std::string>();
+    ++hits_;
     return answer;
   } catch (const Json::exception&) {
   } catch (const UserError&) {
@@ -141,16 +141,16 @@ std::optional<std::string> ResponseCache::recall_answer(const std::vector<int64_
   return std::nullopt;
 }
 
-void ResponseCache::keep_answer(const std::vector<int64_t>& prompt, const Generation& generation,
-                                const std::string& answer) {
+void ResponseCache::store_text(const std::vector<int64_t>& prompt, const Generation& generation,
+                               const std::string& answer) {
   if (find_invalid_utf8(answer) == kValidUtf8) {  // else JSON cannot hold it
-    keep_line(key_of(prompt, generation), {{"answer", answer}});
+    store_line(key_of(prompt, generation), {{"answer", answer}});
   }
 }
 
-// Kept on disk only: no run asks for the same forward twice but for tasks that share all of it, and
-// those recall it the next time.
-void ResponseCache::keep_line(const std::string& key, OrderedJson content) {
+// On disk only: a run needs no forward twice, unless two of its tasks are the same, and those find
+// it the next time.
+void ResponseCache::store_line(const std::string& key, OrderedJson content) {
   OrderedJson line = {{"key", key}};
   line.update(content);
   log_.append(line.dump());

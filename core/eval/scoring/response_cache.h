@@ -1,15 +1,15 @@
 #pragma once
-// What the model answered, kept on disk as it goes, so that an evaluation that was interrupted goes
-// on where it was. What is kept is a whole forward (score.h says why): its requests, or one written
-// answer. Its key is all that the numbers depend on: the model's contents, its routing, the
-// precision, the version of moe, and the requests' tokens.
+// The model's responses, appended to a file as they come, so that an evaluation that was
+// interrupted continues where it was. An entry is a whole forward (forwards.h says why), or one
+// generated answer. Its key is a hash of all that the result depends on: the model's contents, its
+// routing, the precision, the version of moe, and the requests' tokens.
 //
 // The file is an io::LineLog; a line is JSON of "key" (32 hex digits) and
 //   "scores"    [[logprob, is_greedy, tokens], ..], one a request of the forward
 //   "counters"  one object a MoE layer, by the names of route::CounterValues
-//   "answer"    in place of both: a written answer
-// Numbers are printed so that they read back bit for bit. A line that does not say this, or says it
-// of another number of requests, is not used.
+//   "answer"    instead of both: a generated answer
+// Numbers are printed so that they read back bit for bit. A line of another form, or for another
+// number of requests, is not used.
 
 #include <string>
 #include <unordered_map>
@@ -33,30 +33,30 @@ class ResponseCache : public ForwardCache {
   // UserError: `file` is something else, or cannot be written.
   ResponseCache(const std::filesystem::path& file, const io::Digest& model);
 
-  // How what follows is routed; before anything is asked.
+  // The routing of the forwards that follow. Must be called before the first of them.
   void use(const model::RoutingOptions& routing);
 
-  std::optional<ForwardAnswers> recall(const PlannedForward& forward) override;
-  void keep(const PlannedForward& forward, const ForwardAnswers& answers) override;
+  std::optional<ForwardScores> find(const PlannedForward& forward) override;
+  void store(const PlannedForward& forward, const ForwardScores& answers) override;
 
-  std::optional<std::string> recall_answer(const std::vector<int64_t>& prompt,
-                                           const Generation& generation);
-  void keep_answer(const std::vector<int64_t>& prompt, const Generation& generation,
-                   const std::string& answer);
+  std::optional<std::string> find_text(const std::vector<int64_t>& prompt,
+                                       const Generation& generation);
+  void store_text(const std::vector<int64_t>& prompt, const Generation& generation,
+                  const std::string& answer);
 
-  int64_t recalled() const { return recalled_; }  // requests and prompts, since it was opened
+  int64_t hits() const { return hits_; }  // requests and prompts found, since it was opened
   const io::LineLog& log() const { return log_; }
 
  private:
   std::string key_of(const PlannedForward& forward) const;
   std::string key_of(const std::vector<int64_t>& prompt, const Generation& generation) const;
-  void keep_line(const std::string& key, OrderedJson content);
+  void store_line(const std::string& key, OrderedJson content);
 
   io::LineLog log_;
   io::Digest model_;
   std::string routing_;
-  std::unordered_map<std::string, std::string> known_;  // key -> line
-  int64_t recalled_ = 0;
+  std::unordered_map<std::string, std::string> lines_;  // key -> line
+  int64_t hits_ = 0;
 };
 
 }  // namespace moe::eval

@@ -1,6 +1,6 @@
-// The fast path: packed sequences, no padding, what requests share computed once, the head only at
-// positions whose next token is scored. score_test.cpp holds it to the obvious way: one request at
-// a time, all logits.
+// Packed sequences without padding; what requests have in common is computed once, and logits only
+// at positions whose next token is scored. score_test.cpp compares this with the plain way: one
+// request at a time, all logits.
 #include "core/eval/scoring/score.h"
 
 #include <ATen/ATen.h>
@@ -25,15 +25,15 @@ namespace {
 std::string digest_of(const std::vector<Request>& requests) {
   io::ContentHash hash;
   for (const auto& request : requests) {
-    const std::vector<int64_t> numbers = {request.scored,
+    const std::vector<int64_t> lengths = {request.scored,
                                           static_cast<int64_t>(request.tokens.size())};
-    hash.update(std::as_bytes(std::span(numbers)));
+    hash.update(std::as_bytes(std::span(lengths)));
     hash.update(std::as_bytes(std::span(request.tokens)));
   }
   return hash.digest().hex();
 }
 
-// UserError on all ranks when they were not given the same.
+// UserError on all ranks when they were given different requests or settings.
 void check_same_requests(dist::Comm* ranks, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
   if (ranks != nullptr && ranks->size() > 1) {
@@ -47,17 +47,17 @@ void check_same_requests(dist::Comm* ranks, const std::vector<Request>& requests
   }
 }
 
-// A token whose log-probability is asked for.
-struct Asked {
-  int64_t row;     // of the forward's rows, which predicts it
+// A token whose log-probability counts for a request.
+struct ScoredToken {
+  int64_t row;     // of the hidden states, which predicts the token
   int64_t target;  // the token
-  size_t owner;    // its request
+  size_t request;
 };
 
 struct PackedBatch {
-  model::Packed inputs;        // [T]
-  std::vector<Asked> asked;    // by row
-  std::vector<size_t> owners;  // all requests, in the order of the inputs
+  model::Packed inputs;             // [T]
+  std::vector<ScoredToken> scored;  // by row
+  std::vector<size_t> requests;     // in the order of the inputs
 };
 
 // The inputs of a batch: all roots, then all branches.
@@ -73,11 +73,11 @@ class Packer {
     for (size_t number = 0; number < groups.size(); ++number) {
       add_members(groups[number], static_cast<int64_t>(number), root_rows[number]);
     }
-    std::stable_sort(batch_.asked.begin(), batch_.asked.end(),
-                     [](const Asked& a, const Asked& b) { return a.row < b.row; });
+    std::stable_sort(batch_.scored.begin(), batch_.scored.end(),
+                     [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == groups.size()) {
-      batch_.inputs.continues.clear();  // nobody goes on
+      batch_.inputs.continues.clear();  // no sequence has a prefix elsewhere
     }
     return std::move(batch_);
   }
@@ -102,9 +102,9 @@ class Packer {
       const Request& request = requests_[index];
       for (int64_t i = request.inputs() - request.scored; i < request.inputs(); ++i) {
         const int64_t row = i < group.root ? root_row + i : branch_rows[branch] + i - group.root;
-        batch_.asked.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
+        batch_.scored.push_back({row, request.tokens[static_cast<size_t>(i) + 1], index});
       }
-      batch_.owners.push_back(index);
+      batch_.requests.push_back(index);
     }
   }
 
@@ -113,14 +113,14 @@ class Packer {
   PackedBatch batch_;
 };
 
-void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total) {
+void add_token(const ScoredToken& token, float logprob, bool is_argmax, Scores& total) {
   if (!std::isfinite(logprob)) {
     throw UserError(
         "request {}: the model gives a log-probability of {}; its weights hold NaN, infinity or "
         "numbers too large",
-        asked.owner + 1, logprob);
+        token.request + 1, logprob);
   }
-  Score& score = total.scores[asked.owner];
+  Score& score = total.scores[token.request];
   score.is_greedy = (score.tokens == 0 || score.is_greedy) && is_argmax;
   score.logprob += logprob;
   ++score.tokens;
@@ -128,23 +128,23 @@ void add_token(const Asked& asked, float logprob, bool is_argmax, Scores& total)
 
 void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
-  std::vector<int64_t> rows;  // the different ones: equal choices share theirs
-  std::vector<kernels::AskedToken> asked;
-  for (const Asked& one : batch.asked) {
-    if (rows.empty() || rows.back() != one.row) {
-      rows.push_back(one.row);
+  std::vector<int64_t> rows;  // each once: equal choices share theirs
+  std::vector<kernels::TargetToken> targets;
+  for (const ScoredToken& token : batch.scored) {
+    if (rows.empty() || rows.back() != token.row) {
+      rows.push_back(token.row);
     }
-    asked.push_back({static_cast<int64_t>(rows.size()) - 1, one.target});
+    targets.push_back({static_cast<int64_t>(rows.size()) - 1, token.target});
   }
   if (rows.empty()) {
-    return;  // requests that are only run
+    return;  // no request of this batch is scored, they run for their routing
   }
   total.head_rows += static_cast<int64_t>(rows.size());
-  const Tensor wanted = at::tensor(rows, at::kLong).to(hidden.device());
-  const auto scores = kernels::head_scores(hidden.index_select(0, wanted), llama.head_weight(),
-                                           llama.product_type(), asked);
+  const Tensor index = at::tensor(rows, at::kLong).to(hidden.device());
+  const auto scores = kernels::token_log_probs(hidden.index_select(0, index), llama.head_weight(),
+                                               llama.product_type(), targets);
   for (size_t i = 0; i < scores.size(); ++i) {
-    add_token(batch.asked[i], scores[i].logprob, scores[i].is_argmax, total);
+    add_token(batch.scored[i], scores[i].logprob, scores[i].is_argmax, total);
   }
 }
 
@@ -158,49 +158,49 @@ void add_counters(const std::vector<route::CounterValues>& values, Scores& total
   }
 }
 
-Answered run_forward(const model::Llama& llama, const PackedBatch& batch,
-                     const ScoreSettings& settings, Scores& total) {
+ForwardOutput run_forward(const model::Llama& llama, const PackedBatch& batch,
+                          const ScoreSettings& settings, Scores& total) {
   model::ForwardResult result = llama.forward(batch.inputs, settings.routing);
   add_batch(llama, batch, result.hidden, total);
-  Answered mine;
-  mine.token_rows = std::move(result.token_rows);
+  ForwardOutput output;
+  output.token_rows = std::move(result.token_rows);
   if (!result.counters.empty()) {
-    mine.answers.counters = route::read_counters(result.counters);
+    output.scores.counters = route::read_counters(result.counters);
   }
-  for (const size_t owner : batch.owners) {
-    mine.answers.scores.push_back(total.scores[owner]);
+  for (const size_t request : batch.requests) {
+    output.scores.scores.push_back(total.scores[request]);
   }
-  return mine;
+  return output;
 }
 
-Answered answer(const model::Llama& llama, const std::vector<Request>& requests,
-                const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
-  const PlannedForward forward{requests, batch.owners, batch.inputs};
-  if (settings.memory != nullptr) {
-    if (auto known = settings.memory->recall(forward)) {
-      return {std::move(*known)};
+ForwardOutput find_or_run(const model::Llama& llama, const std::vector<Request>& requests,
+                          const PackedBatch& batch, const ScoreSettings& settings, Scores& total) {
+  const PlannedForward forward{requests, batch.requests, batch.inputs};
+  if (settings.cache != nullptr) {
+    if (auto scores = settings.cache->find(forward)) {
+      return {std::move(*scores)};
     }
   }
-  Answered mine = run_forward(llama, batch, settings, total);
-  if (settings.memory != nullptr) {
-    settings.memory->keep(forward, mine.answers);
+  ForwardOutput output = run_forward(llama, batch, settings, total);
+  if (settings.cache != nullptr) {
+    settings.cache->store(forward, output.scores);
   }
-  return mine;
+  return output;
 }
 
-// What any rank found out about a forward.
-void account(const PackedBatch& batch, const Answered& answered, const ScoreSettings& settings,
-             Scores& total) {
-  for (size_t i = 0; i < batch.owners.size(); ++i) {
-    total.scores[batch.owners[i]] = answered.answers.scores.at(i);
+// Adds what any rank found out about a forward.
+void add_output(const PackedBatch& batch, const ForwardOutput& output,
+                const ScoreSettings& settings, Scores& total) {
+  for (size_t i = 0; i < batch.requests.size(); ++i) {
+    total.scores[batch.requests[i]] = output.scores.scores.at(i);
   }
-  add_counters(answered.answers.counters, total);
+  add_counters(output.scores.counters, total);
   total.input_tokens += batch.inputs.ids.size(0);
   if (settings.observe) {
-    settings.observe({batch.owners, answered.token_rows});
+    settings.observe({batch.requests, output.token_rows});
   }
   if (settings.answered) {
-    settings.answered(batch.owners, total);
+    settings.answered(batch.requests, total);
   }
 }
 
@@ -235,17 +235,17 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
     for (size_t i = begin; i < std::min(begin + ranks, batches.size()); ++i) {
       round.push_back(Packer(requests).pack(batches[i]));
     }
-    std::optional<Answered> mine;
+    std::optional<ForwardOutput> own;
     on_all_ranks(settings.ranks, [&] {
       if (rank < round.size()) {
-        mine = answer(llama, requests, round[rank], settings, total);
+        own = find_or_run(llama, requests, round[rank], settings, total);
       }
     });
-    const std::vector<Answered> all = gather_answers(settings.ranks, mine);
+    const std::vector<ForwardOutput> all = gather_forwards(settings.ranks, own);
     on_all_ranks(settings.ranks, [&] {
       for (size_t i = 0; i < round.size(); ++i) {
-        account(round[i], all.at(i), settings, total);
-        done += static_cast<int64_t>(round[i].owners.size());
+        add_output(round[i], all.at(i), settings, total);
+        done += static_cast<int64_t>(round[i].requests.size());
         if (on_progress) {
           on_progress(done);
         }

@@ -1,7 +1,8 @@
 #pragma once
-// Log-likelihoods of requests. How requests share a forward is decided here, and it must not show
-// in the numbers: without a capacity any batch gives the same scores (to rounding), with one the
-// routing groups of SPEC section 12 are fixed by the file alone and no speed setting touches them.
+// Log-likelihoods of requests: sums of token log-probabilities. Which requests share a forward must
+// not show in the scores. Without a capacity any batch gives the same ones, to rounding. With one,
+// what is routed together competes for slots, so the groups (batches.h) follow from the file alone
+// and no setting for speed changes them.
 
 #include <cstdint>
 #include <functional>
@@ -19,15 +20,15 @@ struct Scores;
 
 struct ScoreSettings {
   model::RoutingOptions routing;
-  int64_t batch_tokens = 0;     // input tokens of one forward, without a capacity; 0: batch_size.h
+  int64_t batch_tokens = 0;     // input tokens of one forward, without a capacity; 0: auto
   int64_t group_tokens = 4096;  // the same per logical rank, with a capacity
-  // After each forward. Where somebody looks, or capacity counts, requests share nothing.
+  // Called after each forward. Where it is set, or a capacity is, requests share no prefix.
   std::function<void(const Forward&)> observe = {};
-  ForwardCache* memory = nullptr;  // asked before each forward; nobody may observe then
-  // After each forward, run or recalled: its requests, whose scores stand in `so_far`.
+  ForwardCache* cache = nullptr;  // looked into before each forward; `observe` must be empty then
+  // Called after each forward, run or found in the cache: the scores of `requests` are in `so_far`.
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
-  // The ranks that share the forwards out, each with the whole model; all of them call. Scores,
-  // observe and answered are the same on all, and those of one process.
+  // The ranks that share the forwards, each with the whole model; all of them must call. Scores and
+  // calls are the same on all of them, and those of one process.
   dist::Comm* ranks = nullptr;
 };
 
@@ -39,8 +40,8 @@ struct Scores {
   int64_t head_rows = 0;                       // of them, those whose next token is scored
 };
 
-// `on_progress` gets the number of requests done after each forward. UserError when the model's
-// numbers are not finite.
+// `on_progress` gets the number of requests done after each forward. UserError when a
+// log-probability is not finite.
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress = {});

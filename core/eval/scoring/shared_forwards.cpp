@@ -14,7 +14,7 @@ using at::Tensor;
 
 namespace {
 
-// [L, T, 3] i64 as bytes; "" where nobody counts.
+// [L, T, 3] i64 as bytes; "" where tokens are not counted.
 std::string bytes_of(const std::vector<Tensor>& token_rows) {
   if (token_rows.empty()) {
     return "";
@@ -44,28 +44,29 @@ void on_all_ranks(dist::Comm* ranks, const std::function<void()>& body) {
   }
 }
 
-std::vector<Answered> gather_answers(dist::Comm* ranks, const std::optional<Answered>& mine) {
+std::vector<ForwardOutput> gather_forwards(dist::Comm* ranks,
+                                           const std::optional<ForwardOutput>& own) {
   if (ranks == nullptr || ranks->size() == 1) {
-    return {mine.value()};
+    return {own.value()};
   }
-  const auto texts = dist::gather_texts(*ranks, mine ? to_json(mine->answers).dump() : "");
-  const auto rows = dist::gather_texts(*ranks, mine ? bytes_of(mine->token_rows) : "");
-  std::vector<Answered> all;
+  const auto texts = dist::gather_texts(*ranks, own ? to_json(own->scores).dump() : "");
+  const auto rows = dist::gather_texts(*ranks, own ? bytes_of(own->token_rows) : "");
+  std::vector<ForwardOutput> all;
   for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
-    ForwardAnswers answers = answers_from(parse_json(texts[rank], "answers of another rank"));
-    const auto layers = static_cast<int64_t>(answers.counters.size());
-    all.push_back({std::move(answers), token_rows_of(rows[rank], layers)});
+    ForwardScores scores = forward_scores_from(parse_json(texts[rank], "scores of another rank"));
+    const auto layers = static_cast<int64_t>(scores.counters.size());
+    all.push_back({std::move(scores), token_rows_of(rows[rank], layers)});
   }
   return all;
 }
 
 std::vector<std::string> gather_generated(dist::Comm* ranks,
-                                          const std::optional<std::string>& mine) {
+                                          const std::optional<std::string>& own) {
   if (ranks == nullptr) {
-    return {mine.value()};
+    return {own.value()};
   }
   std::vector<std::string> all;
-  for (const auto& text : dist::gather_texts(*ranks, mine ? "+" + *mine : "")) {
+  for (const auto& text : dist::gather_texts(*ranks, own ? "+" + *own : "")) {
     if (!text.empty()) {
       all.push_back(text.substr(1));
     }

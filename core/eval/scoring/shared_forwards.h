@@ -1,8 +1,8 @@
 #pragma once
-// The forwards of an evaluation shared out among ranks. Each rank holds the whole model and every
-// rank plans the same forwards, so that what is computed together never depends on how many ranks
-// there are; they run them in rounds, one each, and all hear all answers. So every rank ends with
-// the numbers of one process.
+// The forwards of an evaluation distributed over ranks. Each rank holds the whole model and plans
+// the same forwards, so that what is computed together does not depend on the number of ranks. In
+// each round every rank runs one forward, and an all-gather gives its scores to all. So every rank
+// ends with the results of one process.
 
 #include <ATen/ATen.h>
 
@@ -16,17 +16,17 @@
 
 namespace moe::eval {
 
-// One forward's answers, and who got which experts where somebody counts tokens.
-struct Answered {
-  ForwardAnswers answers;
+// One forward's scores, and the experts of each token where tokens are counted.
+struct ForwardOutput {
+  ForwardScores scores;
   std::vector<at::Tensor> token_rows = {};  // as in model::ForwardResult
 };
 
-// Of ranks 0, 1, .. of this round; `mine` is empty on ranks that had nothing to run, which are the
-// last ones. A collective; `ranks` null: one process.
-std::vector<Answered> gather_answers(dist::Comm* ranks, const std::optional<Answered>& mine);
-std::vector<std::string> gather_generated(dist::Comm* ranks,
-                                          const std::optional<std::string>& mine);
+// The outputs of ranks 0, 1, .. in this round. `own` is empty on ranks that had nothing to run,
+// which are the last ones. Collective; `ranks` is null in a single process.
+std::vector<ForwardOutput> gather_forwards(dist::Comm* ranks,
+                                           const std::optional<ForwardOutput>& own);
+std::vector<std::string> gather_generated(dist::Comm* ranks, const std::optional<std::string>& own);
 
 // Runs `body` under dist::together, or alone in one process.
 void on_all_ranks(dist::Comm* ranks, const std::function<void()>& body);

@@ -1,6 +1,6 @@
 #pragma once
-// Raw text as requests that are only run, for what their routing says (P2 Tables 2 and 4): no token
-// of them is scored.
+// Raw text as requests that run for the statistics of their routing alone (Dynamic MoE, Tables 2
+// and 4): no token of them is scored.
 
 #include <filesystem>
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace moe::eval {
 
-inline constexpr int64_t kTextWindow = 2048;  // tokens; P2 cuts there
+inline constexpr int64_t kTextWindow = 2048;  // tokens; Dynamic MoE cuts there
 
 struct TextWindows {
   std::vector<Request> requests;     // in file order

@@ -6,46 +6,17 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/eval/formats/text.h"
 
 namespace moe::eval {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 
-// The first code point of well-formed UTF-8; 0 for "".
-uint32_t first_code_point(std::string_view text) {
-  if (text.empty()) {
-    return 0;
-  }
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<uint32_t>(static_cast<unsigned char>(text[i])) : 0U;
-  };
-  const uint32_t head = byte(0);
-  if (head < 0x80) {
-    return head;
-  }
-  const size_t more = head >= 0xF0 ? 3 : head >= 0xE0 ? 2 : 1;
-  uint32_t code = head & (0x3FU >> more);
-  for (size_t i = 1; i <= more; ++i) {
-    code = code << 6 | (byte(i) & 0x3FU);
-  }
-  return code;
-}
-
-bool is_letter(uint32_t code) {
-  if (code < 0x80) {
-    return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z');
-  }
-  const bool is_sign = code < 0xC0 || code == 0xD7 || code == 0xF7 ||
-                       (code >= 0x2000 && code < 0x2C00) || (code >= 0x3000 && code < 0x3040) ||
-                       code >= 0x1F000;
-  return !is_sign;
-}
-
 }  // namespace
 
 PieceShape shape_of(const std::string& piece) {
-  return {piece.starts_with(kSpaceMark), is_letter(first_code_point(piece))};
+  return {piece.starts_with(kSpaceMark), begins_with_letter(piece)};
 }
 
 void TokenCounts::add_token(const int64_t* rows) {

@@ -1,7 +1,7 @@
 #pragma once
-// Who got how many experts, token by token: sums by source of the text, over the right answers of a
-// task, and by entry of the vocabulary (SPEC section 13; P2 Tables 2 to 4). Filled from forwards
-// that were asked to count tokens (model::RoutingOptions::count_tokens).
+// How many experts each token got: sums by source of the text, over the right answers of a task,
+// and by entry of the vocabulary (Dynamic MoE, Tables 2 to 4). Filled from forwards that count
+// tokens (model::RoutingOptions::count_tokens).
 
 #include <cstdint>
 #include <string>
@@ -28,7 +28,7 @@ struct VocabularyEntry {
   std::string piece;     // as the tokenizer stores it
   int64_t count = 0;     // occurrences among the tokens run
   int64_t rows = 0;      // over all MoE layers
-  int64_t complete = 0;  // occurrences as a complete word (D21)
+  int64_t complete = 0;  // occurrences as a complete word
 };
 
 struct TokenStats {
@@ -45,14 +45,13 @@ struct RequestLabel {
   bool is_gold = false;  // context + right answer of a question
 };
 
-// How a piece stands beside its neighbours (D21).
+// How a piece joins its neighbours. A token is a complete word where it begins one and the next
+// token begins another, or something that is no letter.
 struct PieceShape {
   bool starts_word = false;    // begins with U+2581
   bool starts_letter = false;  // begins with a letter
 };
-// Letters: ASCII's, and what is no ASCII but U+2581, punctuation, symbols and emoji (the blocks
-// U+0080..U+00BF, U+2000..U+2BFF, U+3000..U+303F, from U+1F000, and the signs for times and
-// divide). Byte pieces "<0x..>" are none.
+// Letters are those of Unicode, and the marks that follow one. Byte pieces "<0x..>" are none.
 PieceShape shape_of(const std::string& piece);
 
 class TokenTally {

@@ -62,8 +62,8 @@ Files find_form(const SplitFiles& form, const Task& task, const Split& split,
   if (files.empty() || missing.empty()) {
     return files;
   }
-  for (const auto& place : exported_paths(task, split)) {
-    if (files.front() == data / place) {
+  for (const auto& path : exported_paths(task, split)) {
+    if (files.front() == data / path) {
       return {};
     }
   }
@@ -81,9 +81,9 @@ FoundFiles read_any(const Task& task, const Split& split, const fs::path& data, 
       return found_in(files, form.read(files, limit));
     }
   }
-  for (const auto& place : exported_paths(task, split)) {
-    if (fs::is_regular_file(data / place)) {
-      return found_in({data / place}, read_exported(data / place, task.data.schema, limit));
+  for (const auto& path : exported_paths(task, split)) {
+    if (fs::is_regular_file(data / path)) {
+      return found_in({data / path}, read_exported(data / path, task.data.schema, limit));
     }
   }
   throw UserError(
@@ -123,14 +123,14 @@ FoundFiles find_documents(const Task& task, const Split& split, const fs::path& 
 }
 
 std::string expected_paths(const Task& task, const Split& split) {
-  std::string places;
+  std::string paths;
   for (const auto& form : split.forms) {
-    places += fmt::format("{}{}", places.empty() ? "" : ", or ", fmt::join(form.files, " and "));
+    paths += fmt::format("{}{}", paths.empty() ? "" : ", or ", fmt::join(form.files, " and "));
   }
   if (const auto exported = exported_paths(task, split); !exported.empty()) {
-    places += fmt::format("{}{} or .csv", places.empty() ? "" : ", or ", exported.front().string());
+    paths += fmt::format("{}{} or .csv", paths.empty() ? "" : ", or ", exported.front().string());
   }
-  return places;
+  return paths;
 }
 
 }  // namespace moe::eval

@@ -1,34 +1,14 @@
 #pragma once
-// Tasks under one name, and the averages over them.
+// Averages over the tasks of a group.
 
 #include <map>
 #include <string>
 #include <vector>
 
 #include "core/eval/metrics/metrics.h"
-#include "core/eval/tasks/task.h"
+#include "core/eval/tasks/known_tasks.h"
 
 namespace moe::eval {
-
-struct SubjectArea {
-  std::string name;
-  std::vector<std::string> subjects;
-};
-const std::vector<SubjectArea>& mmlu_areas();  // table_mmlu.cpp, in the harness's order
-
-struct Group {
-  std::string name;
-  std::vector<std::string> members;  // tasks and groups
-  std::string about;
-  std::string metric = {};      // averaged, as Metric::key(); empty = only a name for its members
-  std::string version = "N/A";  // of the harness's definition
-  std::string alias = {};
-};
-const std::vector<Group>& known_groups();
-const Group* find_group(const std::string& name);
-
-// The tasks of a group, members of members included, each once.
-std::vector<std::string> tasks_of(const Group& group);
 
 struct GroupAverage {
   Group group;

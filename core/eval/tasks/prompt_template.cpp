@@ -202,15 +202,16 @@ const OrderedJson& PromptTemplate::member(const Step& step, const OrderedJson& v
 OrderedJson PromptTemplate::follow(const std::vector<Step>& steps, const OrderedJson& document,
                                    const std::string& hole) {
   const OrderedJson* value = &document;
-  OrderedJson made;  // what a function gave
+  OrderedJson result;  // of the last function
   for (const auto& step : steps) {
     if (step.kind == Step::Kind::kKey || step.kind == Step::Kind::kIndex) {
       value = &member(step, *value, hole);
       continue;
     }
-    made = step.kind == Step::Kind::kCall ? OrderedJson(call(step.name, as_text(*value, hole)))
-                                          : find(follow(step.inner, document, hole), *value, hole);
-    value = &made;
+    result = step.kind == Step::Kind::kCall
+                 ? OrderedJson(call(step.name, as_text(*value, hole)))
+                 : find(follow(step.inner, document, hole), *value, hole);
+    value = &result;
   }
   return *value;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // What a benchmark is: where its documents lie, how one becomes a question, what is counted. A task
-// is data: a line of a table (table_*.cpp) or a user's file (user_task.h).
+// is data: a file of known/ or of a user (task_file.h).
 
 #include <algorithm>
 #include <cstdint>
@@ -110,8 +110,7 @@ struct Task {
   Generation generation = {};
   std::vector<AnswerFilter> filters = {};  // generated answers pass one of them, by Metric::filter
   bool ignores_case_and_marks = false;     // exact_match drops case, a last full stop, , \n \ and "
-  // How version 0.4.1 had it; empty = the same. UserError where 0.4.1 has no such task.
-  std::function<void(Task&)> to_0_4_1 = {};
+  std::string not_in_0_4_1 = {};           // why version 0.4.1 of the harness has no such task
 };
 
 inline constexpr const char* kHarnessVersion = "0.4.13";  // whose definitions the tables follow

@@ -8,31 +8,15 @@
 #include "core/base/utf8.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/tasks/data_files.h"
-#include "core/eval/tasks/declare.h"
 #include "core/eval/tasks/few_shot.h"
-#include "core/eval/tasks/groups.h"
-#include "core/eval/tasks/user_task.h"
+#include "core/eval/tasks/known_tasks.h"
+#include "core/eval/tasks/task_file.h"
 
 namespace moe::eval {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-Task quiz_task(const fs::path& file) {
-  const PromptTemplate question("Question: {{question}}\nAnswer:"), context("{{context}}");
-  return {.name = printable(file.stem().string()),
-          .data = {.scored = {"", {{{file.string()}, read_quiz}}}},
-          .prompt =
-              [question, context](const OrderedJson& document) {
-                return document.contains("context") ? context(document) : question(document);
-              },
-          .choices = list("{{choices}}"),
-          .target = target("{{gold}}"),
-          .metrics = {choice_metric("acc"), choice_metric("acc_norm")},
-          .shots = {ShotRule::Sampler::kRandom, false, 0, true},
-          .is_own = true};
-}
 
 [[noreturn]] void fail_unknown(const std::string& name) {
   std::vector<std::string> known;
@@ -49,15 +33,18 @@ Task quiz_task(const fs::path& file) {
       printable(name), near.empty() ? "" : ", did you mean '" + near + "'?");
 }
 
-Task task_named(const std::string& name) {
+Task task_named(const std::string& name, Compat compat) {
   if (name.ends_with(".jsonl")) {
-    return quiz_task(name);
+    return read_quiz_task(name);
   }
   if (name.ends_with(".json") || name.ends_with(".toml")) {
-    return read_user_task(name);
+    return read_own_task(name);
   }
-  for (const auto& task : known_tasks()) {
+  for (const auto& task : known_tasks(compat)) {
     if (task.name == name) {
+      if (compat == Compat::k041 && !task.not_in_0_4_1.empty()) {
+        throw UserError("task {}: {}; leave out --compat 0.4.1", name, task.not_in_0_4_1);
+      }
       return task;
     }
   }
@@ -71,14 +58,11 @@ std::vector<Task> tasks_named(const std::vector<std::string>& names, Compat comp
   for (const auto& name : names) {
     const Group* group = find_group(name);
     for (const auto& one : group != nullptr ? tasks_of(*group) : std::vector<std::string>{name}) {
-      Task task = task_named(one);
+      Task task = task_named(one, compat);
       if (group == nullptr && !given.insert(task.name).second) {
         throw UserError("--tasks names '{}' twice; name it once", printable(task.name));
       }
       if (seen.insert(task.name).second) {
-        if (compat == Compat::k041 && task.to_0_4_1) {
-          task.to_0_4_1(task);
-        }
         tasks.push_back(std::move(task));
       }
     }
@@ -203,17 +187,6 @@ LoadedTask load_task(const Task& task, const fs::path& data, std::optional<int64
 }
 
 }  // namespace
-
-const std::vector<Task>& known_tasks() {
-  static const std::vector<Task> tasks = [] {
-    std::vector<Task> all;
-    for (auto& table : {choice_tasks(), superglue_tasks(), mmlu_tasks(), bbh_tasks()}) {
-      all.insert(all.end(), table.begin(), table.end());
-    }
-    return all;
-  }();
-  return tasks;
-}
 
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names, const fs::path& data,
                                    std::optional<int64_t> limit, const TaskOptions& options) {

@@ -6,11 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "core/eval/tasks/task.h"
+#include "core/eval/tasks/known_tasks.h"
 
 namespace moe::eval {
-
-const std::vector<Task>& known_tasks();
 
 struct TaskOptions {
   Compat compat = Compat::kCurrent;
@@ -25,9 +23,9 @@ struct LoadedTask {
   std::vector<std::string> notes = {};  // what the user should know
 };
 
-// `names`: tasks and groups of the tables, a user's task file (.json or .toml, user_task.h), or a
+// `names`: tasks and groups of the tables, a user's task file (.json or .toml, task_file.h), or a
 // quiz (.jsonl), which is named by its file. Tasks of several groups come once. UserError: an
-// unknown name (the nearest known one is told), a name twice, a file that is not under `data`, a
+// unknown name (the nearest known one is named), a name twice, a file that is not under `data`, a
 // document that cannot be made a question (with its line).
 std::vector<LoadedTask> load_tasks(const std::vector<std::string>& names,
                                    const std::filesystem::path& data, std::optional<int64_t> limit,

@@ -4,10 +4,13 @@
 
 #include "core/model/config/config.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/base/error.h"
 #include "core/model/config/config_fields.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -33,12 +36,17 @@ std::string read_model_type(const Json& json, const std::string& where) {
         "\"llama\"",
         where);
   }
-  const std::vector<std::pair<std::string, std::string>> known = {
-      {"llama", "LlamaForCausalLM"},
-      {"mixtral", "MixtralForCausalLM"},
-      {"qwen2_moe", "Qwen2MoeForCausalLM"},
-      {"moe_relu", "MoeReluForCausalLM"},
-      {"moe_scaled", "MoeScaledForCausalLM"}};
+  std::vector<std::pair<std::string, std::string>> known = {{"llama", "LlamaForCausalLM"},
+                                                            {"mixtral", "MixtralForCausalLM"},
+                                                            {"qwen2_moe", "Qwen2MoeForCausalLM"}};
+  std::vector<std::string> own;
+  for (const auto& family : route::router_families()) {
+    if (!family.own_model_type.empty()) {
+      known.emplace_back(family.own_model_type, family.own_architecture);
+      own.push_back(family.own_model_type);
+    }
+  }
+  known.emplace_back("moe_scaled", "MoeScaledForCausalLM");
   for (const auto& [name, its_architecture] : known) {
     if ((type.empty() || type == name) &&
         (architecture.empty() || architecture == its_architecture)) {
@@ -47,9 +55,9 @@ std::string read_model_type(const Json& json, const std::string& where) {
   }
   throw UserError(
       "{}: architecture '{}' with model_type '{}' is not read; known are LlamaForCausalLM (llama), "
-      "MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), and moe_relu or moe_scaled "
-      "as moe writes them",
-      where, architecture, type);
+      "MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), and {} or moe_scaled as moe "
+      "writes them",
+      where, architecture, type, fmt::join(own, ", "));
 }
 
 bool may_have_qkv_bias(const std::string& type) { return type != "llama" && type != "mixtral"; }

@@ -1,6 +1,6 @@
 #pragma once
-// What config.json says of the model: LLaMA's keys (FACTS section 5), those of Mixtral and
-// Qwen2-MoE, and our "moe" object (SPEC section 10). No tensors.
+// What config.json says of the model: LLaMA's keys, those of Mixtral and Qwen2-MoE, and our
+// "moe" object (core/io/formats.md). No tensors.
 
 #include <cstdint>
 #include <optional>
@@ -75,7 +75,7 @@ ModelConfig parse_config(const Json& json, const std::string& where);
 
 // The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a
 // LlamaForCausalLM config; with moe: by written_form() mixtral or qwen2_moe, moe_relu for ReLU
-// routers, moe_scaled for gate scales (DESIGN section 3); always with the "moe" object.
+// routers, moe_scaled for gate scales (core/io/formats.md); always with the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 
 }  // namespace moe::model

@@ -42,7 +42,7 @@ struct TypeDefaults {
 };
 const TypeDefaults& type_defaults(const std::string& type);
 
-// rope_theta with rope_scaling, rope_parameters, or both where they agree (FACTS section 5).
+// rope_theta with rope_scaling, rope_parameters, or both where they agree.
 RopeConfig read_rope(const Json& json, const std::string& where, double default_theta);
 
 // Keys of Mixtral and Qwen2-MoE that would change the function and are not computed here: a shared
@@ -66,13 +66,13 @@ std::vector<int64_t> stock_moe_layers(const Json& json, const std::string& where
 // UserError when the router does not fit the experts.
 void check_stored_router(const MoeConfig& moe, const std::string& where);
 
-// The "moe" object (SPEC section 10) and the stock keys beside it, which must agree. `type` is the
-// folder's model_type, `config` holds the dense part.
+// The "moe" object (core/io/formats.md) and the stock keys beside it, which must agree. `type` is
+// the folder's model_type, `config` holds the dense part.
 MoeConfig read_moe(const Json& json, const std::string& type, const std::string& where,
                    const ModelConfig& config);
 
 // What model_type says of a folder with this mixture: the name of a stock architecture only where
-// stock tools compute the same or, with a capacity, what is said in DESIGN section 3.
+// stock tools compute the same or, with a capacity, what core/io/formats.md says.
 std::string written_model_type(const MoeConfig& moe);
 
 }  // namespace moe::model

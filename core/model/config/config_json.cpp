@@ -1,5 +1,5 @@
 // Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe or
-// mixtral config, so that stock tools load it (DESIGN section 3); where they would load it and
+// mixtral config, so that stock tools load it (core/io/formats.md); where they would load it and
 // compute something else, model_type says a name that they refuse. Rope and dtype are written in
 // both spellings, for transformers before and after version 5.
 
@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/model/config/config_fields.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -90,9 +91,7 @@ void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& 
 
 // As many as one token gets from stock tools.
 int64_t experts_per_token(const MoeConfig& moe) {
-  return moe.router.family == route::Family::kTopP
-             ? std::min(moe.router.max_experts.value_or(2), moe.experts)
-             : moe.router.k;
+  return moe.router.family->stock_experts(moe.router, moe.experts);
 }
 
 void set_mixtral_keys(const MoeConfig& moe, OrderedJson& out) {
@@ -121,12 +120,10 @@ void set_qwen2_moe_layers(const ModelConfig& config, OrderedJson& out) {
 
 void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
   const MoeConfig& moe = *config.moe;
-  const route::RouterSettings& router = moe.router;
   const bool ours = written_form(moe) == FolderForm::kMoe;
   out["num_experts"] = moe.experts;
   out["num_experts_per_tok"] = experts_per_token(moe);
-  out["norm_topk_prob"] =
-      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
+  out["norm_topk_prob"] = route::weights_sum_to_one(moe.router);
   set_qwen2_moe_layers(config, out);
   out["moe_intermediate_size"] = moe.expert_width;
   out["shared_expert_intermediate_size"] = 0;
@@ -147,10 +144,11 @@ void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
 void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
   const std::string type = written_model_type(*config.moe);
   out["model_type"] = type;
-  out["architectures"] = {type == "mixtral"      ? "MixtralForCausalLM"
-                          : type == "moe_relu"   ? "MoeReluForCausalLM"
-                          : type == "moe_scaled" ? "MoeScaledForCausalLM"
-                                                 : "Qwen2MoeForCausalLM"};
+  const route::RouterFamily& family = *config.moe->router.family;
+  out["architectures"] = {type == family.own_model_type ? family.own_architecture
+                          : type == "mixtral"           ? "MixtralForCausalLM"
+                          : type == "moe_scaled"        ? "MoeScaledForCausalLM"
+                                                        : "Qwen2MoeForCausalLM"};
   if (type == "mixtral") {
     set_mixtral_keys(*config.moe, out);
   } else {
@@ -190,18 +188,17 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
 }  // namespace
 
 FolderForm written_form(const MoeConfig& moe) {
-  const route::RouterSettings& router = moe.router;
-  if (router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
+  if (!moe.router.family->own_model_type.empty() || moe.gate_scale != 1.0) {
     return FolderForm::kMoe;
   }
-  const bool sums_to_one =
-      router.family == route::Family::kTopK && router.gate_norm == route::GateNorm::kSelected;
-  return moe.form == FolderForm::kMixtral && !sums_to_one ? FolderForm::kMoe : moe.form;
+  return moe.form == FolderForm::kMixtral && !route::weights_sum_to_one(moe.router)
+             ? FolderForm::kMoe
+             : moe.form;
 }
 
 std::string written_model_type(const MoeConfig& moe) {
-  if (moe.router.family == route::Family::kRelu) {
-    return "moe_relu";
+  if (const auto& own = moe.router.family->own_model_type; !own.empty()) {
+    return own;
   }
   if (moe.gate_scale != 1.0) {
     return "moe_scaled";

@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/model/config/config_fields.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -143,7 +144,7 @@ MoeConfig read_moe(const Json& json, const std::string& type, const std::string&
   }
   out.router = route::router_from_json(object_at(moe, "router", inside), inside + ".router");
   check_stored_router(out, where);
-  if (out.router.family == route::Family::kTopK &&
+  if (out.router.family->stock_experts_are_k &&
       get_int(json, "num_experts_per_tok", where, out.router.k) != out.router.k) {
     throw UserError("{}: num_experts_per_tok is {}, moe.router.k is {}; make them equal", where,
                     get_int(json, "num_experts_per_tok", where), out.router.k);

@@ -1,6 +1,6 @@
 #pragma once
 // What --layers says: even, odd, all, or a list such as 0,3,5 or 0-3,7. Layers count from 0; "every
-// alternate layer" of the papers is even (SPEC D16).
+// alternate layer" of the papers is even (core/model/README.md).
 
 #include <cstdint>
 #include <string>

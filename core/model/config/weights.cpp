@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -188,7 +189,7 @@ ParameterCount count_parameters(const ModelConfig& config) {
   count.active = count.total;
   if (config.moe) {
     const MoeConfig& moe = *config.moe;
-    const int64_t used = moe.router.family == route::Family::kTopP ? 1 : moe.router.k;
+    const int64_t used = moe.router.family->active_experts(moe.router, moe.experts);
     const int64_t expert_parameters = 3 * config.hidden_size * moe.expert_width;
     count.active -=
         static_cast<int64_t>(moe.layers.size()) * (moe.experts - used) * expert_parameters;

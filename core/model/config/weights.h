@@ -26,7 +26,7 @@ MoeNames moe_names(FolderForm form);
 bool is_router(const std::string& name);  // in any form
 
 // The tensors that make stock transformers load a qwen2_moe folder without a complaint: per MoE
-// layer four shared-expert tensors, three of them empty (DESIGN section 3). The fourth, a gate on
+// layer four shared-expert tensors, three of them empty (core/io/formats.md). The fourth, a gate on
 // nothing, is zero in ours. None in a Mixtral.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 

@@ -11,7 +11,8 @@
 #include "core/base/error.h"
 #include "core/model/convert/dtype_conversion.h"
 #include "core/model/llama/llama.h"
-#include "core/route/routers.h"
+#include "core/route/route.h"
+#include "core/route/router.h"
 #include "core/route/rows.h"
 
 namespace moe::model {
@@ -151,7 +152,7 @@ Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path&
         "is {:.6g}",
         measure.mean_gate_sum(), measure.tokens, measure.text, result.gate_scale);
   }
-  if (settings.router.family == route::Family::kRelu) {
+  if (settings.router.family->can_leave_experts_dead) {
     result.warnings = dead_experts(measure);
   }
   return result;

@@ -1,6 +1,6 @@
 #pragma once
 // The size of new routers' gates, measured on a text before anything is trained: what --gate-scale
-// auto divides by (SPEC D18), and the ReLU experts that no token reaches.
+// auto divides by (core/route/README.md), and the ReLU experts that no token reaches.
 //
 // The text runs through the DENSE PARENT and each router reads the input that the parent's
 // feed-forward gets in its layer. That is what the layer would see if the mixture computed the

@@ -38,27 +38,13 @@ void check_granularity(const InitSettings& settings, const ModelConfig& config) 
   }
 }
 
-// The router of experts that are cut into `granularity` parts each. Capacity is counted in slots of
-// T / E: with G times the requests for G times the experts, CF must grow as k does to keep its
-// slack.
-route::RouterSettings granular_router(route::RouterSettings router, int64_t granularity) {
-  router.k *= granularity;
-  if (router.capacity_factor) {
-    *router.capacity_factor *= static_cast<double>(granularity);
-  }
-  if (router.max_experts) {
-    *router.max_experts *= granularity;
-  }
-  return router;
-}
-
 MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
   MoeConfig moe;
   moe.layers = parse_layers(settings.layers, config.layers);
   moe.granularity = settings.granularity;
   moe.experts = *settings.experts * settings.granularity;
   moe.expert_width = config.intermediate_size / settings.granularity;
-  moe.router = granular_router(settings.router, settings.granularity);
+  moe.router = route::with_granularity(settings.router, settings.granularity);
   moe.ep_ranks = settings.ep_ranks.value_or(*settings.experts);
   moe.lb_coef = route::default_lb_coef(settings.router);
   moe.entropy_coef = route::default_entropy_coef(settings.router);

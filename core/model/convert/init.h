@@ -1,5 +1,5 @@
 #pragma once
-// Random weights from a config: the from-scratch models of papers 2 and 3 (SPEC section 11), and
+// Random weights from a config: the from-scratch models of the top-p paper and of ReMoE, and
 // synthetic folders of any size. All matrices and the embedding are N(0, initializer_range^2),
 // routers N(0, router_std^2), norms 1.
 
@@ -23,7 +23,7 @@ struct InitSettings {
   // A dense config becomes a mixture when `experts` is given; the next four then say which.
   std::optional<int64_t> experts;
   std::string layers = "all";
-  // G (SPEC section 9): every expert is cut into G. `experts`, the router's k, max and cf, and
+  // G, the granularity: every expert is cut into G. `experts`, the router's k, max and cf, and
   // ep_ranks are said as for G = 1; the folder has E G experts of width F / G, and a token k G of
   // them (the same share of slots each).
   int64_t granularity = 1;
@@ -34,7 +34,7 @@ struct InitSettings {
   uint64_t shard_bytes = 5'000'000'000;
   std::filesystem::path
       tokenizer;              // a tokenizer.model or a folder with tokenizer files; empty: none
-  bool same_experts = false;  // every expert of a layer gets the same values (SPEC D24)
+  bool same_experts = false;  // every expert of a layer gets the same values (core/model/README.md)
   bool force = false;
 };
 

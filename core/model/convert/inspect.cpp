@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -20,27 +21,6 @@ std::string tokenizer_of(const fs::path& folder) {
   return "none";
 }
 
-// Stock qwen2_moe and mixtral: softmax over all experts, the best k of them, renormalised or not,
-// nothing dropped.
-void explain_top_k(const route::RouterSettings& router, Inspection& out) {
-  out.stock.push_back(fmt::format(
-      "top-{} of {} experts without dropping, weights {}", router.k, out.config.moe->experts,
-      router.gate_norm == route::GateNorm::kSelected ? "summing to 1"
-                                                     : "as the softmax gives them"));
-  if (router.capacity_factor) {
-    out.needs_moe.push_back(
-        fmt::format("expert capacity (cf={}): stock tools drop nothing", *router.capacity_factor));
-  }
-  if (router.ir) {
-    out.needs_moe.emplace_back(
-        "+ir: dropped requests go to the best expert of the token's own rank");
-  }
-  if (router.fr) {
-    out.needs_moe.push_back(
-        fmt::format("+fr: free slots are filled with each token's choice {}", router.k + 1));
-  }
-}
-
 void explain(Inspection& out) {
   if (!out.config.moe) {
     out.stock.emplace_back("all of it: a dense LLaMA folder");
@@ -48,23 +28,18 @@ void explain(Inspection& out) {
   }
   const MoeConfig& moe = *out.config.moe;
   out.preserves = route::preserves_function(moe.router, moe.gate_scale).words;
-  if (moe.router.family == route::Family::kRelu || moe.gate_scale != 1.0) {
+  const route::StockWords stock = moe.router.family->stock_words(moe.router, moe.experts);
+  const bool is_own = !moe.router.family->own_model_type.empty();
+  if (is_own || moe.gate_scale != 1.0) {
     out.stock.push_back(fmt::format(
         "nothing: model_type {} is refused by stock tools, which would compute something else",
         out.model_type));
-    out.needs_moe.push_back(moe.router.family == route::Family::kRelu
-                                ? "ReLU routing"
-                                : fmt::format("gate_scale {}", moe.gate_scale));
+    out.needs_moe = is_own ? stock.not_computed
+                           : std::vector<std::string>{fmt::format("gate_scale {}", moe.gate_scale)};
     return;
   }
-  if (moe.router.family == route::Family::kTopP) {
-    out.stock.push_back(
-        fmt::format("the folder loads, routed as top-{} of {} experts, not renormalised",
-                    std::min(moe.router.max_experts.value_or(2), moe.experts), moe.experts));
-    out.needs_moe.push_back(fmt::format("top-p routing (p={})", moe.router.p));
-    return;
-  }
-  explain_top_k(moe.router, out);
+  out.stock = stock.computed;
+  out.needs_moe = stock.not_computed;
   if (moe.router_jitter > 0) {
     out.stock.push_back(fmt::format(
         "router_jitter_noise {}: stock training adds it, moe trains without", moe.router_jitter));

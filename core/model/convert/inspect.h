@@ -1,6 +1,6 @@
 #pragma once
 // What a folder holds, from its config and its tensors' headers alone: sizes, layers, router, and
-// what of it stock tools honour (DESIGN section 3).
+// what of it stock tools honour (core/io/formats.md).
 
 #include <cstdint>
 #include <filesystem>

@@ -1,7 +1,7 @@
 #pragma once
 // Random weights as a stream into a file: a tensor's values follow from (seed, its name) and from
-// nothing else, so they do not depend on other tensors, shards, or the number of processes (SPEC
-// D17).
+// nothing else, so they do not depend on other tensors, shards, or the number of processes
+// (core/model/README.md).
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 // A dense LLaMA folder becomes a mixture of experts: in the chosen layers every expert is a bitwise
 // copy of that layer's dense feed-forward, the router is drawn from N(0, std^2), all else is copied
-// (Rectify-Router 5.1, SPEC section 11). Bytes go from the mapped parent to the new files in
+// (Rectify-Router, section 5.1). Bytes go from the mapped parent to the new files in
 // blocks; no tensor is ever held, so memory does not grow with the model.
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct UpcycleSettings {
       StoredType::kKeep;  // kF32 and kBF16 convert everything but the router, which is F32
   uint64_t shard_bytes = 5'000'000'000;
   std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
-  std::optional<double> gate_scale = 1.0;  // SPEC D18; empty: auto, `calibrate` of upcycle() says
+  std::optional<double> gate_scale = 1.0;  // empty: auto, `calibrate` of upcycle() says
   int64_t granularity =
       1;               // any other is refused: slices of one feed-forward are not equal experts
   bool force = false;  // replace OUT if it is there

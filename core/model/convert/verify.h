@@ -20,12 +20,12 @@ struct Certificate {
   double max_abs_logit_difference = 0;  // over all tokens and vocabulary entries
   double mean_kl = 0;                   // nats per token, KL(parent || child), in f64
   int64_t tokens = 0;
-  double gate_scale = 1;     // in force on the child (SPEC D18)
+  double gate_scale = 1;     // in force on the child
   double dropped_share = 0;  // requests that found no slot, of all requests
   std::string
       text;  // what was read: a file, the embedded text, or counted ids where there is no tokenizer
   bool preserves = false;  // whether this router computes the parent's function by construction
-                           // (SPEC section 11)
+                           // (core/route/README.md)
   std::string words;       // the verdict in a sentence
 };
 

@@ -12,10 +12,7 @@ using at::Tensor;
 
 RoutingOptions generation_routing(const RoutingOptions& stored) {
   RoutingOptions routing = stored;
-  if (routing.router.family == route::Family::kTopK) {
-    routing.router.capacity_factor.reset();
-    routing.router.fr = false;
-  }
+  routing.router = route::generation_router(stored.router);
   return routing;
 }
 

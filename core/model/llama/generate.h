@@ -18,9 +18,9 @@ struct GenerateSettings {
   std::function<bool(const std::vector<int64_t>&)> stops = {};  // asked after each new token
 };
 
-// The folder's router as generation wants it (SPEC section 12): dropless and without FR, so that a
-// token's output does not depend on what it is batched with. Routers other than top-k stay as they
-// are.
+// The folder's router as generation wants it: dropless and without FR (generation_router), so that
+// a token's output does not depend on what it is batched with. Routers other than top-k stay as
+// they are.
 RoutingOptions generation_routing(const RoutingOptions& stored);
 
 // The new ids after `prompt` (not empty), eos included; stops at max_position_embeddings. on_token

@@ -36,9 +36,9 @@ struct Packed {
 // What routing needs besides the weights. By default the folder's own.
 struct RoutingOptions {
   route::RouterSettings router;
-  int64_t ep_ranks = 1;       // W; tokens of one forward go to ranks by SPEC D1. A multiple of G
+  int64_t ep_ranks = 1;       // W; tokens of one forward go to them in equal parts. A multiple of G
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
-  std::optional<double> gate_scale = {};  // in place of the folder's (SPEC D18)
+  std::optional<double> gate_scale = {};  // in place of the folder's
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -52,7 +52,7 @@ struct KvCache {
 // gradient is then [0, D]), and from the same losses.
 struct ForwardResult {
   at::Tensor hidden;  // [T, D] f32 after the final norm
-  // Summed over MoE layers (SPEC D11). With shared experts: this process's share, so that the sum
+  // Summed over MoE layers. With shared experts: this process's share, so that the sum
   // over the group is the mean over all logical ranks that hold tokens.
   route::AuxLosses losses;
   std::vector<route::Counters>

@@ -32,8 +32,8 @@ double dynamic_theta(const RopeConfig& rope, int64_t head_dim, int64_t max_posit
   return rope.theta * std::pow(stretch, static_cast<double>(head_dim) / (head_dim - 2.0));
 }
 
-// llama3: long waves are stretched by `factor`, short ones kept, those between blended (FACTS
-// section 5).
+// llama3: long waves are stretched by `factor`, short ones kept, those between blended, as
+// transformers does.
 Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
   const double old_length = static_cast<double>(rope.original_max_position_embeddings);
   const double low_wave = old_length / rope.low_freq_factor;

@@ -1,11 +1,10 @@
 #include "core/model/moe/dispatch.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/model/moe/all_to_all.h"
 #include "core/model/moe/dispatch_layout.h"
-#include "core/model/moe/row_moves.h"
-#include "kernels/ops/token_rows.h"
 
 namespace moe::model {
 
@@ -17,18 +16,33 @@ Tensor gather_by_expert(const Tensor& x, const route::Routing& routing,
                         const std::vector<int64_t>& tokens_per_expert) {
   const int64_t rows =
       std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
-  return kernels::gather_rows(x, routing.plan.token.narrow(0, 0, rows));
+  return kernels::permute(x, plan_permutation(routing, rows));
+}
+
+// rows[index[i]] for each i; every row is named once at most.
+Tensor permute_by(const Tensor& rows, const Tensor& index) {
+  return kernels::permute(rows, kernels::permutation_of(index, rows.size(0)));
+}
+
+// [size, D] with rows[i] at index[i], zeros elsewhere: the transpose of permute_by.
+Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
+  return kernels::unpermute(rows, kernels::permutation_of(index, size));
 }
 
 // [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
 Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
                      const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
   if (layout.has_padding) {
-    return placed(gather_by_expert(x, routing, tokens_per_expert), layout.permutation,
-                  layout.remote_rows + layout.local_rows + layout.shadowed_rows);
+    const int64_t slots = layout.remote_rows + layout.local_rows + layout.shadowed_rows;
+    return unpermute_to(gather_by_expert(x, routing, tokens_per_expert), layout.permutation, slots);
   }
-  const Tensor token = routing.plan.token.narrow(0, 0, layout.permutation.size(0));
-  return kernels::gather_rows(x, at::empty_like(token).index_copy_(0, layout.permutation, token));
+  const auto permuted = [&](const Tensor& of_plan) {
+    const Tensor used = of_plan.narrow(0, 0, layout.permutation.size(0));
+    return at::empty_like(used).index_copy_(0, layout.permutation, used);
+  };
+  return kernels::permute(
+      x, kernels::permutation_of(permuted(routing.plan.token), permuted(routing.plan.choice),
+                                 x.size(0), choices_of(routing)));
 }
 
 // Outputs of the local experts: of received rows, which go back, and of local rows.
@@ -42,9 +56,9 @@ LocalOutputs run_at_once(const DispatchLayout& layout, const AllToAllRows& dispa
   const Tensor received = dispatch(rows[0]);
   const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/true);
   const Tensor out =
-      run(picked(at::cat({received, rows[1]}), order.permutation), order.tokens_per_expert);
+      run(permute_by(at::cat({received, rows[1]}), order.permutation), order.tokens_per_expert);
   const int64_t received_rows = received.size(0);
-  const auto parts = placed(out, order.permutation, received_rows + layout.local_rows)
+  const auto parts = unpermute_to(out, order.permutation, received_rows + layout.local_rows)
                          .split_with_sizes({received_rows, layout.local_rows});
   return {parts[0], parts[1]};
 }
@@ -57,11 +71,23 @@ LocalOutputs run_overlapped(const DispatchLayout& layout, const AllToAllRows& di
   const Tensor local = run(rows[1], layout.local_tokens_per_expert);
   const Tensor received = dispatch.finish(receive_buffer);
   const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/false);
-  const Tensor out = run(picked(received, order.permutation), order.tokens_per_expert);
-  return {placed(out, order.permutation, received.size(0)), local};
+  const Tensor out = run(permute_by(received, order.permutation), order.tokens_per_expert);
+  return {unpermute_to(out, order.permutation, received.size(0)), local};
 }
 
 }  // namespace
+
+int64_t choices_of(const route::Routing& routing) {
+  const int64_t with_rectification = routing.input.k + 2;
+  return routing.input.dropless ? std::max(routing.input.experts(), with_rectification)
+                                : with_rectification;
+}
+
+kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {
+  return kernels::permutation_of(routing.plan.token.narrow(0, 0, rows),
+                                 routing.plan.choice.narrow(0, 0, rows), routing.input.tokens(),
+                                 choices_of(routing));
+}
 
 Tensor dispatch_local(const Tensor& x, const route::Routing& routing,
                       const std::vector<int64_t>& tokens_per_expert, const RunExperts& run) {
@@ -90,7 +116,7 @@ Tensor dispatch_expert_parallel(const Tensor& x, const route::Routing& routing,
   const Tensor shadowed =
       runs.replicas ? runs.replicas(rows[2], layout.shadowed_tokens_per_expert) : rows[2];
   const std::vector<Tensor> outputs = {combine.finish(return_buffer), out.local, shadowed};
-  return picked(at::cat(outputs), layout.permutation);
+  return permute_by(at::cat(outputs), layout.permutation);
 }
 
 }  // namespace moe::model

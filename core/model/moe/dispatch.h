@@ -9,9 +9,17 @@
 #include <vector>
 
 #include "core/model/moe/expert_parallel.h"
-#include "core/route/routers.h"
+#include "core/route/route.h"
+#include "kernels/ops/permutation.h"
 
 namespace moe::model {
+
+// Choices that a token can have in the plan of a routing: those of the router, one of fill-in and
+// one of rectification; without a capacity every expert may be one.
+int64_t choices_of(const route::Routing& routing);
+
+// The first `rows` rows of the plan, for kernels::permute and kernels::unpermute.
+kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows);
 
 // Runs experts on `rows` [n, D], which are sorted by expert, tokens_per_expert[e] of them each:
 // [n, D].

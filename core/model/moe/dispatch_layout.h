@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/model/moe/expert_parallel.h"
-#include "core/route/routers.h"
+#include "core/route/route.h"
 
 namespace moe::model {
 

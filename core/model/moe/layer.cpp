@@ -5,13 +5,11 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/model/moe/device_experts.h"
 #include "core/model/moe/dispatch.h"
 #include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
-#include "kernels/ops/token_rows.h"
 
 namespace moe::model {
 
@@ -36,6 +34,23 @@ ShadowExperts shadow_with(const MoeWeights& weights, const ExpertParallel& paral
   };
 }
 
+// The experts on a GPU that owns all of them, where nothing is read back: all sizes follow from the
+// plan's room (core/route/plan.h). What it costs is room for rows that may not come.
+at::Tensor run_experts_on_gpu(const at::Tensor& x, const MoeWeights& weights,
+                              const route::Routing& routing, double gate_scale) {
+  const route::Plan& plan = routing.plan;
+  const kernels::SegmentedRows segmented = kernels::segment_rows(
+      plan.token, plan.expert, plan.choice, plan.rows, x.size(0), choices_of(routing));
+  // Rows that the plan does not use weigh something at P, which is cut off.
+  const int64_t rows = segmented.permutation.token.size(0);  // P
+  const at::Tensor weight = at::zeros({rows + 1}, routing.weights.options())
+                                .index_copy(0, segmented.row_of_plan, routing.weights * gate_scale)
+                                .narrow(0, 0, rows);
+  const at::Tensor out = kernels::grouped_swiglu(kernels::permute(x, segmented.permutation),
+                                                 weights.gate_up, weights.down, segmented.ends);
+  return kernels::unpermute(out, segmented.permutation, weight);
+}
+
 }  // namespace
 
 at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
@@ -45,9 +60,8 @@ at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
   const bool has_adapters = weights.gate_up_adapter.defined() || weights.down_adapter.defined();
   // Without a capacity the plan has room for every expert of every token: too much to leave empty.
   const bool is_bounded = !routing.input.dropless;
-  if (x.is_cuda() && x.scalar_type() != at::kDouble && is_bounded && !has_adapters &&
-      !is_expert_parallel) {
-    return run_experts_on_device(x, weights, routing, gate_scale);
+  if (x.is_cuda() && is_bounded && !has_adapters && !is_expert_parallel) {
+    return run_experts_on_gpu(x, weights, routing, gate_scale);
   }
   // Unused rows stand last: reading the counts back lets the products skip them.
   const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
@@ -65,9 +79,8 @@ at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
       is_expert_parallel
           ? dispatch_expert_parallel(x, routing, *spread, *router, tokens_per_expert, run, shadow)
           : dispatch_local(x, routing, tokens_per_expert, run);
-  const at::Tensor token = routing.plan.token.narrow(0, 0, rows);
-  const at::Tensor gate = routing.weights.narrow(0, 0, rows) * gate_scale;
-  return kernels::combine_rows(out, gate, token, x.size(0));
+  return kernels::unpermute(out, plan_permutation(routing, rows),
+                            routing.weights.narrow(0, 0, rows) * gate_scale);
 }
 
 namespace {

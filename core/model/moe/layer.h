@@ -8,7 +8,7 @@
 
 #include "core/model/llama/adapter.h"
 #include "core/model/moe/expert_parallel.h"
-#include "core/route/routers.h"
+#include "core/route/route.h"
 
 namespace moe::model {
 
@@ -21,8 +21,8 @@ struct MoeWeights {
 
 struct MoeOutput {
   at::Tensor y;              // [T, D] f32 (f64 of f64), the residual not included
-  route::AuxLosses losses;   // unscaled, with gradients, grouped as SPEC D11: this process's share
-  route::Counters counters;  // SPEC section 13, on the device of x, of the tokens of this process
+  route::AuxLosses losses;   // unscaled, with gradients, grouped by home rank: this process's part
+  route::Counters counters;  // on the device of x, of the tokens of this process
   at::Tensor token_rows;     // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
 };
 

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/model/moe/layer.h"
+#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -109,7 +110,8 @@ route::RoutingCase read_layer_routing(const Json& input, const std::string& wher
 OrderedJson answer_layer_case(const Json& input, const std::string& where) {
   LayerCase one = read_layer(input, where);
   const Json coefficients = input.value("aux", Json::object());
-  if (one.router.family == route::Family::kTopK && coefficients.contains("lb_selected")) {
+  if (route::find_option(*one.router.family, "lb") != nullptr &&
+      coefficients.contains("lb_selected")) {
     one.router.lb_count = route::LbCount::kSelected;
   }
   for (Tensor* leaf : {&one.x, &one.weights.router, &one.weights.gate_up, &one.weights.down}) {

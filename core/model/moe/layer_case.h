@@ -1,7 +1,7 @@
 #pragma once
-// Routing cases of kind "layer" (SPEC section 15): x, router and expert weights in, the output and
-// every gradient of <y, dy> + sum of coefficient * auxiliary loss out, through the very layer that
-// models are made of.
+// Routing cases of kind "layer" (core/route/README.md): x, router and expert weights in, the output
+// and every gradient of <y, dy> + sum of coefficient * auxiliary loss out, through the very layer
+// that models are made of.
 
 #include <string>
 

@@ -1,5 +1,6 @@
 #pragma once
-// AdamW's numbers, apart from the optimizer so that settings need no LibTorch. Defaults: SPEC D20.
+// AdamW's numbers, apart from the optimizer so that settings need no LibTorch. Defaults:
+// ../README.md.
 
 namespace moe::train {
 

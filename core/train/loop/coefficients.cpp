@@ -1,10 +1,11 @@
 #include "core/train/loop/coefficients.h"
 
+#include <fmt/ranges.h>
+
 #include "core/base/error.h"
+#include "core/route/router.h"
 
 namespace moe::train {
-
-using route::Family;
 
 namespace {
 
@@ -15,18 +16,34 @@ void refuse(const std::optional<double>& coefficient, const char* flag, const st
   }
 }
 
+// "relu": the words of the families of which `has` holds.
+template <typename Has>
+std::string families_that(const Has& has) {
+  std::vector<std::string> words;
+  for (const auto& family : route::router_families()) {
+    if (has(family)) {
+      words.push_back(family.word);
+    }
+  }
+  return fmt::format("{}", fmt::join(words, " and "));
+}
+
 void refuse_others(const TrainSettings& settings, const route::RouterSettings& router) {
   const std::string name = to_string(router);
-  if (router.family == Family::kRelu) {
+  const route::RouterFamily& family = *router.family;
+  if (!family.load_balance_coef) {
     refuse(settings.lb_coef, "--lb-coef",
-           fmt::format("{} has no load-balance loss, its adaptive L1 spreads the load", name));
-  } else {
-    refuse(settings.lambda, "--lambda",
-           fmt::format("{} has no L1 loss that lambda would weigh, only relu has", name));
+           fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
   }
-  if (router.family != Family::kTopP) {
+  if (!family.has_adaptive_l1) {
+    refuse(settings.lambda, "--lambda",
+           fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
+                       families_that([](const auto& each) { return each.has_adaptive_l1; })));
+  }
+  if (!family.entropy_coef) {
     refuse(settings.entropy_coef, "--entropy-coef",
-           fmt::format("{} has no entropy loss, only topp has", name));
+           fmt::format("{} has no entropy loss, only {} has", name,
+                       families_that([](const auto& each) { return each.entropy_coef; })));
   }
 }
 
@@ -37,7 +54,9 @@ std::string term(const std::optional<double>& coefficient, const std::string& lo
 }
 
 std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts) {
-  const std::string loss = router.l1_refined ? "L1 (refined by load, l1=refined)" : "L1 (l1=plain)";
+  const std::string loss = router.l1 == route::L1Weights::kRefined
+                               ? "L1 (refined by load, l1=refined)"
+                               : "L1 (l1=plain)";
   if (lambda == 0) {
     return fmt::format("; {} is off (lambda 0 stays 0)", loss);
   }
@@ -55,23 +74,17 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
                           const route::ResolvedRouter& resolved) {
   const route::RouterSettings& router = resolved.router;
   refuse_others(settings, router);
-  const bool same_family = router.family == stored.router.family;
-  if (router.family == Family::kRelu) {
-    settings.lb_coef.reset();
-    const double start =
-        resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0);
-    settings.lambda = settings.lambda.value_or(start);
-  } else {
-    settings.lambda.reset();
-    settings.lb_coef =
-        settings.lb_coef.value_or(same_family ? stored.lb_coef : default_lb_coef(router));
-  }
-  if (router.family == Family::kTopP) {
-    settings.entropy_coef = settings.entropy_coef.value_or(
-        same_family ? stored.entropy_coef : default_entropy_coef(router));
-  } else {
-    settings.entropy_coef.reset();
-  }
+  const route::RouterFamily& family = *router.family;
+  const bool keeps = same_family(router, stored.router);
+  const auto close = [&](std::optional<double>& coefficient, bool has_loss, double other) {
+    coefficient = has_loss ? std::optional(coefficient.value_or(other)) : std::nullopt;
+  };
+  close(settings.lambda, family.has_adaptive_l1,
+        resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+  close(settings.lb_coef, family.load_balance_coef.has_value(),
+        keeps ? stored.lb_coef : default_lb_coef(router));
+  close(settings.entropy_coef, family.entropy_coef.has_value(),
+        keeps ? stored.entropy_coef : default_entropy_coef(router));
 }
 
 void refuse_coefficients(const TrainSettings& settings) {
@@ -84,14 +97,17 @@ void refuse_coefficients(const TrainSettings& settings) {
 
 std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts) {
+  const route::RouterFamily& family = *router.family;
   std::string words = "language model";
-  if (router.family == Family::kRelu) {
-    return words + l1_term(settings.lambda.value_or(0), router, experts);
+  if (family.has_adaptive_l1) {
+    words += l1_term(settings.lambda.value_or(0), router, experts);
   }
-  const char* counted =
-      router.lb_count == route::LbCount::kFirst ? "of first choices" : "of selected experts";
-  words += term(settings.lb_coef, fmt::format("load balance ({})", counted));
-  if (router.family == Family::kTopP) {
+  if (family.load_balance_coef) {
+    const char* counted =
+        router.lb_count == route::LbCount::kFirst ? "of first choices" : "of selected experts";
+    words += term(settings.lb_coef, fmt::format("load balance ({})", counted));
+  }
+  if (family.entropy_coef) {
     words += term(settings.entropy_coef, "entropy");
   }
   return words;

@@ -1,6 +1,6 @@
 #pragma once
 // What the auxiliary losses of a run are multiplied by, where each number comes from, and what is
-// in force in words: no loss is ever silently off (SPEC sections 7 to 10).
+// in force in words: no loss is ever silently off.
 
 #include <string>
 

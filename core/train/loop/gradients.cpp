@@ -96,7 +96,7 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
   const size_t layers = config.moe->layers.size();
   const int64_t experts = config.moe->experts;
   route::CounterValues none;
-  none.load.resize(experts);
+  none.tokens_per_expert.resize(experts);
   none.rank_dropped.resize(ranks);
   none.rank_ir.resize(ranks);
   const size_t length = route::numbers_of(none).size();

@@ -2,7 +2,7 @@
 // The gradient of one global batch, micro-batch after micro-batch:
 //   L = sum of NLL / number of targets of the GLOBAL batch  +  mean over micro-batches of the
 //   auxiliary losses
-// (SPEC sections 7 to 9, D11, D19). So how a global batch is cut into micro-batches does not move a
+// (core/route/README.md, "Losses"). So how a global batch is cut into micro-batches does not move a
 // dense model.
 
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace moe::train {
 
-// What the auxiliary losses are multiplied by (SPEC sections 7, 8, 9).
+// What the auxiliary losses are multiplied by.
 struct AuxCoefficients {
   double load_balance = 0;  // alpha
   double entropy = 0;       // beta, top-p
@@ -26,7 +26,7 @@ struct StepLosses {
   std::optional<double> load_balance, entropy,
       l1;  // unscaled means over micro-batches; what the router has
   std::vector<route::CounterValues> layers;  // one a MoE layer, summed over micro-batches
-  double sparsity = 0;  // mean over MoE layers and micro-batches (SPEC section 9)
+  double sparsity = 0;                       // mean over MoE layers and micro-batches
 };
 
 // Adds the gradient of L to the model's parameters.

@@ -47,7 +47,7 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
   const Tensor target = at::tensor(wanted, at::kLong).to(hidden.device());  // [N]
   const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor head = kernels::rounded_once(weight, type);
+  const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
   const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
   for (int64_t start = 0; start < count; start += block_rows) {
@@ -55,7 +55,7 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
     const Tensor block = loss.hidden.narrow(0, start, length);
     Tensor logits = at::empty({length, weight.size(0)}, block.options().dtype(of_sums));
     kernels::operand_product_out(logits, {block, type}, {head.t(), type});
-    loss.nll_sum += kernels::softmax_nll_(logits, target.narrow(0, start, length), scale);
+    loss.nll_sum += kernels::cross_entropy_(logits, target.narrow(0, start, length), scale);
     const auto unrounded = logits.is_cuda() ? type : of_sums;  // CPUs multiply in f32
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
     kernels::operand_product_out(hidden_gradient, {logits, unrounded}, {head, type});

@@ -143,12 +143,12 @@ void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>
   if (weights.front().is_cuda()) {
     for (size_t i = 0; i < weights.size(); ++i) {
       kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
-                      kernels::kept_copy(weights[i]),
+                      kernels::bf16_working_copy(weights[i]),
                       {lr, settings_.beta1, settings_.beta2, settings_.eps, weight_decay,
                        updates[i].to(at::kLong).item<int64_t>()},
                       /*gradient_scale=*/{});
       weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
-      kernels::mark_copy_current(weights[i]);
+      kernels::mark_bf16_working_copy_current(weights[i]);
     }
     return;
   }

@@ -13,10 +13,9 @@ const char* schedule_name(ScheduleKind kind);
 
 struct Schedule {
   ScheduleKind kind = ScheduleKind::kCosine;
-  double lr = 1e-5;      // highest (P1, SPEC section 11)
-  double min_lr = 1e-6;  // of the last step; kConstant never falls
-  int64_t warmup =
-      0;  // steps that rise linearly to lr, the first being lr / warmup (SPEC D20: none)
+  double lr = 1e-5;             // highest; of Rectify-Router, as is min_lr
+  double min_lr = 1e-6;         // of the last step; kConstant never falls
+  int64_t warmup = 0;           // steps that rise linearly to lr, the first being lr / warmup
   int64_t steps = 1;            // of the whole run
   double decay_fraction = 0.1;  // kWsd: the last part of the run, which falls linearly (MiniCPM
                                 // 2024, section 4.3: 10 %)

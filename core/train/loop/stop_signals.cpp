@@ -15,13 +15,13 @@ bool is_any_pending(const sigset_t& signals) {
   return sigisemptyset(&both) == 0;
 }
 
-// Lets the signals through, here, where one stayed pending for all of kPatience.
+// Lets the signals through, here, where one stayed pending for all of kLongestWait.
 void end_where_nobody_asks(const std::stop_token& stop, const sigset_t& signals) {
   constexpr std::chrono::milliseconds kPause{100};
   std::mutex mutex;
   std::condition_variable_any stopped;
   std::unique_lock lock(mutex);
-  for (auto waited = kPause * 0; waited < StopSignals::kPatience;) {
+  for (auto waited = kPause * 0; waited < StopSignals::kLongestWait;) {
     stopped.wait_for(lock, stop, kPause, [] { return false; });
     if (stop.stop_requested()) {
       return;

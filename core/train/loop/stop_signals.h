@@ -6,7 +6,7 @@
 //
 // Before the first step nothing can be lost, and a question may never come: a file that somebody
 // named may be a pipe that nobody writes to, or lie on a network that does not answer. Until
-// begin_work() a signal that no question answers within kPatience ends the process.
+// begin_work() a signal that no question answers within kLongestWait ends the process.
 
 #include <chrono>
 #include <csignal>
@@ -16,7 +16,7 @@ namespace moe::train {
 
 class StopSignals {
  public:
-  static constexpr std::chrono::seconds kPatience{4};
+  static constexpr std::chrono::seconds kLongestWait{4};
 
   StopSignals();
   ~StopSignals();

@@ -16,6 +16,7 @@
 #include "core/dist/solo.h"
 #include "core/dist/together.h"
 #include "core/model/llama/timeline.h"
+#include "core/route/router.h"
 #include "core/train/loop/gather_experts.h"
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/trainable.h"
@@ -80,7 +81,7 @@ class Run {
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);
       if (keeps_copy(parameter, model_.config(), settings)) {
-        kernels::keep_copy(parameter.tensor);
+        kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
   }
@@ -124,7 +125,8 @@ class Run {
   }
 
  private:
-  bool is_relu() const { return routing_.router.family == route::Family::kRelu; }
+  // Whether lambda, the weight of the L1 loss, follows the sparsity from step to step.
+  bool adapts_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
   bool speaks() const { return world_.layout.is_speaker(); }
 
@@ -196,7 +198,7 @@ class Run {
     move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
-      record.card_memory = kernels::card_peak_bytes(device.index());
+      record.card_memory = kernels::gpu_peak_bytes(device.index());
     }
     record.data_wait_seconds = data_wait.count();
     record.seconds =
@@ -258,7 +260,7 @@ class Run {
 
   void update(double norm, double lr, double sparsity) {
     updater_.step(norm, plan_.settings.clip, lr);
-    if (is_relu()) {
+    if (adapts_lambda()) {
       update_lambda(sparsity);
     }
   }
@@ -305,14 +307,14 @@ class Run {
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
-    if (is_relu()) {
+    if (adapts_lambda()) {
       record.lambda = position_.lambda;
       record.sparsity = losses.sparsity;
     }
     return record;
   }
 
-  // SPEC section 9: the weight of L1 rises while too many experts run, else it falls.
+  // The weight of L1 rises while too many experts run, else it falls.
   void update_lambda(double sparsity) {
     const auto& router = routing_.router;
     const double target =
@@ -356,7 +358,7 @@ class Run {
   // A loss that the router does not have is stored as off.
   model::LossCoefficients coefficients() const {
     return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
-            is_relu() ? std::optional(position_.lambda) : std::nullopt};
+            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt};
   }
 
   [[noreturn]] void interrupt() {

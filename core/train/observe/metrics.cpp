@@ -49,7 +49,7 @@ OrderedJson to_json(const StepRecord& record) {
     return json;
   }
   json.update(route::to_json(record.total(), record.row_bytes));
-  put(json, "sparsity", record.sparsity);  // SPEC section 9 averages over layers, not over rows
+  put(json, "sparsity", record.sparsity);  // the mean over layers, not over rows
   json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
   return json;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What one step of training says of itself, and its line in metrics.jsonl (DESIGN section 2, SPEC
-// section 13).
+// What one step of training says of itself, and its line in metrics.jsonl (../README.md,
+// and core/route/README.md for the counters).
 
 #include <map>
 #include <optional>
@@ -34,7 +34,7 @@ struct StepRecord {
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
   std::optional<double>
       auxiliary;  // what was added to the loss: the above times their coefficients
-  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S (SPEC section 9)
+  std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S
 
   std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each

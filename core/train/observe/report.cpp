@@ -10,6 +10,7 @@
 #include "core/io/partial_file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/observe/report_page.h"
+#include "core/train/run/options.h"
 #include "core/train/run/starts.h"
 
 namespace moe::train {
@@ -23,16 +24,21 @@ std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A number of settings.toml, as to_toml writes it.
+// A number of settings.toml. None where it is not there, or where the file is no TOML: the page
+// shows the file as it is.
 std::optional<double> number_in(const std::string& toml, const std::string& key) {
-  const size_t place = toml.find("\n" + key + " = ");
-  if (place == std::string::npos) {
+  try {
+    const auto values = read_settings(toml, "settings.toml");
+    const auto found = values.find(key);
+    if (found == values.end()) {
+      return std::nullopt;
+    }
+    char* end = nullptr;
+    const double value = std::strtod(found->second.c_str(), &end);
+    return *end != '\0' || !std::isfinite(value) ? std::nullopt : std::optional(value);
+  } catch (const UserError&) {
     return std::nullopt;
   }
-  const char* begin = toml.c_str() + place + key.size() + 4;
-  char* end = nullptr;
-  const double value = std::strtod(begin, &end);
-  return end == begin || !std::isfinite(value) ? std::nullopt : std::optional(value);
 }
 
 std::string number(double value) { return fmt::format("{:.5g}", value); }

@@ -73,11 +73,10 @@ double forward_flop(const model::ModelConfig& config, const ClusterPlan& plan, d
 // Rows that one GPU sends to experts elsewhere, of `tokens` tokens in one layer.
 double rows_away(const ClusterPlan& plan, const model::MoeConfig& moe, double tokens) {
   const double elsewhere = 1 - 1 / static_cast<double>(plan.layout.group());
-  const bool has_capacity =
-      plan.router.family == route::Family::kTopK && plan.router.capacity_factor.has_value();
-  const double rows = has_capacity ? *plan.router.capacity_factor * tokens
-                                   : static_cast<double>(routed_rows(
-                                         plan.router, static_cast<int64_t>(tokens), moe.experts));
+  const double rows = route::has_capacity(plan.router)
+                          ? *plan.router.capacity_factor * tokens
+                          : static_cast<double>(routed_rows(
+                                plan.router, static_cast<int64_t>(tokens), moe.experts));
   return rows * elsewhere;
 }
 

@@ -7,7 +7,7 @@
 //               forward: 2 a weight that a token meets, and causal attention
 //   tokens      rows of D numbers that leave for experts elsewhere, and come back; the same again
 //               in backward, and in a forward that is computed again. A capacity router sends its
-//               buffers whole, C_r slots for every expert (SPEC section 12)
+//               buffers whole, C_r slots for every expert
 //   gradients   reduce-scatter of gradients and all-gather of weights, f32, (n - 1) / n of their
 //               bytes each way among n holders (rank_shards.h)
 // Nothing overlaps here, so the share is an upper bound of what the stated rates cost.

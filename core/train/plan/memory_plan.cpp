@@ -1,11 +1,11 @@
 #include "core/train/plan/memory_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/base/system_fields.h"
 #include "core/model/llama/llama.h"
+#include "core/route/router.h"
 #include "core/train/loop/head_loss.h"
 #include "core/train/loop/trainable.h"
 
@@ -51,10 +51,10 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
     bytes.backward += s.activation * rows * 2 * inner;
   }
   if (is_moe) {
-    // Gathered rows and what experts said; logits, scores, multiplicities, weights and their like.
+    // Permuted rows and the experts' outputs; logits, scores, multiplicities, weights and the like.
     constexpr int64_t kRouting = 48;
-    bytes.kept += (s.activation + kF32) * rows * s.width + kRouting * s.tokens * experts;
-    bytes.backward += 2 * kF32 * rows * s.width;
+    bytes.kept += 2 * s.activation * rows * s.width + kRouting * s.tokens * experts;
+    bytes.backward += 2 * s.activation * rows * s.width;
   }
   return bytes;
 }
@@ -187,24 +187,8 @@ class StepWalk {
 }  // namespace
 
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts) {
-  const auto all = static_cast<double>(tokens * experts);
-  double rows = 0;
-  switch (router.family) {
-    case route::Family::kTopK:
-      rows = static_cast<double>(tokens * router.k);
-      if (router.capacity_factor) {  // fill-in may use every slot, the others no more than asked
-        const double slots = std::ceil(*router.capacity_factor * static_cast<double>(tokens));
-        rows = router.fr ? slots : router.ir ? rows : std::min(rows, slots);
-      }
-      break;
-    case route::Family::kTopP:  // equal probabilities
-      rows = static_cast<double>(tokens) * std::ceil(router.p * static_cast<double>(experts));
-      break;
-    case route::Family::kRelu:  // half of all logits are positive
-      rows = all / 2;
-      break;
-  }
-  return static_cast<int64_t>(std::min(rows, all));
+  const double rows = router.family->fresh_rows(router, tokens, experts);
+  return static_cast<int64_t>(std::min(rows, static_cast<double>(tokens * experts)));
 }
 
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,

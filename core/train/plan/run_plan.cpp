@@ -40,10 +40,13 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
                     "routers without noise",
                     moe.router_jitter, settings.model.string()));
   }
+  if (settings.evaluation.any()) {
+    route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
+  }
   plan.routing = {resolved.router, resolved.ep_ranks};
   // Whatever the folder stores, settings.toml makes this router again.
   settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
-  settings.changes_gate = resolved.router.family == stored.router.family &&
+  settings.changes_gate = same_family(resolved.router, stored.router) &&
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
   plan.losses = losses_in_force(settings, resolved.router, moe.experts);

@@ -31,7 +31,7 @@ struct RunPlan {
   std::string losses;              // of a mixture: what is minimised, in words
   dist::Layout layout;             // of the processes
   std::vector<std::string> notes;  // warnings worth a line
-  int64_t group_tokens = 0;        // of the largest micro-batch: what is routed together (SPEC D4)
+  int64_t group_tokens = 0;        // of the largest micro-batch: what is routed together
   MemoryPlan memory;
   int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint it goes on from
 };

@@ -9,13 +9,6 @@ namespace moe::train {
 
 namespace {
 
-void check_least(const std::optional<int64_t>& value, const char* flag, int64_t least) {
-  constexpr int64_t kMost = int64_t{1} << 40;
-  if (value && (*value < least || *value > kMost)) {
-    throw UserError("{} {}: must be a whole number of at least {}", flag, *value, least);
-  }
-}
-
 void check_needs(bool given, bool has, const char* flag, const char* needed) {
   if (given && !has) {
     throw UserError("{} says how {} is evaluated; give {} too", flag, needed, needed);
@@ -25,9 +18,6 @@ void check_needs(bool given, bool has, const char* flag, const char* needed) {
 }  // namespace
 
 void check_evaluation(const EvaluationSettings& settings) {
-  check_least(settings.every, "--eval-every", 1);
-  check_least(settings.rows, "--eval-rows", 0);
-  check_least(settings.tasks_limit, "--eval-limit", 1);
   check_needs(settings.rows.has_value(), !settings.data.empty(), "--eval-rows", "--eval-data");
   check_needs(settings.tasks_limit.has_value(), !settings.tasks.empty(), "--eval-limit",
               "--eval-tasks");

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "core/base/error.h"
 #include "core/io/checksums.h"
@@ -15,6 +14,7 @@
 #include "core/io/staged_folder.h"
 #include "core/io/staging_area.h"
 #include "core/train/run/made_list.h"
+#include "core/train/run/options.h"
 
 namespace moe::train {
 
@@ -31,17 +31,12 @@ std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The "key = value" lines of a recipe of ours, but for keys that change no number.
-std::map<std::string, std::string> values_of(const std::string& toml) {
-  static const std::set<std::string> free = {"save-every", "save-minutes", "keep",
-                                             "keep-every", "threads",      "cache"};
-  std::map<std::string, std::string> values;
-  std::istringstream lines(toml);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t equals = line.find(" = ");
-    if (equals != std::string::npos && line[0] != '#' && free.count(line.substr(0, equals)) == 0) {
-      values[line.substr(0, equals)] = line.substr(equals + 3);
-    }
+// The settings of a recipe of ours, but for those that change no number.
+std::map<std::string, std::string> values_of(const std::string& toml, const fs::path& where) {
+  auto values = read_settings(toml, where.string());
+  TrainSettings any;
+  for (const auto& key : free_keys(options_of(any))) {
+    values.erase(key);
   }
   return values;
 }
@@ -167,7 +162,8 @@ RunState RunFolder::state(const std::string& settings_toml) const {
   if (force_ || !fs::exists(run_ / kSettings)) {
     return RunState::kNew;
   }
-  const auto before = values_of(read_text(run_ / kSettings)), now = values_of(settings_toml);
+  const fs::path file = run_ / kSettings;
+  const auto before = values_of(read_text(file), file), now = values_of(settings_toml, file);
   std::vector<std::string> differing;
   for (const auto& key : keys_of(before, now)) {
     const std::string old_value = value_of(before, key), new_value = value_of(now, key);

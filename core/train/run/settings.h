@@ -24,20 +24,19 @@ struct TrainSettings {
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
   std::optional<data::Format> format;       // open: told from each file's first record
-  std::string text_template = "paper";      // P1's [instruct][response]; core/data/templates.h
+  std::string text_template = "paper";      // [instruct][response]; core/data/templates.h
   data::LossOn loss_on = data::LossOn::kAll;
   std::string cache;  // of tokens: a folder, "off", or open; core/data/token_cache.h
 
-  std::optional<int64_t> steps;         // or
-  std::optional<double> epochs;         // rounded up to whole steps; neither: 1 epoch
-  std::optional<int64_t> seq_len;       // open: 2048 (P1), at most what the model was made for
-  std::optional<int64_t> micro_batch;   // rows a forward pass; open: 8 (P1), or the largest divisor
-                                        // of global_batch below
-  std::optional<int64_t> global_batch;  // rows a step; open: micro_batch (P1 has 256)
+  std::optional<int64_t> steps;    // or
+  std::optional<double> epochs;    // rounded up to whole steps; neither: 1 epoch
+  std::optional<int64_t> seq_len;  // open: 2048 (the paper), at most what the model was made for
+  std::optional<int64_t> micro_batch;   // rows a forward pass; open: 8 (the paper), or the largest
+                                        // divisor of global_batch below
+  std::optional<int64_t> global_batch;  // rows a step; open: micro_batch (the paper: 256)
   data::Objective objective = data::Objective::kInstruct;
-  std::optional<data::Pack>
-      pack;  // open: stream (D19); none where all examples are pre-tokenised rows
-  data::PackMask pack_mask = data::PackMask::kCausal;  // D19
+  std::optional<data::Pack> pack;  // open: stream; none where all examples are pre-tokenised rows
+  data::PackMask pack_mask = data::PackMask::kCausal;
   bool shuffle = true;
 
   model::ComputeOptions compute;     // f32, nothing computed again
@@ -45,11 +44,11 @@ struct TrainSettings {
   std::vector<std::string> trained;  // what trains, trainable.h; empty: everything, with adapters
                                      // those and the router
   ScheduleKind schedule = ScheduleKind::kCosine;
-  double lr = 1e-5;                     // P1
-  std::optional<double> min_lr;         // open: lr / 10 (P1: 1e-5 -> 1e-6)
-  int64_t warmup = 0;                   // steps, D20
-  AdamWSettings adamw;                  // D20
-  double clip = 1.0;                    // D20; 0 = never
+  double lr = 1e-5;              // of the paper
+  std::optional<double> min_lr;  // open: lr / 10 (the paper: 1e-5 -> 1e-6)
+  int64_t warmup = 0;            // steps; this and the next two: ../README.md
+  AdamWSettings adamw;
+  double clip = 1.0;                    // 0 = never
   std::optional<double> skip_outliers;  // standard deviations, outliers.h; open: none are skipped
 
   route::RouterRequest router;  // open: the folder's

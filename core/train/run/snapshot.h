@@ -1,6 +1,6 @@
 #pragma once
 // A checkpoint of a run: a model folder like any other, and beside it what going on bit for bit
-// needs (SPEC section 10):
+// needs:
 //
 //   state.safetensors   weight.NAME [shape of NAME] f32, exp_avg.NAME and exp_avg_sq.NAME [the
 //   same]
@@ -32,7 +32,7 @@ struct Position {
   int64_t skipped_steps = 0, skipped_outliers = 0;  // the former counts both kinds
   OutlierWindow outliers;                           // empty where none are looked for
   double lambda = 0;                                // ReLU: of the next step
-  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over (SPEC D4)
+  int64_t group_tokens = 0;  // of a full micro-batch: what capacity is counted over
   data::Cursor cursor;
   bool operator==(const Position&) const = default;
 };

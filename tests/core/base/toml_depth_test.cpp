@@ -28,6 +28,18 @@ TEST_CASE("keys of many dots and values inside each other are refused with their
   CHECK(complaint("a = " + repeat("{a = ", 65)) == "t.toml line 1" + refused);
 }
 
+TEST_CASE("letters outside ASCII stand in strings and comments", "[base]") {
+  check_toml_depth(
+      "\xEF\xBB\xBF"
+      "a = \"\u039E\" # \u039E\n'\u039E' = \"\"\"\n\u039E\"\"\"",
+      "t.toml");
+  for (const std::string text :
+       {"\u039E = 1", "a = \u039E", "a.\u00E9 = 1", "a = 1\u00A0", "\xFF"}) {
+    CHECK(test::user_error_of([&] { check_toml_depth("\n" + text, "t.toml"); }) ==
+          "t.toml line 2: a letter outside ASCII; put the text or the key in quotes");
+  }
+}
+
 TEST_CASE("dots and brackets in strings, comments and lists of numbers are none of a key",
           "[base]") {
   const std::string dots = repeat(".", 100), brackets = repeat("[{", 100);

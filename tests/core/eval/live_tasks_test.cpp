@@ -34,5 +34,5 @@ TEST_CASE("live tasks are refused as moe eval refuses them", "[eval]") {
   MOE_NEED_SHARED_DATA();
   CHECK(test::user_error_of([&] {
           eval::LiveTasks(model, {"bbh_zeroshot_snarks"}, test::shared_data() / "bench", {});
-        }).find("its answers are written token by token") != std::string::npos);
+        }).find("its answers are generated token by token") != std::string::npos);
 }

@@ -263,7 +263,7 @@ TEST_CASE("a config that describes another function or none is refused by name",
       {{{"model_type", "mistral"}, {"architectures", {"MistralForCausalLM"}}},
        "config.json: architecture 'MistralForCausalLM' with model_type 'mistral' is not read; "
        "known are LlamaForCausalLM (llama), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM "
-       "(qwen2_moe), and moe_relu or moe_scaled as moe writes them"},
+       "(qwen2_moe), and moe_relu, moe_expert_choice or moe_scaled as moe writes them"},
       {{{"architectures", {"LlamaForSequenceClassification"}}}, "'LlamaForSequenceClassification'"},
       {{{"architectures", "LlamaForCausalLM"}},
        "config.json: architectures must be a list of names, such as [\"LlamaForCausalLM\"]"},

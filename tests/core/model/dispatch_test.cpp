@@ -9,7 +9,6 @@
 
 #include "core/dist/threads.h"
 #include "core/model/moe/layer.h"
-#include "core/model/moe/row_moves.h"
 #include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
 #include "tests/support/catch.h"
@@ -115,7 +114,7 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
           or_none(losses.entropy).detach(),
           or_none(losses.l1).detach(),
           rows_of(*decided, first_token),
-          out.counters.load};
+          out.counters.tokens_per_expert};
 }
 
 // All tokens on one process, at home where the group would have them.
@@ -334,22 +333,6 @@ TEST_CASE("an expert sees on many ranks the rows of one rank, in their order", "
     CHECK((many.tokens_per_expert == one.tokens_per_expert));
     CHECK(at::equal(many.rows, one.rows));
   }
-}
-
-TEST_CASE("rows moved there and back are the same rows, and so are their gradients", "[model]") {
-  const Tensor rows = at::arange(6, at::kDouble).view({3, 2}).requires_grad_(true);
-  const Tensor index = at::tensor({4, 0, 2}, at::kLong);
-  const Tensor out = model::placed(rows, index, 5);
-  CHECK(at::equal(out[1], at::zeros({2}, at::kDouble)));
-  CHECK(at::equal(out[4], rows[0]));
-  CHECK(at::equal(model::picked(out, index), rows));
-  const Tensor factor = at::arange(10, at::kDouble).view({5, 2});
-  (out * factor).sum().backward();
-  CHECK(at::equal(rows.grad(), factor.index_select(0, index)));
-  const Tensor wide = at::ones({5, 2}, at::kDouble).requires_grad_(true);
-  (model::picked(wide, index) * rows.detach()).sum().backward();
-  CHECK(at::equal(wide.grad().index_select(0, index), rows));
-  CHECK(at::equal(wide.grad()[3], at::zeros({2}, at::kDouble)));
 }
 
 }  // namespace moe::test

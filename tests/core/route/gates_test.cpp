@@ -74,7 +74,7 @@ TEST_CASE("without straight-through a lone expert teaches its router nothing", "
         logits);
   };
   CHECK(gradient(false).abs().max().item<double>() == 0);
-  // SPEC section 14, w01, token 0: the printed digits.
+  // The worked example, top1, token 0: the printed digits.
   const auto printed =
       at::tensor({.123100, -.081891, -.030126, -.011083}, at::kDouble).view({1, 4});
   CHECK((gradient(true) - printed).abs().max().item<double>() < 1e-6);

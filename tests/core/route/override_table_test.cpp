@@ -1,5 +1,6 @@
-// The table of overrides of SPEC section 10, cell by cell, for evaluation and for training: what
-// results, how many sentences are said, and what they say. router_override_test.cpp has the rest.
+// The table of overrides (core/route/README.md), cell by cell, for evaluation and for training:
+// what results, how many sentences are said, and what they say. router_override_test.cpp has the
+// rest.
 #include "core/route/router_override.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"

@@ -54,11 +54,9 @@ inline void check_nothing_is_lost(const route::Routing& routing, const route::Ro
   CHECK((asked == stands));
 }
 
-// `run` routes: route::route, or the same by a family that is not in the table.
-template <typename Run>
-void check_promises(const at::Tensor& logits, const route::RouterSettings& settings,
-                    const route::RoutingGroup& group, Run run) {
-  const route::Routing routing = run(logits, settings, group);
+inline void check_promises(const at::Tensor& logits, const route::RouterSettings& settings,
+                           const route::RoutingGroup& group) {
+  const route::Routing routing = route::route(logits, settings, group);
   const int64_t experts = logits.size(1);
   const auto rows = used_rows(routing.plan, group, experts);
   check_rows_are_sorted_and_unique(rows, routing.input.k);
@@ -68,14 +66,16 @@ void check_promises(const at::Tensor& logits, const route::RouterSettings& setti
     ++load[row.expert];
   }
   CHECK(load == numbers_of(routing.plan.rows));
-  if (settings.family == route::Family::kTopK) {
+  if (settings.family->has_slots) {
     check_load_within_capacity(routing, rows);
+  }
+  if (settings.family->tokens_request) {
     check_nothing_is_lost(routing, group, rows);
   }
   CHECK(at::isfinite(routing.combine).all().item<bool>());
   CHECK(routing.combine.min().item<double>() >= 0);
 
-  const route::Routing again = run(logits, settings, group);
+  const route::Routing again = route::route(logits, settings, group);
   CHECK(at::equal(again.plan.token, routing.plan.token));
   CHECK(at::equal(again.plan.expert, routing.plan.expert));
   CHECK(at::equal(again.weights, routing.weights));

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "core/route/routers.h"
+#include "core/base/error.h"
+#include "core/route/route.h"
 #include "tests/core/route/reference.h"
 #include "tests/support/catch.h"
 
@@ -98,17 +99,18 @@ inline std::string words_of(const std::vector<ReferenceRow>& rows, int64_t k) {
   return words;
 }
 
-// Every router of the table: its examples, and for top-k each set of modifiers.
+// Every router of the table: its examples, each with every set of its modifiers.
 inline std::vector<route::RouterSettings> all_routers() {
   std::vector<route::RouterSettings> routers;
   for (const auto& family : route::router_families()) {
     for (const auto& example : family.examples) {
       std::vector<route::RouterSettings> forms = {route::parse_router(example)};
-      for (const auto& modifier : route::router_modifiers()) {
-        const size_t before = family.family == route::Family::kTopK ? forms.size() : 0;
+      for (const auto& option : family.options) {
+        const bool is_modifier = option.place == route::OptionPlace::kModifier;
+        const size_t before = is_modifier ? forms.size() : 0;
         for (size_t i = 0; i < before; ++i) {
           forms.push_back(forms[i]);
-          forms.back().*modifier.is_on = true;
+          option.value.set(forms.back(), true);
         }
       }
       routers.insert(routers.end(), forms.begin(), forms.end());
@@ -118,8 +120,12 @@ inline std::vector<route::RouterSettings> all_routers() {
 }
 
 inline bool fits(const route::RouterSettings& settings, int64_t experts) {
-  return (settings.family == route::Family::kTopP || settings.k <= experts) &&
-         settings.max_experts.value_or(1) <= experts;
+  try {
+    route::check_router(settings, experts);
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
 }
 
 }  // namespace moe::test

@@ -1,7 +1,7 @@
 #pragma once
-// SPEC sections 2-5, 8 and 9 as plain loops over tokens, experts and ranks: readable above all. The
-// rules of core/route are held to it. It takes scores from outside, so that ties are the same on
-// both sides, and works in f64.
+// The routers of the papers (core/route/README.md) as plain loops over tokens, experts and ranks:
+// readable above all. The rules of core/route are held to it. It takes scores from outside, so that
+// ties are the same on both sides, and works in f64.
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "core/route/router.h"
 #include "core/route/rule.h"
 
 namespace moe::test {
@@ -95,7 +96,7 @@ inline void reference_top_k(const Matrix& logits, const Matrix& scores,
   for (const auto& row : logits) {
     order.push_back(ranked_experts(row));
   }
-  // The choices that compete with each other: one at a time (D5), or the first k together.
+  // The choices that compete with each other: one at a time, or the first k together.
   std::vector<std::vector<int64_t>> rounds;
   for (int64_t choice = 0; choice < s.k; ++choice) {
     if (rounds.empty() || s.slot_order == route::SlotOrder::kChoice) {
@@ -144,7 +145,7 @@ inline void reference_selection(const Matrix& logits, const route::RouterSetting
          ++choice) {
       const int64_t expert = order[choice];
       const bool wanted =
-          s.family == route::Family::kRelu
+          s.family->name == "relu"
               ? logits[token][expert] > 0
               : (choice == 0 || mass < s.p) && choice < s.max_experts.value_or(choice + 1);
       if (!wanted) {
@@ -156,7 +157,7 @@ inline void reference_selection(const Matrix& logits, const route::RouterSetting
   }
 }
 
-// w [T][E] of SPEC sections 2.5, 2.8, 3, 8, 9 for the rows of the plan.
+// The weights w [T][E] for the rows of the plan.
 inline Matrix reference_weights(const Matrix& logits, const route::RouterSettings& s,
                                 const ReferencePlan& plan) {
   const size_t experts = logits.empty() ? 0 : logits[0].size();
@@ -174,9 +175,9 @@ inline Matrix reference_weights(const Matrix& logits, const route::RouterSetting
     }
     for (size_t expert = 0; expert < experts; ++expert) {
       double& w = weights[token][expert];
-      if (s.family == route::Family::kRelu) {
+      if (s.family->name == "relu") {
         w *= std::max(0.0, logits[token][expert]);
-      } else if (s.family == route::Family::kTopP || s.gate_norm == route::GateNorm::kNone) {
+      } else if (s.family->name == "topp" || s.gate_norm == route::GateNorm::kNone) {
         w *= g[expert];
       } else if (w > 0) {
         w *= std::exp(logits[token][expert] - highest);
@@ -195,7 +196,7 @@ inline ReferencePlan reference_route(const Matrix& logits, const Matrix& scores,
                                      const route::RoutingGroup& group) {
   ReferencePlan plan;
   if (!logits.empty()) {
-    if (settings.family == route::Family::kTopK) {
+    if (settings.family->name == "topk") {
       reference_top_k(logits, scores, settings, group, plan);
     } else {
       reference_selection(logits, settings, group, plan);

@@ -1,4 +1,4 @@
-// Every row of SPEC section 10's table of overrides.
+// Every row of the table of overrides (core/route/README.md, "What may stand in").
 #include "core/route/router_override.h"
 
 #include "tests/support/catch.h"
@@ -96,7 +96,8 @@ TEST_CASE("without a folder the flags alone make the router", "[route]") {
 TEST_CASE("what cannot be is refused", "[route]") {
   CHECK(result("top1", {"top1:cf=1", "2", {}}) ==
         "--cf 2 contradicts --router top1:cf=1; give one of them");
-  CHECK(contains(result("topp:0.4", {"", "1", {}}), "--cf 1: only top-k routers have a capacity"));
+  CHECK(contains(result("topp:0.4", {"", "1", {}}),
+                 "--cf 1: only top-k and expert-choice routers have a capacity"));
   for (const char* cf : {"0", "-1", "nan", "x", "1,gate=none"}) {
     CHECK(result("top1", {"", cf, {}}) ==
           fmt::format("--cf '{}' is not a positive number or 'inf'", cf));

@@ -136,7 +136,8 @@ TEST_CASE("a broken router object names the file and the key", "[route]") {
   const std::vector<std::pair<std::string, std::string>> errors = {
       {R"([])", "the router is not an object"},
       {R"({"k":1})", "family"},
-      {R"({"family":"topq"})", "router family 'topq' is unknown, known: topk, topp, relu"},
+      {R"({"family":"topq"})",
+       "router family 'topq' is unknown, known: topk, topp, relu, expert_choice"},
       {R"({"family":"topk","capacity_factor":1})", "k"},
       {R"({"family":"topk","k":1})",
        "'capacity_factor' is missing; give a number above 0, or null"},

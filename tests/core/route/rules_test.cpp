@@ -1,4 +1,4 @@
-// The worked example of SPEC section 14, printed as sentences, and the identities of sections 2-5.
+// The worked example of core/route/README.md, printed as sentences, and the identities of top-k.
 
 #include "core/route/rule.h"
 #include "tests/core/route/random_routing.h"

@@ -274,10 +274,6 @@ TEST_CASE("evaluation settings are checked by flag", "[train]") {
         "--eval-limit says how --eval-tasks is evaluated; give --eval-tasks too");
   CHECK(error([](auto& s) { s.tasks_folder = "x"; }) ==
         "--eval-data-dir says how --eval-tasks is evaluated; give --eval-tasks too");
-  CHECK(error([](auto& s) {
-          s.data = {"x"};
-          s.every = 0;
-        }) == "--eval-every 0: must be a whole number of at least 1");
   CHECK(error([](auto& s) { s.data = {"none.jsonl:0.5"}; }) ==
         "--eval-data none.jsonl: held-out files are not mixed; leave out the weight");
 }

@@ -175,7 +175,7 @@ TEST_CASE("how a global batch is cut moves no dropless mixture, and moves one wi
   CHECK(gap_of("top2:cf=inf", "top2") < kTolerance);
   CHECK(gap_of("topp:0.4", "topp") < kTolerance);
   CHECK(gap_of("relu:k=1", "relu") < kTolerance);
-  CHECK(gap_of("top1:cf=1", "capacity") > 1e-3);  // SPEC D4: another group, other drops
+  CHECK(gap_of("top1:cf=1", "capacity") > 1e-3);  // another group, other drops
 }
 
 TEST_CASE("micro-batches without a target add nothing, a batch without any has loss 0", "[train]") {

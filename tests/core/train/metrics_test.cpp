@@ -9,7 +9,7 @@
 #include <chrono>
 
 #include "core/model/convert/upcycle.h"
-#include "core/route/routers.h"
+#include "core/route/route.h"
 #include "core/train/loop/gradients.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -30,7 +30,7 @@ route::CounterValues layer_of_two_ranks() {
   values.padding = 3;
   values.rows_sent = 4;
   values.entropy_sum = 4;
-  values.load = {6, 0};
+  values.tokens_per_expert = {6, 0};
   values.rank_dropped = {3, 0};
   values.rank_ir = {1, 0};
   return values;
@@ -60,7 +60,7 @@ TEST_CASE("a step's metrics carry the counters of its layers, and their total", 
   CHECK(json["layers"][1]["layer"] == 2);
   CHECK(json["layers"][1]["bytes_sent"] == 2 * 4 * 64);
   CHECK(json["layers"][1]["load"] == OrderedJson({6, 0}));
-  // Everything that SPEC section 13 lists.
+  // Everything that core/route/README.md says is counted.
   for (const char* name : {"requests", "dropped_requests", "dropped_tokens", "unserved_tokens",
                            "fr_filled", "fr_rejected", "ir_tokens", "slots_total", "slots_used",
                            "padding", "load", "experts_per_token", "sparsity", "entropy",

@@ -215,6 +215,7 @@ TEST_CASE("a run goes on under the same settings, and is refused with those that
   CHECK(again.state(settings) == RunState::kGoesOn);
   CHECK(again.state("# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n") ==
         RunState::kGoesOn);
+  CHECK(again.state("[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") == RunState::kGoesOn);
   CHECK(user_error_of([&] { again.state("[train]\nsteps = 13\nclip = 1\n"); }) ==
         run.string() +
             ": a run with other settings is there (clip was not given, is 1; lr was 0.1, is not "

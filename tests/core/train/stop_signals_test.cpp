@@ -37,7 +37,7 @@ TEST_CASE("before work begins, a signal that no question answers ends the proces
         signals.begin_work();
       }
       ::kill(::getpid(), SIGTERM);
-      std::this_thread::sleep_for(StopSignals::kPatience * (works ? 1 : 10) +
+      std::this_thread::sleep_for(StopSignals::kLongestWait * (works ? 1 : 10) +
                                   std::chrono::seconds(1));
       ::_exit(signals.requested() ? 3 : 4);
     }

@@ -1,20 +1,21 @@
 #include "kernels/ops/adamw.h"
 
-#include "tests/support/card.h"
+#include "tests/kernels/reference/adamw.h"
+#include "tests/support/gpu.h"
 
 using at::Tensor;
-using moe::kernels::AdamWMemory;
-using moe::kernels::AdamWNumbers;
+using moe::kernels::AdamWArgs;
+using moe::kernels::AdamWSettings;
 using moe::test::poisoned;
 using moe::test::stream_of;
-using moe::test::to_card;
+using moe::test::to_gpu;
 
 namespace {
 
 struct Parameter {
   Tensor gradient, master, mean, square, weight, scale;
 
-  AdamWMemory memory() const {
+  AdamWArgs args() const {
     return {gradient.const_data_ptr(),
             gradient.scalar_type() == at::kBFloat16,
             master.data_ptr<float>(),
@@ -35,30 +36,30 @@ Parameter random_parameter(int64_t count, at::ScalarType gradient, bool has_weig
           scaled ? at::full({1}, 0.3F) : Tensor()};
 }
 
-Parameter copied_to_card(const Parameter& from) {
-  return {to_card(from.gradient),
-          to_card(from.master),
-          to_card(from.mean),
-          to_card(from.square),
+Parameter copied_to_gpu(const Parameter& from) {
+  return {to_gpu(from.gradient),
+          to_gpu(from.master),
+          to_gpu(from.mean),
+          to_gpu(from.square),
           from.weight.defined() ? poisoned(from.weight.sizes(), at::kBFloat16) : Tensor(),
-          from.scale.defined() ? to_card(from.scale) : Tensor()};
+          from.scale.defined() ? to_gpu(from.scale) : Tensor()};
 }
 
 }  // namespace
 
 TEST_CASE("the adamw kernel equals plain loops in double over three updates", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(9);
   for (const int64_t count : {0, 1, 31, 33, 1024, 1030}) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       for (const bool has_weight : {true, false}) {
         CAPTURE(count, has_weight);
         const Parameter expected = random_parameter(count, type, has_weight, has_weight);
-        const Parameter actual = copied_to_card(expected);
-        AdamWNumbers numbers{1e-2, 0.9, 0.999, 1e-8, 0.1, 1};
-        for (numbers.t = 1; numbers.t <= 3; ++numbers.t) {
-          moe::kernels::adamw_reference(expected.memory(), numbers);
-          moe::kernels::adamw_cuda(actual.memory(), numbers, stream_of(actual.master));
+        const Parameter actual = copied_to_gpu(expected);
+        AdamWSettings settings{1e-2, 0.9, 0.999, 1e-8, 0.1, 1};
+        for (settings.t = 1; settings.t <= 3; ++settings.t) {
+          moe::test::adamw_reference(expected.args(), settings);
+          moe::kernels::adamw_cuda(actual.args(), settings, stream_of(actual.master));
         }
         // About 8 roundings an update, of 2^-24 of numbers up to 4; a step is lr = 1e-2 times a
         // ratio that can reach 30 while v is young.
@@ -71,4 +72,16 @@ TEST_CASE("the adamw kernel equals plain loops in double over three updates", "[
       }
     }
   }
+}
+
+TEST_CASE("adamw_ refuses tensors that do not belong together", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  using moe::kernels::adamw_;
+  const auto gpu = at::TensorOptions(moe::test::kGpu);
+  const Tensor wide = at::zeros({4}, gpu), narrow = at::zeros({4}, gpu.dtype(at::kBFloat16));
+  const AdamWSettings settings;
+  adamw_(narrow, wide.clone(), wide.clone(), wide.clone(), narrow.clone(), settings, {});
+  CHECK_THROWS(adamw_(narrow, narrow, wide, wide, narrow, settings, {}));
+  CHECK_THROWS(adamw_(narrow, at::zeros({5}, gpu), wide, wide, narrow, settings, {}));
+  CHECK_THROWS(adamw_(narrow, wide, wide, wide, wide, settings, {}));
 }

@@ -1,4 +1,4 @@
-// The operations as their callers use them, on a card against the CPU: device choice, gradients,
+// The operations as their callers use them, on a GPU against the CPU: device choice, gradients,
 // streams. What the kernels compute is held to the references by the files beside this one.
 
 #include <torch/csrc/autograd/autograd.h>
@@ -7,18 +7,15 @@
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/logsumexp.h"
+#include "kernels/ops/permutation.h"
 #include "kernels/ops/rope.h"
-#include "kernels/ops/row_ops.h"
-#include "tests/support/card.h"
-#include "tests/support/layout.h"
+#include "tests/kernels/reference/adamw.h"
+#include "tests/support/gpu.h"
+#include "tests/support/segments.h"
 
 using at::Tensor;
+using moe::test::kGpu;
 using Tensors = std::vector<Tensor>;
-
-#define MOE_NEED_GPU()                                      \
-  if (moe::test::is_emulated() || !moe::test::has_card()) { \
-    MOE_SKIP("no GPU");                                     \
-  }
 
 namespace {
 
@@ -42,7 +39,7 @@ Tensors results(const Tensors& inputs, at::Device device, Operation operation) {
 // Sums of up to 200 products of order one in f32, in another order.
 template <typename Operation>
 void check_on_gpu(const Tensors& inputs, Operation operation) {
-  const Tensors actual = results(inputs, at::kCUDA, operation);
+  const Tensors actual = results(inputs, kGpu, operation);
   const Tensors expected = results(inputs, at::kCPU, operation);
   for (size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
@@ -60,7 +57,7 @@ TEST_CASE("logits in f32 on a GPU equal the CPU's, of f32 and of bf16", "[kernel
     const auto logits = [](const Tensors& in) { return moe::kernels::linear_in_f32(in[0], in[1]); };
     check_on_gpu({x, weight}, logits);
     const Tensor half = x.to(at::kBFloat16);
-    CHECK(at::allclose(moe::kernels::linear_in_f32(half.cuda(), weight.cuda()).cpu(),
+    CHECK(at::allclose(moe::kernels::linear_in_f32(half.to(kGpu), weight.to(kGpu)).cpu(),
                        moe::kernels::linear_in_f32(half, weight), 1e-5, 1e-4));
   }
 }
@@ -76,54 +73,79 @@ TEST_CASE("rope on a GPU equals the CPU's", "[kernels][gpu]") {
   });
 }
 
-TEST_CASE("rows, weighted sums and gates on a GPU equal the CPU's", "[kernels][gpu]") {
+TEST_CASE("rows go to experts' segments and back on a GPU as on the CPU", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(3);
-  const auto plan = moe::test::random_layout(33, 4, 2, 9).plan;
-  const auto layout_on = [&](at::Device device) {
-    return moe::kernels::lay_out_rows(plan.token.to(device), plan.expert.to(device),
-                                      plan.choice.to(device), plan.count.to(device),
-                                      plan.rows.to(device), 33, 4);
+  const auto plan = moe::test::random_segments(33, 4, 2, 9).plan;
+  const int64_t rows = plan.rows.sum().item<int64_t>();
+  const auto used = [&](const Tensor& list, at::Device device) {
+    return list.narrow(0, 0, rows).to(device);
   };
-  for (const bool straight_through : {true, false}) {
-    check_on_gpu({at::randn({33, 20}), at::randn({33, 4})}, [&](const Tensors& in) {
-      const auto layout = layout_on(in[0].device());
-      const Tensor weight = moe::kernels::row_gates(
-          in[1], layout, moe::kernels::GateRule::kSelected, straight_through);
-      return moe::kernels::combine_rows(moe::kernels::gather_rows(in[0], layout), weight, layout);
-    });
-  }
+  // x to rows in the plan's order, and back by the weight of each.
+  check_on_gpu({at::randn({33, 20}), at::randn({rows})}, [&](const Tensors& in) {
+    const auto device = in[0].device();
+    const auto permutation =
+        moe::kernels::permutation_of(used(plan.token, device), used(plan.choice, device), 33, 4);
+    return moe::kernels::unpermute(moe::kernels::permute(in[0], permutation), permutation, in[1]);
+  });
+  // The same by way of segments, which only a GPU has.
+  check_on_gpu({at::randn({33, 20}), at::randn({rows})}, [&](const Tensors& in) {
+    const auto device = in[0].device();
+    if (device.is_cpu()) {
+      const auto permutation =
+          moe::kernels::permutation_of(used(plan.token, device), used(plan.choice, device), 33, 4);
+      return moe::kernels::unpermute(moe::kernels::permute(in[0], permutation), permutation, in[1]);
+    }
+    const auto segmented =
+        moe::kernels::segment_rows(plan.token.to(device), plan.expert.to(device),
+                                   plan.choice.to(device), plan.rows.to(device), 33, 4);
+    const Tensor weight = at::zeros({segmented.permutation.token.size(0)}, in[1].options())
+                              .index_copy(0, segmented.row_of_plan.narrow(0, 0, rows), in[1]);
+    return moe::kernels::unpermute(moe::kernels::permute(in[0], segmented.permutation),
+                                   segmented.permutation, weight);
+  });
+  // A permutation by an index, whose gradient is the other way.
+  const Tensor index = at::tensor({4, 0, 2}, at::kLong);
+  check_on_gpu({at::randn({5, 20})}, [&](const Tensors& in) {
+    const auto permutation = moe::kernels::permutation_of(index.to(in[0].device()), 5);
+    return moe::kernels::unpermute(moe::kernels::permute(in[0], permutation), permutation);
+  });
 }
 
-TEST_CASE("the loss and the scores of rows on a GPU equal the CPU's", "[kernels][gpu]") {
+TEST_CASE("the loss and the log-sum-exp of rows on a GPU equal the CPU's", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(4);
   const Tensor logits = at::randn({33, 1001}) * 3, target = at::arange(33, at::kLong);
-  Tensor there = logits.cuda(), here = logits.clone();
-  const auto scores = moe::kernels::row_scores(there);
-  const auto expected = moe::kernels::row_scores(here);
-  CHECK(at::equal(scores.argmax.cpu(), expected.argmax));
-  CHECK(at::allclose(scores.logsumexp.cpu(), expected.logsumexp, 1e-6, 5e-6));
-  const double nll = moe::kernels::softmax_nll_(there, target, 0.5);
-  CHECK(nll == Approx(moe::kernels::softmax_nll_(here, target, 0.5)).epsilon(1e-6));
+  Tensor there = logits.to(kGpu), here = logits.clone();
+  Tensor logsumexp, argmax, expected_logsumexp, expected_argmax;
+  moe::kernels::logsumexp_argmax(there, logsumexp, argmax);
+  moe::kernels::logsumexp_argmax(here, expected_logsumexp, expected_argmax);
+  CHECK(at::equal(argmax.cpu(), expected_argmax));
+  CHECK(at::allclose(logsumexp.cpu(), expected_logsumexp, 1e-6, 5e-6));
+  const double loss = moe::kernels::cross_entropy_(there, target, 0.5);
+  CHECK(loss == Approx(moe::kernels::cross_entropy_(here, target, 0.5)).epsilon(1e-6));
   CHECK(at::allclose(there.cpu(), here, 2e-5, 1e-7));
 }
 
-TEST_CASE("adamw_ on a GPU equals the CPU's", "[kernels][gpu]") {
+TEST_CASE("adamw_ on a GPU has the numbers of the reference", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(5);
   const Tensor gradient = at::randn({100}).to(at::kBFloat16), start = at::randn({100});
-  const auto updated = [&](at::Device device) {
-    const Tensor master = start.to(device, at::kFloat, false, /*copy=*/true);
-    const Tensor mean = at::zeros_like(master), square = at::zeros_like(master);
-    const Tensor weight = at::zeros_like(master, at::kBFloat16);
-    moe::kernels::adamw_(gradient.to(device), master, mean, square, weight,
-                         {1e-2, 0.9, 0.999, 1e-8, 0.1, 1}, at::full({1}, 0.5F).to(device));
-    return Tensors{master.cpu(), mean.cpu(), square.cpu(), weight.to(at::kFloat).cpu()};
-  };
-  const Tensors actual = updated(at::kCUDA), expected = updated(at::kCPU);
-  for (size_t i = 0; i < 3; ++i) {
-    CHECK(at::allclose(actual[i], expected[i], 1e-6, 1e-6));
-  }
-  CHECK(at::allclose(actual[3], actual[0], 1.0 / (1 << 8), 0));
+  const moe::kernels::AdamWSettings settings{1e-2, 0.9, 0.999, 1e-8, 0.1, 1};
+  const Tensor master = start.to(kGpu);
+  const Tensor mean = at::zeros_like(master), square = at::zeros_like(master);
+  const Tensor weight = at::zeros_like(master, at::kBFloat16);
+  moe::kernels::adamw_(gradient.to(kGpu), master, mean, square, weight, settings,
+                       at::full({1}, 0.5F).to(kGpu));
+  const Tensor expected = start.clone(), expected_mean = at::zeros({100});
+  const Tensor expected_square = at::zeros({100});
+  const float scale = 0.5F;
+  moe::test::adamw_reference(
+      {gradient.const_data_ptr(), /*gradient_is_bf16=*/true, expected.data_ptr<float>(),
+       expected_mean.data_ptr<float>(), expected_square.data_ptr<float>(), nullptr, &scale, 100},
+      settings);
+  CHECK(at::allclose(master.cpu(), expected, 1e-6, 1e-6));
+  CHECK(at::allclose(mean.cpu(), expected_mean, 1e-6, 1e-6));
+  CHECK(at::allclose(square.cpu(), expected_square, 1e-6, 1e-6));
+  CHECK(at::equal(weight.cpu(), master.cpu().to(at::kBFloat16)));
 }

@@ -2,12 +2,13 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tests/support/card.h"
+#include "tests/kernels/reference/rms_norm.h"
+#include "tests/support/gpu.h"
 
 using at::Tensor;
 using moe::test::poisoned;
 using moe::test::stream_of;
-using moe::test::to_card;
+using moe::test::to_gpu;
 
 namespace {
 
@@ -20,30 +21,32 @@ struct Results {
 Results reference(const Tensor& x, const Tensor& weight, const Tensor& grad) {
   const int64_t rows = x.size(0), width = x.size(1);
   Results all{at::empty_like(x), at::empty({rows}), at::empty_like(x), at::empty_like(weight)};
-  moe::kernels::rms_norm_forward_reference(x.const_data_ptr<float>(),
-                                           weight.const_data_ptr<float>(), all.y.data_ptr<float>(),
-                                           all.scale.data_ptr<float>(), rows, width, kEpsilon);
-  moe::kernels::rms_norm_backward_reference(
+  moe::test::rms_norm_forward_reference(x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+                                        all.y.data_ptr<float>(), all.scale.data_ptr<float>(), rows,
+                                        width, kEpsilon);
+  moe::test::rms_norm_backward_reference(
       grad.const_data_ptr<float>(), x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
       all.scale.const_data_ptr<float>(), all.grad_x.data_ptr<float>(),
       all.grad_weight.data_ptr<float>(), rows, width);
   return all;
 }
 
-Results on_card(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type) {
+Results on_gpu(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const Tensor in = to_card(x.to(type)), by = to_card(weight), upstream = to_card(grad.to(type));
+  const Tensor in = to_gpu(x.to(type)), by = to_gpu(weight), upstream = to_gpu(grad.to(type));
   const Results all{poisoned({rows, width}, type), poisoned({rows}, at::kFloat),
                     poisoned({rows, width}, type), poisoned({width}, at::kFloat)};
   const Tensor strips = poisoned({moe::kernels::rms_norm_strips(rows), width}, at::kFloat);
   const bool is_bf16 = type == at::kBFloat16;
-  moe::kernels::rms_norm_forward_cuda(in.const_data_ptr(), by.const_data_ptr<float>(),
-                                      all.y.data_ptr(), all.scale.data_ptr<float>(), rows, width,
-                                      kEpsilon, is_bf16, stream_of(in));
+  moe::kernels::rms_norm_forward_cuda(
+      {in.const_data_ptr(), by.const_data_ptr<float>(), all.y.data_ptr(),
+       all.scale.data_ptr<float>(), rows, width, kEpsilon, is_bf16},
+      stream_of(in));
   moe::kernels::rms_norm_backward_cuda(
-      {all.grad_x.data_ptr(), all.grad_weight.data_ptr<float>(), strips.data_ptr<float>()},
-      upstream.const_data_ptr(), in.const_data_ptr(), by.const_data_ptr<float>(),
-      all.scale.const_data_ptr<float>(), rows, width, is_bf16, stream_of(in));
+      {upstream.const_data_ptr(), in.const_data_ptr(), by.const_data_ptr<float>(),
+       all.scale.const_data_ptr<float>(), all.grad_x.data_ptr(), all.grad_weight.data_ptr<float>(),
+       rows, width, is_bf16, strips.data_ptr<float>()},
+      stream_of(in));
   return {all.y.cpu().to(at::kFloat), all.scale.cpu(), all.grad_x.cpu().to(at::kFloat),
           all.grad_weight.cpu()};
 }
@@ -55,7 +58,7 @@ Tensor exact_in_bf16(at::IntArrayRef shape) {
 }  // namespace
 
 TEST_CASE("the rms_norm kernels equal the reference on awkward shapes", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(6);
   for (const int64_t rows : {0, 1, 31, 33, 200}) {
     for (const int64_t width : {1, 7, 33, 64, 1028}) {
@@ -64,7 +67,7 @@ TEST_CASE("the rms_norm kernels equal the reference on awkward shapes", "[kernel
       const Tensor weight = at::randn({width});
       const Results expected = reference(x, weight, grad);
       for (const auto type : {at::kFloat, at::kBFloat16}) {
-        const Results actual = on_card(x, weight, grad, type);
+        const Results actual = on_gpu(x, weight, grad, type);
         // f32: short sums a thread, then 8 levels: 32 roundings of 2^-24 on numbers that are below
         // 100 (a row of one element has n = 1 / sqrt(1 + epsilon / x^2), and gradients cancel to
         // epsilon of their terms). bf16: one rounding of 2^-9 more where the result is bf16.
@@ -79,19 +82,17 @@ TEST_CASE("the rms_norm kernels equal the reference on awkward shapes", "[kernel
 }
 
 TEST_CASE("the rms_norm kernels give the same bits twice", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(7);
   const Tensor x = at::randn({150, 40}), weight = at::randn({40}), grad = at::randn({150, 40});
-  const Results first = on_card(x, weight, grad, at::kFloat);
-  const Results second = on_card(x, weight, grad, at::kFloat);
+  const Results first = on_gpu(x, weight, grad, at::kFloat);
+  const Results second = on_gpu(x, weight, grad, at::kFloat);
   CHECK(at::equal(first.grad_weight, second.grad_weight));
   CHECK(at::equal(first.grad_x, second.grad_x));
 }
 
 TEST_CASE("rms_norm on a GPU has the gradients of the CPU's", "[kernels][gpu]") {
-  if (!at::hasCUDA() || moe::test::is_emulated()) {
-    MOE_SKIP("no GPU");
-  }
+  MOE_NEED_GPU();
   at::manual_seed(8);
   const Tensor x = at::randn({33, 64}), weight = at::randn({64}), grad = at::randn({33, 64});
   const auto gradients = [&](at::Device device) {
@@ -101,7 +102,7 @@ TEST_CASE("rms_norm on a GPU has the gradients of the CPU's", "[kernels][gpu]") 
     const auto all = torch::autograd::grad({y}, {in, by}, {grad.to(device)});
     return std::vector<Tensor>{y.detach().cpu(), all[0].cpu(), all[1].cpu()};
   };
-  const auto actual = gradients(at::kCUDA), expected = gradients(at::kCPU);
+  const auto actual = gradients(moe::test::kGpu), expected = gradients(at::kCPU);
   for (size_t i = 0; i < actual.size(); ++i) {
     CHECK(at::allclose(actual[i], expected[i], 1e-5, 1e-5));
   }

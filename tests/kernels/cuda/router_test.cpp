@@ -2,23 +2,26 @@
 
 #include <limits>
 
-#include "tests/support/card.h"
+#include "tests/kernels/reference/router.h"
+#include "tests/support/gpu.h"
 
 using at::Tensor;
-using moe::kernels::RouterChoices;
+using moe::kernels::RouterChoicesArgs;
 using moe::kernels::RouterShape;
 using moe::test::poisoned;
 using moe::test::stream_of;
-using moe::test::to_card;
+using moe::test::to_gpu;
 
 namespace {
 
 struct Choices {
   Tensor scores, choice, at_home, requested;
 
-  RouterChoices memory() const {
-    return {scores.data_ptr<float>(), choice.data_ptr<int32_t>(), at_home.data_ptr<int32_t>(),
-            requested.data_ptr<int32_t>()};
+  RouterChoicesArgs args(const Tensor& logits, const Tensor& home, const RouterShape& shape) const {
+    return {
+        logits.const_data_ptr<float>(), home.const_data_ptr<int32_t>(), shape,
+        scores.data_ptr<float>(),       choice.data_ptr<int32_t>(),     at_home.data_ptr<int32_t>(),
+        requested.data_ptr<int32_t>()};
   }
   Choices on_host() const { return {scores.cpu(), choice.cpu(), at_home.cpu(), requested.cpu()}; }
 };
@@ -31,21 +34,19 @@ Choices room(const RouterShape& shape) {
 
 Choices reference(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
   const Choices host = room(shape).on_host();
-  moe::kernels::router_choices_reference(logits.const_data_ptr<float>(),
-                                         home.const_data_ptr<int32_t>(), shape, host.memory());
+  moe::test::router_choices_reference(host.args(logits, home, shape));
   return host;
 }
 
-Choices on_card(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
-  const Tensor there = to_card(logits), homes = to_card(home);
+Choices on_gpu(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
+  const Tensor there = to_gpu(logits), homes = to_gpu(home);
   const Choices choices = room(shape);
-  moe::kernels::router_choices_cuda(there.const_data_ptr<float>(), homes.const_data_ptr<int32_t>(),
-                                    shape, choices.memory(), stream_of(there));
+  moe::kernels::router_choices_cuda(choices.args(there, homes, shape), stream_of(there));
   return choices.on_host();
 }
 
 void check(const Tensor& logits, const Tensor& home, const RouterShape& shape) {
-  const Choices expected = reference(logits, home, shape), actual = on_card(logits, home, shape);
+  const Choices expected = reference(logits, home, shape), actual = on_gpu(logits, home, shape);
   // expf to 2 units in the last place, of a difference rounded to 2^-24 of up to 100, over a sum.
   CHECK(at::allclose(actual.scores, expected.scores, 2e-5, 1e-30));
   CHECK(at::equal(actual.choice, expected.choice));
@@ -62,7 +63,7 @@ Tensor homes_of(int64_t tokens, int64_t ranks) {  // every fifth token is paddin
 }  // namespace
 
 TEST_CASE("the router's logits are those of plain loops in double", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(2);
   for (const int64_t tokens : {0, 1, 31, 33}) {
     for (const int64_t width : {1, 33, 128, 200}) {
@@ -71,15 +72,16 @@ TEST_CASE("the router's logits are those of plain loops in double", "[kernels][g
         const Tensor x = at::randn({tokens, width}).to(at::kBFloat16).to(at::kFloat);
         const Tensor weight = at::randn({experts, width});
         const Tensor expected = at::empty({tokens, experts});
-        moe::kernels::router_logits_reference(x.const_data_ptr<float>(),
-                                              weight.const_data_ptr<float>(),
-                                              expected.data_ptr<float>(), tokens, width, experts);
+        moe::test::router_logits_reference({x.const_data_ptr(), weight.const_data_ptr<float>(),
+                                            expected.data_ptr<float>(), tokens, width, experts,
+                                            /*is_bf16=*/false});
         for (const auto type : {at::kFloat, at::kBFloat16}) {  // x is exact in both
-          const Tensor in = to_card(x.to(type)), by = to_card(weight);
+          const Tensor in = to_gpu(x.to(type)), by = to_gpu(weight);
           const Tensor logits = poisoned({tokens, experts}, at::kFloat);
-          moe::kernels::router_logits_cuda(in.const_data_ptr(), by.const_data_ptr<float>(),
-                                           logits.data_ptr<float>(), tokens, width, experts,
-                                           type == at::kBFloat16, stream_of(in));
+          moe::kernels::router_logits_cuda(
+              {in.const_data_ptr(), by.const_data_ptr<float>(), logits.data_ptr<float>(), tokens,
+               width, experts, type == at::kBFloat16},
+              stream_of(in));
           // A lane adds at most 8 products below 20, then 5 levels: 13 * 2^-24 * 200.
           CHECK(at::allclose(logits.cpu(), expected, 1e-6, 2e-4));
         }
@@ -89,7 +91,7 @@ TEST_CASE("the router's logits are those of plain loops in double", "[kernels][g
 }
 
 TEST_CASE("the router's choices are those of the reference on awkward shapes", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(3);
   for (const int64_t tokens : {0, 1, 31, 33, 90}) {
     for (const int64_t experts : {1, 6, 32, 36, 100, 256}) {
@@ -112,7 +114,7 @@ TEST_CASE("the router's choices are those of the reference on awkward shapes", "
 }
 
 TEST_CASE("the router orders equal, infinite and saturated logits", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   Tensor logits = at::zeros({4, 4});
   logits[1][2] = -0.0F;  // ties with zero
@@ -121,7 +123,7 @@ TEST_CASE("the router orders equal, infinite and saturated logits", "[kernels][g
   const Tensor home = at::tensor({0, 1, 0, 1}, at::kInt);
   const RouterShape shape{4, 4, 2, 4, false};
   check(logits, home, shape);
-  const Choices choices = on_card(logits, home, shape);
+  const Choices choices = on_gpu(logits, home, shape);
   CHECK(at::equal(choices.choice[0], at::tensor({0, 1, 2, 3}, at::kInt)));
   CHECK(at::equal(choices.choice[1], at::tensor({0, 1, 2, 3}, at::kInt)));
   CHECK(at::equal(choices.choice[2], at::tensor({1, 3, 2, 0}, at::kInt)));

@@ -1,11 +1,12 @@
 #include "kernels/ops/swiglu.h"
 
-#include "tests/support/card.h"
+#include "tests/kernels/reference/swiglu.h"
+#include "tests/support/gpu.h"
 
 using at::Tensor;
 using moe::test::poisoned;
 using moe::test::stream_of;
-using moe::test::to_card;
+using moe::test::to_gpu;
 
 namespace {
 
@@ -16,24 +17,25 @@ struct Both {
 Both reference(const Tensor& hidden, const Tensor& grad_out) {
   const int64_t rows = grad_out.size(0), width = grad_out.size(1);
   Both both{at::empty_like(grad_out), at::empty_like(hidden)};
-  moe::kernels::swiglu_forward_reference(hidden.const_data_ptr<float>(), both.out.data_ptr<float>(),
-                                         rows, width);
-  moe::kernels::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
-                                          hidden.const_data_ptr<float>(),
-                                          both.grad.data_ptr<float>(), rows, width);
+  moe::test::swiglu_forward_reference(hidden.const_data_ptr<float>(), both.out.data_ptr<float>(),
+                                      rows, width);
+  moe::test::swiglu_backward_reference(grad_out.const_data_ptr<float>(),
+                                       hidden.const_data_ptr<float>(), both.grad.data_ptr<float>(),
+                                       rows, width);
   return both;
 }
 
-Both on_card(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type,
-             const int32_t* used = nullptr) {
+Both on_gpu(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type,
+            const int32_t* used = nullptr) {
   const int64_t rows = grad_out.size(0), width = grad_out.size(1);
-  const Tensor in = to_card(hidden.to(type)), upstream = to_card(grad_out.to(type));
+  const Tensor in = to_gpu(hidden.to(type)), upstream = to_gpu(grad_out.to(type));
   const Both both{poisoned({rows, width}, type), poisoned({rows, 2 * width}, type)};
   const bool is_bf16 = type == at::kBFloat16;
-  moe::kernels::swiglu_forward_cuda(in.data_ptr(), both.out.data_ptr(), rows, width, used, is_bf16,
-                                    stream_of(in));
-  moe::kernels::swiglu_backward_cuda(upstream.data_ptr(), in.data_ptr(), both.grad.data_ptr(), rows,
-                                     width, used, is_bf16, stream_of(in));
+  moe::kernels::swiglu_forward_cuda(
+      {in.data_ptr(), both.out.data_ptr(), rows, width, is_bf16, used}, stream_of(in));
+  moe::kernels::swiglu_backward_cuda(
+      {upstream.data_ptr(), in.data_ptr(), both.grad.data_ptr(), rows, width, is_bf16, used},
+      stream_of(in));
   return {both.out.cpu().to(at::kFloat), both.grad.cpu().to(at::kFloat)};
 }
 
@@ -45,7 +47,7 @@ bool close(const Tensor& actual, const Tensor& expected, double epsilon) {
 }  // namespace
 
 TEST_CASE("the swiglu kernels equal the reference on awkward shapes", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(3);
   for (const int64_t rows : {0, 1, 31, 33, 300}) {
     for (const int64_t width : {1, 7, 12, 33, 64}) {
@@ -58,7 +60,7 @@ TEST_CASE("the swiglu kernels equal the reference on awkward shapes", "[kernels]
       const Tensor grad_out = at::randn({rows, width}).to(at::kBFloat16).to(at::kFloat);
       const Both expected = reference(hidden, grad_out);
       for (const auto type : {at::kFloat, at::kBFloat16}) {
-        const Both actual = on_card(hidden, grad_out, type);
+        const Both actual = on_gpu(hidden, grad_out, type);
         const double epsilon = type == at::kFloat ? 1.0 / (1 << 24) : 1.0 / (1 << 11);
         CHECK(close(actual.out, expected.out, epsilon));
         CHECK(close(actual.grad, expected.grad, epsilon));
@@ -68,14 +70,14 @@ TEST_CASE("the swiglu kernels equal the reference on awkward shapes", "[kernels]
 }
 
 TEST_CASE("the swiglu kernels leave rows after the used ones alone", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(4);
   for (const int64_t width : {3, 8}) {
     for (const int used : {0, 5, 9, 20}) {
       const Tensor hidden = at::randn({9, 2 * width}), grad_out = at::randn({9, width});
-      const Tensor limit = to_card(at::tensor({used}, at::kInt));
-      const Both actual = on_card(hidden, grad_out, at::kFloat, limit.const_data_ptr<int32_t>());
-      const Both all = on_card(hidden, grad_out, at::kFloat);
+      const Tensor limit = to_gpu(at::tensor({used}, at::kInt));
+      const Both actual = on_gpu(hidden, grad_out, at::kFloat, limit.const_data_ptr<int32_t>());
+      const Both all = on_gpu(hidden, grad_out, at::kFloat);
       const int64_t rows = std::min(used, 9);
       CHECK(at::equal(actual.out.narrow(0, 0, rows), all.out.narrow(0, 0, rows)));
       CHECK(at::equal(actual.grad.narrow(0, 0, rows), all.grad.narrow(0, 0, rows)));

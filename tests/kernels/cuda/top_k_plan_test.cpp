@@ -1,25 +1,26 @@
 #include "kernels/ops/top_k_plan.h"
 
-#include "tests/support/card.h"
-#include "tests/support/selection.h"
+#include "tests/support/gpu.h"
+#include "tests/support/top_k_plan.h"
 
 using at::Tensor;
-using moe::kernels::SelectShape;
-using moe::test::to_card;
+using moe::kernels::TopKPlanShape;
+using moe::test::to_gpu;
 
 namespace {
 
-void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, SelectShape shape) {
+void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, TopKPlanShape shape) {
   const auto from = moe::test::choices_of(logits, home, shape.ranks, shape.choices);
-  const auto expected = moe::test::selected_by_reference(shape, from, home, capacity).all();
+  const auto expected = moe::test::plan_by_reference(shape, from, home, capacity).all();
 
-  const moe::test::RouterTensors there{to_card(from.scores), to_card(from.choice),
-                                       to_card(from.at_home), to_card(from.requested)};
-  const Tensor homes = to_card(home), slots = to_card(capacity);
-  const Tensor scratch = moe::test::poisoned({moe::kernels::select_rows_scratch(shape)}, at::kInt);
-  const auto to = moe::test::selected_room(shape, homes);
-  moe::kernels::select_rows_cuda(shape, moe::test::select_input(there, homes, slots), to.memory(),
-                                 scratch.data_ptr<int32_t>(), moe::test::stream_of(homes));
+  const moe::test::ChoiceTensors there{to_gpu(from.scores), to_gpu(from.choice),
+                                       to_gpu(from.at_home), to_gpu(from.requested)};
+  const Tensor homes = to_gpu(home), slots = to_gpu(capacity);
+  const Tensor scratch = moe::test::poisoned({moe::kernels::top_k_plan_scratch(shape)}, at::kInt);
+  const auto to = moe::test::plan_room(shape, homes);
+  moe::kernels::top_k_plan_cuda(
+      {shape, moe::test::plan_input(there, homes, slots), to.memory(), scratch.data_ptr<int32_t>()},
+      moe::test::stream_of(homes));
   const auto actual = to.all();
   for (size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
@@ -53,7 +54,7 @@ void check_all(const Tensor& logits, int64_t ranks, int64_t k, int32_t slots) {
 }  // namespace
 
 TEST_CASE("the kernels select the rows that the reference selects", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(4);
   for (const int64_t tokens : {0, 1, 31, 33}) {
     for (const int32_t slots : {0, 3, 0x7fffffff}) {
@@ -67,7 +68,7 @@ TEST_CASE("the kernels select the rows that the reference selects", "[kernels][g
 
 TEST_CASE("the kernels keep the order of ties, and serve one expert that has all",
           "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(5);
   check_all(at::zeros({40, 4}), 2, 2, 5);
   check_all(at::randn({40, 4}).round(), 2, 2, 5);
@@ -78,7 +79,7 @@ TEST_CASE("the kernels keep the order of ties, and serve one expert that has all
 }
 
 TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(6);
   Tensor logits = at::randn({1500, 4});
   logits.select(1, 1) += 4;

@@ -1,6 +1,6 @@
 #pragma once
 // Stands in for CUDA's own header where kernels/cuda/*.cu are compiled as plain C++, so that
-// machines without a card run the very kernels: every CUDA thread is a fiber, a block's fibers run
+// machines without a GPU run the very kernels: every CUDA thread is a fiber, a block's fibers run
 // in a shuffled order from barrier to barrier, blocks run one after the other. What is found so:
 // wrong indices (under the address sanitizer every access past a buffer), missing barriers (the
 // order differs from launch to launch), barriers that not all threads reach, shared memory read

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_runtime_api.h"
-#include "kernels/ops/device.h"
+#include "kernels/ops/cuda_functions.h"
 
 // The linker's names for the ends of the section that holds all shared variables.
 extern "C" {
@@ -239,7 +239,7 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   here.blocks = config.gridDim;
   if (config.blockDim.x > 1024 || config.blockDim.x == 0 || config.gridDim.x == 0 ||
       config.gridDim.y > 65535) {
-    throw std::logic_error("no card takes such a launch");
+    throw std::logic_error("no GPU takes such a launch");
   }
   for (unsigned y = 0; y < config.gridDim.y; ++y) {
     for (unsigned x = 0; x < config.gridDim.x; ++x) {
@@ -253,10 +253,9 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
 
 namespace moe::kernels {
 
-bool built_with_cuda() { return false; }
-int64_t card_count() { return 1; }
-std::string card_name(int64_t) { return "an emulated card"; }
-uint64_t card_peak_bytes(int64_t) { return 0; }
-void* current_stream(const at::Tensor&) { return nullptr; }
+int64_t gpu_count_cuda() { return 1; }
+std::string gpu_name_cuda(int64_t /*gpu*/) { return "emulated GPU"; }  // tests/support/gpu.h
+uint64_t gpu_peak_bytes_cuda(int64_t /*gpu*/) { return 0; }
+void* current_stream_cuda(c10::Device /*device*/) { return nullptr; }
 
 }  // namespace moe::kernels

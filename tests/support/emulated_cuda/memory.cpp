@@ -66,7 +66,7 @@ class Memory {
  private:
   static void protect(char* memory, size_t bytes, int how) {
     if (mprotect(memory, bytes, how) != 0) {
-      throw std::runtime_error("mprotect of the emulated card's memory failed");
+      throw std::runtime_error("mprotect of the emulated GPU's memory failed");
     }
   }
 

@@ -1,13 +1,13 @@
 #pragma once
-// The memory of the emulated card: addresses that the host must not touch. They open while a kernel
-// runs and while something is copied, as a card's memory is only reached so; any other read or
-// write is a segmentation fault, where it would be one on a machine with a card.
+// The memory of the emulated GPU: addresses that the host must not touch. They open while a kernel
+// runs and while something is copied, as a GPU's memory is only reached so; any other read or
+// write is a segmentation fault, where it would be one on a machine with a GPU.
 
 #include <cstddef>
 
 namespace emulated {
 
-// While one lives, kernels run: the card's memory can be read and written.
+// While one lives, kernels run: the GPU's memory can be read and written.
 class Awake {
  public:
   Awake();

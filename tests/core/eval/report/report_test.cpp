@@ -1,6 +1,7 @@
 // What a report says, in the harness's own words.
 #include "core/eval/report/report.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "core/eval/report/output_files.h"
@@ -14,7 +15,8 @@ namespace {
 using test::TempDir;
 
 TaskReport two_questions() {
-  Task task = known_tasks().at(1);  // arc_easy
+  const auto is_arc_easy = [](const Task& task) { return task.name == "arc_easy"; };
+  Task task = *std::find_if(known_tasks().begin(), known_tasks().end(), is_arc_easy);
   const OrderedJson fields = {{"id", "q"},
                               {"question", "Quéstion?"},
                               {"choices", {{"text", {"x", "long one"}}, {"label", {"A", "B"}}}},
@@ -60,7 +62,7 @@ TEST_CASE("a routed run tells router, group and drop rate", "[eval]") {
   layer.requests = 80;
   layer.dropped_requests = 20;
   layer.tokens = 80;
-  layer.load = {60, 0};
+  layer.tokens_per_expert = {60, 0};
   task.run.counters = {layer, layer};
   RunReport report = report_of(std::move(task));
   report.router = "top1:cf=1";
@@ -123,7 +125,7 @@ TEST_CASE("groups stand beside tasks, with the harness's keys", "[eval]") {
         std::string::npos);
 }
 
-TEST_CASE("written answers are logged once a filter", "[eval]") {
+TEST_CASE("generated answers are logged once a filter", "[eval]") {
   Task task;
   for (const auto& known : known_tasks()) {
     task = known.name == "bbh_zeroshot_navigate" ? known : task;

@@ -30,15 +30,15 @@ Scores scores_of(const std::vector<double>& logprobs) {
 
 TEST_CASE("a question counts when its last choice is answered, in any order", "[eval]") {
   const LoadedTask loaded = two_questions({"acc"});
-  std::vector<std::string> told;
+  std::vector<std::string> reports;
   RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
-    told.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
   });
   running.add({3, 0}, scores_of({-1, 0, 0, -9}));
-  CHECK(told.empty());
+  CHECK(reports.empty());
   running.add({1}, scores_of({-1, -2, 0, -9}));  // b is right, a is picked
   running.add({2}, scores_of({-1, -2, -3, -9}));
-  CHECK((told == std::vector<std::string>{"acc 0 of 1", "acc 0.5 of 2"}));
+  CHECK((reports == std::vector<std::string>{"acc 0 of 1", "acc 0.5 of 2"}));
 }
 
 TEST_CASE("the main metric is acc, else exact_match, else the first", "[eval]") {
@@ -47,7 +47,7 @@ TEST_CASE("the main metric is acc, else exact_match, else the first", "[eval]") 
   CHECK(main_metric(two_questions({"acc_norm", "acc_bytes"}).task).name == "acc_norm");
 }
 
-TEST_CASE("written answers are judged as they come", "[eval]") {
+TEST_CASE("generated answers are judged as they come", "[eval]") {
   LoadedTask loaded;
   loaded.task.output = OutputType::kGenerateUntil;
   loaded.task.filters = {
@@ -58,21 +58,21 @@ TEST_CASE("written answers are judged as they come", "[eval]") {
     question.target = target;
     loaded.questions.push_back(question);
   }
-  std::vector<std::string> told;
+  std::vector<std::string> reports;
   RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
-    told.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
   });
-  running.add_answer(0, "a, I think");
-  running.add_answer(1, "c");
-  CHECK((told == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
+  running.add_generated(0, "a, I think");
+  running.add_generated(1, "c");
+  CHECK((reports == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
 }
 
-TEST_CASE("what is no mean of questions is not told", "[eval]") {
+TEST_CASE("a metric that is no mean of questions is not reported", "[eval]") {
   const LoadedTask loaded = two_questions({"perplexity"});
-  bool told = false;
-  RunningAccuracy running(loaded, [&](auto&&...) { told = true; });
+  bool is_called = false;
+  RunningAccuracy running(loaded, [&](auto&&...) { is_called = true; });
   running.add({0, 1, 2, 3}, scores_of({-1, -2, -3, -4}));
-  CHECK_FALSE(told);
+  CHECK_FALSE(is_called);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Answers that are written: where they are cut, what room they need.
+// Generated answers: where they are cut, what room they need.
 #include "core/eval/scoring/generate_until.h"
 
 #include "tests/support/catch.h"
@@ -37,7 +37,7 @@ TEST_CASE("a prompt is cut from the left so that the answer fits, BOS first", "[
   CHECK((encode_prompt(without, generation, "") == std::vector<int64_t>{1}));
   CHECK(test::user_error_of([&] { encode_prompt(bytes_encoder(4), generation, "a"); }) ==
         "the model's window of 4 tokens leaves no room for a question beside an answer of 4; "
-        "choose a task whose answers are not written");
+        "choose a task whose answers are not generated");
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ ScoreSettings settings_of(const std::string& router) {
 Scores run(const model::Llama& llama, const std::vector<Request>& requests, ScoreSettings settings,
            ResponseCache& cache) {
   cache.use(settings.routing);
-  settings.memory = &cache;
+  settings.cache = &cache;
   return score_requests(llama, requests, settings);
 }
 
@@ -75,7 +75,8 @@ bool same(const Scores& a, const Scores& b) {
                              x.unserved_tokens == y.unserved_tokens && x.ir_tokens == y.ir_tokens &&
                              x.slots_total == y.slots_total && x.slots_used == y.slots_used &&
                              x.padding == y.padding && x.rows_sent == y.rows_sent &&
-                             x.entropy_sum == y.entropy_sum && x.load == y.load &&
+                             x.entropy_sum == y.entropy_sum &&
+                             x.tokens_per_expert == y.tokens_per_expert &&
                              x.rank_dropped == y.rank_dropped && x.rank_ir == y.rank_ir;
                     });
 }
@@ -103,7 +104,7 @@ TEST_CASE("a run that recalls some forwards ends in the numbers of one that reca
     {
       ResponseCache cache(file, model);
       CHECK(same(run(world.llama, requests, settings, cache), plain));
-      CHECK(cache.recalled() == 0);
+      CHECK(cache.hits() == 0);
     }
     // A kill left the first four forwards and half of a fifth.
     const std::string whole = test::read_file(file);
@@ -115,13 +116,13 @@ TEST_CASE("a run that recalls some forwards ends in the numbers of one that reca
     {
       ResponseCache cache(file, model);
       CHECK(same(run(world.llama, requests, settings, cache), plain));
-      CHECK(cache.recalled() > 0);
-      CHECK(cache.recalled() < 40);
+      CHECK(cache.hits() > 0);
+      CHECK(cache.hits() < 40);
       CHECK(cache.log().cut_bytes() == 40);
     }
     ResponseCache cache(file, model);
     CHECK(same(run(world.llama, requests, settings, cache), plain));
-    CHECK(cache.recalled() == 40);
+    CHECK(cache.hits() == 40);
     CHECK(test::read_file(file).size() == whole.size());
   }
 }
@@ -140,7 +141,7 @@ TEST_CASE("another routing, group, token or model recalls nothing", "[eval]") {
                             const io::Digest& digest) {
     ResponseCache cache(file, digest);
     run(world.llama, asked, other, cache);
-    return cache.recalled();
+    return cache.hits();
   };
   CHECK(recalled(settings_of("top1:cf=2"), requests, model) == 0);
   CHECK(recalled(settings_of("top1+ir:cf=1"), requests, model) == 0);
@@ -191,16 +192,16 @@ TEST_CASE("written answers come back, by prompt and by what ends them", "[eval]"
   {
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    cache.keep_answer({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
-    cache.keep_answer({4}, generation, "\xff");  // no UTF-8: not kept
+    cache.store_text({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
+    cache.store_text({4}, generation, "\xff");  // no UTF-8: not kept
   }
   ResponseCache cache(folder / "cache", {1, 2});
   cache.use({});
-  CHECK(cache.recall_answer({1, 2, 3}, generation) == "line\n\"quoted\" \u00e9");
-  CHECK_FALSE(cache.recall_answer({4}, generation));
-  CHECK_FALSE(cache.recall_answer({1, 2}, generation));
+  CHECK(cache.find_text({1, 2, 3}, generation) == "line\n\"quoted\" \u00e9");
+  CHECK_FALSE(cache.find_text({4}, generation));
+  CHECK_FALSE(cache.find_text({1, 2}, generation));
   generation.until = {"."};
-  CHECK_FALSE(cache.recall_answer({1, 2, 3}, generation));
+  CHECK_FALSE(cache.find_text({1, 2, 3}, generation));
 }
 
 TEST_CASE("lines that say something else are not used", "[eval]") {
@@ -210,7 +211,7 @@ TEST_CASE("lines that say something else are not used", "[eval]") {
   {
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    cache.keep_answer({1}, generation, "yes");
+    cache.store_text({1}, generation, "yes");
     const std::string text = test::read_file(folder / "cache");
     key = text.substr(text.find("\"key\":\"") + 7, 32);
   }
@@ -219,7 +220,7 @@ TEST_CASE("lines that say something else are not used", "[eval]") {
     io::LineLog(folder / "cache", "moe responses 1").append("{\"key\":\"" + key + rest);
     ResponseCache cache(folder / "cache", {1, 2});
     cache.use({});
-    CHECK_FALSE(cache.recall_answer({1}, generation));
+    CHECK_FALSE(cache.find_text({1}, generation));
   }
   test::write_file(folder / "other", "{}\n");
   CHECK(test::user_error_of([&] { ResponseCache(folder / "other", {}); })

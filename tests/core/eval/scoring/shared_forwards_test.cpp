@@ -48,38 +48,38 @@ std::vector<Request> random_requests(size_t count) {
   return requests;
 }
 
-// What one rank hears in the course of a run.
-struct Heard {
+// What one rank is told in the course of a run.
+struct Outputs {
   Scores scores;
   std::vector<std::vector<size_t>> observed, answered;
   int64_t token_rows = 0;  // their sum
   std::vector<int64_t> progress;
 };
 
-Heard score(const model::Llama& llama, const std::vector<Request>& requests, dist::Comm* ranks,
-            bool observes) {
-  Heard heard;
+Outputs score(const model::Llama& llama, const std::vector<Request>& requests, dist::Comm* ranks,
+              bool observes) {
+  Outputs outputs;
   ScoreSettings settings{llama.default_routing(), 100, 40};
   settings.ranks = ranks;
   if (observes) {
     settings.routing.count_tokens = true;
     settings.observe = [&](const Forward& forward) {
-      heard.observed.push_back(forward.requests);
+      outputs.observed.push_back(forward.requests);
       for (const auto& rows : forward.token_rows) {
-        heard.token_rows += rows.sum().item<int64_t>() * (1 + rows.size(0));
+        outputs.token_rows += rows.sum().item<int64_t>() * (1 + rows.size(0));
       }
     };
   }
   settings.answered = [&](const std::vector<size_t>& answered, const Scores& so_far) {
-    heard.answered.push_back(answered);
+    outputs.answered.push_back(answered);
     REQUIRE(so_far.scores[answered[0]].tokens > 0);
   };
-  heard.scores = score_requests(llama, requests, settings,
-                                [&](int64_t done) { heard.progress.push_back(done); });
-  return heard;
+  outputs.scores = score_requests(llama, requests, settings,
+                                  [&](int64_t done) { outputs.progress.push_back(done); });
+  return outputs;
 }
 
-bool are_same(const Heard& a, const Heard& b) {
+bool are_same(const Outputs& a, const Outputs& b) {
   bool same = a.observed == b.observed && a.answered == b.answered &&
               a.token_rows == b.token_rows && a.progress == b.progress &&
               a.scores.forwards == b.scores.forwards &&
@@ -93,7 +93,8 @@ bool are_same(const Heard& a, const Heard& b) {
   }
   for (size_t i = 0; same && i < a.scores.counters.size(); ++i) {
     const auto &one = a.scores.counters[i], &other = b.scores.counters[i];
-    same = one.load == other.load && one.dropped_requests == other.dropped_requests &&
+    same = one.tokens_per_expert == other.tokens_per_expert &&
+           one.dropped_requests == other.dropped_requests &&
            one.rank_dropped == other.rank_dropped && one.tokens == other.tokens &&
            one.entropy_sum == other.entropy_sum && one.rank_ir == other.rank_ir;
   }
@@ -108,15 +109,15 @@ TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
     for (const size_t count : {0, 1, 23}) {
       const auto requests = random_requests(count);
       for (const bool observes : {false, true}) {
-        const Heard one = score(llama, requests, nullptr, observes);
+        const Outputs one = score(llama, requests, nullptr, observes);
         for (const int64_t ranks : {1, 2, 3, 8}) {
           INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
           const TimeLimit limit(kSeconds);
-          std::vector<Heard> heard(static_cast<size_t>(ranks));
+          std::vector<Outputs> outputs(static_cast<size_t>(ranks));
           dist::run_as_threads(ranks, [&](dist::Comm& comm) {
-            heard[comm.rank()] = score(llama, requests, &comm, observes);
+            outputs[comm.rank()] = score(llama, requests, &comm, observes);
           });
-          for (const auto& many : heard) {
+          for (const auto& many : outputs) {
             CHECK(are_same(many, one));
           }
         }
@@ -163,11 +164,11 @@ TEST_CASE("what is written comes back in the order of the ranks", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
   dist::run_as_threads(3, [&](dist::Comm& comm) {
-    std::optional<std::string> mine;
+    std::optional<std::string> own;
     if (comm.rank() < 2) {
-      mine = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer
+      own = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer
     }
-    all[comm.rank()] = gather_generated(&comm, mine);
+    all[comm.rank()] = gather_generated(&comm, own);
   });
   for (const auto& texts : all) {
     CHECK((texts == std::vector<std::string>{"", "one"}));

@@ -1,7 +1,7 @@
 // Examples before a question.
 #include "core/eval/tasks/few_shot.h"
 
-#include "core/eval/tasks/declare.h"
+#include "core/eval/tasks/prompt_template.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 
@@ -12,8 +12,13 @@ Task letters_task(ShotRule rule) {
   return {.name = "t",
           .description = "D.\n\n",
           .prompt = PromptTemplate("Q: {{q}}\nA:"),
-          .choices = fixed({"x", "y"}),
-          .target = target("{{label}}"),
+          .choices =
+              [](const OrderedJson&) {
+                return std::vector<std::string>{"x", "y"};
+              },
+          .target = [](const OrderedJson& document) -> Target {
+            return {document.at("label").get<int64_t>(), ""};
+          },
           .shots = rule};
 }
 
@@ -83,7 +88,9 @@ TEST_CASE("an example of a single continuation is delimited, the question itself
 TEST_CASE("a partial context ends with its right choice and goes on with what follows", "[eval]") {
   Task task = letters_task({});
   task.choices_are_contexts = true;
-  task.choices = fixed({"Ann saw Bob so Ann", "Ann saw Bob so Bob"});
+  task.choices = [](const OrderedJson&) {
+    return std::vector<std::string>{"Ann saw Bob so Ann", "Ann saw Bob so Bob"};
+  };
   task.target = [](const OrderedJson&) -> Target { return {1, "left."}; };
   CHECK(shot_text(task, {{}, "w"}) == "Ann saw Bob so Bob left.");
 }

@@ -20,7 +20,10 @@ TEST_CASE("every name is there once, and groups hold known tasks", "[eval]") {
     CHECK_FALSE(task.data.hub.empty());
     CHECK_FALSE(task.data.schema.empty());
     CHECK((task.harness_items > 0) != task.name.starts_with("mmlu_"));
+    CHECK(task.description.find('<') == std::string::npos);  // no variable is left
   }
+  CHECK(known_tasks().size() == 129);
+  CHECK(known_tasks(Compat::k041).size() == 129);
   for (const auto& group : known_groups()) {
     CAPTURE(group.name);
     CHECK(names.insert(group.name).second);

@@ -8,11 +8,11 @@
 
 #include "core/model/moe/layer.h"
 #include "core/route/rule.h"
-#include "tests/support/card.h"
+#include "tests/support/gpu.h"
 
 using namespace moe;
 using at::Tensor;
-using test::kCard;
+using test::kGpu;
 
 namespace {
 
@@ -20,7 +20,7 @@ namespace {
 struct Layer {
   Layer() {
     at::manual_seed(6);
-    const auto there = [](const Tensor& made) { return made.to(kCard); };
+    const auto there = [](const Tensor& made) { return made.to(kGpu); };
     x = there(at::randn({33, 16})).to(at::kBFloat16);
     weights = {there(at::randn({4, 16}) * 0.3), there(at::randn({4, 16, 16}) * 0.3),
                there(at::randn({4, 16, 8}) * 0.3)};
@@ -40,14 +40,14 @@ struct Layer {
 }  // namespace
 
 TEST_CASE("a layer routed with a capacity can be recorded and replayed", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const at::NoGradGuard no_gradients;
   for (const auto* text : {"top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6"}) {
     INFO(text);
     const Layer layer;
     const auto router = route::parse_router(text);
     Tensor y;
-    const auto recorded = kernels::record_work([&] { y = layer.forward(router); }, kCard);
+    const auto recorded = kernels::record_graph([&] { y = layer.forward(router); }, kGpu);
     at::manual_seed(7);
     layer.x.copy_(at::randn({33, 16}).to(at::kBFloat16));
     recorded->replay();
@@ -56,8 +56,8 @@ TEST_CASE("a layer routed with a capacity can be recorded and replayed", "[model
 }
 
 TEST_CASE("work that reads the card back cannot be recorded", "[model][gpu]") {
-  MOE_NEED_CARD();
-  const Tensor x = at::ones({3}).to(kCard);
+  MOE_NEED_GPU();
+  const Tensor x = at::ones({3}).to(kGpu);
   double sum = 0;
-  CHECK_THROWS(kernels::record_work([&] { sum += x.sum().item<double>(); }, kCard));
+  CHECK_THROWS(kernels::record_graph([&] { sum += x.sum().item<double>(); }, kGpu));
 }

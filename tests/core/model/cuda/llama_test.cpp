@@ -9,14 +9,14 @@
 
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/generate.h"
-#include "tests/support/card.h"
+#include "tests/support/gpu.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;
 using model::Llama;
-using test::kCard;
+using test::kGpu;
 
 namespace {
 
@@ -111,36 +111,36 @@ const std::vector<std::string>& routers() {
 }  // namespace
 
 TEST_CASE("logits and gradients on a card equal those on the CPU", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   for (const auto& router : routers()) {
     INFO("router '" << router << "'");
     const Folder folder(router);
-    check_close(results(folder.load(kCard)), results(folder.load(at::kCPU)), kF32);
+    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
   }
 }
 
 TEST_CASE("bf16 on a card is bf16 on the CPU", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const model::ComputeOptions bf16{model::Precision::kBf16};
   for (const std::string router : {"", "top2:cf=inf"}) {
     // Heads of 8 are what the flash kernel takes; nobody is refused, so no decision can flip but a
     // choice of experts, whose logits are of f32 activations rounded alike.
     const Folder folder(router, {.hidden = 32, .std = 0.2});
-    check_close(results(folder.load(kCard, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+    check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
   }
 }
 
 TEST_CASE("what is computed again on a card changes nothing", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const Folder folder("top1+ir+fr");
-  const auto plain = results(folder.load(kCard));
+  const auto plain = results(folder.load(kGpu));
   for (const auto recompute : {model::Recompute::kFeedForward, model::Recompute::kLayer}) {
-    check_close(results(folder.load(kCard, {model::Precision::kF32, recompute})), plain, kF32);
+    check_close(results(folder.load(kGpu, {model::Precision::kF32, recompute})), plain, kF32);
   }
 }
 
 TEST_CASE("adapters on a card are those on the CPU", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const Folder folder("top1");
   const auto adapted = [&](at::Device device) {
     Llama model = folder.load(device);
@@ -148,11 +148,11 @@ TEST_CASE("adapters on a card are those on the CPU", "[model][gpu]") {
     model.require_gradients();
     return results(model);
   };
-  check_close(adapted(kCard), adapted(at::kCPU), kF32);
+  check_close(adapted(kGpu), adapted(at::kCPU), kF32);
 }
 
 TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const Folder folder("top1:cf=inf");
   const at::NoGradGuard no_gradients;
   model::Packed tokens = pack();
@@ -160,7 +160,7 @@ TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
   const auto hidden = [&](const Llama& model) {
     return model.forward(tokens, model.default_routing()).hidden.cpu();
   };
-  const Tensor card = hidden(folder.load(kCard)), host = hidden(folder.load(at::kCPU));
+  const Tensor card = hidden(folder.load(kGpu)), host = hidden(folder.load(at::kCPU));
   int64_t first = 0;
   for (size_t i = 0; i < lengths().size(); ++i) {
     INFO("sequence " << i);
@@ -171,7 +171,7 @@ TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
 }
 
 TEST_CASE("a model on a card writes what it writes on the CPU", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {
     const Folder folder(router);
     const auto text = [&](at::Device device, double temperature) {
@@ -182,16 +182,16 @@ TEST_CASE("a model on a card writes what it writes on the CPU", "[model][gpu]") 
       settings.top_p = 0.9;
       return model::generate(model, model.default_routing(), {1, 5, 9}, settings);
     };
-    CHECK((text(kCard, 0) == text(at::kCPU, 0)));
-    CHECK((text(kCard, 0.7) == text(at::kCPU, 0.7)));
+    CHECK((text(kGpu, 0) == text(at::kCPU, 0)));
+    CHECK((text(kGpu, 0.7) == text(at::kCPU, 0.7)));
   }
 }
 
 TEST_CASE("a clone of a model on a card is there too, and has its weights", "[model][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const Folder folder("top1");
-  const Llama model = folder.load(kCard);
-  CHECK(model.clone().device() == kCard);
+  const Llama model = folder.load(kGpu);
+  CHECK(model.clone().device() == kGpu);
   const Llama host = model.clone_to(at::kCPU);
   const auto here = host.parameters(), there = model.parameters();
   for (size_t i = 0; i < here.size(); ++i) {

@@ -9,20 +9,20 @@
 #include "core/train/loop/optimizer.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
-#include "tests/support/card.h"
+#include "tests/support/gpu.h"
 
 using namespace moe;
 using namespace moe::train;
 using at::Tensor;
-using kernels::kept_copy;
+using kernels::bf16_working_copy;
 using kernels::weight_for_products;
-using test::kCard;
+using test::kGpu;
 
 namespace {
 
 Tensor trained(at::IntArrayRef shape) {
-  const Tensor weight = at::randn(shape).to(kCard).requires_grad_(true);
-  kernels::keep_copy(weight);
+  const Tensor weight = at::randn(shape).to(kGpu).requires_grad_(true);
+  kernels::keep_bf16_working_copy(weight);
   return weight;
 }
 
@@ -32,13 +32,13 @@ bool is_rounding_of(const Tensor& copy, const Tensor& weight) {
 }
 
 // What no rounding of a weight gives, in its copy: whoever makes the copy again removes it.
-void spoil(const Tensor& weight) { kept_copy(weight).fill_(77); }
+void spoil(const Tensor& weight) { bf16_working_copy(weight).fill_(77); }
 bool is_spoilt(const Tensor& copy) { return at::equal(copy.cpu(), at::full_like(copy.cpu(), 77)); }
 
 // One step from a loss that every number of `weight` has a part in.
 void step(AdamW& optimizer, const Tensor& weight) {
   optimizer.clear_gradients();
-  const Tensor x = at::randn({6, weight.size(1)}).to(kCard, at::kBFloat16);
+  const Tensor x = at::randn({6, weight.size(1)}).to(kGpu, at::kBFloat16);
   kernels::linear(x, weight).to(at::kFloat).square().sum().backward();
   optimizer.step(0.1);
 }
@@ -46,7 +46,7 @@ void step(AdamW& optimizer, const Tensor& weight) {
 }  // namespace
 
 TEST_CASE("a copy is kept until its weight is written", "[kernels][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(1);
   const Tensor weight = trained({9, 8});
   const Tensor copy = weight_for_products(weight, at::kBFloat16);
@@ -58,24 +58,24 @@ TEST_CASE("a copy is kept until its weight is written", "[kernels][gpu]") {
   weight.mul_(3);
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
   const Tensor part = weight.detach().view({-1}).narrow(0, 10, 20);  // as shards are written back
-  part.copy_(at::randn({20}).to(kCard));
+  part.copy_(at::randn({20}).to(kGpu));
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
   CHECK(weight_for_products(weight, at::kBFloat16).is_same(copy));
 }
 
 TEST_CASE("a weight that keeps no copy, and one in f32, is read itself", "[kernels][gpu]") {
-  MOE_NEED_CARD();
-  const Tensor weight = trained({9, 8}), other = at::randn({9, 8}).to(kCard);
+  MOE_NEED_GPU();
+  const Tensor weight = trained({9, 8}), other = at::randn({9, 8}).to(kGpu);
   CHECK(weight_for_products(weight, at::kFloat).is_same(weight));
   CHECK(weight_for_products(other, at::kBFloat16).is_same(other));
-  CHECK(!kept_copy(weight).defined());  // nobody has asked
+  CHECK(!bf16_working_copy(weight).defined());  // nobody has asked
   weight_for_products(weight, at::kBFloat16);
-  CHECK(kept_copy(weight).defined());
-  CHECK(!kept_copy(weight.detach()).defined());
+  CHECK(bf16_working_copy(weight).defined());
+  CHECK(!bf16_working_copy(weight.detach()).defined());
 }
 
 TEST_CASE("AdamW writes a weight's copy in its own pass", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(2);
   const Tensor weight = trained({33, 16});
   AdamW optimizer(whole_slices({{"weight", weight}}), {});
@@ -83,30 +83,30 @@ TEST_CASE("AdamW writes a weight's copy in its own pass", "[train][gpu]") {
     const Tensor before = weight.detach().cpu().clone();
     step(optimizer, weight);
     CHECK(!at::equal(weight.detach().cpu(), before));
-    CHECK(is_rounding_of(kept_copy(weight), weight));
+    CHECK(is_rounding_of(bf16_working_copy(weight), weight));
   }
   spoil(weight);  // nobody rounds it again
   CHECK(is_spoilt(weight_for_products(weight, at::kBFloat16)));
 }
 
 TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(3);
   AdamWSettings settings;
   settings.moments = MomentType::kBF16;  // in pieces, which have no copies
   const Tensor weight = trained({33, 16});
   AdamW optimizer(whole_slices({{"weight", weight}}), settings);
   step(optimizer, weight);
-  CHECK(!is_rounding_of(kept_copy(weight), weight));
+  CHECK(!is_rounding_of(bf16_working_copy(weight), weight));
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
 }
 
 TEST_CASE("experts' products on a card read the copies, with loads here or there", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   at::manual_seed(4);
   const Tensor gate_up = trained({2, 16, 8}), down = trained({2, 8, 8});
-  const Tensor rows = at::randn({5, 8}).to(kCard, at::kBFloat16);
-  const Tensor ends = at::tensor({3, 5}, at::kInt).to(kCard);
+  const Tensor rows = at::randn({5, 8}).to(kGpu, at::kBFloat16);
+  const Tensor ends = at::tensor({3, 5}, at::kInt).to(kGpu);
   const auto here = [&] {
     return kernels::grouped_swiglu(rows, gate_up, down, std::vector<int64_t>{3, 2}).detach().cpu();
   };
@@ -114,9 +114,9 @@ TEST_CASE("experts' products on a card read the copies, with loads here or there
     return kernels::grouped_swiglu(rows, gate_up, down, ends).detach().cpu();
   };
   CHECK(at::equal(here(), there()));
-  CHECK(is_rounding_of(kept_copy(gate_up), gate_up));
-  CHECK(is_rounding_of(kept_copy(down), down));
-  kept_copy(down).zero_();
+  CHECK(is_rounding_of(bf16_working_copy(gate_up), gate_up));
+  CHECK(is_rounding_of(bf16_working_copy(down), down));
+  bf16_working_copy(down).zero_();
   CHECK(here().count_nonzero().item<int64_t>() == 0);
   CHECK(there().count_nonzero().item<int64_t>() == 0);
 }

@@ -4,7 +4,7 @@
 #include "core/dist/process_group.h"
 #include "core/dist/solo.h"
 #include "core/dist/threads.h"
-#include "tests/support/card.h"
+#include "tests/support/gpu.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 
@@ -57,23 +57,23 @@ struct FiveSteps : TrainWorld {
 }  // namespace
 
 TEST_CASE("five steps on a card have the losses of the CPU", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO("router '" << router << "'");
     FiveSteps world(router);
-    check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
+    check_same(train_alone(world, kGpu, "card"), train_alone(world, at::kCPU, "host"));
   }
 }
 
 TEST_CASE("bf16 moments and products train on a card", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top2:cf=inf");
   world.settings.adamw.moments = MomentType::kBF16;
-  check_same(train_alone(world, kCard, "card"), train_alone(world, at::kCPU, "host"));
+  check_same(train_alone(world, kGpu, "card"), train_alone(world, at::kCPU, "host"));
   world.settings.compute.precision = model::Precision::kBf16;
-  const auto card = train_alone(world, kCard, "card16");
+  const auto card = train_alone(world, kGpu, "card16");
   const auto host = train_alone(world, at::kCPU, "host16");
   for (size_t i = 0; i < host.size(); ++i) {
     CHECK(relative(card[i].loss, host[i].loss) < 0.02);  // products of 8 bits, rounded elsewhere
@@ -82,14 +82,14 @@ TEST_CASE("bf16 moments and products train on a card", "[train][gpu]") {
 
 TEST_CASE("in bf16 a run that keeps copies of its weights is the run that rounds them anew",
           "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top1+ir+fr");
   world.settings.steps = 3;
   world.settings.compute.precision = model::Precision::kBf16;
-  const auto kept = train_alone(world, kCard, "kept");
+  const auto kept = train_alone(world, kGpu, "kept");
   world.settings.compute.recompute = model::Recompute::kLayer;  // keeps none (keeps_copy())
-  const auto anew = train_alone(world, kCard, "anew");
+  const auto anew = train_alone(world, kGpu, "anew");
   REQUIRE(kept.size() == anew.size());
   for (size_t i = 0; i < kept.size(); ++i) {
     INFO("step " << i + 1);
@@ -98,11 +98,11 @@ TEST_CASE("in bf16 a run that keeps copies of its weights is the run that rounds
 }
 
 TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top1");
-  const auto whole = train_alone(world, kCard, "whole");
-  const auto comm = dist::solo_comm(kCard);
+  const auto whole = train_alone(world, kGpu, "whole");
+  const auto comm = dist::solo_comm(kGpu);
   TrainCallbacks callbacks;
   int64_t done = 0;
   callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
@@ -115,13 +115,13 @@ TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[tr
 }
 
 TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
-  MOE_NEED_CARD();
+  MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"top1+ir+fr", "topp:0.4"}) {
     FiveSteps world(router);
     world.settings.steps = 2;
     world.settings.global_batch = 16;  // 4 micro-batches: of 8 ranks 4 are replicas
-    const auto truth = train_alone(world, kCard, "one");
+    const auto truth = train_alone(world, kGpu, "one");
     for (const int64_t ranks : {2, 4, 8}) {
       INFO("router " << router << ", " << ranks << " ranks");
       std::vector<StepRecord> records;
@@ -137,20 +137,20 @@ TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
             };
             train::train(world.settings, callbacks, &comm);
           },
-          kCard);
+          kGpu);
       check_same(records, truth);
     }
   }
 }
 
 TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
-  if (is_emulated() || !has_card()) {
+  if (is_emulated() || !has_gpu()) {
     MOE_SKIP("no GPU");
   }
   FiveSteps world("top1");
   const auto membership =
       std::make_shared<dist::Membership>(dist::local_store(), 0, 1, dist::Seconds{30});
   membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{30});
-  const auto comm = dist::process_comm(membership, kCard);
-  check_same(train_on(world, *comm, "nccl"), train_alone(world, kCard, "alone"));
+  const auto comm = dist::process_comm(membership, kGpu);
+  check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }

@@ -1,0 +1,194 @@
+#include "core/base/option.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+
+namespace moe {
+
+namespace {
+
+constexpr int64_t kMostCount = int64_t{1} << 40;
+constexpr double kEndless = std::numeric_limits<double>::infinity();
+
+std::string quoted_list(const std::vector<std::string>& texts) {
+  std::string list;
+  for (const auto& text : texts) {
+    list += (list.empty() ? "" : ", ") + toml_string(text);
+  }
+  return list.empty() ? "" : "[" + list + "]";
+}
+
+// A member's value as TOML writes it; empty where it has none.
+struct TomlText {
+  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
+  std::string operator()(const int* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const uint64_t* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const double* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const std::string* value) const {
+    return value->empty() ? "" : toml_string(*value);
+  }
+  std::string operator()(const std::filesystem::path* value) const {
+    return value->empty() ? "" : toml_string(value->string());
+  }
+  template <typename Number>
+  std::string operator()(const std::optional<Number>* value) const {
+    return value->has_value() ? fmt::format("{}", **value) : "";
+  }
+  std::string operator()(const std::vector<std::string>* value) const {
+    return quoted_list(*value);
+  }
+  std::string operator()(const std::vector<std::filesystem::path>* value) const {
+    return quoted_list({value->begin(), value->end()});
+  }
+  std::string operator()(const Choice& value) const {
+    const std::string word = value.get();
+    return word.empty() ? "" : toml_string(word);
+  }
+};
+
+// A member's value, where it is a number and has one.
+std::optional<double> number_of(const Member& member) {
+  return std::visit(
+      [](const auto& held) -> std::optional<double> {
+        if constexpr (requires { static_cast<double>(*held); }) {
+          return static_cast<double>(*held);
+        } else if constexpr (requires { static_cast<double>(**held); }) {
+          return held->has_value() ? std::optional(static_cast<double>(**held)) : std::nullopt;
+        } else {
+          return std::nullopt;
+        }
+      },
+      member);
+}
+
+bool holds(const Range& range, double value) {
+  const bool inside = range.is_open ? range.least < value && value < range.most
+                                    : range.least <= value && value <= range.most;
+  return std::isfinite(value) && inside;
+}
+
+std::string rule_of(const Range& range) {
+  if (range.rule != nullptr) {
+    return range.rule;
+  }
+  const char* kind = range.is_whole ? "whole number" : "number";
+  if (range.most < (range.is_whole ? static_cast<double>(kMostCount) : kEndless)) {
+    return fmt::format("must be a {} of {} to {}", kind, range.least, range.most);
+  }
+  if (range.is_open && range.least == 0) {
+    return "must be a positive number";
+  }
+  return range.least == 0 && !range.is_whole
+             ? "must be 0 or a positive number"
+             : fmt::format("must be a {} of at least {}", kind, range.least);
+}
+
+[[noreturn]] void refuse_number(const std::string& flag, const std::string& number,
+                                const Range& range) {
+  throw UserError("{} {}: {}", flag, number, rule_of(range));
+}
+
+}  // namespace
+
+Range whole_from(int64_t least) { return whole_between(least, kMostCount); }
+
+Range whole_between(int64_t least, int64_t most) {
+  return {.least = static_cast<double>(least),
+          .most = static_cast<double>(most),
+          .is_checked = true,
+          .is_whole = true};
+}
+
+Range number_from(double least) { return number_between(least, kEndless); }
+
+Range positive_number() {
+  return {.least = 0, .most = kEndless, .is_checked = true, .is_open = true};
+}
+
+Range number_between(double least, double most) {
+  return {.least = least, .most = most, .is_checked = true};
+}
+
+Options joined(std::vector<Options> parts) {
+  Options all;
+  for (auto& part : parts) {
+    for (auto& option : part) {
+      all.push_back(std::move(option));
+    }
+  }
+  return all;
+}
+
+std::string flag_of(const Option& option) { return std::string("--") + option.name; }
+
+std::string describe(const Option& option) {
+  std::string fallback = option.fallback;
+  if (fallback.empty() && !option.is_required && !std::holds_alternative<bool*>(option.member)) {
+    fallback = std::visit(TomlText(), option.member);
+    std::erase_if(fallback, [](char c) { return c == '"' || c == '[' || c == ']'; });
+  }
+  std::string text = option.help;
+  if (!fallback.empty()) {
+    text += fmt::format(" (default: {}{})", fallback,
+                        option.source.empty() ? "" : ", as " + option.source);
+  }
+  return text;
+}
+
+void check_ranges(const Options& options) {
+  for (const auto& option : options) {
+    const auto value = number_of(option.member);
+    if (value && option.range.is_checked && !holds(option.range, *value)) {
+      refuse_number(flag_of(option), std::visit(TomlText(), option.member), option.range);
+    }
+  }
+}
+
+void check_range(const std::string& flag, const std::string& number, const Range& range) {
+  char* end = nullptr;
+  const double value = std::strtod(number.c_str(), &end);
+  if (end != number.c_str() && *end == '\0' && !holds(range, value)) {
+    refuse_number(flag, number, range);
+  }
+}
+
+std::string toml_lines(const Options& options) {
+  std::string lines;
+  for (const auto& option : options) {
+    if (!option.is_recorded || (option.is_written && !option.is_written())) {
+      continue;
+    }
+    const std::string value = std::visit(TomlText(), option.member);
+    if (!value.empty()) {
+      lines += fmt::format("{} = {}\n", option.name, value);
+    }
+  }
+  return lines;
+}
+
+std::set<std::string> free_keys(const Options& options) {
+  std::set<std::string> keys;
+  for (const auto& option : options) {
+    if (option.is_recorded && !option.changes_numbers) {
+      keys.insert(option.name);
+    }
+  }
+  return keys;
+}
+
+void refuse_word(const char* name, const std::string& word, const std::vector<std::string>& known) {
+  throw UserError("--{} '{}' is unknown; known: {}", name, word, fmt::join(known, ", "));
+}
+
+std::string toml_string(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);  // JSON's escapes
+}
+
+}  // namespace moe

@@ -1,0 +1,73 @@
+#include "core/route/routers/top_k.h"
+
+#include "core/route/gates.h"
+#include "core/route/kernel_plan.h"
+#include "core/route/route.h"
+#include "core/route/rows.h"
+
+namespace moe::route {
+namespace {
+
+// Every token requests its k experts of the highest logit (Rectify-Router, Eq. 1). Rows come in the
+// order in which an expert would accept them: choice by choice, within a choice by score, then by
+// token (README.md, "Slots are given choice by choice"); or all choices of a (rank, expert) by
+// score (order=score).
+Rule request(SlotOrder order) {
+  return [order](const RouteInput& input, const Plan&) {
+    const at::Tensor wanted = input.ranked.narrow(1, 0, input.k);
+    const Rows asking = requests(input, wanted, at::ones_like(wanted, at::kBool), 0);
+    Rows rows = sort_by_score(input, asking);
+    if (order == SlotOrder::kChoice && input.k > 1) {
+      rows = take(rows, std::get<1>(at::sort(rows.choice, /*stable=*/true, 0, false)));
+    }
+    rows = sort_by_group(input, rows);
+    return with_rows(input, rows, rows.token.size(0), {});
+  };
+}
+
+// Fill-in comes before rectification: a token that it rescues needs no expert at home.
+std::vector<Rule> rules(const RouterSettings& settings) {
+  std::vector<Rule> list = {request(settings.slot_order), within_capacity};
+  if (settings.fr) {
+    list.emplace_back(fill_in);
+  }
+  if (settings.ir) {
+    list.emplace_back(intra_gpu);
+  }
+  return list;
+}
+
+at::Tensor gates(const at::Tensor& logits, const at::Tensor& count,
+                 const RouterSettings& settings) {
+  const bool normalise = settings.gate_norm == GateNorm::kSelected;
+  return softmax_gates(logits, count, normalise, settings.straight_through);
+}
+
+AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor&,
+                 const RouterSettings& settings) {
+  const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
+  return {load_balance_loss(logits, input, first_choices(input, choices)), {}, {}};
+}
+
+// Both gradients of the weights and both counts of the load-balance loss, whatever is chosen.
+std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
+  std::vector<CaseGradient> all(4, {"combine", "combine_st", router, nullptr});
+  all[0].router.straight_through = true;
+  all[1].gradient = "combine_nost";
+  all[1].router.straight_through = false;
+  for (const auto& [i, count, name] : {std::tuple{2, LbCount::kFirst, "lb_first"},
+                                       std::tuple{3, LbCount::kSelected, "lb_selected"}}) {
+    all[i].loss = all[i].gradient = name;
+    all[i].router.lb_count = count;
+    all[i].which = &AuxLosses::load_balance;
+  }
+  return all;
+}
+
+}  // namespace
+
+RouterFunctions TopK::functions() {
+  return {softmax_scores, rules, gates, losses, case_gradients, plan_by_kernels};
+}
+
+}  // namespace moe::route

@@ -1,0 +1,21 @@
+#pragma once
+// The table of what a run of training can be told: flags, recipe keys, settings.toml, ranges and
+// what may change on resume all come from it.
+
+#include <map>
+#include <string>
+
+#include "core/base/option.h"
+#include "core/train/run/settings.h"
+
+namespace moe::train {
+
+// Every setting of a run, in the order in which settings.toml has them. `settings` must outlive
+// them.
+Options options_of(TrainSettings& settings);
+
+// The [train] table of a settings.toml: keys and their values as TOML writes them, so that equal
+// values have equal texts. UserError, opened by `where`, for what is no TOML.
+std::map<std::string, std::string> read_settings(const std::string& toml, const std::string& where);
+
+}  // namespace moe::train

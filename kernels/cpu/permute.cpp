@@ -1,0 +1,197 @@
+// permute.h on the CPU. The compiler writes the vector code (vector_math.h).
+
+#include "kernels/ops/permute.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int64_t kGrain = 64;
+
+// to += by * from
+template <typename Number>
+MOE_VECTOR_CLONES void add_scaled(const Number* from, Number by, int64_t count, Number* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] += by * from[i];
+  }
+}
+
+// to = by * from
+template <typename Number, typename Row>
+MOE_VECTOR_CLONES void scale_to(const Number* from, Number by, int64_t count, Row* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    narrow_to(by * from[i], to[i]);
+  }
+}
+
+MOE_VECTOR_CLONES float dot(const float* a, const float* b, int64_t count) {
+  return vector_sum<float>(count, [=](int64_t i) { return a[i] * b[i]; });
+}
+double dot(const double* a, const double* b, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum += a[i] * b[i];
+  }
+  return sum;
+}
+
+// A row as products take it: bf16 is widened first, so that its products are rounded as those of
+// f32.
+const float* widened(const uint16_t* row, int64_t count, std::vector<float>& buffer) {
+  buffer.resize(static_cast<size_t>(count));
+  bf16_to_f32(row, count, buffer.data());
+  return buffer.data();
+}
+template <typename Number>
+const Number* widened(const Number* row, int64_t /*count*/, std::vector<float>& /*buffer*/) {
+  return row;
+}
+
+int64_t bytes_of(PermuteDtype dtype) {
+  return dtype == PermuteDtype::kF64 ? 8 : dtype == PermuteDtype::kF32 ? 4 : 2;
+}
+
+// Rows are copied: no token has two.
+void place_rows(const UnpermuteArgs& args) {
+  const auto bytes = static_cast<size_t>(args.shape.width * bytes_of(args.dtype));
+  const auto* rows = static_cast<const char*>(args.rows);
+  auto* y = static_cast<char*>(args.y);
+  at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
+    std::memset(y + begin * bytes, 0, static_cast<size_t>(end - begin) * bytes);
+  });
+  at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (args.token[row] >= 0) {
+        std::memcpy(y + args.token[row] * bytes, rows + row * bytes, bytes);
+      }
+    }
+  });
+}
+
+// Threads share columns, so that a sum has one order, in whole blocks: which columns end a vector
+// loop, and so how they are rounded, is the same for any number of threads. `sums` is where a
+// block's sums are made, [tokens, stride].
+template <typename Row, typename Number, typename Sum>
+void add_block(const UnpermuteArgs& args, int64_t begin, int64_t end, Sum* sums, int64_t stride) {
+  const int64_t width = args.shape.width, count = end - begin;
+  const auto* rows = static_cast<const Row*>(args.rows);
+  const auto* weight = static_cast<const Number*>(args.weight);
+  for (int64_t t = 0; t < args.shape.tokens; ++t) {
+    std::fill_n(sums + t * stride, count, Sum{0});
+  }
+  std::vector<float> buffer;
+  for (int64_t r = 0; r < args.shape.rows; ++r) {
+    if (args.token[r] >= 0) {
+      add_scaled(widened(rows + r * width + begin, count, buffer),
+                 args.is_weighted ? weight[r] : Number{1}, count, sums + args.token[r] * stride);
+    }
+  }
+}
+
+template <typename Each>
+void for_each_block(int64_t width, Each each) {
+  at::parallel_for(0, (width + kGrain - 1) / kGrain, 1, [&](int64_t first, int64_t last) {
+    each(first * kGrain, std::min(width, last * kGrain));
+  });
+}
+
+template <typename Row, typename Number>
+void add_rows(const UnpermuteArgs& args) {
+  const int64_t width = args.shape.width;
+  auto* y = static_cast<Number*>(args.y);
+  for_each_block(width, [&](int64_t begin, int64_t end) {
+    add_block<Row, Number>(args, begin, end, y + begin, width);
+  });
+}
+
+// Sums of bf16 are made in f32, some columns at a time, and rounded once.
+void add_bf16_rows(const UnpermuteArgs& args) {
+  const int64_t width = args.shape.width;
+  auto* y = static_cast<uint16_t*>(args.y);
+  for_each_block(width, [&](int64_t first, int64_t last) {
+    std::vector<float> sums(static_cast<size_t>(args.shape.tokens * kGrain));
+    for (int64_t begin = first; begin < last; begin += kGrain) {
+      const int64_t end = std::min(last, begin + kGrain);
+      add_block<uint16_t, float>(args, begin, end, sums.data(), kGrain);
+      for (int64_t t = 0; t < args.shape.tokens; ++t) {
+        f32_to_bf16(sums.data() + t * kGrain, end - begin, y + t * width + begin);
+      }
+    }
+  });
+}
+
+template <typename Row, typename Number>
+void backward(const UnpermuteBackwardArgs& args) {
+  const int64_t width = args.shape.width;
+  const auto* rows = static_cast<const Row*>(args.rows);
+  const auto* weight = static_cast<const Number*>(args.weight);
+  const auto* grad_y = static_cast<const Number*>(args.grad_y);
+  auto* grad_rows = static_cast<Row*>(args.grad_rows);
+  auto* grad_weight = static_cast<Number*>(args.grad_weight);
+  at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
+    std::vector<float> buffer;
+    for (int64_t r = begin; r < end; ++r) {
+      if (args.token[r] < 0) {
+        grad_weight[r] = 0;
+        std::fill_n(grad_rows + r * width, width, Row{});
+        continue;
+      }
+      const Number* upstream = grad_y + args.token[r] * width;
+      grad_weight[r] = dot(widened(rows + r * width, width, buffer), upstream, width);
+      scale_to(upstream, weight[r], width, grad_rows + r * width);
+    }
+  });
+}
+
+}  // namespace
+
+void permute_cpu(const PermuteArgs& args) {
+  const auto bytes = static_cast<size_t>(args.shape.width * bytes_of(args.dtype));
+  const auto* x = static_cast<const char*>(args.x);
+  auto* rows = static_cast<char*>(args.rows);
+  at::parallel_for(0, args.shape.rows, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (args.token[row] >= 0) {
+        std::memcpy(rows + row * bytes, x + args.token[row] * bytes, bytes);
+      } else {
+        std::memset(rows + row * bytes, 0, bytes);
+      }
+    }
+  });
+}
+
+void unpermute_cpu(const UnpermuteArgs& args) {
+  if (!args.is_weighted && args.shape.columns == 1) {
+    return place_rows(args);
+  }
+  switch (args.dtype) {
+    case PermuteDtype::kF32:
+      return add_rows<float, float>(args);
+    case PermuteDtype::kF64:
+      return add_rows<double, double>(args);
+    case PermuteDtype::kBF16:
+      return args.is_weighted ? add_rows<uint16_t, float>(args) : add_bf16_rows(args);
+  }
+}
+
+void unpermute_backward_cpu(const UnpermuteBackwardArgs& args) {
+  switch (args.dtype) {
+    case PermuteDtype::kF32:
+      return backward<float, float>(args);
+    case PermuteDtype::kF64:
+      return backward<double, double>(args);
+    case PermuteDtype::kBF16:
+      return backward<uint16_t, float>(args);
+  }
+}
+
+}  // namespace moe::kernels

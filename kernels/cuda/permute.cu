@@ -1,0 +1,217 @@
+// permute.h on CUDA. Rows move a warp a row, its lanes along the width; what has to be summed for
+// one token is summed by one warp, so that every result is the same each time. Bound by memory.
+
+#include <cstddef>
+#include <stdexcept>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/permute.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int kWarps = kThreads / kLanes;
+
+__device__ inline int64_t warp_of_grid() {
+  return int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
+}
+
+__device__ inline bool is_used(int64_t row, const PermuteShape& shape, const int32_t* used) {
+  return row < shape.rows && (used == nullptr || row < *used);
+}
+
+// A thread a row of the plan. Every block adds up the few segments for itself.
+__global__ void __launch_bounds__(kThreads) segment_kernel(SegmentRowsArgs args) {
+  __shared__ int32_t shift[kMaxSegmentExperts];  // from a row of the plan to its segment's row
+  const int experts = static_cast<int>(args.experts);
+  for (int expert = threadIdx.x; expert < experts; expert += kThreads) {
+    shift[expert] = static_cast<int32_t>(args.tokens_per_expert[expert]);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t plan_row = 0, segment = 0;
+    for (int expert = 0; expert < experts; ++expert) {
+      const int32_t rows = shift[expert];
+      shift[expert] = segment - plan_row;
+      plan_row += rows;
+      segment += static_cast<int32_t>(ceil_div(rows, kSegmentRows) * kSegmentRows);
+      if (blockIdx.x == 0) {
+        args.ends[expert] = segment;
+      }
+    }
+  }
+  __syncthreads();
+  const int64_t plan_row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (plan_row >= args.plan_rows) {
+    return;
+  }
+  const int64_t expert = args.expert[plan_row];
+  if (expert >= args.experts) {
+    args.row_of_plan[plan_row] = segmented_rows(args.plan_rows, args.experts);
+    return;
+  }
+  const int64_t row = plan_row + shift[expert], token = args.token[plan_row];
+  args.row_of_plan[plan_row] = row;
+  args.row_token[row] = token;
+  args.row_of_token[token * args.columns + args.choice[plan_row]] = static_cast<int32_t>(row);
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    permute_kernel(PermuteShape shape, const int64_t* __restrict__ token_of_row,
+                   const int32_t* used, const T* __restrict__ x, T* __restrict__ rows) {
+  const int64_t row = warp_of_grid();
+  if (!is_used(row, shape, used)) {
+    return;
+  }
+  const int64_t token = token_of_row[row];
+  const T* from = x + (token < 0 ? 0 : token) * shape.width;
+  T* to = rows + row * shape.width;
+#pragma unroll 4
+  for (int64_t d = threadIdx.x % kLanes * kCount; d < shape.width; d += kLanes * kCount) {
+    Pack<T, kCount> values = {};
+    if (token >= 0) {
+      values = load<kCount>(from + d);
+    }
+    store(to + d, values);
+  }
+}
+
+template <typename T, typename Out, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    unpermute_kernel(PermuteShape shape, const int32_t* __restrict__ row_of_token,
+                     const float* __restrict__ weight,  // may be null
+                     const T* __restrict__ rows, Out* __restrict__ y) {
+  const int64_t token = warp_of_grid();
+  if (token >= shape.tokens) {
+    return;
+  }
+  const int64_t first = token * shape.columns, columns = shape.columns;
+  for (int64_t d = threadIdx.x % kLanes * kCount; d < shape.width; d += kLanes * kCount) {
+    float sum[kCount] = {};
+    for (int64_t cell = first; cell < first + columns; ++cell) {
+      const int64_t row = row_of_token[cell];
+      if (row >= 0) {
+        const float factor = weight == nullptr ? 1.0F : weight[row];
+        const auto values = load<kCount>(rows + row * shape.width + d);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+          sum[k] += factor * widen(values.at[k]);
+        }
+      }
+    }
+    Pack<Out, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      result.at[k] = narrow<Out>(sum[k]);
+    }
+    store(y + token * shape.width + d, result);
+  }
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(PermuteShape shape, const int64_t* __restrict__ token_of_row,
+                    const int32_t* used, const float* __restrict__ weight,
+                    const T* __restrict__ rows, const float* __restrict__ grad_y,
+                    T* __restrict__ grad_rows, float* __restrict__ grad_weight) {
+  const int64_t row = warp_of_grid();
+  if (!is_used(row, shape, used)) {
+    return;  // the whole warp
+  }
+  const int64_t token = token_of_row[row];
+  const float factor = token < 0 ? 0.0F : weight[row];
+  const float* upstream = grad_y + (token < 0 ? 0 : token) * shape.width;
+  const int64_t first = row * shape.width;
+  float dot = 0;
+#pragma unroll 4
+  for (int64_t d = threadIdx.x % kLanes * kCount; d < shape.width; d += kLanes * kCount) {
+    Pack<T, kCount> result = {};
+    if (token >= 0) {
+      const auto values = load<kCount>(rows + first + d);
+      const auto grads = load<kCount>(upstream + d);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        result.at[k] = narrow<T>(factor * grads.at[k]);
+        dot += widen(values.at[k]) * grads.at[k];
+      }
+    }
+    store(grad_rows + first + d, result);
+  }
+  dot = warp_sum(dot);
+  if (threadIdx.x % kLanes == 0) {
+    grad_weight[row] = dot;
+  }
+}
+
+template <typename T>
+void permute(const PermuteArgs& args, void* stream) {
+  const auto* x = static_cast<const T*>(args.x);
+  auto* rows = static_cast<T*>(args.rows);
+  const bool vectors = fits_vectors(args.shape.width, x, rows);
+  launch(vectors ? permute_kernel<T, kVector> : permute_kernel<T, 1>,
+         ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used, x,
+         rows);
+}
+
+template <typename T, typename Out>
+void unpermute(const UnpermuteArgs& args, void* stream) {
+  const auto* rows = static_cast<const T*>(args.rows);
+  auto* y = static_cast<Out*>(args.y);
+  const bool vectors = fits_vectors(args.shape.width, rows, y);
+  launch(vectors ? unpermute_kernel<T, Out, kVector> : unpermute_kernel<T, Out, 1>,
+         ceil_div(args.shape.tokens, kWarps), kThreads, stream, args.shape, args.row_of_token,
+         args.is_weighted ? static_cast<const float*>(args.weight) : nullptr, rows, y);
+}
+
+template <typename T>
+void backward(const UnpermuteBackwardArgs& args, void* stream) {
+  const auto* rows = static_cast<const T*>(args.rows);
+  const auto* grad_y = static_cast<const float*>(args.grad_y);
+  auto* grad_rows = static_cast<T*>(args.grad_rows);
+  const bool vectors = fits_vectors(args.shape.width, rows, grad_y, grad_rows);
+  launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>,
+         ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used,
+         static_cast<const float*>(args.weight), rows, grad_y, grad_rows,
+         static_cast<float*>(args.grad_weight));
+}
+
+}  // namespace
+
+void segment_rows_cuda(const SegmentRowsArgs& args, void* stream) {
+  if (args.experts > kMaxSegmentExperts) {
+    throw std::runtime_error("rows are laid out in segments for at most 1024 experts");
+  }
+  const auto fill = [&](void* memory, int byte, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(memory, byte, bytes, static_cast<cudaStream_t>(stream)));
+  };
+  const auto rows = static_cast<size_t>(segmented_rows(args.plan_rows, args.experts));
+  const auto cells = static_cast<size_t>(args.tokens * args.columns);
+  fill(args.row_token, 0xff, sizeof(int64_t) * rows);      // -1
+  fill(args.row_of_token, 0xff, sizeof(int32_t) * cells);  // -1
+  fill(args.ends, 0, sizeof(int32_t) * static_cast<size_t>(args.experts));
+  launch(segment_kernel, ceil_div(args.plan_rows, kThreads), kThreads, stream, args);
+}
+
+void permute_cuda(const PermuteArgs& args, void* stream) {
+  args.dtype == PermuteDtype::kBF16 ? permute<__nv_bfloat16>(args, stream)
+                                    : permute<float>(args, stream);
+}
+
+void unpermute_cuda(const UnpermuteArgs& args, void* stream) {
+  if (args.dtype != PermuteDtype::kBF16) {
+    unpermute<float, float>(args, stream);
+  } else if (args.is_weighted) {
+    unpermute<__nv_bfloat16, float>(args, stream);
+  } else {
+    unpermute<__nv_bfloat16, __nv_bfloat16>(args, stream);
+  }
+}
+
+void unpermute_backward_cuda(const UnpermuteBackwardArgs& args, void* stream) {
+  args.dtype == PermuteDtype::kBF16 ? backward<__nv_bfloat16>(args, stream)
+                                    : backward<float>(args, stream);
+}
+
+}  // namespace moe::kernels

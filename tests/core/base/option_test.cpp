@@ -1,0 +1,105 @@
+#include "core/base/option.h"
+
+#include <cmath>
+
+#include "tests/support/catch.h"
+#include "tests/support/user_error.h"
+
+using namespace moe;
+
+namespace {
+
+enum class Colour { kRed, kBlue };
+
+struct Settings {
+  std::optional<int64_t> steps;
+  double rate = 0.5;
+  std::vector<std::string> files;
+  Colour colour = Colour::kBlue;
+  std::string name = "say \"yes\"";
+  int threads = 0;
+};
+
+Options options_of(Settings& settings) {
+  return {
+      {.name = "steps",
+       .member = &settings.steps,
+       .help = "how many",
+       .fallback = "one",
+       .range = whole_from(1)},
+      {.name = "rate",
+       .member = &settings.rate,
+       .help = "how fast",
+       .source = "somebody",
+       .range = number_from(0)},
+      {.name = "files", .member = &settings.files},
+      {.name = "colour",
+       .member = choice<Colour, Colour>("colour", settings.colour,
+                                        {{"red", Colour::kRed}, {"blue", Colour::kBlue}}),
+       .help = "red or blue"},
+      {.name = "name", .member = &settings.name, .changes_numbers = false},
+      {.name = "threads",
+       .member = &settings.threads,
+       .changes_numbers = false,
+       .is_written = [&settings] { return settings.threads > 0; }},
+  };
+}
+
+const Choice& colour_of(const Options& options) { return std::get<Choice>(options[3].member); }
+
+}  // namespace
+
+TEST_CASE("options are written as TOML where they have a value", "[base]") {
+  Settings settings;
+  CHECK(toml_lines(options_of(settings)) ==
+        "rate = 0.5\ncolour = \"blue\"\nname = \"say \\\"yes\\\"\"\n");
+  settings.steps = 3;
+  settings.files = {"a", "b\\c"};
+  settings.threads = 2;
+  CHECK(toml_lines(options_of(settings)) ==
+        "steps = 3\nrate = 0.5\nfiles = [\"a\", \"b\\\\c\"]\ncolour = \"blue\"\n"
+        "name = \"say \\\"yes\\\"\"\nthreads = 2\n");
+}
+
+TEST_CASE("a choice takes the words it knows", "[base]") {
+  Settings settings;
+  const Options options = options_of(settings);
+  colour_of(options).set("red");
+  CHECK(settings.colour == Colour::kRed);
+  CHECK(colour_of(options).get() == "red");
+  CHECK(test::user_error_of([&] { colour_of(options).set("green"); }) ==
+        "--colour 'green' is unknown; known: red, blue");
+}
+
+TEST_CASE("a number out of its range is refused by its flag", "[base]") {
+  Settings settings;
+  check_ranges(options_of(settings));
+  settings.steps = 0;
+  CHECK(test::user_error_of([&] { check_ranges(options_of(settings)); }) ==
+        "--steps 0: must be a whole number of at least 1");
+  settings.steps = int64_t{1} << 41;
+  CHECK_THROWS(check_ranges(options_of(settings)));
+  settings.steps = 1;
+  settings.rate = std::nan("");
+  CHECK_THROWS(check_ranges(options_of(settings)));
+  check_range("--rate", "2", number_from(0));
+  check_range("--rate", "two", number_from(0));  // whoever converts it says so
+  CHECK(test::user_error_of([] { check_range("--rate", "0", positive_number()); }) ==
+        "--rate 0: must be a positive number");
+  CHECK(test::user_error_of([] { check_range("--rate", "9", number_between(1, 8)); }) ==
+        "--rate 9: must be a number of 1 to 8");
+}
+
+TEST_CASE("help says the default and where it is from", "[base]") {
+  Settings settings;
+  const Options options = options_of(settings);
+  CHECK(describe(options[0]) == "how many (default: one)");
+  CHECK(describe(options[1]) == "how fast (default: 0.5, as somebody)");
+  CHECK(describe(options[3]) == "red or blue (default: blue)");
+  CHECK(flag_of(options[0]) == "--steps");
+}
+
+TEST_CASE("what changes no number is known by its key", "[base]") {
+  Settings settings;
+  CHECK(free_keys(options_of(settings)) == std::set<std::string>{"name", "threads"});
+}

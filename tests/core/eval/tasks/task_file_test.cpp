@@ -1,0 +1,145 @@
+// Benchmarks as files: a user's own.
+#include "core/eval/tasks/task_file.h"
+
+#include <ctime>
+
+#include "core/eval/tasks/tasks.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe::eval {
+namespace {
+
+using test::TempDir;
+
+std::string complaint(const TempDir& folder, const std::string& name, const std::string& text) {
+  test::write_file(folder / name, text);
+  const std::string message =
+      test::user_error_of([&] { load_tasks({(folder / name).string()}, "", std::nullopt); });
+  const std::string place = folder.path().string() + "/";
+  return message.starts_with(place) ? message.substr(place.size()) : message;
+}
+
+const std::string kToml =
+    "task = \"capitals\"\n"
+    "data = \"capitals.jsonl\"\n"
+    "fewshot_data = \"shots.csv\"\n"
+    "description = \"Cities.\\n\\n\"\n"
+    "doc_to_text = \"Q: {{q.strip()}}\\nA:\"\n"
+    "doc_to_choice = [\"{{a}}\", \"{{b}}\"]\n"
+    "doc_to_target = \"{{label}}\"\n"
+    "metric_list = [\"acc\", \"acc_bytes\"]\n"
+    "fewshot_sampler = \"first_n\"\n"
+    "version = 1.5\n";
+
+TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "t.toml", kToml);
+  test::write_file(folder / "capitals.jsonl",
+                   "{\"q\": \"France? \", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": 0}\n"
+                   "{\"q\": \"Italy?\", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": \"Rome\"}\n");
+  test::write_file(folder / "shots.csv", "q,a,b,label\nSpain?,Madrid,Oslo,0\n");
+  const auto loaded = load_tasks({(folder / "t.toml").string()}, "", std::nullopt, {{}, 1});
+  REQUIRE(loaded.size() == 1);
+  CHECK(loaded[0].task.name == "capitals");
+  CHECK(loaded[0].task.version == 1.5);
+  CHECK(loaded[0].task.metrics[1].name == "acc_bytes");
+  REQUIRE(loaded[0].questions.size() == 2);
+  CHECK(loaded[0].questions[0].context == "Cities.\n\nQ: Spain?\nA: Madrid\n\nQ: France?\nA:");
+  CHECK(loaded[0].questions[0].gold == 0);
+  CHECK(loaded[0].questions[1].gold == 1);  // by its text
+  CHECK(loaded[0].questions[1].target == "Rome");
+}
+
+TEST_CASE("a JSON file with a list of choices, and one whose answers are generated", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "d.jsonl", "{\"q\": \"x\", \"c\": [\"1\", \"2\", \"3\"], \"k\": 2}\n");
+  test::write_file(folder / "t.json",
+                   R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_choice": "{{c}}",)"
+                   R"( "doc_to_target": "{{k}}", "target_delimiter": ""})");
+  const auto loaded = load_tasks({(folder / "t.json").string()}, "", std::nullopt);
+  CHECK(loaded.at(0).task.name == "t");
+  CHECK(loaded[0].questions.at(0).choices.size() == 3);
+  CHECK(loaded[0].questions[0].continuation_of(2) == "3");
+  test::write_file(folder / "w.json",
+                   R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_target": "{{q}}",)"
+                   R"( "output_type": "generate_until", "until": ["\n"], "max_gen_toks": 5})");
+  const auto written = load_tasks({(folder / "w.json").string()}, "", std::nullopt);
+  CHECK(written.at(0).task.output == OutputType::kGenerateUntil);
+  CHECK(written[0].task.generation.max_tokens == 5);
+  CHECK(written[0].questions.at(0).target == "x");
+}
+
+TEST_CASE("digits are the index of a choice, and text where there are no choices", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "d.jsonl", "{\"q\": \"Agent?\", \"a\": \"007\"}\n");
+  test::write_file(folder / "w.toml",
+                   "data = \"d.jsonl\"\nfewshot_data = \"d.jsonl\"\n"
+                   "doc_to_text = \"{{q}}\"\ndoc_to_target = \"{{a}}\"\n"
+                   "output_type = \"generate_until\"\n");
+  const auto generated = load_tasks({(folder / "w.toml").string()}, "", std::nullopt, {{}, 1});
+  CHECK(generated.at(0).questions.at(0).target == "007");
+  CHECK(generated[0].questions[0].context == "Agent? 007\n\nAgent?");
+  test::write_file(folder / "c.toml",
+                   "data = \"d.jsonl\"\ndoc_to_text = \"{{q}}\"\ndoc_to_target = \"001\"\n"
+                   "doc_to_choice = [\"no\", \"yes\"]\n");
+  CHECK(load_tasks({(folder / "c.toml").string()}, "", std::nullopt).at(0).questions.at(0).gold ==
+        1);
+}
+
+TEST_CASE("what is wrong in a task file, or in its data, is named", "[eval]") {
+  const TempDir folder;
+  test::write_file(folder / "d.jsonl",
+                   "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 0}\n"
+                   "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 2}\n");
+  const std::string rest =
+      "data = \"d.jsonl\"\ndoc_to_choice = [\"{{a}}\", \"{{b}}\"]\n"
+      "doc_to_target = \"{{label}}\"\n";
+  const std::string text = "doc_to_text = \"{{q}}\"\n";
+  CHECK(complaint(folder, "t.toml", rest + text) ==
+        "d.jsonl line 2: the right choice is number 2 (from 0), there are 2");
+  CHECK(complaint(folder, "t.toml", rest + "doc_to_text = \"{{r}}\"\n") ==
+        "d.jsonl line 1: {{r}}: the document has no 'r'; it has a, b, label, q");
+  CHECK(complaint(folder, "t.toml", rest + text + "metrik_list = [\"acc\"]\n")
+            .starts_with("t.toml: 'metrik_list' is no setting of a task, did you mean "
+                         "'metric_list'?; known: task, data,"));
+  CHECK(complaint(folder, "t.toml", rest + text + "metric_list = [\"bleu\"]\n") ==
+        "t.toml: metric 'bleu' is unknown; known: acc, acc_norm, acc_bytes, exact_match, f1");
+  CHECK(complaint(folder, "t.toml", rest).starts_with("t.toml: 'doc_to_text' "));
+  CHECK(complaint(folder, "t.toml", text).starts_with("t.toml: 'data' is missing"));
+  CHECK(complaint(folder, "t.toml", "x = = 1\n").starts_with("t.toml line 1: "));
+  CHECK(complaint(folder, "t.json", "[1]") == "t.json: not an object of settings");
+  CHECK(complaint(folder, "t.toml", rest + text + "output_type = \"rolling\"\n") ==
+        "t.toml: output_type 'rolling' is unknown; known: multiple_choice, loglikelihood, "
+        "generate_until");
+  CHECK(complaint(folder, "t.toml", rest + text + "task = \"a/b\"\n") ==
+        "t.toml: 'task' is 'a/b', it names files: no slashes, no control characters, not empty");
+  CHECK(complaint(
+            folder, "t.toml",
+            "data = \"no.jsonl\"\ndoc_to_choice = [\"a\", \"b\"]\ndoc_to_target = \"0\"\n" + text)
+            .find("no.jsonl: no such file") != std::string::npos);
+}
+
+TEST_CASE("the time that a table takes grows with its columns, not with their square", "[eval]") {
+  const TempDir folder;
+  std::string header = "q", row = "why";
+  for (int column = 0; column < 120000; ++column) {
+    header += ",c" + std::to_string(column);
+    row += ",0";
+  }
+  test::write_file(folder / "wide.csv", header + ",q\n" + row + ",how\n");
+  test::write_file(folder / "wide.toml",
+                   "data = \"wide.csv\"\ndoc_to_text = \"{{q}}\"\ndoc_to_choice = [\"a\", \"b\"]\n"
+                   "doc_to_target = \"{{c119999}}\"\n");
+  const std::clock_t begin = std::clock();  // of the processor: others may keep it busy
+  const auto loaded = load_tasks({(folder / "wide.toml").string()}, "", std::nullopt);
+  const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  CHECK(seconds < 2);                                    // 0.1; with a search a column, 10
+  CHECK(loaded.at(0).questions.at(0).context == "how");  // of two columns by one name the last
+  CHECK(loaded[0].questions[0].gold == 0);
+  CHECK(loaded[0].questions[0].fields.size() == 120001);
+}
+
+}  // namespace
+}  // namespace moe::eval

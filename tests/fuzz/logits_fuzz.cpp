@@ -1,0 +1,18 @@
+// libFuzzer target: any bytes are what `moe route` is given: a case, JSON rows of logits, or CSV.
+// It is refused with UserError that names the file, or it is an object that says what it holds.
+
+#include "core/base/error.h"
+#include "core/route/read_logits.h"
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using moe::fuzz::require;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  try {
+    const moe::Json input = moe::route::read_route_input(text, "input");
+    require(input.is_object() && (input.contains("kind") || input.contains("logits")));
+  } catch (const moe::UserError& error) {
+    require(std::string_view(error.what()).starts_with("input"));
+  }
+  return 0;
+}

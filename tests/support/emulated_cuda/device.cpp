@@ -1,0 +1,279 @@
+// A CUDA device for LibTorch in processes that have none: tensors with a device of their own, whose
+// memory the host cannot read (memory.h), whose operations are LibTorch's CPU kernels on copies,
+// and whose own kernels are the emulator's. So the paths that a GPU takes run on any machine, and
+// what does not follow the device of its input shows: an operation that is given tensors of both
+// devices is refused as LibTorch's CUDA half refuses it, a pointer read by the host is a fault.
+//
+// What it is not: fast, asynchronous, or the numbers of LibTorch's CUDA kernels.
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <string>
+
+#include "kernels/ops/cuda_functions.h"
+#include "memory.h"
+
+namespace emulated {
+
+namespace {
+
+using at::Tensor;
+
+const c10::Device kGpu(c10::kCUDA, 0);
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kGpu; }
+  c10::Device getDevice() const override { return kGpu; }
+  void setDevice(c10::Device /*device*/) const override {}
+  void uncheckedSetDevice(c10::Device /*device*/) const noexcept override {}
+  c10::Stream getStream(c10::Device /*device*/) const override {
+    return c10::Stream(c10::Stream::DEFAULT, kGpu);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void synchronizeDevice(c10::DeviceIndex /*device*/) const override {}
+  // There is one stream, which is done with everything.
+  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/,
+              c10::EventFlag /*flag*/) const override {}
+  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
+  bool queryEvent(void* /*event*/) const override { return true; }
+  void destroyEvent(void* /*event*/, c10::DeviceIndex /*device*/) const noexcept override {}
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+struct Allocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* memory = take_memory(bytes);
+    return {memory, memory, &give_back_memory, kGpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back_memory; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    const Awake awake;
+    default_copy_data(to, from, bytes);
+  }
+};
+
+c10::Allocator* allocator() {
+  static Allocator one;
+  return &one;
+}
+
+const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> type,
+             std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
+             std::optional<bool> /*pinned*/, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, allocator(), kKeys, c10::dtype_or_default(type), format);
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                     std::optional<at::ScalarType> type, std::optional<at::Layout> /*layout*/,
+                     std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
+  return at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
+                                           c10::dtype_or_default(type));
+}
+
+// What a recorded graph may not hold: copies between host and GPU, and numbers read back. The
+// detour of fall_back() is none of its own.
+class Recording {
+ public:
+  explicit Recording(bool is_on) : before_(on()) { on() = is_on; }
+  ~Recording() { on() = before_; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  static void refuse(const char* what) { TORCH_CHECK(!on(), what, " while a graph is recorded"); }
+
+ private:
+  static bool& on() {
+    static thread_local bool one = false;
+    return one;
+  }
+  bool before_;
+};
+
+// The same numbers for the host, as long as the GPU is awake.
+Tensor host_view(const Tensor& tensor) {
+  return tensor.is_cuda() ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
+                                          at::TensorOptions(tensor.scalar_type()))
+                          : tensor;
+}
+
+Tensor& copy(Tensor& to, const Tensor& from, bool /*non_blocking*/) {
+  if (to.device() != from.device()) {
+    Recording::refuse("a copy between host and GPU");
+  }
+  const Awake awake;
+  const at::AutoDispatchBelowAutograd below;
+  host_view(to).copy_(host_view(from));
+  return to;
+}
+
+const Tensor& resize(const Tensor& tensor, at::IntArrayRef size,
+                     std::optional<at::MemoryFormat> /*format*/) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  const size_t bytes = static_cast<size_t>(c10::multiply_integers(size)) * tensor.element_size();
+  if (bytes > tensor.storage().nbytes()) {
+    impl->unsafe_storage().set_data_ptr_noswap(allocator()->allocate(bytes));
+    impl->unsafe_storage().set_nbytes(bytes);
+  }
+  impl->set_sizes_contiguous(size);
+  return tensor;
+}
+
+Tensor copy_and_resize(const Tensor& from, const Tensor& to) {
+  if (to.sizes() != from.sizes()) {
+    to.resize_(from.sizes());
+  }
+  Tensor into = to;
+  return into.copy_(from);
+}
+
+at::Scalar number(const Tensor& tensor) {
+  Recording::refuse("a number read back");
+  const Awake awake;
+  return host_view(tensor).item();
+}
+
+// What LibTorch's CUDA half refuses: tensors of both devices, but for numbers, and indices.
+void refuse_both_devices(const c10::OperatorHandle& operation, const torch::jit::Stack& stack) {
+  const std::string& name = operation.schema().name();
+  if (name == "aten::index" || name.find("index_put") != std::string::npos) {
+    return;
+  }
+  bool has_host = false, has_gpu = false;
+  const size_t count = operation.schema().arguments().size();
+  const auto see = [&](const Tensor& tensor) {
+    has_gpu = has_gpu || tensor.is_cuda();
+    has_host = has_host || (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0);
+  };
+  for (const auto& value : torch::jit::last(stack, count)) {
+    if (value.isTensor()) {
+      see(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const Tensor& tensor : value.toTensorList()) {
+        see(tensor);
+      }
+    }
+  }
+  TORCH_CHECK(!has_host || !has_gpu, name, ": tensors on the host and on the GPU");
+}
+
+void fall_back(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  refuse_both_devices(operation, *stack);
+  const Recording detour(false);
+  at::native::cpu_fallback(operation, stack);
+}
+
+// Products of bf16 that give f32; LibTorch has them on CUDA alone.
+Tensor product_to(const Tensor& left, const Tensor& right, at::ScalarType type) {
+  return at::mm(left.to(type), right.to(type));
+}
+
+Tensor& product_to_out(const Tensor& left, const Tensor& right, at::ScalarType type, Tensor& out) {
+  return out.copy_(product_to(left, right, type));
+}
+
+// On GPUs from sm90 on it asks nothing of the host; LibTorch's CPU half reads the ends.
+Tensor grouped_product(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
+                       const std::optional<Tensor>& /*bias*/,
+                       std::optional<at::ScalarType> /*type*/) {
+  const Recording detour(false);
+  return at::_grouped_mm(left.cpu(), right.cpu(), ends->cpu()).to(kGpu);
+}
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& mask, double dropout, bool is_causal,
+                 std::optional<double> scale, bool gqa) {
+  std::optional<Tensor> added = mask;  // to the scores
+  if (mask && mask->scalar_type() == at::kBool) {
+    added = at::zeros(mask->sizes(), query.options()).masked_fill(mask->logical_not(), -INFINITY);
+  }
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, added, dropout,
+                                                            is_causal, {}, scale, gqa));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("copy_", &copy);
+  library.impl("resize_", &resize);
+  library.impl("_copy_from_and_resize", &copy_and_resize);
+  library.impl("_local_scalar_dense", &number);
+  library.impl("view", &at::native::view);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("unfold", &at::native::unfold);
+  library.impl("mm.dtype", &product_to);
+  library.impl("mm.dtype_out", &product_to_out);
+  library.impl("_grouped_mm", &grouped_product);
+  library.impl("scaled_dot_product_attention", &attention);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("scaled_dot_product_attention", &attention);
+}
+
+}  // namespace emulated
+
+// LibTorch's autograd asks for the device that it may meet.
+namespace at {
+
+namespace {
+
+struct CUDAHooks final : CUDAHooksInterface {  // the name that LibTorch looks for
+  explicit CUDAHooks(CUDAHooksArgs /*none*/) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex /*device*/) const override { return true; }
+  DeviceIndex current_device() const override { return 0; }
+};
+
+}  // namespace
+
+REGISTER_CUDA_HOOKS(CUDAHooks)
+
+}  // namespace at
+
+namespace moe::kernels {
+
+namespace {
+
+struct Again final : RecordedGraph {
+  explicit Again(std::function<void()> its_work) : work(std::move(its_work)) {}
+  void replay() override {
+    const emulated::Recording on(true);
+    work();
+  }
+  std::function<void()> work;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
+                                                 c10::Device /*device*/) {
+  work();
+  auto again = std::make_unique<Again>(work);
+  again->replay();
+  return again;
+}
+
+}  // namespace moe::kernels

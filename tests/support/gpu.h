@@ -1,0 +1,41 @@
+#pragma once
+// Where a test of kernels/cuda/*.cu runs them: on a GPU where there is one, and in a build without
+// CUDA on tests/support/emulated_cuda. A build with CUDA on a machine without a GPU skips.
+
+#include <ATen/ATen.h>
+
+#include "kernels/ops/device.h"
+#include "tests/support/catch.h"
+
+namespace moe::test {
+
+// The emulator's name for its one GPU (tests/support/emulated_cuda/emulator.cpp).
+inline constexpr const char* kEmulatedGpu = "emulated GPU";
+
+inline bool has_gpu() { return kernels::gpu_count() > 0; }
+inline bool is_emulated() { return has_gpu() && kernels::gpu_name(0) == kEmulatedGpu; }
+
+// The device of tensors that live on it.
+inline const at::Device kGpu(at::kCUDA, 0);
+
+// A copy where the kernels can read and write it. The emulator's kernels read the host's memory.
+inline at::Tensor to_gpu(const at::Tensor& tensor) {
+  return is_emulated() ? tensor.clone().contiguous() : tensor.contiguous().to(at::kCUDA);
+}
+
+// A buffer full of what nobody wrote: NaN, or -1 of integers.
+inline at::Tensor poisoned(at::IntArrayRef shape, at::ScalarType type) {
+  const at::Tensor host = at::isFloatingType(type)
+                              ? at::full(shape, std::numeric_limits<double>::quiet_NaN(), type)
+                              : at::full(shape, -1, type);
+  return to_gpu(host);
+}
+
+inline void* stream_of(const at::Tensor& on_gpu) { return kernels::current_stream(on_gpu); }
+
+}  // namespace moe::test
+
+#define MOE_NEED_GPU()         \
+  if (!moe::test::has_gpu()) { \
+    MOE_SKIP("no GPU");        \
+  }
