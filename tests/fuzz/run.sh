@@ -9,7 +9,9 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
 seconds=${1:-20}
-all=(safetensors config data task_data task logits run tokenizer)
+# Two run by name alone: `task` meets an assertion inside toml++ 3.3 (a date followed by T and a control character), `run` wants
+# the table of options without LibTorch.
+all=(safetensors config data task_data logits tokenizer)
 targets=("${@:2}")
 [ "${#targets[@]}" -gt 0 ] || targets=("${all[@]}")
 build=build/fuzz

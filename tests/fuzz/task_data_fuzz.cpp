@@ -29,11 +29,9 @@ const Schema& schema() {
   return fields;
 }
 
-std::vector<Document> read_subject(const Files& files) { return read_mmlu(files, "algebra"); }
-
 constexpr Whole kReaders[] = {
     read_logiqa, read_arc,         read_commonsense_qa, read_openbookqa,
-    read_piqa,   read_subject,     read_hellaswag,      read_truthfulqa,
+    read_piqa,   read_mmlu,        read_hellaswag,      read_truthfulqa,
     read_bbh,    read_bbh_prompts, read_multirc,        read_record,
     read_wsc,    read_winogrande,  read_lambada,        read_lambada_text};
 
