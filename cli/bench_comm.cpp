@@ -8,14 +8,14 @@
 #include "cli/launch.h"
 #include "core/base/error.h"
 #include "core/bench/comm.h"
-#include "core/dist/session.h"
+#include "core/distributed/session.h"
 
 namespace moe::cli {
 namespace {
 
 struct CommFlags {
   bench::CommSettings settings;
-  dist::RankSettings ranks;
+  distributed::RankSettings ranks;
   std::string most_bytes;
   BenchOutput output;
 };
@@ -62,17 +62,17 @@ bench::CommSettings settings_of(const CommFlags& flags) {
 void run(const CommFlags& flags) {
   const bench::CommSettings settings = settings_of(flags);
   const Json earlier = begin_bench(flags.output, "comm");
-  dist::RankSettings ranks = flags.ranks;
+  distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.output.threads;
   ranks.on_cuda = flags.output.device == "cuda";
-  dist::run_on_ranks(ranks, [&](dist::Comm& comm) {
+  distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) {
     if (comm.size() == 1) {
       throw UserError(
           "moe bench comm measures what ranks say to each other, and there is one; give --ranks N, "
           "or start it with torchrun, mpirun or srun");
     }
-    dist::agree(comm, "the sizes",
-                fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
+    distributed::agree(comm, "the sizes",
+                       fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
     const bench::CommReport report = bench::bench_comm(comm, settings);
     if (comm.rank() == 0) {
       OrderedJson json = bench::to_json(report);

@@ -25,7 +25,7 @@ struct EvalFlags {
   std::string requests, bos = "auto", compat = "current", device;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by, sweeps;
-  dist::RankSettings ranks;
+  distributed::RankSettings ranks;
   int threads = 0;
   bool quiet = false, json = false, list = false, items = false, running = false;
 };
@@ -235,7 +235,7 @@ void run_texts(const EvalFlags& flags, Display& display) {
 }
 
 // One rank of a run. Rank zero alone prints.
-void run_on_rank(EvalFlags& flags, dist::Comm& comm) {
+void run_on_rank(EvalFlags& flags, distributed::Comm& comm) {
   flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
   flags.settings.device = comm.device();
   const bool quiet = flags.quiet || !flags.settings.is_rank_zero();
@@ -266,7 +266,7 @@ void run(EvalFlags& flags) {
   flags.settings.compat = eval::parse_compat(flags.compat);
   flags.ranks.threads = flags.threads;
   flags.ranks.on_cuda = flags.device == "cuda";
-  dist::run_on_ranks(flags.ranks, [&](dist::Comm& comm) {
+  distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
     if (comm.size() > 1 && flags.requests == "-") {
       throw UserError("--requests - on {} ranks: standard input is one rank's; give a file",
                       comm.size());

@@ -34,8 +34,8 @@ void apply_threads(int threads);
 
 // --device cpu|cuda; cuda is refused by name where this binary or machine has none.
 void add_device(CLI::App& command, std::string& device);
-// What it names, of a command that is one process: the first card. dist::Comm::device() has it
-// where there may be several.
+// What it names, of a command that is one process: the first card. distributed::Comm::device() has
+// it where there may be several.
 c10::Device device_of(const std::string& name);
 
 // A recipe is a TOML file with one table a command, read by toml++: CLI11's own reader misreads `#`

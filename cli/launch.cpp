@@ -4,7 +4,7 @@
 
 namespace moe::cli {
 
-void add_rank_flags(CLI::App& command, dist::RankSettings& ranks) {
+void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
   add_options(command,
               {{.name = "ranks",
                 .member = &ranks.ranks,

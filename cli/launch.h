@@ -1,7 +1,7 @@
 #pragma once
 // The flags of commands that run on several ranks.
 
-#include "core/dist/session.h"
+#include "core/distributed/session.h"
 
 namespace CLI {
 class App;
@@ -10,6 +10,6 @@ class App;
 namespace moe::cli {
 
 // --ranks and --comm-timeout. `ranks` outlives `command`; --threads and --device are the command's.
-void add_rank_flags(CLI::App& command, dist::RankSettings& ranks);
+void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks);
 
 }  // namespace moe::cli

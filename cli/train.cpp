@@ -68,7 +68,7 @@ void print_plan(const train::RunPlan& plan) {
                plan.losses);
   }
   if (plan.layout.processes > 1) {
-    fmt::print(stderr, "{}\n", dist::describe(plan.layout));
+    fmt::print(stderr, "{}\n", distributed::describe(plan.layout));
   }
   print_trained(settings);
   for (const auto& note : plan.notes) {
@@ -114,7 +114,7 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
 }
 
 // One rank of a run; the first speaks for all.
-void train_on_rank(const TrainFlags& flags, dist::Comm& comm) {
+void train_on_rank(const TrainFlags& flags, distributed::Comm& comm) {
   train::StopSignals signals;
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
@@ -183,10 +183,10 @@ void run(const TrainFlags& flags) {
   if (flags.resume && flags.settings.force) {
     throw UserError("--resume goes on with a run, --force begins anew; give one of them");
   }
-  dist::RankSettings ranks = flags.ranks;
+  distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
   ranks.on_cuda = flags.settings.on_cuda;
-  dist::run_on_ranks(ranks, [&](dist::Comm& comm) { train_on_rank(flags, comm); });
+  distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) { train_on_rank(flags, comm); });
 }
 
 }  // namespace

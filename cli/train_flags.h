@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/dist/session.h"
+#include "core/distributed/session.h"
 #include "core/train/plan/cluster_plan.h"
 #include "core/train/run/settings.h"
 
@@ -17,7 +17,7 @@ namespace moe::cli {
 struct TrainFlags {
   train::TrainSettings settings;
   int64_t show_samples = 0;  // 0 = train
-  dist::RankSettings ranks;
+  distributed::RankSettings ranks;
   std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
   train::ClusterRates rates;
   int64_t upcycled = 0;

@@ -40,7 +40,7 @@ void print_classes(const train::MemoryPlan& memory) {
 
 OrderedJson to_json(const train::ClusterPlan& plan) {
   OrderedJson json = to_json(plan.memory);
-  json["layout"] = dist::describe(plan.layout);
+  json["layout"] = distributed::describe(plan.layout);
   json["parameters"] = plan.parameters;
   json["tokens_per_step"] = plan.tokens;
   json["flop_per_gpu"] = plan.flop;
@@ -96,7 +96,7 @@ void print_cluster(const TrainFlags& flags) {
     return;
   }
   fmt::print("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
-             dist::describe(plan.layout));
+             distributed::describe(plan.layout));
   print_classes(plan.memory);
   fmt::print("memory of one GPU; a step of it:\n");
   print_rates(plan, rates);

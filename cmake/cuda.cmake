@@ -12,14 +12,14 @@ set(moe_cuda_host_sources ${CMAKE_SOURCE_DIR}/kernels/cuda/device.cpp ${CMAKE_SO
 target_sources(moe_kernels PRIVATE ${moe_cuda_sources} ${moe_cuda_host_sources} ${CMAKE_SOURCE_DIR}/kernels/cuda/functions.cpp)
 # The table of CUDA functions is asked for by a weak name (kernels/ops/cuda_functions.cpp), which alone would leave it out.
 target_link_options(moe_kernels INTERFACE -Wl,--undefined=moe_cuda_functions)
-target_sources(moe_dist PRIVATE ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp)
+target_sources(moe_distributed PRIVATE ${CMAKE_SOURCE_DIR}/core/distributed/backend_nccl.cpp)
 # CMake 3.25 knows no CUDA 20; the kernels need nothing newer than 17.
 set_target_properties(moe_kernels PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
                                              CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
 # Relaxed constexpr: what CPU and GPU must compute alike is one constexpr function, called on both.
 target_compile_options(moe_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall>)
 # Only these C++ files see the toolkit: all others compile as in the cpu preset, and the compiler's cache serves both.
-set_source_files_properties(${moe_cuda_host_sources} ${CMAKE_SOURCE_DIR}/core/dist/backend_nccl.cpp
+set_source_files_properties(${moe_cuda_host_sources} ${CMAKE_SOURCE_DIR}/core/distributed/backend_nccl.cpp
                             PROPERTIES COMPILE_OPTIONS "-isystem;${CUDAToolkit_INCLUDE_DIRS}")
 target_link_libraries(moe_kernels PUBLIC $<LINK_ONLY:CUDA::cudart>)
 # --no-as-needed: LibTorch's CUDA backend registers itself when it is loaded, nothing of ours names its symbols.

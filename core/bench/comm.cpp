@@ -19,7 +19,7 @@ using Operation = std::function<void()>;
 constexpr int64_t kSizeFactor = 8;
 
 // The slowest rank's time of each of `repeats` calls, which begin together.
-Timing time_together(dist::Comm& comm, int64_t repeats, const Operation& operation) {
+Timing time_together(distributed::Comm& comm, int64_t repeats, const Operation& operation) {
   std::vector<int64_t> own_ns;
   operation();
   operation();
@@ -30,7 +30,7 @@ Timing time_together(dist::Comm& comm, int64_t repeats, const Operation& operati
     own_ns.push_back((std::chrono::steady_clock::now() - begin) / std::chrono::nanoseconds(1));
   }
   std::vector<double> slowest(own_ns.size(), 0);
-  for (const auto& rank : dist::gather_numbers(comm, own_ns)) {
+  for (const auto& rank : distributed::gather_numbers(comm, own_ns)) {
     for (size_t repeat = 0; repeat < rank.size(); ++repeat) {
       slowest[repeat] = std::max(slowest[repeat], static_cast<double>(rank[repeat]) / 1e9);
     }
@@ -39,7 +39,7 @@ Timing time_together(dist::Comm& comm, int64_t repeats, const Operation& operati
   return {slowest.front(), slowest[slowest.size() / 2], slowest.back()};
 }
 
-Operation make_operation(dist::Comm& comm, const std::string& name, const Tensor& whole) {
+Operation make_operation(distributed::Comm& comm, const std::string& name, const Tensor& whole) {
   const int64_t size = comm.size(), length = whole.numel() / size;
   const Tensor piece = at::empty({length}, whole.options());
   const Tensor other = at::empty_like(whole);
@@ -57,7 +57,7 @@ Operation make_operation(dist::Comm& comm, const std::string& name, const Tensor
   return [=, &comm] { comm.reduce_scatter(whole, piece); };
 }
 
-CommRow measure(dist::Comm& comm, const std::string& name, int64_t bytes, int64_t repeats) {
+CommRow measure(distributed::Comm& comm, const std::string& name, int64_t bytes, int64_t repeats) {
   const int64_t size = comm.size(), length = std::max<int64_t>(1, bytes / 4 / size);
   const Tensor whole =
       at::zeros({length * size}, at::TensorOptions(at::kFloat).device(comm.device()));
@@ -75,7 +75,7 @@ std::string host_name() {
   return name.data();
 }
 
-Link link_of(dist::Comm& comm, const CommSettings& settings) {
+Link link_of(distributed::Comm& comm, const CommSettings& settings) {
   const CommRow small = measure(comm, "all_to_all", kLeastBytes, settings.repeats);
   const CommRow large = measure(comm, "all_to_all", settings.most_bytes, settings.repeats);
   return {small.time.median_s, large.rate};
@@ -83,8 +83,8 @@ Link link_of(dist::Comm& comm, const CommSettings& settings) {
 
 }  // namespace
 
-CommReport bench_comm(dist::Comm& comm, const CommSettings& settings) {
-  const auto hosts = dist::gather_texts(comm, host_name());
+CommReport bench_comm(distributed::Comm& comm, const CommSettings& settings) {
+  const auto hosts = distributed::gather_texts(comm, host_name());
   CommReport report{
       comm.size(), static_cast<int64_t>(std::set(hosts.begin(), hosts.end()).size()), {}, {}, {}};
   if (comm.size() == 1) {
@@ -108,8 +108,8 @@ CommReport bench_comm(dist::Comm& comm, const CommSettings& settings) {
   }
   const auto part = comm.part("host", neighbours);
   const Link link = part->size() > 1 ? link_of(*part, settings) : Link{};
-  const auto rates =
-      dist::sum_numbers(comm, {part->size() > 1 ? 1.0 : 0.0, link.latency_s, link.bytes_per_s});
+  const auto rates = distributed::sum_numbers(
+      comm, {part->size() > 1 ? 1.0 : 0.0, link.latency_s, link.bytes_per_s});
   if (rates[0] > 0) {
     report.within_host = Link{rates[1] / rates[0], rates[2] / rates[0]};
   }

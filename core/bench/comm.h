@@ -8,7 +8,7 @@
 
 #include "core/base/json.h"
 #include "core/bench/timing.h"
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 
 namespace moe::bench {
 
@@ -39,7 +39,7 @@ struct CommReport {
 };
 
 // Every rank calls it; all get the same report.
-CommReport bench_comm(dist::Comm& comm, const CommSettings& settings);
+CommReport bench_comm(distributed::Comm& comm, const CommSettings& settings);
 
 OrderedJson to_json(const CommReport& report);
 

@@ -1,7 +1,7 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
-#include "core/dist/own_work.h"
+#include "core/distributed/own_work.h"
 #include "core/eval/input_files.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
@@ -40,7 +40,7 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened)
 
 model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened) {
   // Reading may take much longer on one rank than on another.
-  const auto reading = settings.ranks == nullptr ? nullptr : dist::own_work(*settings.ranks);
+  const auto reading = settings.ranks == nullptr ? nullptr : distributed::own_work(*settings.ranks);
   return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
 }
 
@@ -217,7 +217,7 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
                                           const std::vector<std::vector<int64_t>>& prompts) {
   start(loaded.task.name, static_cast<int64_t>(prompts.size()));
   const Generation& generation = loaded.task.generation;
-  dist::Comm* ranks = all_settings_.ranks;
+  distributed::Comm* ranks = all_settings_.ranks;
   std::optional<RunningAccuracy> running;
   if (events_.running) {
     running.emplace(loaded, events_.running);

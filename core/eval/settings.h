@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 #include "core/eval/report/routing_stats.h"
 #include "core/eval/report/task_report.h"
 #include "core/eval/scoring/requests.h"
@@ -40,7 +40,7 @@ struct EvalSettings {
   std::string cache_responses = {};
   // The ranks that share the work; every one calls with the same settings and has the results, the
   // first writes the files. None: this process alone.
-  dist::Comm* ranks = nullptr;
+  distributed::Comm* ranks = nullptr;
   c10::Device device = c10::kCPU;  // that computes
 
   bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }

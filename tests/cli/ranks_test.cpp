@@ -1,6 +1,6 @@
 // moe on several ranks as a user starts it: `moe bench comm` with --ranks, and as a process of a
-// launcher that is played by its environment. What dies and hangs: tests/core/dist/session_test.cpp
-// and tests/slow/ranks.sh.
+// launcher that is played by its environment. What dies and hangs:
+// tests/core/distributed/session_test.cpp and tests/slow/ranks.sh.
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -220,14 +220,16 @@ TEST_CASE("a second run on the port of a healthy one is told, and the healthy on
             {"MASTER_PORT", its_port},
             {"OMP_NUM_THREADS", "1"}};
   };
-  const std::vector<std::string> few = {"bench", "comm", "--bytes", "64", "--repeats", "50000"};
+  const std::vector<std::string> few = {"bench", "comm", "--bytes", "64", "--repeats", "20000"};
   Started first(few, variables("0")), second(few, variables("1"));
   REQUIRE(becomes([&] { return has_rings(first.pid()) && has_rings(second.pid()); }));
+  kill(second.pid(), SIGSTOP);  // rank 0 waits for it, so that the run lasts as long as the others
   const RunResult stranger = run_moe({"bench", "comm"}, rank_of_two(1, its_port));
   CHECK(stranger.exit_code == 2);
   CHECK_THAT(stranger.err, Contains("another run uses the same MASTER_ADDR and MASTER_PORT"));
   const RunResult server = run_moe({"bench", "comm"}, rank_of_two(0, its_port));
   CHECK((server.exit_code == 2 && server.err.find("cannot listen on port") != std::string::npos));
+  kill(second.pid(), SIGCONT);
   REQUIRE(becomes([&] { return first.has_ended() && second.has_ended(); }));
   const RunResult healthy = first.result();
   CHECK((healthy.exit_code == 0 && second.result().exit_code == 0));

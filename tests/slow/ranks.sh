@@ -2,7 +2,7 @@
 # Ranks that die, hang or are stopped, under moe's own launcher, torchrun and mpirun, on one host and on several. Hosts are
 # network namespaces joined by veth, each with its own name and process numbers. Every time the others must end within the
 # limit with exit code 1, name the rank and what they waited for, and leave neither a process nor shared memory behind. srun
-# is tested by its environment only (tests/core/dist/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
+# is tested by its environment only (tests/core/distributed/environment_test.cpp). The last line is `N passed, N failed, N skipped`.
 #
 #   tests/slow/ranks.sh [KILLS] [SEED]        environment: MOE (the binary), PYTHON (one with torch, for torchrun)
 set -uo pipefail

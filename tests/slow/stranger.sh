@@ -4,7 +4,7 @@
 # to every socket that the run listens on and speaks c10d's own protocol: it writes paths of private files under the keys of shared
 # memory, gives notice of failures, joins as a rank, and sends 10,000 random messages; a second run is started on the same port.
 # Each time the run ends with the weights of the run that was left alone, and no file of ours has changed. (Who speaks the
-# protocol and deletes keys can end such a run: core/dist/threat_model.md.) The last line is `N passed, N failed, N skipped`.
+# protocol and deletes keys can end such a run: core/distributed/threat_model.md.) The last line is `N passed, N failed, N skipped`.
 #
 #   tests/slow/stranger.sh [MESSAGES] [SEED]        environment: MOE (the binary)
 set -uo pipefail

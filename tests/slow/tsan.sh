@@ -18,7 +18,7 @@ if [ "${#targets[@]}" -eq 0 ]; then
     target=${file#tests/}
     target=${target%.cpp}
     targets+=("${target//\//_}")
-  done < <(find tests/core/dist -maxdepth 1 -name '*_test.cpp' | sort)
+  done < <(find tests/core/distributed -maxdepth 1 -name '*_test.cpp' | sort)
 fi
 wanted=()
 for target in "${targets[@]}"; do wanted+=(--target "$target"); done

@@ -4,14 +4,14 @@
 
 #include <ATen/ATen.h>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 
 namespace moe::test {
 
 inline at::Tensor numbers(std::vector<float> values) { return at::tensor(values); }
 
 // Rank r sends (r + to) % 3 rows of the number 10 r + to; some send none.
-inline bool rows_arrive_in_rank_order(dist::Comm& comm, at::ScalarType type = at::kFloat) {
+inline bool rows_arrive_in_rank_order(distributed::Comm& comm, at::ScalarType type = at::kFloat) {
   std::vector<int64_t> sent, received;
   std::vector<at::Tensor> parts, wanted;
   for (int64_t other = 0; other < comm.size(); ++other) {
@@ -27,7 +27,7 @@ inline bool rows_arrive_in_rank_order(dist::Comm& comm, at::ScalarType type = at
 }
 
 // Everything goes to rank 0, which sends nothing but to itself.
-inline bool one_rank_may_get_all(dist::Comm& comm) {
+inline bool one_rank_may_get_all(distributed::Comm& comm) {
   std::vector<int64_t> sent(comm.size(), 0), received(comm.size(), 0);
   sent[0] = comm.rank();  // rank 0 has no row at all
   if (comm.rank() == 0) {
@@ -46,7 +46,7 @@ inline bool one_rank_may_get_all(dist::Comm& comm) {
 }
 
 // Of three ranks.
-inline bool sums_and_pieces_are_right(dist::Comm& comm) {
+inline bool sums_and_pieces_are_right(distributed::Comm& comm) {
   const auto r = static_cast<float>(comm.rank());
   const at::Tensor sum = numbers({r, 1});
   comm.all_reduce(sum);
@@ -67,16 +67,16 @@ inline bool sums_and_pieces_are_right(dist::Comm& comm) {
 }
 
 // Of three ranks.
-inline bool numbers_and_texts_travel(dist::Comm& comm) {
-  const auto numbers = dist::gather_numbers(comm, {comm.rank(), 7});
-  const auto texts = dist::gather_texts(comm, std::string(comm.rank(), 'x'));
-  const auto sums = dist::sum_numbers(comm, {0.5, 1.0 * comm.rank()});
+inline bool numbers_and_texts_travel(distributed::Comm& comm) {
+  const auto numbers = distributed::gather_numbers(comm, {comm.rank(), 7});
+  const auto texts = distributed::gather_texts(comm, std::string(comm.rank(), 'x'));
+  const auto sums = distributed::sum_numbers(comm, {0.5, 1.0 * comm.rank()});
   return numbers == std::vector<std::vector<int64_t>>{{0, 7}, {1, 7}, {2, 7}} &&
          texts == std::vector<std::string>{"", "x", "xx"} && sums == std::vector<double>{1.5, 3};
 }
 
 // Of four ranks.
-inline bool parts_talk_among_themselves(dist::Comm& comm) {
+inline bool parts_talk_among_themselves(distributed::Comm& comm) {
   const bool is_odd = comm.rank() % 2 == 1;
   const auto part =
       comm.part("parity", is_odd ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{0, 2});

@@ -5,13 +5,13 @@
 #include <numeric>
 #include <string>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 
 namespace moe::test {
 
-class CountingComm : public dist::Comm {
+class CountingComm : public distributed::Comm {
  public:
-  explicit CountingComm(dist::Comm& inner) : inner_(inner) {}
+  explicit CountingComm(distributed::Comm& inner) : inner_(inner) {}
 
   struct Count {
     int64_t calls = 0, bytes = 0;  // bytes sent to other ranks
@@ -23,10 +23,9 @@ class CountingComm : public dist::Comm {
   int64_t size() const override { return inner_.size(); }
   at::Device device() const override { return inner_.device(); }
 
-  std::unique_ptr<dist::Transfer> all_to_all(const at::Tensor& input,
-                                             const std::vector<int64_t>& input_rows,
-                                             const at::Tensor& output,
-                                             const std::vector<int64_t>& output_rows) override {
+  std::unique_ptr<distributed::Transfer> all_to_all(
+      const at::Tensor& input, const std::vector<int64_t>& input_rows, const at::Tensor& output,
+      const std::vector<int64_t>& output_rows) override {
     int64_t rows = std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0});
     rows -= input_rows[rank()];
     const int64_t width = input.dim() > 1 ? input.size(1) : 1;
@@ -50,8 +49,8 @@ class CountingComm : public dist::Comm {
     inner_.broadcast(tensor, root);
   }
   void barrier() override { inner_.barrier(); }
-  std::unique_ptr<dist::Comm> part(const std::string& name,
-                                   const std::vector<int64_t>& members) override {
+  std::unique_ptr<distributed::Comm> part(const std::string& name,
+                                          const std::vector<int64_t>& members) override {
     return inner_.part(name, members);
   }
 
@@ -61,7 +60,7 @@ class CountingComm : public dist::Comm {
     counts[operation].bytes += bytes;
   }
 
-  dist::Comm& inner_;
+  distributed::Comm& inner_;
 };
 
 }  // namespace moe::test

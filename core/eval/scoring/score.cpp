@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/dist/session.h"
+#include "core/distributed/session.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/content_hash.h"
 #include "kernels/ops/token_log_probs.h"
@@ -34,10 +34,10 @@ std::string digest_of(const std::vector<Request>& requests) {
 }
 
 // UserError on all ranks when they were given different requests or settings.
-void check_same_requests(dist::Comm* ranks, const std::vector<Request>& requests,
+void check_same_requests(distributed::Comm* ranks, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
   if (ranks != nullptr && ranks->size() > 1) {
-    dist::agree(
+    distributed::agree(
         *ranks, "what is evaluated",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
                     "group-tokens {}\n",

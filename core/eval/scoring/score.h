@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 #include "core/eval/scoring/batches.h"
 #include "core/eval/scoring/forwards.h"
 #include "core/model/llama/llama.h"
@@ -29,7 +29,7 @@ struct ScoreSettings {
   std::function<void(const std::vector<size_t>& requests, const Scores& so_far)> answered = {};
   // The ranks that share the forwards, each with the whole model; all of them must call. Scores and
   // calls are the same on all of them, and those of one process.
-  dist::Comm* ranks = nullptr;
+  distributed::Comm* ranks = nullptr;
 };
 
 struct Scores {

@@ -5,8 +5,8 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/dist/session.h"
-#include "core/dist/together.h"
+#include "core/distributed/session.h"
+#include "core/distributed/together.h"
 
 namespace moe::eval {
 
@@ -36,21 +36,21 @@ std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
 
 }  // namespace
 
-void on_all_ranks(dist::Comm* ranks, const std::function<void()>& body) {
+void on_all_ranks(distributed::Comm* ranks, const std::function<void()>& body) {
   if (ranks == nullptr) {
     body();
   } else {
-    dist::together(*ranks, body);
+    distributed::together(*ranks, body);
   }
 }
 
-std::vector<ForwardOutput> gather_forwards(dist::Comm* ranks,
+std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own) {
   if (ranks == nullptr || ranks->size() == 1) {
     return {own.value()};
   }
-  const auto texts = dist::gather_texts(*ranks, own ? to_json(own->scores).dump() : "");
-  const auto rows = dist::gather_texts(*ranks, own ? bytes_of(own->token_rows) : "");
+  const auto texts = distributed::gather_texts(*ranks, own ? to_json(own->scores).dump() : "");
+  const auto rows = distributed::gather_texts(*ranks, own ? bytes_of(own->token_rows) : "");
   std::vector<ForwardOutput> all;
   for (size_t rank = 0; rank < texts.size() && !texts[rank].empty(); ++rank) {
     ForwardScores scores = forward_scores_from(parse_json(texts[rank], "scores of another rank"));
@@ -60,13 +60,13 @@ std::vector<ForwardOutput> gather_forwards(dist::Comm* ranks,
   return all;
 }
 
-std::vector<std::string> gather_generated(dist::Comm* ranks,
+std::vector<std::string> gather_generated(distributed::Comm* ranks,
                                           const std::optional<std::string>& own) {
   if (ranks == nullptr) {
     return {own.value()};
   }
   std::vector<std::string> all;
-  for (const auto& text : dist::gather_texts(*ranks, own ? "+" + *own : "")) {
+  for (const auto& text : distributed::gather_texts(*ranks, own ? "+" + *own : "")) {
     if (!text.empty()) {
       all.push_back(text.substr(1));
     }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 #include "core/eval/scoring/forwards.h"
 
 namespace moe::eval {
@@ -24,17 +24,18 @@ struct ForwardOutput {
 
 // The outputs of ranks 0, 1, .. in this round. `own` is empty on ranks that had nothing to run,
 // which are the last ones. Collective; `ranks` is null in a single process.
-std::vector<ForwardOutput> gather_forwards(dist::Comm* ranks,
+std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own);
-std::vector<std::string> gather_generated(dist::Comm* ranks, const std::optional<std::string>& own);
+std::vector<std::string> gather_generated(distributed::Comm* ranks,
+                                          const std::optional<std::string>& own);
 
-// Runs `body` under dist::together, or alone in one process.
-void on_all_ranks(dist::Comm* ranks, const std::function<void()>& body);
+// Runs `body` under distributed::together, or alone in one process.
+void on_all_ranks(distributed::Comm* ranks, const std::function<void()>& body);
 
-inline size_t rank_of(const dist::Comm* ranks) {
+inline size_t rank_of(const distributed::Comm* ranks) {
   return ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());
 }
-inline size_t count_of(const dist::Comm* ranks) {
+inline size_t count_of(const distributed::Comm* ranks) {
   return ranks == nullptr ? 1 : static_cast<size_t>(ranks->size());
 }
 

@@ -25,12 +25,13 @@ std::span<const std::byte> bytes_of(const Tensor& stored) {
 
 // The rank that writes each tensor: of those that hold it, the one with the fewest bytes so far. A
 // collective.
-std::vector<int64_t> writers_of(const std::vector<FolderTensor>& tensors, dist::Comm& ranks) {
+std::vector<int64_t> writers_of(const std::vector<FolderTensor>& tensors,
+                                distributed::Comm& ranks) {
   std::string mine;
   for (const auto& tensor : tensors) {
     mine += tensor.values.defined() ? '1' : '0';
   }
-  const auto holds = dist::gather_texts(ranks, mine);
+  const auto holds = distributed::gather_texts(ranks, mine);
   std::vector<int64_t> bytes(holds.size(), 0), writers;
   for (size_t index = 0; index < tensors.size(); ++index) {
     int64_t best = -1;

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/dist/together.h"
+#include "core/distributed/together.h"
 #include "core/io/file.h"
 
 namespace moe::model {
@@ -38,7 +38,8 @@ void await_mark(const fs::path& folder, const std::string& mark, int64_t rank, d
   }
 }
 
-SharedFolder::SharedFolder(const fs::path& out, bool force, dist::Comm& ranks) : ranks_(ranks) {
+SharedFolder::SharedFolder(const fs::path& out, bool force, distributed::Comm& ranks)
+    : ranks_(ranks) {
   std::string mark;
   by_first([&] {
     staged_ = std::make_unique<io::StagedFolder>(out, force);
@@ -46,18 +47,20 @@ SharedFolder::SharedFolder(const fs::path& out, bool force, dist::Comm& ranks) :
     mark = unique_mark();
     io::write_file(path_ / mark, std::string());
   });
-  path_ = dist::gather_texts(ranks_, path_.string()).front();
-  mark = dist::gather_texts(ranks_, mark).front();
+  path_ = distributed::gather_texts(ranks_, path_.string()).front();
+  mark = distributed::gather_texts(ranks_, mark).front();
   by_all([&] { await_mark(path_, mark, ranks_.rank(), kAwaitSeconds); });
   by_first([&] { fs::remove(path_ / mark); });
 }
 
 void SharedFolder::by_first(const std::function<void()>& body) const {
-  dist::together(
+  distributed::together(
       ranks_, ranks_.rank() == 0 ? body : [] {});
 }
 
-void SharedFolder::by_all(const std::function<void()>& body) const { dist::together(ranks_, body); }
+void SharedFolder::by_all(const std::function<void()>& body) const {
+  distributed::together(ranks_, body);
+}
 
 void SharedFolder::commit() {
   ranks_.barrier();

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 #include "core/io/staged_folder.h"
 
 namespace moe::model {
@@ -17,17 +17,17 @@ namespace moe::model {
 class SharedFolder {
  public:
   // UserError on all ranks: what StagedFolder refuses, or a rank that does not see the folder.
-  SharedFolder(const std::filesystem::path& out, bool force, dist::Comm& ranks);
+  SharedFolder(const std::filesystem::path& out, bool force, distributed::Comm& ranks);
 
   const std::filesystem::path& path() const { return path_; }  // write here
-  dist::Comm& ranks() const { return ranks_; }
+  distributed::Comm& ranks() const { return ranks_; }
   // Runs `body` on rank 0 alone, for what one can do; or on every rank. It talks to nobody.
   void by_first(const std::function<void()>& body) const;
   void by_all(const std::function<void()>& body) const;
   void commit();  // all have written
 
  private:
-  dist::Comm& ranks_;
+  distributed::Comm& ranks_;
   std::unique_ptr<io::StagedFolder> staged_;  // of rank 0
   std::filesystem::path path_;
 };

@@ -134,7 +134,7 @@ Llama::~Llama() = default;
 Llama::Llama(Llama&&) noexcept = default;
 Llama& Llama::operator=(Llama&&) noexcept = default;
 
-Llama Llama::without_weights(const ModelConfig& config, const dist::Layout& layout) {
+Llama Llama::without_weights(const ModelConfig& config, const distributed::Layout& layout) {
   Llama model;
   model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, at::kMeta);
   return model;
@@ -189,11 +189,11 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
 
 const ModelConfig& Llama::config() const { return weights_->config; }
 
-const dist::Layout& Llama::layout() const { return weights_->parallel.layout; }
+const distributed::Layout& Llama::layout() const { return weights_->parallel.layout; }
 
 at::Device Llama::device() const { return weights_->embedding.device(); }
 
-void Llama::set_group(dist::Comm* group) {
+void Llama::set_group(distributed::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
             "a model of {} processes in a group of another size", layout().group());
   weights_->parallel.group = group;

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/io/checkpoint.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/folder_tensors.h"
@@ -85,10 +85,10 @@ class Llama {
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
   // `device`, where all is computed and kept then. Of the experts only those of `layout`'s rank,
   // and no others are read.
-  static Llama load(const io::Checkpoint& checkpoint, const dist::Layout& layout = {},
+  static Llama load(const io::Checkpoint& checkpoint, const distributed::Layout& layout = {},
                     at::Device device = at::kCPU, Storage storage = Storage::kF32);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
-  static Llama without_weights(const ModelConfig& config, const dist::Layout& layout = {});
+  static Llama without_weights(const ModelConfig& config, const distributed::Layout& layout = {});
   Llama clone() const;                      // f32 weights of its own, without gradients
   Llama clone_to(at::Device device) const;  // the same on another device
   Llama merged() const;                     // a clone whose adapters are added to its weights
@@ -97,11 +97,11 @@ class Llama {
   Llama& operator=(Llama&&) noexcept;
 
   const ModelConfig& config() const;
-  const dist::Layout& layout() const;  // which experts are here
-  at::Device device() const;           // of all weights
+  const distributed::Layout& layout() const;  // which experts are here
+  at::Device device() const;                  // of all weights
   // The processes that hold the other experts; forward and backward are then collectives of it. It
   // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
-  void set_group(dist::Comm* group);
+  void set_group(distributed::Comm* group);
   void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
@@ -156,7 +156,7 @@ void save_folder(const Llama& model, const RoutingOptions& routing, const io::Ch
 
 // The same by all ranks of a run.
 void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
-                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
+                 const std::filesystem::path& out, bool force, distributed::Comm& ranks,
                  const LossCoefficients& coefficients = {});
 
 }  // namespace moe::model

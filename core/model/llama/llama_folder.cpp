@@ -64,8 +64,8 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
 
 }  // namespace
 
-Llama Llama::load(const io::Checkpoint& checkpoint, const dist::Layout& layout, at::Device device,
-                  Storage storage) {
+Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& layout,
+                  at::Device device, Storage storage) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   Llama model;
@@ -137,7 +137,7 @@ void save_folder(const Llama& model, const RoutingOptions& routing, const io::Ch
 }
 
 void save_folder(const Llama& model, const RoutingOptions& routing, const io::Checkpoint& parent,
-                 const std::filesystem::path& out, bool force, dist::Comm& ranks,
+                 const std::filesystem::path& out, bool force, distributed::Comm& ranks,
                  const LossCoefficients& coefficients) {
   SharedFolder folder(out, force, ranks);
   write_folder(model, routing, parent, folder, coefficients);

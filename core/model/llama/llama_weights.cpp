@@ -8,7 +8,7 @@ using at::Tensor;
 
 namespace {
 
-void check_layout(const ModelConfig& config, const dist::Layout& layout) {
+void check_layout(const ModelConfig& config, const distributed::Layout& layout) {
   MOE_CHECK(layout.group() == 1 || (config.moe && layout.experts == config.moe->experts &&
                                     layout.experts % layout.group() == 0),
             "experts of {} processes", layout.group());

@@ -15,7 +15,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct AllToAllState {
-  AllToAllState(dist::Comm& comm, std::vector<int64_t> to_others, std::vector<int64_t> from_others)
+  AllToAllState(distributed::Comm& comm, std::vector<int64_t> to_others,
+                std::vector<int64_t> from_others)
       : group(comm),
         layer(comm.place.layer),
         send_counts(std::move(to_others)),
@@ -42,10 +43,10 @@ struct AllToAllState {
     return std::move(receive_buffer);
   }
 
-  dist::Comm& group;
+  distributed::Comm& group;
   int64_t layer;  // of the forward; failures in backward name it too
   std::vector<int64_t> send_counts, receive_counts;
-  std::unique_ptr<dist::Transfer> transfer;
+  std::unique_ptr<distributed::Transfer> transfer;
   Tensor send_buffer, receive_buffer;  // must live until the transfer has ended
 };
 
@@ -96,7 +97,7 @@ struct Finish : torch::autograd::Function<Finish> {
 
 }  // namespace
 
-AllToAllRows::AllToAllRows(dist::Comm& group, std::vector<int64_t> send_counts,
+AllToAllRows::AllToAllRows(distributed::Comm& group, std::vector<int64_t> send_counts,
                            std::vector<int64_t> receive_counts)
     : state_(std::make_shared<AllToAllState>(group, std::move(send_counts),
                                              std::move(receive_counts))) {}

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 
 namespace moe::model {
 
@@ -20,7 +20,7 @@ struct AllToAllState;
 // there are, so that every process takes part in backward too.
 class AllToAllRows {
  public:
-  AllToAllRows(dist::Comm& group, std::vector<int64_t> send_counts,
+  AllToAllRows(distributed::Comm& group, std::vector<int64_t> send_counts,
                std::vector<int64_t> receive_counts);
 
   // Sends rows [sum of send_counts, D]. The result [sum of receive_counts, D] is not filled yet and

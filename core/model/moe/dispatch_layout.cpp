@@ -122,7 +122,8 @@ Tensor permutation_of_rows(const LocalExperts& experts, const Counts& tokens_per
 // Of a dropless router: processes tell each other how many rows they send.
 void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
                   const Counts& tokens_per_expert, bool may_shadow, DispatchLayout& layout) {
-  std::vector<Counts> counts = dist::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
+  std::vector<Counts> counts =
+      distributed::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
   if (may_shadow && parallel.shadow_experts) {
     layout.shadowed_experts = choose_shadowed(counts);
   }

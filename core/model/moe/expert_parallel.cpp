@@ -47,7 +47,7 @@ TokenSpread::TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertPara
   for (const int64_t home : spread.home) {
     local.home.push_back(first_rank + home);
   }
-  for (const auto& counts : dist::gather_numbers(*among.group, count_by_rank(spread))) {
+  for (const auto& counts : distributed::gather_numbers(*among.group, count_by_rank(spread))) {
     rank_tokens.insert(rank_tokens.end(), counts.begin(), counts.end());
   }
   const int64_t nonempty_ranks = count_nonempty(rank_tokens);

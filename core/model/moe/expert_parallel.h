@@ -1,21 +1,21 @@
 #pragma once
 // What a model knows of the other ranks when the experts of its layers are distributed over an
 // expert-parallel group: who they are, and how many tokens each of them has. W logical ranks, E
-// experts, G processes of the group (core/dist/world.h).
+// experts, G processes of the group (core/distributed/world.h).
 
 #include <cstdint>
 #include <vector>
 
-#include "core/dist/comm.h"
-#include "core/dist/world.h"
+#include "core/distributed/comm.h"
+#include "core/distributed/world.h"
 #include "core/route/router_settings.h"
 #include "core/route/rule.h"
 
 namespace moe::model {
 
 struct ExpertParallel {
-  dist::Comm* group = nullptr;  // the G processes; outlives every forward and backward
-  dist::Layout layout = {};     // G = 1: all experts are local, and the group is never asked
+  distributed::Comm* group = nullptr;  // the G processes; outlives every forward and backward
+  distributed::Layout layout = {};     // G = 1: all experts are local, and the group is never asked
   // Local rows run through the experts while others travel: two products in place of one. On by
   // default where the device works beside the host.
   bool overlap_all_to_all = false;

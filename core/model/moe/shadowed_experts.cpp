@@ -108,7 +108,7 @@ Tensor receive_replicas(const Tensor& weights, const Shadowing& shadowing) {
 // Adds to `gradient` [E/G, N, M] what the replicas on other processes have of the experts owned
 // here; `replicas` is the gradient of the replicas here.
 void reduce_to_owners(const Tensor& gradient, const Tensor& replicas, const Shadowing& shadowing) {
-  dist::Comm& group = *shadowing.group;
+  distributed::Comm& group = *shadowing.group;
   const int64_t owned = shadowing.owned_count();
   Counts send_counts(group.size(), 0), receive_counts(group.size(), owned);
   for (const int64_t owner : shadowing.owner) {
@@ -159,7 +159,7 @@ Counts choose_shadowed(const std::vector<Counts>& tokens_per_expert) {
   return work.shadowed();
 }
 
-Shadowing::Shadowing(dist::Comm& among, const Counts& shadowed, int64_t local_experts)
+Shadowing::Shadowing(distributed::Comm& among, const Counts& shadowed, int64_t local_experts)
     : group(&among) {
   for (const int64_t expert : shadowed) {
     owner.push_back(expert / local_experts);

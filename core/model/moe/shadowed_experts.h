@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 
 namespace moe::model {
 
@@ -29,11 +29,11 @@ std::vector<int64_t> choose_shadowed(const std::vector<std::vector<int64_t>>& to
 
 // Who owns the shadowed experts: one entry an expert, ascending.
 struct Shadowing {
-  dist::Comm* group;
+  distributed::Comm* group;
   std::vector<int64_t> owner;        // rank in the group
   std::vector<int64_t> local_index;  // among the owner's experts
 
-  Shadowing(dist::Comm& among, const std::vector<int64_t>& shadowed, int64_t local_experts);
+  Shadowing(distributed::Comm& among, const std::vector<int64_t>& shadowed, int64_t local_experts);
   int64_t owned_count() const;  // how many of them this process owns
 };
 

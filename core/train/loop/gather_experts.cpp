@@ -7,7 +7,7 @@
 namespace moe::train {
 
 model::Llama gather_experts(const model::Llama& share, const io::Checkpoint& parent,
-                            const model::ComputeOptions& compute, dist::Comm& group) {
+                            const model::ComputeOptions& compute, distributed::Comm& group) {
   const at::NoGradGuard no_gradients;
   model::Llama whole = model::Llama::load(parent, {}, share.device());
   whole.set_compute(compute);

@@ -1,7 +1,7 @@
 #pragma once
 // A whole model out of the shares of an expert-parallel group.
 
-#include "core/dist/comm.h"
+#include "core/distributed/comm.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::train {
@@ -10,6 +10,6 @@ namespace moe::train {
 // `group`; all of them call it. `parent`: a folder of a model of this shape. Takes the memory of
 // the whole model.
 model::Llama gather_experts(const model::Llama& share, const io::Checkpoint& parent,
-                            const model::ComputeOptions& compute, dist::Comm& group);
+                            const model::ComputeOptions& compute, distributed::Comm& group);
 
 }  // namespace moe::train

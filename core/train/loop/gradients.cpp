@@ -28,13 +28,13 @@ class AuxMeans {
     add_one(means_[1], losses.entropy, weight);
     add_one(means_[2], losses.l1, weight);
   }
-  void add_over(dist::Comm& comm) {
+  void add_over(distributed::Comm& comm) {
     std::vector<double> sums;
     for (const Tensor& mean : means_) {
       sums.push_back(mean.defined() ? mean.item<double>() : 0);
       sums.push_back(mean.defined() ? 1 : 0);
     }
-    sums = dist::sum_numbers(comm, sums);
+    sums = distributed::sum_numbers(comm, sums);
     for (size_t i = 0; i < means_.size(); ++i) {
       means_[i] = sums[2 * i + 1] > 0 ? at::scalar_tensor(sums[2 * i], at::kDouble) : Tensor();
     }
@@ -64,7 +64,7 @@ struct Share {
   std::vector<size_t> numbers;  // of the micro-batches that they belong to
 };
 
-Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World* world) {
+Share share_of(const std::vector<data::Batch>& micro_batches, const distributed::World* world) {
   Share share;
   for (size_t number = 0; number < micro_batches.size(); ++number) {
     const data::Batch& batch = micro_batches[number];
@@ -73,7 +73,7 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World*
       share.numbers.push_back(number);
       continue;
     }
-    const dist::Layout& layout = world->layout;
+    const distributed::Layout& layout = world->layout;
     if (static_cast<int64_t>(number) % layout.replicas == layout.replica()) {
       const auto rows = static_cast<int64_t>(batch.rows.size());
       share.batches.push_back(data::rows_of(batch, layout.first_of(rows, layout.ep_rank()),
@@ -89,7 +89,7 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const dist::World*
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& mine,
                                                   const Share& share, size_t micro_batches,
                                                   const model::ModelConfig& config, int64_t ranks,
-                                                  dist::World* world) {
+                                                  distributed::World* world) {
   if (world == nullptr || !config.moe) {
     return mine;
   }
@@ -106,7 +106,7 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
     const size_t place = share.numbers[i / layers] * layers + i % layers;
     std::copy(numbers.begin(), numbers.end(), all.begin() + place * length);
   }
-  all = dist::sum_numbers(world->all, all);
+  all = distributed::sum_numbers(world->all, all);
   std::vector<route::CounterValues> whole;
   for (auto next = all.begin(); next != all.end(); next += length) {
     whole.push_back(route::counters_from({next, next + length}, experts, ranks));
@@ -146,7 +146,7 @@ void backward(const HeadLoss& language, const Tensor& auxiliary, bool joins) {
 
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         dist::World* world) {
+                         distributed::World* world) {
   StepLosses step;
   for (const auto& batch : micro_batches) {
     step.tokens += static_cast<int64_t>(batch.ids.size());
@@ -172,7 +172,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());
   }
   if (world != nullptr) {
-    step.loss = dist::sum_numbers(world->all, {step.loss}).front();
+    step.loss = distributed::sum_numbers(world->all, {step.loss}).front();
     means.add_over(world->all);
   }
   means.report(step);

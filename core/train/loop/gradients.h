@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::train {
@@ -32,11 +32,11 @@ struct StepLosses {
 // Adds the gradient of L to the model's parameters.
 //
 // In a `world` of several processes every one is given all micro-batches, computes its share of
-// them (core/dist/world.h) and adds its share of the gradient: of a parameter that several hold,
-// theirs sum up to the gradient of L (rank_shards.h does that). What is returned is the whole
+// them (core/distributed/world.h) and adds its share of the gradient: of a parameter that several
+// hold, theirs sum up to the gradient of L (rank_shards.h does that). What is returned is the whole
 // step's on every process.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         dist::World* world = nullptr);
+                         distributed::World* world = nullptr);
 
 }  // namespace moe::train

@@ -10,7 +10,7 @@ namespace moe::train {
 using at::Tensor;
 
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
-                               const dist::Layout& layout) {
+                               const distributed::Layout& layout) {
   std::vector<Slice> slices = whole_slices(parameters);
   for (size_t i = 0; i < slices.size(); ++i) {
     if (parameters[i].is_expert) {
@@ -21,21 +21,21 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
   return slices;
 }
 
-Part::Part(int64_t count, const dist::Comm& among)
+Part::Part(int64_t count, const distributed::Comm& among)
     : length((count + among.size() - 1) / among.size()),
       begin(std::min(count, among.rank() * length)),
       end(std::min(count, begin + length)) {}
 
-dist::Comm& holders_of(const model::NamedParameter& parameter, dist::World& world) {
+distributed::Comm& holders_of(const model::NamedParameter& parameter, distributed::World& world) {
   return parameter.is_expert ? *world.replicas : world.all;
 }
 
-RankShards::RankShards(const std::vector<model::NamedParameter>& trained, dist::World& world)
+RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distributed::World& world)
     : world_(world) {
   const std::vector<Slice> whole = held_slices(trained, world.layout);
   for (size_t i = 0; i < trained.size(); ++i) {
     const Tensor& parameter = trained[i].tensor;
-    dist::Comm& holders = holders_of(trained[i], world);
+    distributed::Comm& holders = holders_of(trained[i], world);
     Held held{parameter, &holders, Part(parameter.numel(), holders), {}};
     const auto [length, begin, end] = held.part;
     if (begin < end) {
@@ -57,7 +57,7 @@ std::vector<bool> RankShards::with_gradient() const {
     has.push_back(held.parameter.grad().defined() ? 1 : 0);
   }
   std::vector<bool> any;
-  for (const double count : dist::sum_numbers(world_.all, has)) {
+  for (const double count : distributed::sum_numbers(world_.all, has)) {
     any.push_back(count > 0);
   }
   return any;
@@ -94,7 +94,7 @@ double RankShards::norm() const {
     parts.push_back({slice.name, slice.values});
   }
   const double own = gradient_norm(parts);
-  return std::sqrt(dist::sum_numbers(world_.all, {own * own}).front());
+  return std::sqrt(distributed::sum_numbers(world_.all, {own * own}).front());
 }
 
 void RankShards::gather_weights() {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/train/loop/optimizer.h"
 
 namespace moe::train {
@@ -14,18 +14,18 @@ namespace moe::train {
 // The part of `count` things that one of several processes takes: all parts are equally long but
 // the last ones, which may be shorter or empty.
 struct Part {
-  Part(int64_t count, const dist::Comm& among);
+  Part(int64_t count, const distributed::Comm& among);
   int64_t length;  // of a full part
   int64_t begin, end;
 };
 
 // The processes that hold a parameter.
-dist::Comm& holders_of(const model::NamedParameter& parameter, dist::World& world);
+distributed::Comm& holders_of(const model::NamedParameter& parameter, distributed::World& world);
 
 class RankShards {
  public:
   // `trained`: this process's parameters that train, in the same order everywhere.
-  RankShards(const std::vector<model::NamedParameter>& trained, dist::World& world);
+  RankShards(const std::vector<model::NamedParameter>& trained, distributed::World& world);
 
   // What this process updates: flat views of its parameters, for AdamW. None is empty.
   const std::vector<Slice>& slices() const { return slices_; }
@@ -42,7 +42,7 @@ class RankShards {
   // A parameter and the part of it that is updated here.
   struct Held {
     at::Tensor parameter;
-    dist::Comm* holders;
+    distributed::Comm* holders;
     Part part;         // of its elements
     at::Tensor slice;  // undefined where that is empty
   };
@@ -50,13 +50,13 @@ class RankShards {
   static at::Tensor padded(const at::Tensor& flat, const Held& held);
   std::vector<bool> with_gradient() const;
 
-  dist::World& world_;
+  distributed::World& world_;
   std::vector<Held> held_;
   std::vector<Slice> slices_;
 };
 
 // Every parameter as this process holds it: experts have their place in the whole.
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
-                               const dist::Layout& layout);
+                               const distributed::Layout& layout);
 
 }  // namespace moe::train

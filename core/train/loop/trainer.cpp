@@ -11,10 +11,10 @@
 #include "core/base/version.h"
 #include "core/data/sources.h"
 #include "core/data/step_loader.h"
-#include "core/dist/own_work.h"
-#include "core/dist/session.h"
-#include "core/dist/solo.h"
-#include "core/dist/together.h"
+#include "core/distributed/own_work.h"
+#include "core/distributed/session.h"
+#include "core/distributed/solo.h"
+#include "core/distributed/together.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/loop/gather_experts.h"
@@ -35,7 +35,7 @@ namespace {
 
 // The model of a run, with weights as `checkpoint` has them.
 model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
-                        dist::World& world) {
+                        distributed::World& world) {
   model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
   model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
   model.set_compute(settings.compute);
@@ -51,7 +51,7 @@ class Run {
  public:
   Run(const RunPlan& plan, const data::Examples& examples, const io::Checkpoint& parent,
       const RunFolder& folder, const RunStart& start, const Evaluator& evaluator,
-      const TrainCallbacks& callbacks, dist::World& world)
+      const TrainCallbacks& callbacks, distributed::World& world)
       : plan_(plan),
         parent_(parent),
         folder_(folder),
@@ -132,8 +132,9 @@ class Run {
 
   // Whether it holds on any process.
   bool anybody(bool here) const {
-    return others_ == nullptr ? here
-                              : dist::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
+    return others_ == nullptr
+               ? here
+               : distributed::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
   }
 
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
@@ -143,7 +144,7 @@ class Run {
   }
 
   void sync_log() const {
-    dist::together(world_.all, [&] {
+    distributed::together(world_.all, [&] {
       if (log_ != nullptr) {
         log_->sync();
       }
@@ -156,7 +157,8 @@ class Run {
     if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
-    const auto working = evaluator_.is_due(position_.step) ? dist::own_work(world_.all) : nullptr;
+    const auto working =
+        evaluator_.is_due(position_.step) ? distributed::own_work(world_.all) : nullptr;
     const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
@@ -328,7 +330,7 @@ class Run {
     if (has_older_checkpoints_ && position_.step != saved_step_ && bad_steps_ == 0) {
       remove_older_checkpoints();
     }
-    dist::together(world_.all, [&] {
+    distributed::together(world_.all, [&] {
       if (speaks()) {
         folder_.claim(out);
         io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
@@ -383,8 +385,8 @@ class Run {
   const RunFolder& folder_;
   const TrainCallbacks& callbacks_;
   const Evaluator& evaluator_;
-  dist::World& world_;
-  dist::World* others_;  // the same where there are others
+  distributed::World& world_;
+  distributed::World* others_;  // the same where there are others
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
@@ -444,8 +446,8 @@ std::string this_host() {
 // tokens that it has: data are tokenised, and hashed to find them in the cache, once a host. When
 // the first rank fails or dies, all do, as anywhere else.
 Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& callbacks,
-                        dist::Comm& everybody) {
-  const auto hosts = dist::gather_texts(everybody, this_host());
+                        distributed::Comm& everybody) {
+  const auto hosts = distributed::gather_texts(everybody, this_host());
   const auto rank = static_cast<size_t>(everybody.rank());
   const auto first = std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin();
   const bool is_first = first == everybody.rank();
@@ -454,13 +456,13 @@ Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& cal
   const auto prepare_here = [&] {
     run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank(), &tokens));
   };
-  dist::together(everybody, [&] {
+  distributed::together(everybody, [&] {
     if (is_first) {
       prepare_here();
     }
   });
-  const auto offers = dist::gather_texts(everybody, tokens.text());
-  dist::together(everybody, [&] {
+  const auto offers = distributed::gather_texts(everybody, tokens.text());
+  distributed::together(everybody, [&] {
     if (!is_first) {
       tokens.take(offers[static_cast<size_t>(first)]);
       prepare_here();
@@ -471,12 +473,13 @@ Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& cal
 
 }  // namespace
 
-void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist::Comm* ranks) {
-  const std::unique_ptr<dist::Comm> alone = dist::solo_comm();
-  dist::Comm& everybody = ranks == nullptr ? *alone : *ranks;
+void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
+           distributed::Comm* ranks) {
+  const std::unique_ptr<distributed::Comm> alone = distributed::solo_comm();
+  distributed::Comm& everybody = ranks == nullptr ? *alone : *ranks;
   std::optional<RunFolder> folder;
   std::optional<Prepared> run;
-  dist::together(everybody, [&] {
+  distributed::together(everybody, [&] {
     check_numbers(settings);
     folder.emplace(settings.run, settings.model, settings.force, inputs_of(settings));
     if (everybody.size() == 1) {
@@ -488,13 +491,13 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks, dist:
   }
   auto& [checkpoint, examples, plan, evaluator] = *run;
   if (everybody.size() > 1) {
-    dist::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));
+    distributed::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));
   }
   const RunStart start = begin_run(*folder, plan, checkpoint, everybody);
   callbacks.on_start(plan);
   if (!start.is_done) {
-    dist::World world(everybody, plan.layout);
-    auto reading = dist::own_work(everybody);  // disks differ
+    distributed::World world(everybody, plan.layout);
+    auto reading = distributed::own_work(everybody);  // disks differ
     Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
     reading.reset();
     training.steps();

@@ -17,8 +17,8 @@ namespace moe::train {
 //
 // `ranks`: of a run of several processes, each of which calls this with the same settings; the
 // first one writes RUN and is the only one whose callbacks tell of the whole. The numbers are those
-// of one process (core/dist/world.h says when).
+// of one process (core/distributed/world.h says when).
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
-           dist::Comm* ranks = nullptr);
+           distributed::Comm* ranks = nullptr);
 
 }  // namespace moe::train

@@ -17,7 +17,7 @@ std::vector<model::NamedParameter> named(const std::vector<Slice>& slices) {
 }  // namespace
 
 Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
-                 uint64_t seed, dist::World* world)
+                 uint64_t seed, distributed::World* world)
     : trained_(trained),
       shards_(world == nullptr ? std::nullopt : std::optional<RankShards>({trained, *world})),
       updated_(shards_ ? named(shards_->slices()) : trained),

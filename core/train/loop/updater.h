@@ -14,7 +14,7 @@ class Updater {
  public:
   // `world`: of several processes, else nullptr; outlives the updater.
   Updater(const std::vector<model::NamedParameter>& trained, const AdamWSettings& settings,
-          uint64_t seed, dist::World* world);
+          uint64_t seed, distributed::World* world);
 
   void clear_gradients();
   // The norm of all gradients that were added since clear_gradients(), over all processes; called

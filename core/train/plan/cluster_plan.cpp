@@ -132,8 +132,8 @@ ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rate
     plan.router = resolved.router;
     logical_ranks = resolved.ep_ranks;
   }
-  plan.layout = dist::make_layout(rates.nodes * rates.gpus, 0, settings.replicas, logical_ranks,
-                                  config.moe ? config.moe->experts : 0);
+  plan.layout = distributed::make_layout(rates.nodes * rates.gpus, 0, settings.replicas,
+                                         logical_ranks, config.moe ? config.moe->experts : 0);
   plan.settings.global_batch =
       settings.global_batch.value_or(*plan.settings.micro_batch * plan.layout.replicas);
   check_batches(plan.settings, plan.layout);

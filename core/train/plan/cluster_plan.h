@@ -29,7 +29,7 @@ struct ClusterRates {
 struct ClusterPlan {
   TrainSettings settings;  // resolved
   route::RouterSettings router;
-  dist::Layout layout;
+  distributed::Layout layout;
   MemoryPlan memory;          // of one GPU
   int64_t parameters = 0;     // of the model
   int64_t tokens = 0;         // of a step, all GPUs

@@ -71,7 +71,7 @@ struct Trained {
 };
 
 Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings,
-                    const dist::Layout& layout) {
+                    const distributed::Layout& layout) {
   model::Llama shapes = model::Llama::without_weights(config, layout);
   shapes.add_lora(settings.lora, 0);
   Trained counts;
@@ -100,7 +100,7 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
 
 // What gather_experts.h takes for the time of an evaluation.
 uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
-                        const dist::Layout& layout) {
+                        const distributed::Layout& layout) {
   return settings.evaluation.any() && layout.group() > 1
              ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all)
              : 0;
@@ -193,7 +193,7 @@ int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t
 
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
                        const route::RouterSettings& router, int64_t tokens, uint64_t program,
-                       const dist::Layout& layout) {
+                       const distributed::Layout& layout) {
   const Trained trained = what_trains(config, settings, layout);
   const StepWalk step(config, settings, router, tokens, trained, layout.group());
   MemoryPlan plan;

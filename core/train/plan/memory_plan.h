@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/model/config/config.h"
 #include "core/train/run/settings.h"
 
@@ -38,7 +38,7 @@ struct MemoryPlan {
 // learned nothing, which is when it routes most (README.md of core has the letters).
 MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& settings,
                        const route::RouterSettings& router, int64_t tokens, uint64_t program,
-                       const dist::Layout& layout = {});
+                       const distributed::Layout& layout = {});
 
 // Rows that a layer of experts routes of `tokens` tokens, as above.
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts);

@@ -53,11 +53,11 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
 }
 
 // Who does what.
-dist::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config, int64_t processes,
-                         int64_t rank) {
-  const dist::Layout layout = dist::make_layout(processes, rank, plan.settings.replicas,
-                                                plan.is_moe ? plan.routing.ep_ranks : 1,
-                                                plan.is_moe ? config.moe->experts : 0);
+distributed::Layout plan_layout(const RunPlan& plan, const model::ModelConfig& config,
+                                int64_t processes, int64_t rank) {
+  const distributed::Layout layout = distributed::make_layout(
+      processes, rank, plan.settings.replicas, plan.is_moe ? plan.routing.ep_ranks : 1,
+      plan.is_moe ? config.moe->experts : 0);
   check_batches(plan.settings, layout);
   return layout;
 }
@@ -99,7 +99,7 @@ void warn_of_memory(RunPlan& plan) {
 
 }  // namespace
 
-void check_batches(const TrainSettings& settings, const dist::Layout& layout) {
+void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
   const int64_t batches = *settings.global_batch / *settings.micro_batch;
   if (batches % layout.replicas != 0) {
     throw UserError(

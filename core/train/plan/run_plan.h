@@ -10,7 +10,7 @@
 
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/io/checkpoint.h"
 #include "core/model/llama/llama.h"
 #include "core/train/observe/evaluator.h"
@@ -29,7 +29,7 @@ struct RunPlan {
   bool is_moe = false;
   model::RoutingOptions routing;   // of a mixture
   std::string losses;              // of a mixture: what is minimised, in words
-  dist::Layout layout;             // of the processes
+  distributed::Layout layout;      // of the processes
   std::vector<std::string> notes;  // warnings worth a line
   int64_t group_tokens = 0;        // of the largest micro-batch: what is routed together
   MemoryPlan memory;
@@ -63,7 +63,7 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
                  int64_t processes = 1, int64_t rank = 0, data::HostTokens* shared = nullptr);
 
 // UserError where the replicas of `layout` cannot take the same number of a step's micro-batches.
-void check_batches(const TrainSettings& settings, const dist::Layout& layout);
+void check_batches(const TrainSettings& settings, const distributed::Layout& layout);
 
 data::BatchSettings batch_settings(const TrainSettings& settings);  // of resolved ones
 

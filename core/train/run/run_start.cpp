@@ -1,7 +1,7 @@
 #include "core/train/run/run_start.h"
 
 #include "core/base/error.h"
-#include "core/dist/together.h"
+#include "core/distributed/together.h"
 #include "core/train/run/snapshot.h"
 #include "core/train/run/starts.h"
 
@@ -35,7 +35,7 @@ OrderedJson start_line(const RunPlan& plan) {
     line["loss"] = plan.losses;
   }
   if (plan.layout.processes > 1) {
-    line["layout"] = dist::describe(plan.layout);
+    line["layout"] = distributed::describe(plan.layout);
   }
   line["data"] = plan.data;
   line["notes"] = plan.notes;
@@ -99,9 +99,9 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan)
 }
 
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   dist::Comm& everybody) {
+                   distributed::Comm& everybody) {
   RunStart start;
-  dist::together(everybody, [&] {
+  distributed::together(everybody, [&] {
     if (everybody.rank() == 0) {
       start = begin(folder, plan, checkpoint);
     }
@@ -111,7 +111,8 @@ RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& check
                               {"resumed", start.resumed},
                               {"is_done", start.is_done},
                               {"first_step", plan.first_step}};
-    const Json heard = parse_json(dist::gather_texts(everybody, said.dump()).front(), "rank 0");
+    const Json heard =
+        parse_json(distributed::gather_texts(everybody, said.dump()).front(), "rank 0");
     start = {heard["folder"].get<std::string>(), heard["resumed"], heard["is_done"],
              std::move(start.log)};
     plan.first_step = heard["first_step"];

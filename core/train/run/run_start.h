@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/train/observe/metrics_log.h"
 #include "core/train/plan/run_plan.h"
 #include "core/train/run/run_folder.h"
@@ -23,7 +23,7 @@ struct RunStart {
 // refers to `folder`. Puts into `plan` the first step and notes of what was found. Every rank calls
 // it. UserError: what RunFolder::state() and MetricsLog say, too little space.
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   dist::Comm& everybody);
+                   distributed::Comm& everybody);
 
 // Of one checkpoint: a model folder, and of every parameter the weight in f32 and two moments.
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);

@@ -4,7 +4,7 @@
 
 namespace moe::train {
 
-Saver::Saver(const io::Checkpoint& parent, dist::World& world,
+Saver::Saver(const io::Checkpoint& parent, distributed::World& world,
              std::function<void(const std::filesystem::path&)> on_saved)
     : parent_(parent), world_(world), on_saved_(std::move(on_saved)) {}
 

@@ -15,7 +15,7 @@ class Saver {
  public:
   // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
   // another thread.
-  Saver(const io::Checkpoint& parent, dist::World& world,
+  Saver(const io::Checkpoint& parent, distributed::World& world,
         std::function<void(const std::filesystem::path&)> on_saved);
   ~Saver();  // waits; a failure that nobody asked for is lost with it
   Saver(const Saver&) = delete;
@@ -31,7 +31,7 @@ class Saver {
 
  private:
   const io::Checkpoint& parent_;
-  dist::World& world_;
+  distributed::World& world_;
   std::function<void(const std::filesystem::path&)> on_saved_;
   std::filesystem::path out_;
   std::future<void> writing_;

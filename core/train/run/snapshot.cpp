@@ -97,7 +97,7 @@ std::vector<io::TensorInfo> described(const std::vector<Slice>& state) {
 // have rank 0's.
 std::vector<Slice> own_part(const std::vector<Slice>& state,
                             const std::vector<model::NamedParameter>& parameters,
-                            dist::World& world) {
+                            distributed::World& world) {
   std::vector<Slice> own;
   for (size_t i = 0; i < state.size(); ++i) {
     Slice slice = state[i];
@@ -159,7 +159,7 @@ Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
   }
 }
 
-void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, dist::World& world,
+void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distributed::World& world,
                      const AddFiles& add_files) const {
   model::SharedFolder folder(out, /*force=*/true, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);

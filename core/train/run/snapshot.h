@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
-#include "core/dist/world.h"
+#include "core/distributed/world.h"
 #include "core/model/llama/llama.h"
 #include "core/train/loop/optimizer.h"
 #include "core/train/loop/outliers.h"
@@ -55,8 +55,8 @@ class Snapshot {
   //
   // Every process of `world` calls it and writes what it updates, each tensor under its name and
   // expert in the whole model: the bytes do not tell how many processes there were.
-  void write(const io::Checkpoint& parent, const std::filesystem::path& out, dist::World& world,
-             const AddFiles& add_files = {}) const;
+  void write(const io::Checkpoint& parent, const std::filesystem::path& out,
+             distributed::World& world, const AddFiles& add_files = {}) const;
 
  private:
   model::Llama model_;

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "core/model/moe/layer.h"
 #include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
@@ -137,8 +137,9 @@ Output on_many(const Input& input) {
   const auto processes = static_cast<int64_t>(input.tokens.size());
   const int64_t experts = input.all.router.size(0);
   std::vector<Output> outputs(static_cast<size_t>(processes));
-  dist::run_as_threads(processes, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
+  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    const auto layout =
+        distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
     const model::TokenSpread spread(
         input.tokens[comm.rank()], input.logical_ranks,
         {&comm, layout, input.overlap_all_to_all, input.shadow_experts});
@@ -195,8 +196,9 @@ Seen rows_seen_by_many(const Input& input) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Seen> seen(input.tokens.size());
-  dist::run_as_threads(processes, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
+  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    const auto layout =
+        distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
     const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,
                                     {&comm, layout});
     const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
@@ -117,8 +117,9 @@ Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(run.sequences.size());
   std::vector<Result> results(run.sequences.size());
-  dist::run_as_threads(processes, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(processes, comm.rank(), 1, run.logical_ranks, kExperts);
+  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    const auto layout =
+        distributed::make_layout(processes, comm.rank(), 1, run.logical_ranks, kExperts);
     Llama model = Llama::load(checkpoint, layout);
     model.set_group(&comm);
     const int64_t begin =
@@ -242,7 +243,7 @@ TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[mo
       static_cast<int64_t>(std::filesystem::file_size(dir / "moe/model.safetensors"));
   for (const int64_t processes : {1, 2, 4}) {
     const io::Checkpoint checkpoint(dir / "moe");
-    const auto layout = dist::make_layout(processes, processes - 1, 1, kExperts, kExperts);
+    const auto layout = distributed::make_layout(processes, processes - 1, 1, kExperts, kExperts);
     const int64_t before = mapped_bytes(dir / "moe");
     const Llama model = Llama::load(checkpoint, layout);
     const int64_t still_mapped = mapped_bytes(dir / "moe") - before;
@@ -262,10 +263,10 @@ TEST_CASE("tokens per rank are gathered once a forward, and FR and IR send nothi
   const auto counts_of = [&](const std::string& router) {
     const TimeLimit limit(kSeconds);
     std::vector<std::map<std::string, CountingComm::Count>> counts(2);
-    dist::run_as_threads(2, [&](dist::Comm& comm) {
+    distributed::run_as_threads(2, [&](distributed::Comm& comm) {
       CountingComm counting(comm);
       Llama model =
-          Llama::load(checkpoint, dist::make_layout(2, comm.rank(), 1, kExperts, kExperts));
+          Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));
       model.set_group(&counting);
       step(model, {router, 8, {}, {}, {}}, comm.rank() * 4, 4);
       counts[comm.rank()] = counting.counts;
@@ -290,9 +291,10 @@ TEST_CASE("activations in bf16 travel in bf16", "[model]") {
   const io::Checkpoint checkpoint = mixture(dir);
   const TimeLimit limit(kSeconds);
   std::vector<int64_t> bytes(2);
-  dist::run_as_threads(2, [&](dist::Comm& comm) {
+  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
     CountingComm counting(comm);
-    Llama model = Llama::load(checkpoint, dist::make_layout(2, comm.rank(), 1, kExperts, kExperts));
+    Llama model =
+        Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));
     model.set_group(&counting);
     model.require_gradients();
     model.set_compute({model::Precision::kBf16});

@@ -2,7 +2,7 @@
 
 #include "core/model/moe/shadowed_experts.h"
 
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "tests/support/catch.h"
 #include "tests/support/time_limit.h"
 
@@ -74,7 +74,7 @@ TEST_CASE("replicas equal the weights, and their gradients are summed at the own
   const Tensor all = at::arange(kProcesses * kLocal * 6, at::kDouble).view({-1, 3, 2});
   std::vector<Tensor> gradients(kProcesses);
   const TimeLimit limit(kSeconds);
-  dist::run_as_threads(kProcesses, [&](dist::Comm& comm) {
+  distributed::run_as_threads(kProcesses, [&](distributed::Comm& comm) {
     const model::Shadowing shadowing(comm, shadowed, kLocal);
     const Tensor held = all.narrow(0, comm.rank() * kLocal, kLocal).clone().requires_grad_(true);
     const model::ShadowedWeights weights = model::shadow_weights(held, shadowing);
@@ -99,7 +99,7 @@ TEST_CASE("replicas equal the weights, and their gradients are summed at the own
 }
 
 TEST_CASE("an empty list exchanges nothing", "[model]") {
-  dist::run_as_threads(2, [&](dist::Comm& comm) {
+  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
     const Tensor held = at::ones({2, 3, 2}).requires_grad_(true);
     const model::ShadowedWeights weights = model::shadow_weights(held, {comm, {}, 2});
     CHECK(weights.owned.is_same(held));

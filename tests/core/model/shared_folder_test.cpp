@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "core/base/error.h"
-#include "core/dist/solo.h"
-#include "core/dist/threads.h"
+#include "core/distributed/solo.h"
+#include "core/distributed/threads.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
@@ -60,20 +60,22 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
 // Loads `from` by `processes` ranks, `replicas` of each share, and saves it again.
 void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, int64_t replicas) {
   const TimeLimit limit(kSeconds);
-  dist::run_as_threads(processes, [&](dist::Comm& comm) {
+  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
     const io::Checkpoint checkpoint(from);
-    const auto layout = dist::make_layout(processes, comm.rank(), replicas, kExperts, kExperts);
+    const auto layout =
+        distributed::make_layout(processes, comm.rank(), replicas, kExperts, kExperts);
     const Llama model = Llama::load(checkpoint, layout);
     model::save_folder(model, model.default_routing(), checkpoint, to, false, comm);
   });
 }
 
 // What every rank says when `body` runs on three of them; "" where all is well.
-std::vector<std::string> errors_of(const std::function<void(dist::Comm&)>& body) {
+std::vector<std::string> errors_of(const std::function<void(distributed::Comm&)>& body) {
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
-  dist::run_as_threads(
-      3, [&](dist::Comm& comm) { errors[comm.rank()] = user_error_of([&] { body(comm); }); });
+  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+    errors[comm.rank()] = user_error_of([&] { body(comm); });
+  });
   return errors;
 }
 
@@ -108,8 +110,8 @@ TEST_CASE("shards of many writers are those of one", "[model]") {
   fs::create_directories(dir / "one");
   io::write_tensors(dir / "one", whole.tensor_sources(whole.default_routing()), 20'000);
   const TimeLimit limit(kSeconds);
-  dist::run_as_threads(4, [&](dist::Comm& comm) {
-    const auto layout = dist::make_layout(4, comm.rank(), 1, kExperts, kExperts);
+  distributed::run_as_threads(4, [&](distributed::Comm& comm) {
+    const auto layout = distributed::make_layout(4, comm.rank(), 1, kExperts, kExperts);
     const Llama model = Llama::load(checkpoint, layout);
     model::SharedFolder folder(dir / "many", false, comm);
     model::write_tensors(folder, model.folder_tensors(model.default_routing()), 20'000);
@@ -124,7 +126,7 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const io::Checkpoint checkpoint(dir / "moe");
-  const auto with_adapters = [&](const dist::Layout& layout) {
+  const auto with_adapters = [&](const distributed::Layout& layout) {
     Llama model = Llama::load(checkpoint, layout);
     model.add_lora({2, 4, {"attention", "ffn"}}, 3);
     for (const auto& parameter : model.parameters()) {
@@ -137,8 +139,9 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
   const Llama whole = with_adapters({});
   model::save_folder(whole, whole.default_routing(), checkpoint, dir / "one", false);
   const TimeLimit limit(kSeconds);
-  dist::run_as_threads(4, [&](dist::Comm& comm) {
-    const Llama model = with_adapters(dist::make_layout(4, comm.rank(), 1, kExperts, kExperts));
+  distributed::run_as_threads(4, [&](distributed::Comm& comm) {
+    const Llama model =
+        with_adapters(distributed::make_layout(4, comm.rank(), 1, kExperts, kExperts));
     model::save_folder(model, model.default_routing(), checkpoint, dir / "many", false, comm);
   });
   const auto one = Llama::load(io::Checkpoint(dir / "one")).parameters();
@@ -152,7 +155,7 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
 TEST_CASE("what fails on one rank fails on all, and no folder appears", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
-  const auto errors = errors_of([&](dist::Comm& comm) {
+  const auto errors = errors_of([&](distributed::Comm& comm) {
     model::SharedFolder folder(dir / "out", false, comm);
     folder.by_all([&] {
       io::write_file(folder.path() / std::to_string(comm.rank()), std::string("text"));
@@ -174,9 +177,9 @@ TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
-  dist::run_as_threads(2, [&](dist::Comm& comm) {
+  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
     const io::Checkpoint checkpoint(dir / "moe");
-    const auto layout = dist::make_layout(2, comm.rank(), 1, kExperts, kExperts);
+    const auto layout = distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts);
     const Llama model = Llama::load(checkpoint, layout);
     errors[comm.rank()] = user_error_of([&] {
       model::SharedFolder folder(dir / "out", false, comm);
@@ -197,11 +200,11 @@ TEST_CASE("an output that is there is refused on all ranks", "[model]") {
   const TempDir dir;
   fs::create_directories(dir / "out");
   for (const auto& error :
-       errors_of([&](dist::Comm& comm) { model::SharedFolder(dir / "out", false, comm); })) {
+       errors_of([&](distributed::Comm& comm) { model::SharedFolder(dir / "out", false, comm); })) {
     CHECK(error == (dir / "out").string() +
                        ": exists already; give another output folder, or --force to replace it");
   }
-  const auto errors = errors_of([&](dist::Comm& comm) {
+  const auto errors = errors_of([&](distributed::Comm& comm) {
     model::SharedFolder folder(dir / "out", true, comm);
     folder.by_first([&] { io::write_file(folder.path() / "new", std::string("text")); });
     folder.commit();

@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/gradients.h"
 #include "tests/support/catch.h"
@@ -82,8 +82,8 @@ TEST_CASE("shards of several processes make the update of one, element by elemen
 
       std::mutex mutex;
       double worst = 0, worst_norm = 0;
-      dist::run_as_threads(processes, [&](dist::Comm& comm) {
-        dist::World world(comm, dist::make_layout(processes, comm.rank(), {}, 1, 0));
+      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+        distributed::World world(comm, distributed::make_layout(processes, comm.rank(), {}, 1, 0));
         std::unique_lock seeded(mutex);  // the generator is everybody's
         Named mine = some_parameters(1);
         std::vector<Named> gradients;

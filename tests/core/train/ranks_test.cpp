@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "core/base/random.h"
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "core/train/loop/trainer.h"
 #include "core/train/loop/updater.h"
 #include "core/train/run/snapshot.h"
@@ -74,7 +74,7 @@ struct RankedWorld : TrainWorld {
     settings.run = dir / run;
     const TimeLimit limit(kSeconds);
     std::vector<StepRecord> records;
-    dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_step = [&](const StepRecord& record) {
         if (comm.rank() == 0) {
@@ -167,7 +167,7 @@ TEST_CASE("stopped and gone on: 1, 2, 4, 1 processes end where one ends", "[trai
     stop += 2;
     const TimeLimit limit(kSeconds);
     const auto go = [&] {
-      dist::run_as_threads(processes, [&](dist::Comm& comm) {
+      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
         int64_t done = 0;
         TrainCallbacks callbacks;
         callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
@@ -199,8 +199,9 @@ TEST_CASE("a checkpoint read and written by 2, 4 and 1 processes keeps its bytes
     for (const auto& [processes, replicas] : {Shape{2, 1}, {4, 2}, {4, 1}, {1, 1}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
-      dist::run_as_threads(processes, [&](dist::Comm& comm) {
-        dist::World ranks(comm, dist::make_layout(processes, comm.rank(), replicas, 4, 8));
+      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+        distributed::World ranks(comm,
+                                 distributed::make_layout(processes, comm.rank(), replicas, 4, 8));
         const io::Checkpoint folder(from);
         model::Llama model = model::Llama::load(folder, ranks.layout);
         Updater updater(model.parameters(), world.settings.adamw, 0, &ranks);
@@ -225,7 +226,7 @@ TEST_CASE("held-out loss is the same on many processes", "[train]") {
     std::vector<double> losses;
     world.settings.run = world.dir / fmt::format("held{}", processes);
     const TimeLimit limit(kSeconds);
-    dist::run_as_threads(processes, [&](dist::Comm& comm) {
+    distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_evaluated = [&](const Evaluation& evaluation) {
         if (comm.rank() == processes - 1) {  // every rank finds the same
@@ -279,7 +280,7 @@ TEST_CASE("one process of a host tokenises, the others map its tokens", "[train]
   const TimeLimit limit(kSeconds);
   std::array<std::atomic<int64_t>, 2> made{};
   std::array<std::vector<std::string>, 2> lines;
-  dist::run_as_threads(2, [&](dist::Comm& comm) {
+  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
     TrainCallbacks callbacks;
     callbacks.on_reading = [&](int64_t examples, int64_t) {

@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "core/dist/threads.h"
+#include "core/distributed/threads.h"
 #include "core/eval/scoring/score.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
@@ -56,8 +56,8 @@ struct Outputs {
   std::vector<int64_t> progress;
 };
 
-Outputs score(const model::Llama& llama, const std::vector<Request>& requests, dist::Comm* ranks,
-              bool observes) {
+Outputs score(const model::Llama& llama, const std::vector<Request>& requests,
+              distributed::Comm* ranks, bool observes) {
   Outputs outputs;
   ScoreSettings settings{llama.default_routing(), 100, 40};
   settings.ranks = ranks;
@@ -114,7 +114,7 @@ TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
           INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
           const TimeLimit limit(kSeconds);
           std::vector<Outputs> outputs(static_cast<size_t>(ranks));
-          dist::run_as_threads(ranks, [&](dist::Comm& comm) {
+          distributed::run_as_threads(ranks, [&](distributed::Comm& comm) {
             outputs[comm.rank()] = score(llama, requests, &comm, observes);
           });
           for (const auto& many : outputs) {
@@ -138,7 +138,7 @@ TEST_CASE("numbers that are not finite are one sentence on all ranks", "[eval]")
   requests[8].tokens[0] = 5;  // seen by one rank
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
-  dist::run_as_threads(3, [&](dist::Comm& comm) {
+  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
     errors[comm.rank()] =
         test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
   });
@@ -151,7 +151,7 @@ TEST_CASE("ranks that ask for different things are refused", "[eval]") {
   const model::Llama llama = mixture("top2:cf=inf");
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
-  dist::run_as_threads(2, [&](dist::Comm& comm) {
+  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
     const auto requests = random_requests(comm.rank() == 0 ? 5 : 6);
     errors[comm.rank()] =
         test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
@@ -163,7 +163,7 @@ TEST_CASE("ranks that ask for different things are refused", "[eval]") {
 TEST_CASE("what is written comes back in the order of the ranks", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
-  dist::run_as_threads(3, [&](dist::Comm& comm) {
+  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
     std::optional<std::string> own;
     if (comm.rank() < 2) {
       own = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer

@@ -1,9 +1,9 @@
 // Runs of training on a card against the run of the CPU, and ranks that share one card against one
 // rank. In a build without CUDA the card is an emulated one (tests/support/emulated_cuda).
 
-#include "core/dist/process_group.h"
-#include "core/dist/solo.h"
-#include "core/dist/threads.h"
+#include "core/distributed/process_group.h"
+#include "core/distributed/solo.h"
+#include "core/distributed/threads.h"
 #include "tests/support/gpu.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
@@ -23,7 +23,8 @@ double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e
 // 1e-3 of weights of order 0.1.
 constexpr double kSameRun = 1e-3;
 
-std::vector<StepRecord> train_on(TrainWorld& world, dist::Comm& comm, const std::string& run) {
+std::vector<StepRecord> train_on(TrainWorld& world, distributed::Comm& comm,
+                                 const std::string& run) {
   world.settings.run = world.dir / run;
   world.settings.on_cuda = comm.device().is_cuda();
   std::vector<StepRecord> records;
@@ -34,7 +35,7 @@ std::vector<StepRecord> train_on(TrainWorld& world, dist::Comm& comm, const std:
 }
 
 std::vector<StepRecord> train_alone(TrainWorld& world, at::Device device, const std::string& run) {
-  const auto comm = dist::solo_comm(device);
+  const auto comm = distributed::solo_comm(device);
   return train_on(world, *comm, run);
 }
 
@@ -102,7 +103,7 @@ TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[tr
   const TimeLimit limit(kSeconds);
   FiveSteps world("top1");
   const auto whole = train_alone(world, kGpu, "whole");
-  const auto comm = dist::solo_comm(kGpu);
+  const auto comm = distributed::solo_comm(kGpu);
   TrainCallbacks callbacks;
   int64_t done = 0;
   callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
@@ -126,9 +127,9 @@ TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
       INFO("router " << router << ", " << ranks << " ranks");
       std::vector<StepRecord> records;
       world.settings.run = world.dir / fmt::format("of{}", ranks);
-      dist::run_as_threads(
+      distributed::run_as_threads(
           ranks,
-          [&](dist::Comm& comm) {
+          [&](distributed::Comm& comm) {
             TrainCallbacks callbacks;
             callbacks.on_step = [&](const StepRecord& record) {
               if (comm.rank() == 0) {
@@ -148,9 +149,9 @@ TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
     MOE_SKIP("no GPU");
   }
   FiveSteps world("top1");
-  const auto membership =
-      std::make_shared<dist::Membership>(dist::local_store(), 0, 1, dist::Seconds{30});
-  membership->roll.check_in(dist::this_member("127.0.0.1"), "moe", dist::Seconds{30});
-  const auto comm = dist::process_comm(membership, kGpu);
+  const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
+                                                                    1, distributed::Seconds{30});
+  membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe", distributed::Seconds{30});
+  const auto comm = distributed::process_comm(membership, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }

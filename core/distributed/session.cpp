@@ -1,0 +1,214 @@
+#include "core/distributed/session.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Flags.h>
+#include <fcntl.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/base/terminal_text.h"
+#include "core/base/version.h"
+#include "core/distributed/addresses.h"
+#include "core/distributed/environment.h"
+#include "core/distributed/launch.h"
+#include "core/distributed/process_group.h"
+#include "core/distributed/solo.h"
+
+C10_DECLARE_int(caffe2_log_level);
+
+namespace moe::distributed {
+namespace {
+
+constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // as main() has them
+constexpr Seconds kLinger{3};     // for the words of others, before the process ends
+constexpr Seconds kReading{0.3};  // for others to read ours, before the store ends with us
+
+void check(const RankSettings& settings, const Environment& environment) {
+  if (!environment.is_alone() && settings.ranks != 0 && settings.ranks != environment.size) {
+    throw UserError("--ranks {}, but {} has started {} processes; leave out --ranks",
+                    settings.ranks, environment.launcher, environment.size);
+  }
+}
+
+// Whether the store ends with this process.
+bool is_server(const Environment& environment) {
+  return environment.rank == 0 && !environment.store_is_served && environment.launcher != "moe";
+}
+
+at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
+  if (!settings.on_cuda) {
+    return at::kCPU;
+  }
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  check_card(local_rank, guard.deviceCount());
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  guard.setDevice(device);
+  return device;
+}
+
+// What the launcher of --ranks left to this process, and what programs that it starts do not get.
+Descriptor take_inherited(int number) {
+  fcntl(number, F_SETFD, FD_CLOEXEC);
+  return Descriptor(number);
+}
+
+std::shared_ptr<Store> open_store(const Environment& environment, const Descriptor& inherited,
+                                  Seconds timeout) {
+  if (inherited.is_open()) {
+    return inherited_store(inherited, timeout);
+  }
+  return is_server(environment) ? serve_store(environment.store_host, environment.store_port,
+                                              environment.run_name, timeout)
+                                : reach_store(environment.store_host, environment.store_port,
+                                              environment.run_name, timeout);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+struct End {
+  int exit_code;
+  Notice notice;
+};
+
+End end_by(const std::exception_ptr& failure, int64_t rank) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const RankFailed& error) {
+    return {kFailed,
+            {rank, Ending::kAffected, error.verdict.culprit, error.verdict.text, error.what()}};
+  } catch (const UserError& error) {
+    return {kUserError, {rank, Ending::kUserError, rank, error.what()}};
+  } catch (const Interrupted& error) {
+    return {kInterrupted, {rank, Ending::kInterrupted, rank, error.what()}};
+  } catch (const std::bad_alloc&) {
+    return {kFailed, {rank, Ending::kFailed, rank, "out of memory"}};
+  } catch (const std::exception& error) {
+    return {kFailed, {rank, Ending::kFailed, rank, first_line(error.what())}};
+  } catch (...) {
+    return {kFailed, {rank, Ending::kFailed, rank, "unknown exception"}};
+  }
+}
+
+const Notice* notice_of(const std::vector<Notice>& notices, int64_t rank) {
+  const auto found = std::find_if(notices.begin(), notices.end(),
+                                  [&](const Notice& notice) { return notice.rank == rank; });
+  return found == notices.end() ? nullptr : &*found;
+}
+
+// Rank 0 speaks; another when it says something else, or rank 0 has not said anything.
+bool should_speak(RollCall& roll, const Notice& mine) {
+  if (mine.rank == 0) {
+    return true;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < kLinger) {
+    const auto notices = roll.notices();
+    if (const Notice* first = notice_of(notices, 0)) {
+      const bool is_own = mine.ending == Ending::kFailed || mine.ending == Ending::kUserError;
+      return is_own && first->text != mine.text;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+// A launcher of ours speaks for its ranks.
+void say(const Environment& environment, RollCall& roll, const Notice& notice) {
+  if (environment.launcher != "moe" && should_speak(roll, notice)) {
+    fmt::print(stderr, "moe: {}{}\n",
+               notice.rank == 0 ? "" : fmt::format("[rank {}] ", notice.rank),
+               terminal_text(notice.sentence.empty() ? notice.text : notice.sentence));
+  }
+}
+
+// The process ends without its destructors: transports may wait there for ranks that are gone.
+[[noreturn]] void end_process(const Environment& environment, RollCall& roll, const End& end) {
+  try {
+    roll.give_notice(end.notice);
+    say(environment, roll, end.notice);
+    if (is_server(environment) || end.notice.ending == Ending::kInterrupted) {
+      const bool is_affected = end.notice.ending == Ending::kAffected;
+      roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
+      std::this_thread::sleep_for(kReading);
+    }
+  } catch (const std::exception&) {  // the store is gone
+    fmt::print(stderr, "moe: [rank {}] {}\n", end.notice.rank,
+               terminal_text(end.notice.sentence.empty() ? end.notice.text : end.notice.sentence));
+  }
+  std::fflush(nullptr);
+  std::_Exit(end.exit_code);
+}
+
+void take_part(const Environment& environment, const RankSettings& settings, at::Device device,
+               const std::function<void(Comm&)>& body) {
+  const Seconds timeout{settings.timeout_s};
+  if (process_variables().count("TORCH_CPP_LOG_LEVEL") == 0) {
+    FLAGS_caffe2_log_level = 3;  // fatal: c10d's warnings are of what we say better
+  }
+  const Descriptor store_file = take_inherited(environment.inherited.store);
+  const auto store = open_store(environment, store_file, timeout);
+  const auto membership =
+      std::make_shared<Membership>(store, environment.rank, environment.size, timeout);
+  membership->interface = environment.interface;
+  membership->store_rank = environment.store_is_served || store_file.is_open() ? -1 : 0;
+  RollCall& roll = membership->roll;
+  if (environment.rank == 0) {
+    roll.on_stranger = [](const std::string& sentence) {
+      fmt::print(stderr, "moe: {}\n", sentence);
+    };
+  }
+  std::exception_ptr failure;
+  try {
+    if (environment.inherited.memory >= 0) {
+      membership->pool = std::make_shared<MemoryPool>(take_inherited(environment.inherited.memory));
+    }
+    roll.check_in(this_member(address_towards(environment.store_host, environment.store_port)),
+                  fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION), timeout);
+    const auto comm = process_comm(membership, device);
+    body(*comm);
+    comm->barrier();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (failure) {
+    end_process(environment, roll, end_by(failure, environment.rank));
+  }
+  roll.give_notice({environment.rank, Ending::kDone});
+  if (is_server(environment)) {
+    roll.wait_for_notices(timeout);
+  }
+}
+
+}  // namespace
+
+void check_card(int64_t local_rank, int64_t cards) {
+  if (local_rank >= cards) {
+    throw UserError(
+        "--device cuda: rank {} of this host wants card {}, and there {} {}; give --ranks at most "
+        "the number of cards, or use --device cpu",
+        local_rank, local_rank, cards == 1 ? "is" : "are", cards);
+  }
+}
+
+void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {
+  const Environment environment = read_environment(process_variables());
+  check(settings, environment);
+  if (environment.is_alone() && settings.ranks > 1) {
+    if (settings.on_cuda) {  // said once, before any rank is started
+      check_card(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
+    }
+    return launch(settings);
+  }
+  const at::Device device = pick_device(settings, environment.local_rank);
+  if (environment.is_alone()) {
+    return body(*solo_comm(device));
+  }
+  take_part(environment, settings, device, body);
+}
+
+}  // namespace moe::distributed

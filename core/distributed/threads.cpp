@@ -1,0 +1,220 @@
+#include "core/distributed/threads.h"
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/distributed/solo.h"
+
+namespace moe::distributed {
+namespace {
+
+using at::Tensor;
+
+// What one rank shows the others during a collective.
+struct Shown {
+  const char* operation = nullptr;
+  Tensor tensor;
+  std::vector<int64_t> rows;
+};
+
+// Where the ranks of one Comm meet.
+class Meeting {
+ public:
+  explicit Meeting(size_t ranks) : shown_(ranks) {}
+
+  // Shows `mine` and returns when all have come.
+  void show(size_t rank, Shown mine) {
+    shown_[rank] = std::move(mine);
+    wait();
+    for (const auto& other : shown_) {
+      MOE_CHECK(std::string_view(other.operation) == shown_[rank].operation,
+                "one rank calls {}, another {}", shown_[rank].operation, other.operation);
+    }
+  }
+  const Shown& of(size_t rank) const { return shown_[rank]; }
+
+  // Until all are here.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    const int64_t round = round_;
+    if (++arrived_ == shown_.size()) {
+      arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+      return;
+    }
+    changed_.wait(lock, [&] { return round_ != round || broken_; });
+    if (round_ == round) {
+      throw std::runtime_error("another rank has failed");
+    }
+  }
+
+  // Nobody waits any more, here or in a part of this.
+  void give_up() {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    changed_.notify_all();
+    for (const auto& [key, part] : parts_) {
+      part->give_up();
+    }
+  }
+
+  std::shared_ptr<Meeting> part(const std::string& name, const std::vector<int64_t>& members) {
+    const std::lock_guard lock(mutex_);
+    auto& found = parts_[{name, members}];
+    if (!found) {
+      found = std::make_shared<Meeting>(members.size());
+      found->broken_ = broken_;
+    }
+    return found;
+  }
+
+ private:
+  std::vector<Shown> shown_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  size_t arrived_ = 0;
+  int64_t round_ = 0;
+  bool broken_ = false;
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Meeting>> parts_;
+};
+
+class ThreadComm : public Comm {
+ public:
+  ThreadComm(std::shared_ptr<Meeting> meeting, int64_t rank, int64_t size, at::Device device)
+      : meeting_(std::move(meeting)), rank_(rank), size_(size), device_(device) {}
+
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return size_; }
+  at::Device device() const override { return device_; }
+
+  std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
+                                       const Tensor& output,
+                                       const std::vector<int64_t>& output_rows) override {
+    show({"all_to_all", input, input_rows});
+    int64_t to = 0;
+    for (int64_t rank = 0; rank < size_; ++rank) {
+      const Shown& other = meeting_->of(rank);
+      const auto before = other.rows.begin() + rank_;
+      MOE_CHECK(*before == output_rows[rank], "rank {} sends {} rows, rank {} expects {}", rank,
+                *before, rank_, output_rows[rank]);
+      const int64_t from = std::accumulate(other.rows.begin(), before, int64_t{0});
+      output.narrow(0, to, *before).copy_(other.tensor.narrow(0, from, *before));
+      to += *before;
+    }
+    finish();
+    return finished_transfer();
+  }
+
+  void all_reduce(const Tensor& tensor) override {
+    show({"all_reduce", tensor, {}});
+    Tensor sum = meeting_->of(0).tensor.clone();
+    for (int64_t rank = 1; rank < size_; ++rank) {
+      sum += meeting_->of(rank).tensor;
+    }
+    meeting_->wait();  // all have read before one writes
+    tensor.copy_(sum);
+    finish();
+  }
+
+  void reduce_scatter(const Tensor& input, const Tensor& output) override {
+    show({"reduce_scatter", input, {}});
+    const int64_t length = output.size(0);
+    output.copy_(meeting_->of(0).tensor.narrow(0, rank_ * length, length));
+    for (int64_t rank = 1; rank < size_; ++rank) {
+      Tensor(output) += meeting_->of(rank).tensor.narrow(0, rank_ * length, length);
+    }
+    finish();
+  }
+
+  void all_gather(const Tensor& input, const Tensor& output) override {
+    show({"all_gather", input, {}});
+    const int64_t length = input.size(0);
+    for (int64_t rank = 0; rank < size_; ++rank) {
+      const Tensor part = output.narrow(0, rank * length, length);
+      const Tensor& theirs = meeting_->of(rank).tensor;
+      if (part.data_ptr() != theirs.data_ptr()) {
+        part.copy_(theirs);
+      }
+    }
+    finish();
+  }
+
+  void broadcast(const Tensor& tensor, int64_t root) override {
+    show({"broadcast", tensor, {}});
+    if (rank_ != root) {
+      tensor.copy_(meeting_->of(root).tensor);
+    }
+    finish();
+  }
+
+  void barrier() override { meeting_->wait(); }
+
+  std::unique_ptr<Comm> part(const std::string& name,
+                             const std::vector<int64_t>& members) override {
+    const auto mine = std::find(members.begin(), members.end(), rank_);
+    MOE_CHECK(mine != members.end(), "rank {} is not in its part", rank_);
+    return std::make_unique<ThreadComm>(meeting_->part(name, members), mine - members.begin(),
+                                        static_cast<int64_t>(members.size()), device_);
+  }
+
+ private:
+  void show(Shown mine) { meeting_->show(static_cast<size_t>(rank_), std::move(mine)); }
+  void finish() {  // nobody goes on, and frees, before all have read
+    synchronize();
+    meeting_->wait();
+  }
+  void synchronize() const {
+    if (!device_.is_cpu()) {
+      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    }
+  }
+
+  std::shared_ptr<Meeting> meeting_;
+  int64_t rank_, size_;
+  at::Device device_;
+};
+
+}  // namespace
+
+void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body, at::Device device) {
+  const auto meeting = std::make_shared<Meeting>(static_cast<size_t>(ranks));
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+      try {
+        ThreadComm comm(meeting, rank, ranks, device);
+        body(comm);
+      } catch (...) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!first) {
+            first = std::current_exception();
+          }
+        }
+        meeting->give_up();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  if (first) {
+    std::rethrow_exception(first);
+  }
+}
+
+}  // namespace moe::distributed

@@ -1,0 +1,236 @@
+// Shared memory and Gloo as processes would use them: ranks are threads here, each with its own
+// membership over one store, so that one test sees all of them. Real processes:
+// tests/cli/ranks_test.cpp.
+
+#include "core/distributed/process_group.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "core/base/error.h"
+#include "core/distributed/own_work.h"
+#include "core/distributed/session.h"
+#include "core/distributed/threads.h"
+#include "tests/support/catch.h"
+#include "tests/support/collectives.h"
+
+using namespace moe;
+using at::Tensor;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// LibTorch notes the operations of all Gloo groups of a process in one map without a lock, which
+// ranks as threads spoil for each other. Processes are not met by it: there one thread speaks.
+[[maybe_unused]] const bool kNotesNothing = setenv("TORCH_FR_BUFFER_SIZE", "0", 0) == 0;
+
+// Where ranks of one machine meet: in memory, or over Gloo where an interface is named.
+const std::vector<std::string> kInterfaces = {"", "lo"};
+
+// What each rank said as it failed, "" for none.
+template <typename Body>
+std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const std::string& interface,
+                                   const Body& body) {
+  const auto store = distributed::local_store();
+  std::vector<std::string> failures(ranks);
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto membership = std::make_shared<distributed::Membership>(
+          store, rank, ranks, distributed::Seconds{timeout_s});
+      membership->interface = interface;
+      try {
+        membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe",
+                                  distributed::Seconds{timeout_s});
+        const auto comm = distributed::process_comm(membership, at::kCPU);
+        body(*comm, membership->roll);
+      } catch (const std::exception& error) {
+        failures[rank] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  return failures;
+}
+
+template <typename Body>
+void on_ranks(int64_t ranks, const Body& body) {
+  for (const std::string& interface : kInterfaces) {
+    INFO("interface '" << interface << "'");
+    std::mutex mutex;
+    std::set<int64_t> wrong;
+    const auto failures =
+        run_ranks(ranks, 30, interface, [&](distributed::Comm& comm, distributed::RollCall&) {
+          const bool is_right = body(comm);
+          comm.barrier();
+          const std::lock_guard lock(mutex);
+          if (!is_right) {
+            wrong.insert(comm.rank());
+          }
+        });
+    CHECK(wrong.empty());
+    CHECK(failures == std::vector<std::string>(ranks));
+  }
+}
+
+// Rank r's numbers: sums of them round.
+Tensor some_numbers(int64_t rank, int64_t count) {
+  return at::arange(count, at::kFloat).add(0.1F + static_cast<float>(rank)).sin();
+}
+
+}  // namespace
+
+TEST_CASE("rows of every kind arrive in rank order, also where some send none") {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
+                          at::kByte, at::kBool}) {
+    on_ranks(3,
+             [&](distributed::Comm& comm) { return test::rows_arrive_in_rank_order(comm, type); });
+  }
+}
+
+TEST_CASE("one rank may get all, and nobody may get anything") {
+  on_ranks(3, test::one_rank_may_get_all);
+  on_ranks(3, [](distributed::Comm& comm) {
+    const Tensor nothing = at::empty({0, 5});
+    comm.all_to_all(nothing, {0, 0, 0}, at::empty({0, 5}), {0, 0, 0})->wait();
+    comm.all_reduce(nothing);
+    comm.all_gather(nothing, at::empty({0, 5}));
+    comm.broadcast(nothing, 0);
+    return true;
+  });
+}
+
+TEST_CASE("sums and gathered pieces are the same on all ranks") {
+  on_ranks(3, test::sums_and_pieces_are_right);
+}
+
+TEST_CASE("numbers and texts of the host travel") { on_ranks(3, test::numbers_and_texts_travel); }
+
+TEST_CASE("parts of a Comm talk among themselves") {
+  on_ranks(4, test::parts_talk_among_themselves);
+}
+
+TEST_CASE("several exchanges may be under way") {
+  on_ranks(2, [](distributed::Comm& comm) {
+    const Tensor one = at::full({2}, 1.0 + comm.rank()), two = at::full({2}, 10.0 + comm.rank());
+    const Tensor from_one = at::empty({2}), from_two = at::empty({2});
+    const auto first = comm.all_to_all(one, {1, 1}, from_one, {1, 1});
+    const auto second = comm.all_to_all(two, {1, 1}, from_two, {1, 1});
+    second->wait();
+    first->wait();
+    return at::equal(from_one, test::numbers({1, 2})) &&
+           at::equal(from_two, test::numbers({10, 11}));
+  });
+}
+
+TEST_CASE("sums have the bits that threads give") {
+  // Small, not a multiple of the ranks, and over several blocks.
+  for (const int64_t count : {7, 100'003, 3 * 2'000'000}) {
+    std::vector<Tensor> wanted(3), wanted_pieces(3);
+    const int64_t length = count / 3;
+    distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+      const Tensor mine = some_numbers(comm.rank(), count);
+      wanted_pieces[comm.rank()] = at::empty({length});
+      comm.reduce_scatter(mine.narrow(0, 0, 3 * length), wanted_pieces[comm.rank()]);
+      comm.all_reduce(mine);
+      wanted[comm.rank()] = mine;
+    });
+    on_ranks(3, [&](distributed::Comm& comm) {
+      const Tensor mine = some_numbers(comm.rank(), count), piece = at::empty({length});
+      comm.reduce_scatter(mine.narrow(0, 0, 3 * length), piece);
+      comm.all_reduce(mine);
+      return at::equal(mine, wanted[comm.rank()]) && at::equal(piece, wanted_pieces[comm.rank()]);
+    });
+  }
+}
+
+TEST_CASE("whole numbers, doubles and bf16 are summed as what they are") {
+  on_ranks(3, [](distributed::Comm& comm) {
+    bool is_right = true;
+    for (const auto type : {at::kLong, at::kInt, at::kDouble, at::kBFloat16, at::kByte}) {
+      const Tensor sum = at::full({5}, comm.rank() + 1, at::TensorOptions(type));
+      comm.all_reduce(sum);
+      is_right = is_right && sum.eq(6).all().item<bool>();
+    }
+    return is_right;
+  });
+}
+
+TEST_CASE("who does not come is named, with step, layer and operation") {
+  const std::string interface = GENERATE(from_range(kInterfaces));
+  const auto failures =
+      run_ranks(3, 5, interface, [](distributed::Comm& comm, distributed::RollCall& roll) {
+        comm.place = {7, 3};
+        if (comm.rank() == 2) {
+          std::this_thread::sleep_for(std::chrono::seconds(8));
+          return;
+        }
+        try {
+          comm.all_to_all(at::zeros({3}), {1, 1, 1}, at::zeros({3}), {1, 1, 1})->wait();
+        } catch (const distributed::RankFailed& error) {
+          roll.give_notice({comm.rank(), distributed::Ending::kAffected, error.verdict.culprit,
+                            error.verdict.text});
+          throw;
+        }
+      });
+  for (const int64_t rank : {0, 1}) {
+    CHECK_THAT(failures[rank], Contains("rank 2 (host "));
+    CHECK_THAT(failures[rank], Contains(") did not come: step 7, layer 3, all_to_all"));
+  }
+}
+
+// Longer than the limit, and than what Gloo would wait for if it were told the limit and 5 s more.
+TEST_CASE("who is at work of its own is waited for, and what comes then arrives") {
+  const auto failures = run_ranks(3, 3, "lo", [](distributed::Comm& comm, distributed::RollCall&) {
+    if (comm.rank() == 2) {
+      const auto working = distributed::own_work(comm);
+      CHECK(working != nullptr);
+      std::this_thread::sleep_for(std::chrono::seconds(9));
+    }
+    const Tensor sum = at::ones({2});
+    comm.all_reduce(sum);
+    if (sum[0].item<float>() != 3) {
+      throw std::runtime_error("a wrong sum");
+    }
+  });
+  CHECK(failures == std::vector<std::string>(3));
+}
+
+TEST_CASE("who fails by itself is heard within a second") {
+  const std::string interface = GENERATE(from_range(kInterfaces));
+  const auto failures =
+      run_ranks(2, 20, interface, [&](distributed::Comm& comm, distributed::RollCall& roll) {
+        if (comm.rank() == 1) {
+          roll.give_notice({1, distributed::Ending::kFailed, 1, "the disk is full"});
+          std::this_thread::sleep_for(std::chrono::seconds(2));
+          return;
+        }
+        comm.place.step = 1;
+        const auto begin = std::chrono::steady_clock::now();
+        try {
+          comm.barrier();
+        } catch (const std::exception&) {
+          CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));
+          throw;
+        }
+      });
+  CHECK_THAT(failures[0], Contains("failed (the disk is full): step 1, barrier"));
+}
+
+TEST_CASE("ranks that disagree are told on what") {
+  const std::string interface = GENERATE(from_range(kInterfaces));
+  std::vector<std::string> texts = {"lr = 1\nseed = 1", "lr = 1\nseed = 1", "lr = 1\nseed = 2"};
+  const auto failures =
+      run_ranks(3, 20, interface, [&](distributed::Comm& comm, distributed::RollCall&) {
+        distributed::agree(comm, "the weather", "fine");
+        distributed::agree(comm, "the settings", texts[comm.rank()]);
+      });
+  CHECK(failures == std::vector<std::string>(
+                        3,
+                        "rank 2 disagrees with rank 0 on the settings ('seed = 2' where rank 0 "
+                        "has 'seed = 1'); start all ranks with the same"));
+}
