@@ -7,8 +7,8 @@
 #include "core/base/error.h"
 #include "core/bench/environment.h"
 #include "core/model/llama/timeline.h"
-#include "core/model/moe/dispatch.h"
 #include "core/model/moe/layer.h"
+#include "core/model/moe/token_dispatcher.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/graph.h"
 #include "kernels/ops/grouped_swiglu.h"
@@ -85,7 +85,7 @@ void run_routing(const World& world, const route::RouterSettings& router) {
 void run_layer(const World& world, const route::RouterSettings& router) {
   const Tensor x = leaf(world.x);
   const auto routing = route_once(world, x, world.trained.router, router);
-  const Tensor y = model::run_experts(x, world.trained, routing, 1.0);
+  const Tensor y = model::local_dispatcher()->run(x, routing, world.trained.experts(), 1.0);
   (y.sum() + auxiliary(routing.losses)).backward();
   clear_gradients(world.trained);
   route::read_counters({routing.counters});
@@ -126,7 +126,7 @@ void time_forward(const LayerSettings& settings, const World& world,
   Tensor y;
   const auto forward = [&] {
     const auto routing = route_once(world, world.x, world.weights.router, router);
-    y = model::run_experts(world.x, world.weights, routing, 1.0);
+    y = model::local_dispatcher()->run(world.x, routing, world.weights.experts(), 1.0);
   };
   report.forward = time_of(settings.repeats, forward, settings.device);
   const auto recorded = kernels::record_graph(forward, settings.device);

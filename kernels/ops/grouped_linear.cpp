@@ -53,6 +53,24 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
+struct GroupedLinearOnDevice : torch::autograd::Function<GroupedLinearOnDevice> {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
+                        const Tensor& ends) {
+    context->save_for_backward({rows, weight, ends});
+    return grouped_product(rows, weight, true, ends);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &rows = saved[0], &weight = saved[1], &ends = saved[2];
+    const Tensor grad = gradients[0].contiguous();
+    return {
+        grouped_product(grad, weight, false, ends),
+        context->needs_input_grad(1) ? grouped_weight_gradient(grad, rows, weight, ends) : Tensor(),
+        Tensor()};
+  }
+};
+
 // What at::_grouped_mm takes: its types, and rows of whole 16 bytes.
 bool fits_grouped_mm(const Tensor& weights, at::ScalarType type) {
   const bool is_bf16 = type == at::kBFloat16;
@@ -135,6 +153,13 @@ Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
               rows_per_expert.size(), " experts");
   return GroupedLinear::apply(rows, weight, rows_per_expert);
+}
+
+Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends) {
+  TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
+                  ends.numel() == weight.size(0) && ends.scalar_type() == at::kInt,
+              "rows ", rows.sizes(), ", weight ", weight.sizes(), ", ends ", ends.sizes());
+  return GroupedLinearOnDevice::apply(rows, weight, ends);
 }
 
 }  // namespace moe::kernels

@@ -14,6 +14,9 @@ namespace moe::kernels {
 // rows past the sum are 0. Differentiable in rows and weight: an expert without rows gets 0.
 at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
                           const std::vector<int64_t>& rows_per_expert);
+// The same with the segments' `ends` [E] i32 on the device (below); rows past the last end hold
+// anything, and get a gradient that is anything.
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& ends);
 
 // The parts of it, for autograd nodes that are larger.
 

@@ -15,13 +15,29 @@ using at::Tensor;
 
 namespace {
 
+// `segments`: rows per expert on the host, or the ends of segments on the device.
+template <typename Segments>
 Tensor with_adapter(const Tensor& product, const Tensor& rows, const Adapter& adapter,
-                    const std::vector<int64_t>& rows_per_expert) {
+                    const Segments& segments) {
   if (!adapter.defined()) {
     return product;
   }
-  const Tensor thin = kernels::grouped_linear(rows, adapter.a, rows_per_expert);  // [R, r]
-  return product + kernels::grouped_linear(thin, adapter.b, rows_per_expert) * adapter.scale;
+  const Tensor low_rank = kernels::grouped_linear(rows, adapter.a, segments);  // [R, r]
+  return product + kernels::grouped_linear(low_rank, adapter.b, segments) * adapter.scale;
+}
+
+template <typename Segments>
+Tensor swiglu_with_adapters(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                            const Adapter& gate_up_adapter, const Adapter& down_adapter,
+                            const Segments& segments) {
+  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
+    return kernels::grouped_swiglu(rows, gate_up, down, segments);
+  }
+  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, segments), rows,
+                                     gate_up_adapter, segments);
+  const Tensor inner = kernels::swiglu(hidden);
+  return with_adapter(kernels::grouped_linear(inner, down, segments), inner, down_adapter,
+                      segments);
 }
 
 }  // namespace
@@ -55,14 +71,13 @@ Tensor adapted_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Adapter& gate_up_adapter, const Adapter& down_adapter,
                       const std::vector<int64_t>& rows_per_expert) {
-  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
-  }
-  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, rows_per_expert), rows,
-                                     gate_up_adapter, rows_per_expert);
-  const Tensor inner = kernels::swiglu(hidden);
-  return with_adapter(kernels::grouped_linear(inner, down, rows_per_expert), inner, down_adapter,
-                      rows_per_expert);
+  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, rows_per_expert);
+}
+
+Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
+                      const Adapter& gate_up_adapter, const Adapter& down_adapter,
+                      const Tensor& ends) {
+  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, ends);
 }
 
 }  // namespace moe::model

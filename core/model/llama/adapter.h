@@ -38,5 +38,10 @@ at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& weight, const a
 at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const Adapter& gate_up_adapter, const Adapter& down_adapter,
                           const std::vector<int64_t>& rows_per_expert);
+// The same where the counts stay on the device: segments end at `ends` [E] i32
+// (kernels/ops/grouped_linear.h).
+at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
+                          const Adapter& gate_up_adapter, const Adapter& down_adapter,
+                          const at::Tensor& ends);
 
 }  // namespace moe::model

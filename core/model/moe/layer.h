@@ -1,13 +1,14 @@
 #pragma once
-// One MoE feed-forward layer: route, gather rows by expert, grouped SwiGLU, combine. T tokens, D
-// model width, E experts, F expert width, R routed rows (core/README.md has the legend).
+// One MoE feed-forward layer: a router decides (core/route), a dispatcher brings tokens to experts
+// and the outputs back (token_dispatcher.h), the experts compute (experts.h). T tokens, D model
+// width, E experts, F expert width, R routed rows (core/README.md has the legend).
 
 #include <ATen/ATen.h>
 
 #include <optional>
 
-#include "core/model/llama/adapter.h"
 #include "core/model/moe/expert_parallel.h"
+#include "core/model/moe/experts.h"
 #include "core/route/route.h"
 
 namespace moe::model {
@@ -17,6 +18,8 @@ struct MoeWeights {
   at::Tensor gate_up;  // [E/G, 2F, D], gate rows first; the experts of this process
   at::Tensor down;     // [E/G, D, F]
   Adapter gate_up_adapter = {}, down_adapter = {};
+
+  Experts experts() const { return {gate_up, down, gate_up_adapter, down_adapter}; }
 };
 
 struct MoeOutput {
@@ -29,13 +32,6 @@ struct MoeOutput {
 // [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
 // gradient checks.
 at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
-
-// y [T, D] = sum over the rows of a routing of weight * expert(x). x [T, D]; every router ends
-// here. `spread` and `router`, given together, say which processes own the experts.
-at::Tensor run_experts(const at::Tensor& x, const MoeWeights& weights,
-                       const route::Routing& routing, double gate_scale,
-                       const TokenSpread* spread = nullptr,
-                       const route::RouterSettings* router = nullptr);
 
 // Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:

@@ -2,14 +2,13 @@
 // every gradient, losses and decisions, over routers, groups, logical ranks and rude inputs. In
 // f64, where only a mistake can make a difference.
 
-#include "core/model/moe/dispatch.h"
-
 #include <algorithm>
 #include <array>
 
 #include "core/distributed/threads.h"
 #include "core/model/moe/layer.h"
 #include "core/model/moe/shadowed_experts.h"
+#include "core/model/moe/token_dispatcher.h"
 #include "core/route/rows.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
@@ -175,12 +174,19 @@ struct Seen {
   Counts tokens_per_expert;
 };
 
-model::RunExperts remember(Seen& seen) {
-  return [&seen](const Tensor& rows, const Counts& tokens_per_expert) {
-    seen = {rows.detach().clone(), tokens_per_expert};
+// Experts that keep what they are given and give it back.
+class RecordingExperts : public model::Experts {
+ public:
+  explicit RecordingExperts(Seen& seen) : Experts({}, {}), seen_(seen) {}
+
+  Tensor run(const Tensor& rows, const Counts& tokens_per_expert) const override {
+    seen_ = {rows.detach().clone(), tokens_per_expert};
     return rows;
-  };
-}
+  }
+
+ private:
+  Seen& seen_;
+};
 
 Seen rows_seen_by_one(const Input& input) {
   const int64_t tokens = input.x.size(0);
@@ -188,7 +194,7 @@ Seen rows_seen_by_one(const Input& input) {
       route::route(model::router_logits(input.x, input.all.router), input.router,
                    route::spread_over_ranks(tokens, input.logical_ranks));
   Seen seen;
-  model::dispatch_local(input.x, routing, route::to_host(routing.plan.rows), remember(seen));
+  model::local_dispatcher()->run(input.x, routing, RecordingExperts(seen), 1.0);
   return seen;
 }
 
@@ -204,8 +210,8 @@ Seen rows_seen_by_many(const Input& input) {
     const Tensor x = input.x.narrow(0, input.first_token(comm.rank()), input.tokens[comm.rank()]);
     const route::Routing routing =
         route::route(model::router_logits(x, input.all.router), input.router, spread.local);
-    model::dispatch_expert_parallel(x, routing, spread, input.router,
-                                    route::to_host(routing.plan.rows), remember(seen[comm.rank()]));
+    model::expert_parallel_dispatcher(spread, input.router)
+        ->run(x, routing, RecordingExperts(seen[comm.rank()]), 1.0);
   });
   std::vector<Tensor> rows;
   Seen all;

@@ -4,6 +4,7 @@
 
 #include "core/model/config/config.h"
 #include "core/model/moe/layer.h"
+#include "core/model/moe/token_dispatcher.h"
 #include "core/route/router_override.h"
 #include "tests/core/route/promises.h"
 #include "tests/support/gradcheck.h"
@@ -143,7 +144,7 @@ TEST_CASE("expert choice computes and learns in a whole layer", "[model]") {
     return route::route(model::router_logits(x, router), settings, group);
   };
   const auto output = [&](const at::Tensor& router) {
-    return model::run_experts(x, {router, weights.gate_up, weights.down}, routed(router), 1.0);
+    return model::local_dispatcher()->run(x, routed(router), {weights.gate_up, weights.down}, 1.0);
   };
   // Every token is the sum over the experts that took it, weighed by their probabilities.
   const auto routing = routed(weights.router);

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/model/moe/layer.h"
+#include "core/model/moe/token_dispatcher.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;
@@ -12,28 +12,41 @@ using namespace moe::model;
 namespace {
 
 struct Case {
-  Tensor x, logits, gate_up, down, upstream;
+  // x, logits, gate_up, down; then A and B of the adapters of gate_up and of down, if any.
+  std::vector<Tensor> inputs;
+  Tensor upstream;
   moe::route::RouterSettings router;
 
-  // y, and the gradients of x, logits and both weights.
+  // y, and the gradients of all inputs.
   std::vector<Tensor> results() const {
-    const auto leaf = [](const Tensor& tensor) {
-      return tensor.detach().clone().requires_grad_(true);
-    };
-    const std::vector<Tensor> in{leaf(x), leaf(logits), leaf(gate_up), leaf(down)};
+    std::vector<Tensor> in;
+    for (const Tensor& tensor : inputs) {
+      in.push_back(tensor.detach().clone().requires_grad_(true));
+    }
+    const Experts experts = in.size() == 4
+                                ? Experts(in[2], in[3])
+                                : Experts(in[2], in[3], {in[4], in[5], 2.0}, {in[6], in[7], 2.0});
     const auto routing =
-        moe::route::route(in[1], router, moe::route::spread_over_ranks(x.size(0), 2));
-    const Tensor y = run_experts(in[0], {{}, in[2], in[3]}, routing, 0.5);
+        moe::route::route(in[1], router, moe::route::spread_over_ranks(in[0].size(0), 2));
+    const Tensor y = local_dispatcher()->run(in[0], routing, experts, 0.5);
     auto all = torch::autograd::grad({y}, in, {upstream}, {}, false, /*allow_unused=*/true);
     all.push_back(y.detach());
     return all;
   }
 };
 
-Case random_case(const std::string& router, int64_t tokens) {
+Case random_case(const std::string& router, int64_t tokens, bool has_adapters) {
   const auto make = [](at::IntArrayRef shape) { return at::randn(shape) / 2; };
-  return {make({tokens, 16}), make({tokens, 4}) * 4, make({4, 16, 16}),
-          make({4, 16, 8}),   make({tokens, 16}),    moe::route::parse_router(router)};
+  Case random{{make({tokens, 16}), make({tokens, 4}) * 4, make({4, 16, 16}), make({4, 16, 8})},
+              make({tokens, 16}),
+              moe::route::parse_router(router)};
+  if (has_adapters) {
+    for (const Tensor& each :
+         {make({4, 4, 16}), make({4, 16, 4}), make({4, 4, 8}), make({4, 16, 4})}) {
+      random.inputs.push_back(each);
+    }
+  }
+  return random;
 }
 
 Tensor or_zero(const Tensor& gradient) {
@@ -47,13 +60,15 @@ TEST_CASE("a layer's experts on a GPU equal the CPU's", "[model][gpu]") {
   at::manual_seed(4);
   for (const auto* router :
        {"top1", "top2", "top1+ir+fr", "top2+ir+fr:cf=0.6", "top2:cf=inf", "topp:0.6", "relu:k=1"}) {
-    for (const int64_t tokens : {1, 31, 33}) {
-      CAPTURE(router, tokens);
-      Case each = random_case(router, tokens);
+    for (const auto& [tokens, has_adapters] :
+         std::vector<std::pair<int64_t, bool>>{{1, false}, {31, false}, {33, false}, {33, true}}) {
+      CAPTURE(router, tokens, has_adapters);
+      Case each = random_case(router, tokens, has_adapters);
       const auto expected = each.results();
-      for (Tensor* tensor : {&each.x, &each.logits, &each.gate_up, &each.down, &each.upstream}) {
-        *tensor = tensor->to(moe::test::kGpu);
+      for (Tensor& tensor : each.inputs) {
+        tensor = tensor.to(moe::test::kGpu);
       }
+      each.upstream = each.upstream.to(moe::test::kGpu);
       const auto actual = each.results();
       for (size_t i = 0; i < expected.size(); ++i) {
         CAPTURE(i);

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "core/model/moe/layer.h"
+#include "core/model/moe/token_dispatcher.h"
 #include "core/route/rule.h"
 #include "tests/support/gpu.h"
 
@@ -29,7 +30,7 @@ struct Layer {
 
   Tensor forward(const route::RouterSettings& router) const {
     const auto routing = route::route(model::router_logits(x, weights.router), router, group);
-    return model::run_experts(x, weights, routing, 1.0);
+    return model::local_dispatcher()->run(x, routing, weights.experts(), 1.0);
   }
 
   Tensor x;

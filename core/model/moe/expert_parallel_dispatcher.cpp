@@ -1,0 +1,130 @@
+#include <numeric>
+#include <optional>
+
+#include "core/model/moe/all_to_all.h"
+#include "core/model/moe/dispatch_layout.h"
+#include "core/model/moe/token_dispatcher.h"
+#include "core/route/rows.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+namespace {
+
+Tensor gather_by_expert(const Tensor& x, const route::Routing& routing,
+                        const std::vector<int64_t>& tokens_per_expert) {
+  const int64_t rows =
+      std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
+  return kernels::permute(x, plan_permutation(routing, rows));
+}
+
+// rows[index[i]] for each i; every row is named once at most.
+Tensor permute_by(const Tensor& rows, const Tensor& index) {
+  return kernels::permute(rows, kernels::permutation_of(index, rows.size(0)));
+}
+
+// [size, D] with rows[i] at index[i], zeros elsewhere: the transpose of permute_by.
+Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
+  return kernels::unpermute(rows, kernels::permutation_of(index, size));
+}
+
+// [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
+Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
+                     const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
+  if (layout.has_padding) {
+    const int64_t slots = layout.remote_rows + layout.local_rows + layout.shadowed_rows;
+    return unpermute_to(gather_by_expert(x, routing, tokens_per_expert), layout.permutation, slots);
+  }
+  const auto permuted = [&](const Tensor& of_plan) {
+    const Tensor used = of_plan.narrow(0, 0, layout.permutation.size(0));
+    return at::empty_like(used).index_copy_(0, layout.permutation, used);
+  };
+  return kernels::permute(
+      x, kernels::permutation_of(permuted(routing.plan.token), permuted(routing.plan.choice),
+                                 x.size(0), choices_of(routing)));
+}
+
+// Outputs of the local experts: of received rows, which go back, and of local rows.
+struct LocalOutputs {
+  Tensor received, local;
+};
+
+// All rows are waited for, and every expert has one product.
+LocalOutputs run_at_once(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                         const std::vector<Tensor>& rows, int64_t ep_rank, const Experts& experts) {
+  const Tensor received = dispatch(rows[0]);
+  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/true);
+  const Tensor out = experts.run(permute_by(at::cat({received, rows[1]}), order.permutation),
+                                 order.tokens_per_expert);
+  const int64_t received_rows = received.size(0);
+  const auto parts = unpermute_to(out, order.permutation, received_rows + layout.local_rows)
+                         .split_with_sizes({received_rows, layout.local_rows});
+  return {parts[0], parts[1]};
+}
+
+// The local rows have a product of their own while the others travel.
+LocalOutputs run_overlapped(const DispatchLayout& layout, const AllToAllRows& dispatch,
+                            const std::vector<Tensor>& rows, int64_t ep_rank,
+                            const Experts& experts) {
+  const Tensor receive_buffer = dispatch.start(rows[0]);
+  const Tensor local = experts.run(rows[1], layout.local_tokens_per_expert);
+  const Tensor received = dispatch.finish(receive_buffer);
+  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/false);
+  const Tensor out = experts.run(permute_by(received, order.permutation), order.tokens_per_expert);
+  return {unpermute_to(out, order.permutation, received.size(0)), local};
+}
+
+class ExpertParallelDispatcher : public TokenDispatcher {
+ public:
+  ExpertParallelDispatcher(const TokenSpread& spread, const route::RouterSettings& router)
+      : spread_(spread), router_(router) {}
+
+  Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
+             double gate_scale) const override {
+    const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
+    const Tensor out = run_rows(x, routing, tokens_per_expert, experts);
+    const int64_t rows = out.size(0);
+    return kernels::unpermute(out, plan_permutation(routing, rows),
+                              routing.weights.narrow(0, 0, rows) * gate_scale);
+  }
+
+ private:
+  // [R, D] in the plan's order: what the experts make of x's rows at the plan's tokens.
+  Tensor run_rows(const Tensor& x, const route::Routing& routing,
+                  const std::vector<int64_t>& tokens_per_expert, const Experts& experts) const {
+    const ExpertParallel& parallel = spread_.parallel;
+    const DispatchLayout layout = make_dispatch_layout(routing, spread_, router_, tokens_per_expert,
+                                                       experts.can_be_shadowed());
+    std::optional<ShadowedExperts> shadowed;
+    if (!layout.shadowed_experts.empty()) {
+      shadowed = experts.shadowed(*parallel.group, layout.shadowed_experts);
+    }
+    const auto rows =
+        permuted_rows(x, routing, tokens_per_expert, layout)
+            .split_with_sizes({layout.remote_rows, layout.local_rows, layout.shadowed_rows});
+    const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
+    const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
+        layout, dispatch, rows, parallel.ep_rank(), shadowed ? shadowed->owned : experts);
+    const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
+    const Tensor return_buffer = combine.start(out.received);
+    // The replicas run while outputs travel: a process with replicas has few rows of its own and
+    // would wait.
+    const Tensor of_replicas =
+        shadowed ? shadowed->replicas.run(rows[2], layout.shadowed_tokens_per_expert) : rows[2];
+    return permute_by(at::cat({combine.finish(return_buffer), out.local, of_replicas}),
+                      layout.permutation);
+  }
+
+  const TokenSpread& spread_;
+  const route::RouterSettings& router_;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenSpread& spread,
+                                                            const route::RouterSettings& router) {
+  return std::make_unique<ExpertParallelDispatcher>(spread, router);
+}
+
+}  // namespace moe::model

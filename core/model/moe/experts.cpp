@@ -1,0 +1,35 @@
+#include "core/model/moe/experts.h"
+
+#include "core/model/moe/shadowed_experts.h"
+
+namespace moe::model {
+
+using at::Tensor;
+
+Experts::Experts(Tensor gate_up, Tensor down, Adapter gate_up_adapter, Adapter down_adapter)
+    : gate_up_(std::move(gate_up)),
+      down_(std::move(down)),
+      gate_up_adapter_(std::move(gate_up_adapter)),
+      down_adapter_(std::move(down_adapter)) {}
+
+Tensor Experts::run(const Tensor& rows, const std::vector<int64_t>& tokens_per_expert) const {
+  return adapted_swiglu(rows, gate_up_, down_, gate_up_adapter_, down_adapter_, tokens_per_expert);
+}
+
+Tensor Experts::run_segments(const Tensor& rows, const Tensor& ends) const {
+  return adapted_swiglu(rows, gate_up_, down_, gate_up_adapter_, down_adapter_, ends);
+}
+
+bool Experts::can_be_shadowed() const {
+  return !gate_up_adapter_.defined() && !down_adapter_.defined();
+}
+
+ShadowedExperts Experts::shadowed(distributed::Comm& group,
+                                  const std::vector<int64_t>& shadowed) const {
+  const Shadowing shadowing(group, shadowed, gate_up_.size(0));
+  const ShadowedWeights gate_up = shadow_weights(gate_up_, shadowing);
+  const ShadowedWeights down = shadow_weights(down_, shadowing);
+  return {{gate_up.owned, down.owned}, {gate_up.replicas, down.replicas}};
+}
+
+}  // namespace moe::model

@@ -1,0 +1,54 @@
+#pragma once
+// Tokens to their experts and the outputs back, wherever the experts are: a layer calls run() and
+// asks nothing more. T tokens, D model width, E experts, R rows of a plan, G processes.
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "core/model/moe/expert_parallel.h"
+#include "core/model/moe/experts.h"
+#include "core/route/route.h"
+#include "kernels/ops/permutation.h"
+
+namespace moe::model {
+
+class TokenDispatcher {
+ public:
+  virtual ~TokenDispatcher() = default;
+  TokenDispatcher(const TokenDispatcher&) = delete;
+  TokenDispatcher& operator=(const TokenDispatcher&) = delete;
+
+  // y [T, D]: for each token the sum of gate_scale * weight * expert(x) over its rows of the plan,
+  // the weights [R] being those of the routing. x [T, D]. Differentiable in x, weights and experts.
+  virtual at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
+                         double gate_scale) const = 0;
+
+ protected:
+  TokenDispatcher() = default;
+};
+
+// All experts are of this process. A router with a capacity reads nothing back from a GPU: all
+// sizes follow from the plan's room (core/route/plan.h), at the price of room for rows that may not
+// come. Without a capacity that room would be every expert of every token, so counts are read.
+std::unique_ptr<TokenDispatcher> local_dispatcher();
+
+// Rows travel to the process that owns the expert and back, and so do their gradients: a collective
+// of the group, forward and backward, that every process joins whatever rows it has. An expert sees
+// the rows in the order of one process alone, in one product unless
+// `spread.parallel.overlap_all_to_all`; rows at shadowed experts stay. Both arguments outlive it.
+std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenSpread& spread,
+                                                            const route::RouterSettings& router);
+
+// The one of the two that serves tokens which live as `spread` says.
+std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenSpread& spread,
+                                                       const route::RouterSettings& router);
+
+// Choices that a token can have in the plan of a routing: those of the router, one of fill-in and
+// one of rectification; without a capacity every expert may be one.
+int64_t choices_of(const route::Routing& routing);
+
+// The first `rows` rows of the plan, for kernels::permute and kernels::unpermute.
+kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows);
+
+}  // namespace moe::model
