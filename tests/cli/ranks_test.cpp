@@ -254,6 +254,7 @@ TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on
   kill(run.pid(), SIGCONT);
   REQUIRE(becomes([&] { return run.has_ended(); }));
   const RunResult result = run.result();
+  INFO(result.err);
   CHECK((result.exit_code == 0 && result.err.empty()));
   CHECK_THAT(result.out, Contains("2 ranks on 1 host"));
 }
