@@ -34,7 +34,7 @@ void apply_threads(int threads);
 
 // --device cpu|cuda; cuda is refused by name where this binary or machine has none.
 void add_device(CLI::App& command, std::string& device);
-// What it names, of a command that is one process: the first card. distributed::Comm::device() has
+// What it names, of a command that is one process: the first GPU. distributed::Comm::device() has
 // it where there may be several.
 c10::Device device_of(const std::string& name);
 

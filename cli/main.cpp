@@ -45,13 +45,14 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
       }
     }
   }
-  auto known = moe::cli::long_flags(scope);
-  known.push_back("--config");
+  auto known_flags = moe::cli::long_flags(scope);
+  known_flags.push_back("--config");
   for (int index = 1; index < argc; ++index) {
     std::string word = argv[index];
     word = word.substr(0, word.find('='));
-    if (word.rfind("--", 0) == 0 && std::find(known.begin(), known.end(), word) == known.end()) {
-      const std::string near = moe::nearest_name(word, known);
+    if (word.rfind("--", 0) == 0 &&
+        std::find(known_flags.begin(), known_flags.end(), word) == known_flags.end()) {
+      const std::string near = moe::nearest_name(word, known_flags);
       return fmt::format("unknown flag '{}'{}; see moe {} --help", word,
                          near.empty() ? "" : ", did you mean '" + near + "'?", scope.get_name());
     }

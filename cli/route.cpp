@@ -31,22 +31,23 @@ route::RoutingCase plain_case(const RouteFlags& flags, Json input, const std::st
   if (flags.router.router.empty()) {
     throw UserError("{}: plain logits need a router, such as --router top1+ir+fr", where);
   }
-  route::RoutingCase one;
-  one.router = route::requested_router(flags.router, {});
-  one.logits = route::read_matrix(input, "logits", where);
-  route::check_router(one.router, one.logits.size(1));
+  route::RoutingCase routing_case;
+  routing_case.router = route::requested_router(flags.router, {});
+  routing_case.logits = route::read_matrix(input, "logits", where);
+  route::check_router(routing_case.router, routing_case.logits.size(1));
   if (flags.router.ep_ranks) {
     input["num_ranks"] = *flags.router.ep_ranks;
   }
-  one.group = route::read_group(input, one.logits.size(0), one.logits.size(1), where);
-  return one;
+  routing_case.group =
+      route::read_group(input, routing_case.logits.size(0), routing_case.logits.size(1), where);
+  return routing_case;
 }
 
-const Json& input_of(const Json& one, const std::string& where) {
-  if (!one.contains("input") || !one["input"].is_object()) {
+const Json& input_of(const Json& routing_case, const std::string& where) {
+  if (!routing_case.contains("input") || !routing_case["input"].is_object()) {
     throw UserError("{}: a case needs an object 'input' beside its kind", where);
   }
-  return one["input"];
+  return routing_case["input"];
 }
 
 OrderedJson answer_case(const std::string& kind, const Json& input, const std::string& where) {
@@ -69,15 +70,15 @@ void check_kind(const std::string& kind, bool table, const std::string& where) {
   }
 }
 
-void run_case(const RouteFlags& flags, const Json& one, const std::string& where) {
+void run_case(const RouteFlags& flags, const Json& routing_case, const std::string& where) {
   if (flags.router.any()) {
     throw UserError(
         "{}: a case says its own router; --router, --cf and --ep-ranks are for plain logits",
         where);
   }
-  const std::string kind = get_string(one, "kind", where);
+  const std::string kind = get_string(routing_case, "kind", where);
   check_kind(kind, flags.table, where);
-  const Json& input = input_of(one, where);
+  const Json& input = input_of(routing_case, where);
   const std::string inside = where + ": input";
   if (flags.table) {
     fmt::print("{}", route_table(kind == "layer" ? model::read_layer_routing(input, inside)
@@ -87,8 +88,8 @@ void run_case(const RouteFlags& flags, const Json& one, const std::string& where
   }
   OrderedJson out = OrderedJson::object();
   for (const char* key : {"name", "kind", "note", "input"}) {
-    if (one.contains(key)) {
-      out[key] = one[key];
+    if (routing_case.contains(key)) {
+      out[key] = routing_case[key];
     }
   }
   out.update(answer_case(kind, input, inside));
@@ -96,13 +97,13 @@ void run_case(const RouteFlags& flags, const Json& one, const std::string& where
 }
 
 void run_plain(const RouteFlags& flags, Json input, const std::string& where) {
-  const route::RoutingCase one = plain_case(flags, std::move(input), where);
+  const route::RoutingCase routing_case = plain_case(flags, std::move(input), where);
   if (flags.json) {
-    OrderedJson out = route::input_json(one);
-    out.update(route::answer(one));
+    OrderedJson out = route::input_json(routing_case);
+    out.update(route::answer(routing_case));
     fmt::print("{}\n", out.dump());
   } else {
-    fmt::print("{}", route_table(one, flags.style));
+    fmt::print("{}", route_table(routing_case, flags.style));
   }
 }
 

@@ -15,6 +15,6 @@ struct TableStyle {
   bool color = false;
 };
 
-std::string route_table(const route::RoutingCase& one, const TableStyle& style);
+std::string route_table(const route::RoutingCase& routing_case, const TableStyle& style);
 
 }  // namespace moe::cli

@@ -19,12 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path nearest_existing(const fs::path& folder) {
-  fs::path place = fs::absolute(folder);
+  fs::path existing = fs::absolute(folder);
   std::error_code error;
-  while (!fs::is_directory(place, error) && place.has_relative_path()) {
-    place = place.parent_path();
+  while (!fs::is_directory(existing, error) && existing.has_relative_path()) {
+    existing = existing.parent_path();
   }
-  return place;
+  return existing;
 }
 
 // Returns false, with errno set, when the disk refuses.
@@ -47,11 +47,12 @@ bool write_and_sync(int file, uint64_t bytes) {
 }  // namespace
 
 double probe_disk(const fs::path& folder, uint64_t bytes) {
-  const fs::path place = nearest_existing(folder);
-  std::string name = (place / ".moe-probe-XXXXXX").string();
+  const fs::path existing = nearest_existing(folder);
+  std::string name = (existing / ".moe-probe-XXXXXX").string();
   const int file = ::mkstemp(name.data());
   if (file < 0) {
-    throw UserError("{}: no file can be written there: {}", place.string(), std::strerror(errno));
+    throw UserError("{}: no file can be written there: {}", existing.string(),
+                    std::strerror(errno));
   }
   ::unlink(name.c_str());
   const auto start = std::chrono::steady_clock::now();
@@ -61,7 +62,7 @@ double probe_disk(const fs::path& folder, uint64_t bytes) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ::close(file);
   if (!written) {
-    throw UserError("{}: writing {} bytes to try the disk failed: {}", place.string(), bytes,
+    throw UserError("{}: writing {} bytes to try the disk failed: {}", existing.string(), bytes,
                     std::strerror(error));
   }
   return static_cast<double>(bytes) / std::max(seconds, 1e-9);

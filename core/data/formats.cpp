@@ -135,11 +135,12 @@ Conversation read_chat(const Json& record, const ChatKeys& keys, const std::stri
   TurnBuilder turns(keys);
   for (size_t index = 0; index < found->size(); ++index) {
     const Json& message = found->at(index);
-    const std::string place = fmt::format("{}, '{}'[{}]", where, keys.list, index);
+    const std::string position = fmt::format("{}, '{}'[{}]", where, keys.list, index);
     if (!message.is_object()) {
-      throw UserError("{}: a message {{\"{}\", \"{}\"}} is expected", place, keys.role, keys.text);
+      throw UserError("{}: a message {{\"{}\", \"{}\"}} is expected", position, keys.role,
+                      keys.text);
     }
-    turns.add(message, place);
+    turns.add(message, position);
   }
   return turns.take(where);
 }

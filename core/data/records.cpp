@@ -154,7 +154,7 @@ std::optional<Record> RecordReader::next_document() {
   std::string line;
   int64_t start = line_;
   for (bool more = true; more;) {
-    const int64_t here = line_;
+    const int64_t line_before = line_;
     more = read_line(line);
     const bool ends = !more || trim(line) == kSeparator;
     if (ends && !text.empty()) {
@@ -170,7 +170,7 @@ std::optional<Record> RecordReader::next_document() {
       continue;  // between documents
     }
     if (text.empty()) {
-      start = here;
+      start = line_before;
     }
     text += line;
     text += '\n';

@@ -135,13 +135,13 @@ void check_names(const std::vector<std::string>& names, const std::string& word)
 }  // namespace
 
 Template Template::parse(const std::string& word) {
-  Template made;
+  Template parsed;
   if (word == "paper") {
-    return made;
+    return parsed;
   }
   if (word == "alpaca" || word == "llama2") {
-    made.kind_ = word == "alpaca" ? Kind::kAlpaca : Kind::kLlama2;
-    return made;
+    parsed.kind_ = word == "alpaca" ? Kind::kAlpaca : Kind::kLlama2;
+    return parsed;
   }
   if (find_invalid_utf8(word) != kValidUtf8) {
     throw UserError("--template '{}': is not UTF-8", printable(word));
@@ -156,11 +156,11 @@ Template Template::parse(const std::string& word) {
   }
   Pieces pieces = cut(word);
   check_names(pieces.names, word);
-  made.kind_ = Kind::kOwn;
-  made.before_ = std::move(pieces.texts[0]);
-  made.between_ = std::move(pieces.texts[1]);
-  made.after_ = std::move(pieces.texts[2]);
-  return made;
+  parsed.kind_ = Kind::kOwn;
+  parsed.before_ = std::move(pieces.texts[0]);
+  parsed.between_ = std::move(pieces.texts[1]);
+  parsed.after_ = std::move(pieces.texts[2]);
+  return parsed;
 }
 
 std::string Template::words() const {

@@ -144,19 +144,19 @@ bool is_cache_name(std::string_view name) {
 }
 
 // A new file to write in the cache, or none where the folder cannot be written and need not be.
-std::unique_ptr<io::PartialFile> make_file(const CachePlace& place, const fs::path& target,
+std::unique_ptr<io::PartialFile> make_file(const CacheLocation& location, const fs::path& target,
                                            std::vector<std::string>& notes) {
   std::error_code error;
-  fs::create_directories(place.folder, error);
+  fs::create_directories(location.folder, error);
   try {
     if (error) {
-      throw UserError("{}: cannot be made: {}", place.folder.string(), error.message());
+      throw UserError("{}: cannot be made: {}", location.folder.string(), error.message());
     }
     const auto& magic = layout::kUnfinishedMagic;
-    io::sweep_partial_files(place.folder, is_cache_name, {magic.data(), magic.size()});
+    io::sweep_partial_files(location.folder, is_cache_name, {magic.data(), magic.size()});
     return std::make_unique<io::PartialFile>(target, S_IRUSR | S_IWUSR);
   } catch (const UserError& failure) {
-    if (!place.may_fail) {
+    if (!location.may_fail) {
       throw UserError("--cache {}; give another folder, or off", failure.what());
     }
     notes.push_back(fmt::format("no cache of tokens: {}", failure.what()));
@@ -166,7 +166,7 @@ std::unique_ptr<io::PartialFile> make_file(const CachePlace& place, const fs::pa
 
 }  // namespace
 
-CachePlace cache_place(const std::string& word) {
+CacheLocation cache_location(const std::string& word) {
   if (word == "off") {
     return {};
   }
@@ -177,7 +177,7 @@ CachePlace cache_place(const std::string& word) {
   if (!caches.empty()) {
     return {caches / "moe" / "tokens", true};
   }
-  return home.empty() ? CachePlace{} : CachePlace{home / ".cache" / "moe" / "tokens", true};
+  return home.empty() ? CacheLocation{} : CacheLocation{home / ".cache" / "moe" / "tokens", true};
 }
 
 io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
@@ -259,13 +259,13 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
   const auto on_block = [&] { request.on_progress(0, 0); };
   const io::Digest key =
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);
-  const CachePlace& place = request.place;
-  if (!place.folder.empty()) {
-    const fs::path target = place.folder / (key.hex() + std::string(kEnding));
+  const CacheLocation& location = request.location;
+  if (!location.folder.empty()) {
+    const fs::path target = location.folder / (key.hex() + std::string(kEnding));
     if (auto tokens = find_tokens(request, target, key, notes)) {
       return shared_examples(request, key, std::move(tokens));
     }
-    if (const auto partial = make_file(place, target, notes)) {
+    if (const auto partial = make_file(location, target, notes)) {
       auto tokens = tokenise(request, partial->file(), target, key, stamps);
       partial->commit();
       notes.push_back(

@@ -23,14 +23,14 @@
 namespace moe::data {
 
 // Where token files are kept.
-struct CachePlace {
+struct CacheLocation {
   std::filesystem::path
       folder;             // empty: in none; the tokens are in a temporary file without a name
   bool may_fail = false;  // where the folder cannot be written, do without it
 };
 
 // The word of --cache: "off", a folder, or "" = $XDG_CACHE_HOME/moe/tokens, ~/.cache/moe/tokens.
-CachePlace cache_place(const std::string& word);
+CacheLocation cache_location(const std::string& word);
 
 // What the examples of `sources` depend on: bytes of all files and how they are read. A tokenizer
 // that is not there counts as none. `on_block` is called between blocks and may throw.
@@ -71,7 +71,7 @@ struct CacheRequest {
   int64_t vocab_size = 0;
   std::filesystem::path tokenizer;   // the file that `codec` comes from
   std::function<TextCodec()> codec;  // called only where text is tokenised
-  CachePlace place;
+  CacheLocation location;
   HostTokens* shared = nullptr;  // of a run of several processes
   // Called while files are read, often, with the examples and tokens made so far (0 while contents
   // are looked at); may throw.

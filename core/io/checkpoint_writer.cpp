@@ -41,8 +41,8 @@ constexpr std::array<const char*, 9> kCopiedFiles = {
 // Whether the Hugging Face cache lays out `target` for `folder`: .../snapshots/REVISION[/...] has
 // links to .../blobs. Both without links.
 bool is_blob_of(const fs::path& target, const fs::path& folder) {
-  for (fs::path place = folder; place.has_relative_path(); place = place.parent_path()) {
-    if (place.filename() == "snapshots" && target.parent_path() == place.parent_path() / "blobs") {
+  for (fs::path path = folder; path.has_relative_path(); path = path.parent_path()) {
+    if (path.filename() == "snapshots" && target.parent_path() == path.parent_path() / "blobs") {
       return true;
     }
   }
@@ -86,12 +86,12 @@ uint64_t write_tensors(const fs::path& folder, const std::vector<TensorSource>& 
 }
 
 void check_space(const fs::path& folder, uint64_t bytes) {
-  fs::path place = fs::absolute(folder);
+  fs::path path = fs::absolute(folder);
   std::error_code error;
-  while (!fs::exists(place, error) && place.has_relative_path()) {
-    place = place.parent_path();
+  while (!fs::exists(path, error) && path.has_relative_path()) {
+    path = path.parent_path();
   }
-  const fs::space_info space = fs::space(place, error);
+  const fs::space_info space = fs::space(path, error);
   if (!error && space.available < bytes) {
     throw UserError(
         "{}: disk full: {} are needed, {} are free; free some space or write to another disk",

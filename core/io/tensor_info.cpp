@@ -41,14 +41,14 @@ const char* dtype_name(DType dtype) { return row_of(dtype).name; }
 bool is_floating(DType dtype) { return row_of(dtype).is_floating; }
 
 DType parse_dtype(const std::string& name, const std::string& where) {
-  std::string known;
+  std::string supported;
   for (const auto& row : kDTypes) {
     if (name == row.name) {
       return row.dtype;
     }
-    known += known.empty() ? row.name : std::string(", ") + row.name;
+    supported += supported.empty() ? row.name : std::string(", ") + row.name;
   }
-  throw UserError("{}: unknown dtype '{}' (known: {})", where, printable(name, 40), known);
+  throw UserError("{}: unknown dtype '{}' (known: {})", where, printable(name, 40), supported);
 }
 
 int64_t TensorInfo::elements() const {

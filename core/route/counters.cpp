@@ -71,24 +71,24 @@ int64_t buffer_rows(const RouteInput& input) {
 }
 
 CounterValues known_values(const RouteInput& input, const RouterSettings& settings) {
-  CounterValues known;
-  known.tokens = input.valid_tokens;
-  known.tokens_per_expert.resize(input.experts());
-  known.rank_dropped.resize(input.ranks);
-  known.rank_ir.resize(input.ranks);
-  known.rows_sent = buffer_rows(input);
+  CounterValues host_values;
+  host_values.tokens = input.valid_tokens;
+  host_values.tokens_per_expert.resize(input.experts());
+  host_values.rank_dropped.resize(input.ranks);
+  host_values.rank_ir.resize(input.ranks);
+  host_values.rows_sent = buffer_rows(input);
   if (settings.family->has_slots) {
-    known.slots_total =
+    host_values.slots_total =
         input.experts() * std::accumulate(input.capacity.begin(), input.capacity.end(), int64_t{0});
   }
   if (settings.family->tokens_request) {
-    known.requests = input.valid_tokens * input.k;
-    known.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
+    host_values.requests = input.valid_tokens * input.k;
+    host_values.fr_requests = settings.fr && input.k < input.experts() ? input.valid_tokens : 0;
     for (int64_t rank = 0; rank < input.ranks; ++rank) {  // less what was accepted, when read
-      known.rank_dropped[rank] = input.k * input.rank_tokens[rank];
+      host_values.rank_dropped[rank] = input.k * input.rank_tokens[rank];
     }
   }
-  return known;
+  return host_values;
 }
 
 // The histogram's share in `values`; `cell` [W * kKinds].
@@ -115,7 +115,7 @@ void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values)
 
 // `next`: counted, then tokens_per_expert; returns what follows.
 const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValues& values) {
-  values = layer.known;
+  values = layer.host_values;
   add_rows(next, layer, values);
   next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kKinds;
   values.unserved_tokens = values.tokens - *next++;

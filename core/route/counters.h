@@ -49,7 +49,7 @@ CounterValues counters_from(const std::vector<double>& numbers, int64_t experts,
 
 // The same, still on the device where it was counted.
 struct Counters {
-  CounterValues known;          // what the host knows without looking: tokens, k requests, slots, W
+  CounterValues host_values;    // what the host knows without looking: tokens, k requests, slots, W
   bool tokens_request = false;  // of the family (router.h), as is the next
   bool has_slots = false;
   at::Tensor tokens_per_expert;  // [E] i64

@@ -76,8 +76,8 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
       throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
     }
     for (int64_t token = 0; token < tokens; ++token) {
-      const Json& one = list[token];
-      valid[token] = one.is_boolean() ? one.get<bool>() : one != 0;
+      const Json& flag = list[token];
+      valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
     }
   }
   RoutingGroup group = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks);
@@ -106,45 +106,46 @@ RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
 
 RoutingCase read_routing_case(const std::string& kind, const Json& input,
                               const std::string& where) {
-  RoutingCase one;
-  one.router = read_router(kind, input, where);
-  one.logits = read_matrix(input, "logits", where);
-  check_size(input, "num_tokens", one.logits.size(0), where);
-  check_size(input, "num_experts", one.logits.size(1), where);
-  check_router(one.router, one.logits.size(1));
-  one.group = read_group(input, one.logits.size(0), one.logits.size(1), where);
+  RoutingCase routing_case;
+  routing_case.router = read_router(kind, input, where);
+  routing_case.logits = read_matrix(input, "logits", where);
+  check_size(input, "num_tokens", routing_case.logits.size(0), where);
+  check_size(input, "num_experts", routing_case.logits.size(1), where);
+  check_router(routing_case.router, routing_case.logits.size(1));
+  routing_case.group =
+      read_group(input, routing_case.logits.size(0), routing_case.logits.size(1), where);
   if (input.contains("upstream")) {
-    one.upstream = read_matrix(input, "upstream", where);
-    if (one.upstream.sizes() != one.logits.sizes()) {
+    routing_case.upstream = read_matrix(input, "upstream", where);
+    if (routing_case.upstream.sizes() != routing_case.logits.sizes()) {
       throw UserError("{}: 'upstream' has another shape than the logits", where);
     }
   }
-  return one;
+  return routing_case;
 }
 
-OrderedJson input_json(const RoutingCase& one) {
-  OrderedJson input = {{"num_tokens", one.logits.size(0)},
-                       {"num_experts", one.logits.size(1)},
-                       {"num_ranks", one.group.ranks}};
+OrderedJson input_json(const RoutingCase& routing_case) {
+  OrderedJson input = {{"num_tokens", routing_case.logits.size(0)},
+                       {"num_experts", routing_case.logits.size(1)},
+                       {"num_ranks", routing_case.group.ranks}};
   std::vector<bool> valid;
   std::vector<int64_t> home;
-  for (const int64_t rank : one.group.home) {
+  for (const int64_t rank : routing_case.group.home) {
     valid.push_back(rank >= 0);
     home.push_back(std::max<int64_t>(rank, 0));
   }
   input["home"] = home;
   input["valid"] = valid;
-  input["logits"] = matrix_json(one.logits);
-  const OrderedJson router = to_json(one.router);
+  input["logits"] = matrix_json(routing_case.logits);
+  const OrderedJson router = to_json(routing_case.router);
   for (const auto& [key, value] : router.items()) {
     if (!value.is_null() || key == "capacity_factor") {
       input[key] = value;
     }
   }
-  if (one.upstream.defined()) {
-    input["upstream"] = matrix_json(one.upstream);
+  if (routing_case.upstream.defined()) {
+    input["upstream"] = matrix_json(routing_case.upstream);
   }
-  return {{"kind", one.router.family->name}, {"input", input}};
+  return {{"kind", routing_case.router.family->name}, {"input", input}};
 }
 
 }  // namespace moe::route

@@ -72,7 +72,7 @@ OptionMember member(T RouterSettings::*where) {
 }
 
 // Where --router says an option.
-enum class OptionPlace {
+enum class OptionPosition {
   kHead,      // a number right after the name: the 2 of top2
   kModifier,  // a switch after a plus sign: +ir
   kFirst,     // the first value after the colon, without a name: the 0.4 of topp:0.4
@@ -84,7 +84,7 @@ struct RouterOption {
   std::string name;  // in --router: "cf" of cf=1.5, "ir" of +ir
   std::string key;   // in config.json: "capacity_factor"
   OptionMember value;
-  OptionPlace place = OptionPlace::kNamed;
+  OptionPosition position = OptionPosition::kNamed;
   std::string takes = {};                 // the values, in words: "a number above 0, or inf"
   std::array<std::string, 2> words = {};  // of kWords, in the order of the enum
   std::string empty_word = {};            // how --router writes the empty value

@@ -38,10 +38,10 @@ Strings split(const std::string& text, char separator) {
   return parts;
 }
 
-std::vector<const RouterOption*> options_at(const RouterFamily& family, OptionPlace place) {
+std::vector<const RouterOption*> options_at(const RouterFamily& family, OptionPosition position) {
   std::vector<const RouterOption*> found;
   for (const auto& option : family.options) {
-    if (option.place == place) {
+    if (option.position == position) {
       found.push_back(&option);
     }
   }
@@ -49,16 +49,16 @@ std::vector<const RouterOption*> options_at(const RouterFamily& family, OptionPl
 }
 
 // The one option that stands there, or nullptr.
-const RouterOption* option_at(const RouterFamily& family, OptionPlace place) {
-  const auto found = options_at(family, place);
+const RouterOption* option_at(const RouterFamily& family, OptionPosition position) {
+  const auto found = options_at(family, position);
   return found.empty() ? nullptr : found.front();
 }
 
-std::string did_you_mean(const std::string& word, const Strings& known) {
-  const std::string nearest = nearest_name(word, known);
+std::string did_you_mean(const std::string& word, const Strings& known_names) {
+  const std::string nearest = nearest_name(word, known_names);
   return fmt::format("{}Known: {}",
                      nearest.empty() ? "" : fmt::format("did you mean '{}'? ", nearest),
-                     fmt::join(known, ", "));
+                     fmt::join(known_names, ", "));
 }
 
 [[noreturn]] void fail_unknown(const std::string& where, const std::string& head) {
@@ -95,7 +95,7 @@ Words words_of(const std::string& text) {
 // The family that `name` opens with; a number may follow where one is expected.
 const RouterFamily* family_of(const std::string& name) {
   for (const auto& family : router_families()) {
-    const bool has_number = option_at(family, OptionPlace::kHead) != nullptr;
+    const bool has_number = option_at(family, OptionPosition::kHead) != nullptr;
     if (name.starts_with(family.word) &&
         (has_number ? is_number(name.substr(family.word.size())) : name == family.word)) {
       return &family;
@@ -115,16 +115,16 @@ void read_required(const RouterOption& option, const std::string* text, const st
 }
 
 void read_modifiers(const Strings& modifiers, const std::string& where, RouterSettings& settings) {
-  const auto known = options_at(*settings.family, OptionPlace::kModifier);
+  const auto known_names = options_at(*settings.family, OptionPosition::kModifier);
   Strings names;
-  for (const auto* option : known) {
+  for (const auto* option : known_names) {
     names.push_back("+" + option->name);
   }
   std::set<std::string> seen;
   for (const auto& word : modifiers) {
-    const auto option = std::find_if(known.begin(), known.end(),
+    const auto option = std::find_if(known_names.begin(), known_names.end(),
                                      [&](const auto* each) { return each->name == word; });
-    if (option == known.end()) {
+    if (option == known_names.end()) {
       throw UserError("{}: unknown modifier '+{}', {}", where, word,
                       did_you_mean("+" + word, names));
     }
@@ -138,10 +138,10 @@ void read_modifiers(const Strings& modifiers, const std::string& where, RouterSe
 // Reads "name=value" words; returns the names it saw.
 std::set<std::string> read_named(const Strings& words, const std::string& where,
                                  RouterSettings& settings) {
-  const auto options = options_at(*settings.family, OptionPlace::kNamed);
-  Strings known;
+  const auto options = options_at(*settings.family, OptionPosition::kNamed);
+  Strings known_names;
   for (const auto* option : options) {
-    known.push_back(option->name);
+    known_names.push_back(option->name);
   }
   std::set<std::string> seen;
   for (const auto& word : words) {
@@ -150,7 +150,7 @@ std::set<std::string> read_named(const Strings& words, const std::string& where,
     const auto found = std::find_if(options.begin(), options.end(),
                                     [&](const auto* each) { return each->name == name; });
     if (found == options.end()) {
-      throw UserError("{}: unknown option '{}', {}", where, word, did_you_mean(name, known));
+      throw UserError("{}: unknown option '{}', {}", where, word, did_you_mean(name, known_names));
     }
     if (!seen.insert(name).second) {
       throw UserError("{}: '{}' is given twice, give it once", where, name);
@@ -172,12 +172,12 @@ RouterSettings parse_words(const std::string& where, Words words) {
   if (family == nullptr) {
     fail_unknown(where, words.head);
   }
-  if (!words.modifiers.empty() && options_at(*family, OptionPlace::kModifier).empty()) {
+  if (!words.modifiers.empty() && options_at(*family, OptionPosition::kModifier).empty()) {
     throw UserError("{}: '{}' has no modifiers: {}; leave '+{}' out", where, family->word,
                     family->no_modifiers, fmt::join(words.modifiers, "+"));
   }
   RouterSettings settings = start_of(*family);
-  if (const auto* head = option_at(*family, OptionPlace::kHead)) {
+  if (const auto* head = option_at(*family, OptionPosition::kHead)) {
     const std::string number = words.name.substr(family->word.size());
     read_required(*head, &number, where, fmt::format(", not '{}'", words.name), settings);
   }
@@ -187,13 +187,13 @@ RouterSettings parse_words(const std::string& where, Words words) {
     }
   }
   read_modifiers(words.modifiers, where, settings);
-  if (const auto* first = option_at(*family, OptionPlace::kFirst)) {
+  if (const auto* first = option_at(*family, OptionPosition::kFirst)) {
     read_required(*first, words.options.empty() ? nullptr : words.options.data(), where, "",
                   settings);
     words.options.erase(words.options.begin());
   }
   const auto seen = read_named(words.options, where, settings);
-  for (const auto* option : options_at(*family, OptionPlace::kNamed)) {
+  for (const auto* option : options_at(*family, OptionPosition::kNamed)) {
     if (!option->when_missing.empty() && !seen.contains(option->name)) {
       read_required(*option, nullptr, where, "", settings);
     }
@@ -207,9 +207,9 @@ std::string options_text(const RouterSettings& settings, bool every_option) {
   for (const auto& option : settings.family->options) {
     const OptionValue value = option.value.get(settings);
     const std::string text = value_text(option, value);
-    if (option.place == OptionPlace::kFirst) {
+    if (option.position == OptionPosition::kFirst) {
       texts.push_back(text);
-    } else if (option.place == OptionPlace::kNamed && !text.empty() &&
+    } else if (option.position == OptionPosition::kNamed && !text.empty() &&
                (every_option || !option.when_missing.empty() ||
                 value != default_value(option, settings))) {
       texts.push_back(option.name + "=" + text);
@@ -221,9 +221,9 @@ std::string options_text(const RouterSettings& settings, bool every_option) {
 std::string text_of(const RouterSettings& settings, bool every_option) {
   std::string text = settings.family->word;
   for (const auto& option : settings.family->options) {
-    if (option.place == OptionPlace::kHead) {
+    if (option.position == OptionPosition::kHead) {
       text += value_text(option, option.value.get(settings));
-    } else if (option.place == OptionPlace::kModifier &&
+    } else if (option.position == OptionPosition::kModifier &&
                std::get<bool>(option.value.get(settings))) {
       text += "+" + option.name;
     }
@@ -236,13 +236,13 @@ std::string option_help(const RouterFamily& family, const RouterOption& option) 
   const RouterSettings start = start_of(family);
   const std::string fallback =
       option.when_missing.empty() ? value_text(option, default_value(option, start)) : "";
-  const std::string said = option.place == OptionPlace::kModifier ? "+" + option.name
-                           : option.place == OptionPlace::kNamed  ? option.name + "="
-                                                                  : option.name;
+  const std::string said = option.position == OptionPosition::kModifier ? "+" + option.name
+                           : option.position == OptionPosition::kNamed  ? option.name + "="
+                                                                        : option.name;
   std::string values = option.takes;
   if (option.default_value != nullptr) {
     values += " (k)";
-  } else if (option.place == OptionPlace::kNamed && !fallback.empty()) {
+  } else if (option.position == OptionPosition::kNamed && !fallback.empty()) {
     values += fmt::format(" ({})", fallback);
   }
   return fmt::format("      {:<9} {}{}{}\n", said, values, values.empty() ? "" : ": ", option.help);

@@ -41,15 +41,15 @@ std::string known_keys(const std::string& unknown) {
 
 const RouterFamily& family_from_json(const Json& json, const std::string& where) {
   const std::string name = get_string(json, "family", where);
-  Strings known;
+  Strings known_keys;
   for (const auto& family : router_families()) {
     if (family.name == name) {
       return family;
     }
-    known.push_back(family.name);
+    known_keys.push_back(family.name);
   }
   throw UserError("{}: router family '{}' is unknown, known: {}", where, name,
-                  fmt::join(known, ", "));
+                  fmt::join(known_keys, ", "));
 }
 
 // The value of an option whose key is there.
@@ -92,7 +92,7 @@ void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const s
     Strings names;
     bool is_on = false;
     for (const auto& option : family.options) {
-      if (&family != &own && option.place == OptionPlace::kModifier) {
+      if (&family != &own && option.position == OptionPosition::kModifier) {
         names.push_back("'" + option.key + "'");
         is_on = get_bool(json, option.key, where, false) || is_on;
       }
@@ -133,8 +133,8 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
                     where);
   }
   for (const auto& [key, value] : json.items()) {
-    const Strings& known = json_keys();
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
+    const Strings& keys = json_keys();
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
       throw UserError("{}: unknown router key '{}'{}", where, key, known_keys(key));
     }
   }

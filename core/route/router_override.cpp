@@ -53,7 +53,8 @@ std::string families_with_slots() {
 void keep_unnamed_options(const std::string& text, const RouterSettings& stored,
                           RouterSettings& router) {
   for (const auto& option : router.family->options) {
-    if (option.place == OptionPlace::kNamed && option.is_kept && !names_option(text, option.name)) {
+    if (option.position == OptionPosition::kNamed && option.is_kept &&
+        !names_option(text, option.name)) {
       option.value.set(router, option.value.get(stored));
     }
   }

@@ -23,9 +23,9 @@ struct Routed {
   Routing routing;
 };
 
-Routed run(const RoutingCase& one, const RouterSettings& router) {
-  const at::Tensor logits = one.logits.detach().clone().requires_grad_(true);
-  return {logits, route(logits, router, one.group)};
+Routed run(const RoutingCase& routing_case, const RouterSettings& router) {
+  const at::Tensor logits = routing_case.logits.detach().clone().requires_grad_(true);
+  return {logits, route(logits, router, routing_case.group)};
 }
 
 struct Answer {
@@ -33,14 +33,14 @@ struct Answer {
               grad = OrderedJson::object();
 
   // A gradient of fresh logits, so that none meets another. sum(w * upstream) is added up in f64.
-  void add(const RoutingCase& one, const CaseGradient& asked) {
-    const Routed routed = run(one, asked.router);
-    if (asked.which == nullptr && !one.upstream.defined()) {
+  void add(const RoutingCase& routing_case, const CaseGradient& asked) {
+    const Routed routed = run(routing_case, asked.router);
+    if (asked.which == nullptr && !routing_case.upstream.defined()) {
       return;
     }
-    const at::Tensor value = asked.which != nullptr
-                                 ? routed.routing.losses.*asked.which
-                                 : (routed.routing.combine * one.upstream).sum(at::kDouble);
+    const at::Tensor value =
+        asked.which != nullptr ? routed.routing.losses.*asked.which
+                               : (routed.routing.combine * routing_case.upstream).sum(at::kDouble);
     loss[asked.loss] = number_json(value);
     grad[asked.gradient] = matrix_json(gradient(value, routed.logits));
   }
@@ -118,10 +118,10 @@ std::string case_kinds() {
   return kinds + "layer, lambda, capacity";
 }
 
-OrderedJson answer(const RoutingCase& one) {
+OrderedJson answer(const RoutingCase& routing_case) {
   Answer out;
-  const RouterFamily& family = *one.router.family;
-  const Routed routed = run(one, one.router);
+  const RouterFamily& family = *routing_case.router.family;
+  const Routed routed = run(routing_case, routing_case.router);
   const RouteInput& input = routed.routing.input;
   if (family.has_softmax_scores) {
     out.expect["probs"] = matrix_json(input.scores);
@@ -129,17 +129,19 @@ OrderedJson answer(const RoutingCase& one) {
   if (family.has_slots) {
     out.expect["capacity"] = input.capacity;
   }
-  put_decisions(routed.routing, one.router, out.expect);
+  put_decisions(routed.routing, routing_case.router, out.expect);
   if (family.has_slots) {
     out.expect["accepted"] = decisions_of(input, routed.routing.plan).accepted;
   }
   out.expect["combine"] = matrix_json(routed.routing.combine);
   if (family.tokens_request) {
-    const int64_t choices = one.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
+    const int64_t choices =
+        routing_case.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
     out.expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
   }
-  for (const auto& gradient : functions_of(one.router).case_gradients(one.router)) {
-    out.add(one, gradient);
+  for (const auto& gradient :
+       functions_of(routing_case.router).case_gradients(routing_case.router)) {
+    out.add(routing_case, gradient);
   }
   return out.json();
 }

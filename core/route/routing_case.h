@@ -32,12 +32,12 @@ std::string case_kinds();                       // all that is answered, "topk, 
 RoutingCase read_routing_case(const std::string& kind, const Json& input, const std::string& where);
 
 // {"expect", "loss", "grad"}; what needs `upstream` is left out without it.
-OrderedJson answer(const RoutingCase& one);
+OrderedJson answer(const RoutingCase& routing_case);
 // {"expect"} of kinds lambda and capacity. UserError as above.
 OrderedJson answer_rule_case(const std::string& kind, const Json& input, const std::string& where);
 
 // `one` as the input of a case, so that any routing can be stored as one.
-OrderedJson input_json(const RoutingCase& one);
+OrderedJson input_json(const RoutingCase& routing_case);
 
 // ---------------------------------------------------------------- what layer cases are made of too
 // input[key], rows of equally many finite numbers: [n, m] f32, n and m positive.

@@ -94,12 +94,12 @@ Rows sort_by_score(const RouteInput& input, const Rows& rows) {
 }
 
 Plan with_rows(const RouteInput& input, const Rows& rows, int64_t rows_max, const Plan& before) {
-  const int64_t kept = std::min(rows_max, rows.token.size(0));
+  const int64_t rows_kept = std::min(rows_max, rows.token.size(0));
   Plan plan = before;
-  plan.token = rows.token.narrow(0, 0, kept);
-  plan.expert = rows.expert.narrow(0, 0, kept);
-  plan.choice = rows.choice.narrow(0, 0, kept);
-  plan.count = rows.count.narrow(0, 0, kept);
+  plan.token = rows.token.narrow(0, 0, rows_kept);
+  plan.expert = rows.expert.narrow(0, 0, rows_kept);
+  plan.choice = rows.choice.narrow(0, 0, rows_kept);
+  plan.count = rows.count.narrow(0, 0, rows_kept);
   plan.rows = at::zeros({input.experts() + 1}, rows.expert.options())
                   .scatter_add_(0, plan.expert, at::ones_like(plan.expert))
                   .narrow(0, 0, input.experts());

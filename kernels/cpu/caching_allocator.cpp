@@ -28,9 +28,9 @@ constexpr size_t kMostSeams = 256;
 size_t whole_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 size_t whole_huge_pages(size_t bytes) { return bytes / kHugePage * kHugePage; }
 
-void* map_at(void* place, size_t bytes) {
-  const int how = MAP_PRIVATE | MAP_ANONYMOUS | (place == nullptr ? 0 : MAP_FIXED);
-  void* data = mmap(place, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
+void* map_at(void* index, size_t bytes) {
+  const int how = MAP_PRIVATE | MAP_ANONYMOUS | (index == nullptr ? 0 : MAP_FIXED);
+  void* data = mmap(index, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
   if (data == MAP_FAILED) {
     throw std::bad_alloc();
   }
@@ -69,15 +69,15 @@ CachingAllocator::~CachingAllocator() {
 }
 
 // Gives [begin, begin + count) of this block, its end, to `to` at `place`.
-void CachingAllocator::Block::give_end(size_t begin, Block& to, size_t place) {
+void CachingAllocator::Block::give_end(size_t begin, Block& to, size_t index) {
   while (!seams.empty() && seams.back() >= bytes) {
     seams.pop_back();
   }
   for (size_t at = bytes; at > begin;) {  // a piece at a time, from the end
     const size_t piece = seams.empty() ? begin : std::max(begin, seams.back());
-    move_pages(data + piece, at - piece, to.data + place + (piece - begin));
-    to.seams.push_back(place + (piece - begin));
-    to.seams.push_back(place + (at - begin));
+    move_pages(data + piece, at - piece, to.data + index + (piece - begin));
+    to.seams.push_back(index + (piece - begin));
+    to.seams.push_back(index + (at - begin));
     while (!seams.empty() && seams.back() >= piece) {
       seams.pop_back();
     }

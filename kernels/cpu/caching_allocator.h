@@ -43,7 +43,7 @@ class CachingAllocator final : public c10::Allocator {
     size_t bytes;
     std::vector<size_t> seams;  // where one mapping of the system may end and another begin
 
-    void give_end(size_t begin, Block& to, size_t place);
+    void give_end(size_t begin, Block& to, size_t index);
     void give(Block& to, Room& room);
   };
   using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes

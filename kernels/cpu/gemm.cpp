@@ -89,12 +89,12 @@ void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b,
   const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
   const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
   at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
-    GemmShape mine = shape;
-    int64_t& size = by_columns ? mine.n : mine.m;
+    GemmShape share = shape;
+    int64_t& size = by_columns ? share.n : share.m;
     const int64_t first = begin * grain;
     size = std::min(size, end * grain) - first;
-    run(by_columns ? Share{mine, a, b.from(0, first), 0, first}
-                   : Share{mine, a.from(first, 0), b, first, 0});
+    run(by_columns ? Share{share, a, b.from(0, first), 0, first}
+                   : Share{share, a.from(first, 0), b, first, 0});
   });
 }
 
@@ -134,8 +134,8 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
 
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
           bool accumulate) {
-  share_out(shape, a, b, [&](const Share& mine) {
-    gemm_one_thread(mine.shape, mine.a, mine.b, c + mine.row * c_row + mine.column, c_row,
+  share_out(shape, a, b, [&](const Share& share) {
+    gemm_one_thread(share.shape, share.a, share.b, c + share.row * c_row + share.column, c_row,
                     accumulate);
   });
 }
@@ -143,19 +143,19 @@ void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, floa
 void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
                   int64_t c_row) {
   constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
-  share_out(shape, a, b, [&](const Share& mine) {
+  share_out(shape, a, b, [&](const Share& share) {
     // Of few sizes, so that one that was dropped fits.
-    const int64_t most = blocks(std::min(mine.shape.m, kRows), 64) * 64;
+    const int64_t most = blocks(std::min(share.shape.m, kRows), 64) * 64;
     const auto memory = floats_of(most * kBlockColumns);
     auto* sums = static_cast<float*>(memory.get());
-    for (int64_t j = 0; j < mine.shape.n; j += kBlockColumns) {
-      const int64_t columns = std::min(kBlockColumns, mine.shape.n - j);
-      for (int64_t i = 0; i < mine.shape.m; i += kRows) {
-        const int64_t rows = std::min(kRows, mine.shape.m - i);
-        gemm_one_thread({rows, columns, mine.shape.k}, mine.a.from(i, 0), mine.b.from(0, j), sums,
-                        kBlockColumns, false);
+    for (int64_t j = 0; j < share.shape.n; j += kBlockColumns) {
+      const int64_t columns = std::min(kBlockColumns, share.shape.n - j);
+      for (int64_t i = 0; i < share.shape.m; i += kRows) {
+        const int64_t rows = std::min(kRows, share.shape.m - i);
+        gemm_one_thread({rows, columns, share.shape.k}, share.a.from(i, 0), share.b.from(0, j),
+                        sums, kBlockColumns, false);
         for (int64_t r = 0; r < rows; ++r) {
-          uint16_t* to = c + (mine.row + i + r) * c_row + mine.column + j;
+          uint16_t* to = c + (share.row + i + r) * c_row + share.column + j;
           f32_to_bf16(sums + r * kBlockColumns, columns, to);
         }
       }

@@ -89,9 +89,9 @@ __device__ inline void move_by_digit(const KeyList& from, const KeyList& to, int
     }
     __syncthreads();
     if (is_entry) {
-      const int place = space.warp_start[warp][digit] + before;
-      to.key[place] = key;
-      to.value[place] = from.value[i];
+      const int slot = space.warp_start[warp][digit] + before;
+      to.key[slot] = key;
+      to.value[slot] = from.value[i];
     }
   }
   __syncthreads();

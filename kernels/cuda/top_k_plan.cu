@@ -107,11 +107,11 @@ __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int
     const int64_t t = first + threadIdx.x;
     const int choice = choice_for(shape, in, t, group, segment);
     int total = 0;
-    const int place = found + count_before(choice >= 0, part, &total);
+    const int slot = found + count_before(choice >= 0, part, &total);
     if (choice >= 0) {
       const float score = in.scores[t * shape.experts + group / shape.ranks];
-      list.key[place] = ~order_key(__float_as_uint(score));
-      list.value[place] = static_cast<uint32_t>(t * shape.choices + choice);
+      list.key[slot] = ~order_key(__float_as_uint(score));
+      list.value[slot] = static_cast<uint32_t>(t * shape.choices + choice);
     }
     found += total;
   }

@@ -45,7 +45,7 @@ def table(results):
         note = f"; {found.note}" if found.note else ""
         lines.append(f"| {found.what} | {found.peer} | {measured}{note} | {must} | {met} | `{found.command}` |")
     for what in rows.ON_A_CARD:
-        lines.append(f"| {what} | | not yet run on a card | | - | |")
+        lines.append(f"| {what} | | not yet run on a GPU | | - | |")
     return "\n".join(lines)
 
 

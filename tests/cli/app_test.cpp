@@ -99,7 +99,7 @@ TEST_CASE("a missing or impossible value is exit code 2 with the flag's name", "
   CHECK(word.err.find("--max-tokens") != std::string::npos);
 }
 
-// Of a machine without a card; where there is one, the folder x is what is missing.
+// Of a machine without a GPU; where there is one, the folder x is what is missing.
 TEST_CASE("cuda is refused by name where it cannot run", "[cli]") {
   const std::vector<std::vector<std::string>> commands = {
       {"generate", "x", "--prompt", "a"},

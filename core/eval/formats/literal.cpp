@@ -117,8 +117,8 @@ class LiteralParser {
     ++at_;
     const char name = peek();
     ++at_;
-    if (const size_t known = kNames.find(name); name != '\0' && known != kNames.npos) {
-      return std::string(1, kValues[known]);
+    if (const size_t code = kNames.find(name); name != '\0' && code != kNames.npos) {
+      return std::string(1, kValues[code]);
     }
     const size_t digits = name == 'x' ? 2 : name == 'u' ? 4 : name == 'U' ? 8 : 0;
     uint32_t code = 0;

@@ -57,8 +57,9 @@ std::vector<Task> tasks_named(const std::vector<std::string>& names, Compat comp
   std::set<std::string> seen, given;
   for (const auto& name : names) {
     const Group* group = find_group(name);
-    for (const auto& one : group != nullptr ? tasks_of(*group) : std::vector<std::string>{name}) {
-      Task task = task_named(one, compat);
+    for (const auto& member :
+         group != nullptr ? tasks_of(*group) : std::vector<std::string>{name}) {
+      Task task = task_named(member, compat);
       if (group == nullptr && !given.insert(task.name).second) {
         throw UserError("--tasks names '{}' twice; name it once", printable(task.name));
       }

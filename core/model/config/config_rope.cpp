@@ -87,9 +87,9 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
       "rope_theta, rope_scaling and rope_parameters say different things; remove the wrong ones";
   RopeConfig rope;
   std::optional<double> theta;
-  const auto read_theta = [&](const Json& place, const std::string& its_name) {
-    if (given(place, "rope_theta")) {
-      const double value = get_double(place, "rope_theta", its_name);
+  const auto read_theta = [&](const Json& object, const std::string& its_name) {
+    if (given(object, "rope_theta")) {
+      const double value = get_double(object, "rope_theta", its_name);
       if (theta && *theta != value) {
         throw UserError("{}: {}", where, contradiction);
       }

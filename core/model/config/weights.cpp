@@ -169,8 +169,8 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
     required.emplace(info.name, info);
   }
   for (const auto& found : checkpoint.tensors()) {
-    if (const auto place = required.find(found.name); place != required.end()) {
-      check_one(found, place->second, checkpoint);
+    if (const auto entry = required.find(found.name); entry != required.end()) {
+      check_one(found, entry->second, checkpoint);
     } else if (const auto extra = optional.find(found.name); extra != optional.end()) {
       check_one(found, extra->second, checkpoint);
     } else if (!is_rope_leftover(found.name)) {

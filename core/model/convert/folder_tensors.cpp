@@ -27,11 +27,11 @@ std::span<const std::byte> bytes_of(const Tensor& stored) {
 // collective.
 std::vector<int64_t> writers_of(const std::vector<FolderTensor>& tensors,
                                 distributed::Comm& ranks) {
-  std::string mine;
+  std::string local;
   for (const auto& tensor : tensors) {
-    mine += tensor.values.defined() ? '1' : '0';
+    local += tensor.values.defined() ? '1' : '0';
   }
-  const auto holds = distributed::gather_texts(ranks, mine);
+  const auto holds = distributed::gather_texts(ranks, local);
   std::vector<int64_t> bytes(holds.size(), 0), writers;
   for (size_t index = 0; index < tensors.size(); ++index) {
     int64_t best = -1;

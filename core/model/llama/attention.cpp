@@ -1,4 +1,4 @@
-// A pack of plain sequences on the CPU is one call of our own kernel, on a card card_attention.h.
+// A pack of plain sequences on the CPU is one call of our own kernel, on a GPU gpu_attention.h.
 // With a past, sequences of equal length that follow each other are one batch of
 // scaled_dot_product_attention; a ragged pack is a few such batches. Nothing is padded, so no pair
 // of tokens is computed that a mask would throw away.

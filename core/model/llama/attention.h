@@ -29,7 +29,7 @@ struct LayerCache {
 struct Sequences {
   const std::vector<int64_t>& lengths;
   const std::vector<int64_t>& continues;
-  const PackTables* tables = nullptr;  // on a card, of a pack where none goes on from another
+  const PackTables* tables = nullptr;  // on a GPU, of a pack where none goes on from another
   int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
 };
 

@@ -8,7 +8,7 @@ namespace moe::model {
 
 enum class Precision {
   kF32,
-  kTf32,  // f32, but for products on CUDA cards, which take operands with 10 bits of mantissa
+  kTf32,  // f32, but for products on CUDA GPUs, which take operands with 10 bits of mantissa
   kBf16,  // products and what they keep for backward; weights (the masters), their gradients, the
           // residual stream, norms, router, softmax and losses stay f32 (kernels/ops/linear.h)
 };

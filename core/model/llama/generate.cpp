@@ -25,19 +25,19 @@ int64_t pick_token(const Tensor& logits, double temperature, double top_p, doubl
                                    .cpu()
                                    .sort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
   const auto probability = scores.accessor<double, 1>();
-  int64_t kept = 0;
+  int64_t kept_tokens = 0;
   double mass = 0;
-  while (kept < scores.size(0) && (kept == 0 || mass < top_p)) {
-    mass += probability[kept++];
+  while (kept_tokens < scores.size(0) && (kept_tokens == 0 || mass < top_p)) {
+    mass += probability[kept_tokens++];
   }
   double threshold = uniform * mass;
-  for (int64_t rank = 0; rank < kept; ++rank) {
+  for (int64_t rank = 0; rank < kept_tokens; ++rank) {
     threshold -= probability[rank];
     if (threshold < 0) {
       return order[rank].item<int64_t>();
     }
   }
-  return order[kept - 1].item<int64_t>();
+  return order[kept_tokens - 1].item<int64_t>();
 }
 
 std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,

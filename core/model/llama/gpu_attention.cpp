@@ -53,10 +53,10 @@ Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
     }
     const auto batch = static_cast<int64_t>(end - begin);
     const int64_t length = lengths[begin];
-    const auto rows = [&](const Tensor& of) {  // -> [batch, H, length, A]
-      const Tensor part = of.narrow(0, first, batch * length);
-      return spread_heads(part.reshape({batch, length, of.size(1), of.size(2)}).transpose(1, 2),
-                          count);
+    const auto rows = [&](const Tensor& packed) {  // -> [batch, H, length, A]
+      const Tensor part = packed.narrow(0, first, batch * length);
+      return spread_heads(
+          part.reshape({batch, length, packed.size(1), packed.size(2)}).transpose(1, 2), count);
     };
     const Tensor out = at::scaled_dot_product_attention(
         rows(heads.query), rows(heads.key), rows(heads.value), {}, 0.0, /*is_causal=*/true);

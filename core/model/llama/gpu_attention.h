@@ -1,5 +1,5 @@
 #pragma once
-// The attention of a pack on a card: one call for all of its documents, whatever their lengths. In
+// The attention of a pack on a GPU: one call for all of its documents, whatever their lengths. In
 // bf16 that is the flash kernel, which is told where documents end (Dao 2023, "FlashAttention-2");
 // in f32, which it does not take, documents of equal length are a batch each. T tokens, B
 // sequences, H query heads, G key/value heads, A head width, P positions.
@@ -13,7 +13,7 @@
 
 namespace moe::model {
 
-// What every layer reads of a pack: made once a forward, so that layers copy nothing to the card.
+// What every layer reads of a pack: made once a forward, so that layers copy nothing to the GPU.
 struct PackTables {
   at::Tensor ends;          // [B + 1] i32: sequence i is tokens ends[i] to ends[i + 1] - 1
   at::Tensor position;      // [T] i32, of each token within its sequence

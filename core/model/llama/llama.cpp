@@ -32,7 +32,7 @@ struct Pass {
         spread(tokens.ids.size(0), options.ep_ranks, parallel),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
 
-  // For attention on a card that goes on from nothing.
+  // For attention on a GPU that goes on from nothing.
   void make_tables(at::Device device) {
     if (device.is_cuda() && continues.empty()) {
       tables = pack_tables(lengths, config, device);
@@ -160,9 +160,9 @@ Llama Llama::merged() const {
   const at::NoGradGuard no_gradients;
   Llama copy = clone();
   for (auto& layer : copy.weights_->layers) {
-    for (const auto& one : adapted_weights(layer)) {
-      one.weight->copy_(merged_weight(*one.weight, *one.adapter));
-      *one.adapter = {};
+    for (const auto& adapted : adapted_weights(layer)) {
+      adapted.weight->copy_(merged_weight(*adapted.weight, *adapted.adapter));
+      *adapted.adapter = {};
     }
   }
   copy.weights_->lora = {};
@@ -173,15 +173,16 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
   weights_->lora = settings;
   uint64_t number = 0;
   for (auto& layer : weights_->layers) {
-    for (const auto& one : adapted_weights(layer)) {
+    for (const auto& adapted : adapted_weights(layer)) {
       ++number;
-      if (settings.is_on(one.part)) {
+      if (settings.is_on(adapted.part)) {
         const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
-        const bool of_experts = layer.router.defined() && one.part == "ffn";
+        const bool of_experts = layer.router.defined() && adapted.part == "ffn";
         const AdapterShare share = of_experts
                                        ? AdapterShare{layout().first_expert(), layer.router.size(0)}
                                        : AdapterShare{};
-        *one.adapter = make_adapter(*one.weight, settings.rank, settings.scale(), own_seed, share);
+        *adapted.adapter =
+            make_adapter(*adapted.weight, settings.rank, settings.scale(), own_seed, share);
       }
     }
   }
@@ -285,11 +286,11 @@ std::vector<NamedParameter> Llama::parameters() const {
     const bool is_moe = layer.router.defined();
     all.push_back({prefix + "mlp.gate_up", layer.gate_up, is_moe});
     all.push_back({prefix + "mlp.down", layer.down, is_moe});
-    for (const auto& one : adapted_weights(weights_->layers[index])) {
-      if (one.adapter->defined()) {
-        const bool of_experts = is_moe && one.part == "ffn";
-        all.push_back({prefix + one.name + ".lora_a", one.adapter->a, of_experts});
-        all.push_back({prefix + one.name + ".lora_b", one.adapter->b, of_experts});
+    for (const auto& adapted : adapted_weights(weights_->layers[index])) {
+      if (adapted.adapter->defined()) {
+        const bool of_experts = is_moe && adapted.part == "ffn";
+        all.push_back({prefix + adapted.name + ".lora_a", adapted.adapter->a, of_experts});
+        all.push_back({prefix + adapted.name + ".lora_b", adapted.adapter->b, of_experts});
       }
     }
   }

@@ -41,10 +41,11 @@ at::ScalarType matrix_type(const io::Checkpoint& checkpoint, const ModelConfig& 
     return at::kFloat;
   }
   const auto tensors = expected_tensors(config);
-  const bool is_bf16 = std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& one) {
-    return one.shape.size() < 2 || is_router(one.name) ||
-           checkpoint.info(one.name).dtype == io::DType::kBF16;
-  });
+  const bool is_bf16 =
+      std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& tensor) {
+        return tensor.shape.size() < 2 || is_router(tensor.name) ||
+               checkpoint.info(tensor.name).dtype == io::DType::kBF16;
+      });
   return is_bf16 ? at::kBFloat16 : at::kFloat;
 }
 

@@ -32,9 +32,9 @@ Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
   }
-  const int64_t here = is_moe ? experts / processes : 1;
-  layer.gate_up = at::empty({here, 2 * inner, width}, matrix);
-  layer.down = at::empty({here, width, inner}, matrix);
+  const int64_t local_experts = is_moe ? experts / processes : 1;
+  layer.gate_up = at::empty({local_experts, 2 * inner, width}, matrix);
+  layer.down = at::empty({local_experts, width, inner}, matrix);
   return layer;
 }
 

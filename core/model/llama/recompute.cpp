@@ -21,7 +21,7 @@ struct KeptSegment : torch::CustomClassHolder {
 variable_list defined_ones(const std::vector<Tensor>& tensors) {
   variable_list defined;
   std::copy_if(tensors.begin(), tensors.end(), std::back_inserter(defined),
-               [](const Tensor& one) { return one.defined(); });
+               [](const Tensor& tensor) { return tensor.defined(); });
   return defined;
 }
 

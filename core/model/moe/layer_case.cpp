@@ -35,12 +35,12 @@ void read_experts(const Json& input, const std::string& where, MoeWeights& weigh
   std::vector<Tensor> gate_up, down;
   int64_t inner = 0;
   for (int64_t expert = 0; expert < experts; ++expert) {
-    const Json& one = input["experts"][expert];
+    const Json& matrices = input["experts"][expert];
     const std::string inside = fmt::format("{}: experts[{}]", where, expert);
-    const Tensor gate = route::read_matrix(one, "gate", inside);
-    const Tensor up = route::read_matrix(one, "up", inside);
+    const Tensor gate = route::read_matrix(matrices, "gate", inside);
+    const Tensor up = route::read_matrix(matrices, "up", inside);
     inner = expert == 0 ? gate.size(0) : inner;
-    down.push_back(route::read_matrix(one, "down", inside));
+    down.push_back(route::read_matrix(matrices, "down", inside));
     check_shape(gate, inner, width, "gate", inside);
     check_shape(up, inner, width, "up", inside);
     check_shape(down.back(), width, inner, "down", inside);
@@ -51,21 +51,23 @@ void read_experts(const Json& input, const std::string& where, MoeWeights& weigh
 }
 
 LayerCase read_layer(const Json& input, const std::string& where) {
-  LayerCase one;
-  one.x = route::read_matrix(input, "x", where);
-  one.weights.router = route::read_matrix(input, "router_weight", where);
-  const int64_t tokens = one.x.size(0), width = one.x.size(1), experts = one.weights.router.size(0);
-  check_shape(one.weights.router, experts, width, "router_weight", where);
-  one.dy = input.contains("dy") ? route::read_matrix(input, "dy", where) : at::zeros_like(one.x);
-  check_shape(one.dy, tokens, width, "dy", where);
-  read_experts(input, where, one.weights);
+  LayerCase layer;
+  layer.x = route::read_matrix(input, "x", where);
+  layer.weights.router = route::read_matrix(input, "router_weight", where);
+  const int64_t tokens = layer.x.size(0), width = layer.x.size(1),
+                experts = layer.weights.router.size(0);
+  check_shape(layer.weights.router, experts, width, "router_weight", where);
+  layer.dy =
+      input.contains("dy") ? route::read_matrix(input, "dy", where) : at::zeros_like(layer.x);
+  check_shape(layer.dy, tokens, width, "dy", where);
+  read_experts(input, where, layer.weights);
   if (!input.contains("router") || !input["router"].is_object()) {
     throw UserError("{}: 'router' is missing; give an object as in config.json", where);
   }
-  one.router = route::router_from_json(input["router"], where + ".router");
-  route::check_router(one.router, experts);
-  one.group = route::read_group(input, tokens, experts, where);
-  return one;
+  layer.router = route::router_from_json(input["router"], where + ".router");
+  route::check_router(layer.router, experts);
+  layer.group = route::read_group(input, tokens, experts, where);
+  return layer;
 }
 
 // The auxiliary losses that the case names, each put into `losses`, and their weighted sum. The
@@ -103,39 +105,40 @@ OrderedJson experts_json(const Tensor& gate_up, const Tensor& down) {
 }  // namespace
 
 route::RoutingCase read_layer_routing(const Json& input, const std::string& where) {
-  const LayerCase one = read_layer(input, where);
-  return {router_logits(one.x, one.weights.router), {}, one.group, one.router};
+  const LayerCase layer = read_layer(input, where);
+  return {router_logits(layer.x, layer.weights.router), {}, layer.group, layer.router};
 }
 
 OrderedJson answer_layer_case(const Json& input, const std::string& where) {
-  LayerCase one = read_layer(input, where);
+  LayerCase layer = read_layer(input, where);
   const Json coefficients = input.value("aux", Json::object());
-  if (route::find_option(*one.router.family, "lb") != nullptr &&
+  if (route::find_option(*layer.router.family, "lb") != nullptr &&
       coefficients.contains("lb_selected")) {
-    one.router.lb_count = route::LbCount::kSelected;
+    layer.router.lb_count = route::LbCount::kSelected;
   }
-  for (Tensor* leaf : {&one.x, &one.weights.router, &one.weights.gate_up, &one.weights.down}) {
+  for (Tensor* leaf :
+       {&layer.x, &layer.weights.router, &layer.weights.gate_up, &layer.weights.down}) {
     leaf->requires_grad_(true);
   }
-  const MoeOutput out = moe_forward(one.x, one.weights, one.router, one.group, 1.0);
+  const MoeOutput out = moe_forward(layer.x, layer.weights, layer.router, layer.group, 1.0);
   OrderedJson losses = OrderedJson::object();
-  ((out.y * one.dy).sum() + weighted_losses(input, where, out.losses, losses)).backward();
+  ((out.y * layer.dy).sum() + weighted_losses(input, where, out.losses, losses)).backward();
 
-  const Tensor logits = router_logits(one.x.detach(), one.weights.router.detach());
-  const route::Routing routing = route::route(logits, one.router, one.group);
+  const Tensor logits = router_logits(layer.x.detach(), layer.weights.router.detach());
+  const route::Routing routing = route::route(logits, layer.router, layer.group);
   OrderedJson expect = {{"logits", route::matrix_json(logits)},
                         {"combine", route::matrix_json(routing.combine)},
                         {"y", route::matrix_json(out.y)}};
-  route::put_decisions(routing, one.router, expect);
+  route::put_decisions(routing, layer.router, expect);
   const auto grad = [](const Tensor& leaf) {
     return leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf);
   };
   return {{"expect", expect},
           {"loss", losses},
           {"grad",
-           {{"x", route::matrix_json(grad(one.x))},
-            {"router_weight", route::matrix_json(grad(one.weights.router))},
-            {"experts", experts_json(grad(one.weights.gate_up), grad(one.weights.down))}}}};
+           {{"x", route::matrix_json(grad(layer.x))},
+            {"router_weight", route::matrix_json(grad(layer.weights.router))},
+            {"experts", experts_json(grad(layer.weights.gate_up), grad(layer.weights.down))}}}};
 }
 
 }  // namespace moe::model

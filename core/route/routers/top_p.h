@@ -30,7 +30,7 @@ struct TopP {
         .options = {{.name = "p",
                      .key = "p",
                      .value = member(&RouterSettings::p),
-                     .place = OptionPlace::kFirst,
+                     .position = OptionPosition::kFirst,
                      .takes = "a number from 0 to 1",
                      .help = "probability to reach",
                      .when_missing = "needs the probability to reach, from 0 to 1, e.g. topp:0.4",

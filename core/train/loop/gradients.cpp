@@ -103,8 +103,8 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
   std::vector<double> all(micro_batches * layers * length);
   for (size_t i = 0; i < mine.size(); ++i) {
     const auto numbers = route::numbers_of(mine[i]);
-    const size_t place = share.numbers[i / layers] * layers + i % layers;
-    std::copy(numbers.begin(), numbers.end(), all.begin() + place * length);
+    const size_t index = share.numbers[i / layers] * layers + i % layers;
+    std::copy(numbers.begin(), numbers.end(), all.begin() + index * length);
   }
   all = distributed::sum_numbers(world->all, all);
   std::vector<route::CounterValues> whole;

@@ -131,9 +131,9 @@ void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint6
     v.copy_(kept_v);
     update({weight.narrow(0, begin, length)}, {gradient.narrow(0, begin, length)}, {m}, {v},
            {slot.updates}, lr, weight_decay);
-    const int64_t place = slot.slice.begin + begin;
-    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), place);
-    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), place);
+    const int64_t first = slot.slice.begin + begin;
+    kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), first);
+    kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), first);
   }
 }
 

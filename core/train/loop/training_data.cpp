@@ -46,10 +46,10 @@ SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_s
 // The first `count` examples: each file's first, then each file's second, and so on.
 std::vector<data::Example> take_turns(const data::Examples& examples, size_t count) {
   std::vector<data::Example> taken;
-  for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
+  for (int64_t index = 0; index < static_cast<int64_t>(count); ++index) {
     for (const auto& range : examples.ranges) {
-      if (place < range.count && taken.size() < count) {
-        taken.push_back(examples.at(range.begin + place));
+      if (index < range.count && taken.size() < count) {
+        taken.push_back(examples.at(range.begin + index));
       }
     }
   }
@@ -73,7 +73,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
   data::Examples examples =
       data::open_or_tokenise({data::parse_sources(settings.data), read_settings(settings),
                               vocab_size, checkpoint.folder() / "tokenizer.model", codec,
-                              data::cache_place(settings.cache), shared, on_progress},
+                              data::cache_location(settings.cache), shared, on_progress},
                              notes);
   lines = describe_data(examples);
   lines.insert(lines.end(), notes.begin(), notes.end());

@@ -36,7 +36,7 @@ void Downsampled::add(int64_t step, double value) {
   last = point;
   least = value < least.value ? point : least;
   largest = value > largest.value ? point : largest;
-  if (empty() || buckets_.back().place != step / width_) {
+  if (empty() || buckets_.back().index != step / width_) {
     buckets_.push_back({step / width_, step, step, point, point, 0, 0});
   }
   Bucket& bucket = buckets_.back();
@@ -58,8 +58,8 @@ void Downsampled::merge_neighbours() {
   width_ *= 2;
   std::vector<Bucket> wider;
   for (Bucket bucket : buckets_) {
-    bucket.place /= 2;
-    if (wider.empty() || wider.back().place != bucket.place) {
+    bucket.index /= 2;
+    if (wider.empty() || wider.back().index != bucket.index) {
       wider.push_back(bucket);
       continue;
     }
@@ -113,7 +113,7 @@ std::vector<Point> Downsampled::means() const {
 OrderedJson Downsampled::to_json() const {
   OrderedJson buckets = OrderedJson::array();  // flat: nine numbers a bucket
   for (const auto& bucket : buckets_) {
-    for (const int64_t number : {bucket.place, bucket.begin, bucket.end, bucket.count}) {
+    for (const int64_t number : {bucket.index, bucket.begin, bucket.end, bucket.count}) {
       buckets.push_back(number);
     }
     buckets.push_back(bucket.sum);
@@ -153,7 +153,7 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
                   point_of(numbers[at + 7], numbers[at + 8], where),
                   point_of(0, numbers[at + 4], where).value,
                   numbers[at + 3]};
-    if (bucket.count < 1 || (!curve.empty() && bucket.place <= curve.buckets_.back().place)) {
+    if (bucket.count < 1 || (!curve.empty() && bucket.index <= curve.buckets_.back().index)) {
       throw UserError("{}: the buckets of a curve must hold values and ascend", where);
     }
     curve.buckets_.push_back(bucket);

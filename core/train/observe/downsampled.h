@@ -37,7 +37,7 @@ class Downsampled {
 
  private:
   struct Bucket {
-    int64_t place = 0;  // step / width_
+    int64_t index = 0;  // step / width_
     int64_t begin = 0, end = 0;
     Point least, largest;
     double sum = 0;

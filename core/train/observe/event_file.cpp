@@ -169,8 +169,9 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   for (const auto& [task, scores] : tasks.items()) {
     add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);
   }
-  for (const auto& one : line.value("layers", Json::array())) {
-    add_numbers(one, fmt::format("layer_{}/", one.value("layer", int64_t{0})), layer, curves);
+  for (const auto& counters : line.value("layers", Json::array())) {
+    add_numbers(counters, fmt::format("layer_{}/", counters.value("layer", int64_t{0})), layer,
+                curves);
   }
   return curves;
 }

@@ -75,12 +75,12 @@ RowsOnce rows_once(const data::Examples& examples, data::BatchSettings settings,
   settings.rows = 1;
   settings.shuffle = false;
   data::BatchStream stream(examples, settings);
-  const auto there = static_cast<int64_t>(std::ceil(stream.rows_per_epoch()));
-  const int64_t rows = most_rows == 0 ? there : std::min(most_rows, there);
-  RowsOnce once{{}, rows, there};
+  const auto all_rows = static_cast<int64_t>(std::ceil(stream.rows_per_epoch()));
+  const int64_t rows = most_rows == 0 ? all_rows : std::min(most_rows, all_rows);
+  RowsOnce once{{}, rows, all_rows};
   for (int64_t row = 0; row < rows; ++row) {
     data::Batch one = stream.next();
-    if (settings.pack == data::Pack::kStream && row + 1 == there) {
+    if (settings.pack == data::Pack::kStream && row + 1 == all_rows) {
       cut_row(one, examples.tokens() - row * settings.seq_len);
     }
     if (row % rows_a_batch == 0) {

@@ -32,7 +32,7 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
   if (loads.empty() || (!empty() && !have_one_shape(columns_.front().loads, loads))) {
     return;
   }
-  if (!empty() && columns_.back().place == step / width_) {
+  if (!empty() && columns_.back().index == step / width_) {
     columns_.back().end = step;
     add_loads(columns_.back().loads, loads);
   } else {
@@ -42,8 +42,8 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
     width_ *= 2;
     std::vector<Column> wider;
     for (auto& column : columns_) {
-      column.place /= 2;
-      if (!wider.empty() && wider.back().place == column.place) {
+      column.index /= 2;
+      if (!wider.empty() && wider.back().index == column.index) {
         wider.back().end = column.end;
         add_loads(wider.back().loads, column.loads);
       } else {
@@ -70,7 +70,7 @@ OrderedJson LoadMap::to_json() const {
     layers.push_back({load.layer, load.rows.size()});
   }
   for (const auto& column : columns_) {
-    std::vector<int64_t> numbers = {column.place, column.begin, column.end};
+    std::vector<int64_t> numbers = {column.index, column.begin, column.end};
     for (const auto& load : column.loads) {
       numbers.insert(numbers.end(), load.rows.begin(), load.rows.end());
     }

@@ -18,7 +18,7 @@ struct LayerLoad {
 class LoadMap {
  public:
   struct Column {
-    int64_t place = 0;             // step / width
+    int64_t index = 0;             // step / width
     int64_t begin = 0, end = 0;    // first and last step
     std::vector<LayerLoad> loads;  // summed, one a layer
   };

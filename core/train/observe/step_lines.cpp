@@ -59,9 +59,9 @@ uint64_t behind_last_break(const io::Descriptor& descriptor, uint64_t end, const
   constexpr uint64_t kBlock = uint64_t{1} << 16;
   while (end > 0) {
     const uint64_t begin = end - std::min(end, kBlock);
-    const size_t place = read_at(descriptor, begin, end, file).rfind('\n');
-    if (place != std::string::npos) {
-      return begin + place + 1;
+    const size_t end_of_line = read_at(descriptor, begin, end, file).rfind('\n');
+    if (end_of_line != std::string::npos) {
+      return begin + end_of_line + 1;
     }
     end = begin;
   }
@@ -150,19 +150,19 @@ bool StepLines::cut_at(const LinesMark& mark) {
 int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
   std::ifstream in(file_, std::ios::binary);
   std::unique_ptr<io::PartialFile> copy;  // from the first line on that must go
-  LinesMark kept;
+  LinesMark mark;
   int64_t damaged = 0, dropped = 0;  // dropped: lines that none to keep has followed yet
   for (std::string line; std::getline(in, line) && !in.eof();) {  // a whole line ends in \n
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     const auto step = step_of(json);
     const bool ascends =
-        step && (*step > kept.step || (*step == kept.step && per_step_ == LinesPerStep::kAny));
+        step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));
     if (!ascends || *step > steps) {
       ++dropped;
       continue;
     }
     if (dropped > 0 && !copy) {
-      copy = copy_start(file_, kept.bytes, status_of(descriptor_, file_).st_mode);
+      copy = copy_start(file_, mark.bytes, status_of(descriptor_, file_).st_mode);
     }
     damaged += dropped;
     dropped = 0;
@@ -171,15 +171,15 @@ int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json
       io::write_all(copy->file(), std::as_bytes(std::span(line)), copy->path());
     }
     on_line(json);
-    kept = {kept.bytes + line.size(), *step};
+    mark = {mark.bytes + line.size(), *step};
   }
   if (!copy) {
-    cut(kept);
+    cut(mark);
     return 0;
   }
   copy->commit();
   descriptor_ = open_lines(file_);
-  mark_ = kept;
+  mark_ = mark;
   return damaged;
 }
 

@@ -53,40 +53,40 @@ void for_each_sample(const std::filesystem::path& file,
 }
 
 void SampleHistory::add(const TextSample& sample) {
-  auto place = std::find_if(prompts_.begin(), prompts_.end(),
+  auto entry = std::find_if(prompts_.begin(), prompts_.end(),
                             [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
-  if (place == prompts_.end()) {
+  if (entry == prompts_.end()) {
     if (prompts_.size() == kMostPrompts) {
       return;
     }
-    place = prompts_.insert(place, {sample.prompt, 0, 1, {}, {}});
+    entry = prompts_.insert(entry, {sample.prompt, 0, 1, {}, {}});
   }
-  if (place->count % place->stride == 0) {
-    place->kept.push_back(sample);
+  if (entry->count % entry->stride == 0) {
+    entry->kept.push_back(sample);
   }
-  place->last = sample;
-  ++place->count;
-  if (place->kept.size() > kMostKept) {
-    place->stride *= 2;
+  entry->last = sample;
+  ++entry->count;
+  if (entry->kept.size() > kMostKept) {
+    entry->stride *= 2;
     std::vector<TextSample> fewer;
-    for (size_t i = 0; i < place->kept.size(); i += 2) {
-      fewer.push_back(std::move(place->kept[i]));
+    for (size_t i = 0; i < entry->kept.size(); i += 2) {
+      fewer.push_back(std::move(entry->kept[i]));
     }
-    place->kept = std::move(fewer);
+    entry->kept = std::move(fewer);
   }
 }
 
 OrderedJson SampleHistory::to_json() const {
   OrderedJson json = OrderedJson::array();
   for (const auto& prompt : prompts_) {
-    OrderedJson kept = OrderedJson::array();
+    OrderedJson samples = OrderedJson::array();
     for (const auto& sample : prompt.kept) {
-      kept.push_back(pair_of(sample));
+      samples.push_back(pair_of(sample));
     }
     json.push_back({{"prompt", prompt.prompt},
                     {"count", prompt.count},
                     {"stride", prompt.stride},
-                    {"kept", kept},
+                    {"kept", samples},
                     {"last", pair_of(prompt.last)}});
   }
   return json;
@@ -103,12 +103,12 @@ SampleHistory SampleHistory::from_json(const Json& json, const std::string& wher
                   get_int(one, "stride", where),
                   {},
                   sample_of(one.value("last", Json()), one["prompt"], where)};
-    const Json kept = one.value("kept", Json());
-    if (prompt.stride < 1 || !kept.is_array() || kept.empty() || kept.size() > kMostKept) {
+    const Json samples = one.value("kept", Json());
+    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMostKept) {
       throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
                       kMostKept);
     }
-    for (const auto& pair : kept) {
+    for (const auto& pair : samples) {
       prompt.kept.push_back(sample_of(pair, prompt.prompt, where));
     }
     history.prompts_.push_back(std::move(prompt));

@@ -143,17 +143,18 @@ ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rate
   plan.memory =
       plan_memory(config, plan.settings, plan.router, micro_tokens, kCudaProgram, plan.layout);
 
-  const double here = static_cast<double>(micro_tokens) / static_cast<double>(plan.layout.group());
+  const double local_tokens =
+      static_cast<double>(micro_tokens) / static_cast<double>(plan.layout.group());
   const double batches = static_cast<double>(*plan.settings.global_batch) /
                          static_cast<double>(*plan.settings.micro_batch * plan.layout.replicas);
   const bool again = plan.settings.compute.recompute != model::Recompute::kNone;
   plan.flop = batches * (again ? 4 : 3) *
-              forward_flop(config, plan, here, static_cast<double>(*plan.settings.seq_len));
+              forward_flop(config, plan, local_tokens, static_cast<double>(*plan.settings.seq_len));
   plan.compute_s = plan.flop / (rates.tflops * 1e12);
   if (config.moe) {
     const bool bf16 = plan.settings.compute.precision == model::Precision::kBf16;
     const double transfers = (again ? 6.0 : 4.0) * static_cast<double>(config.moe->layers.size());
-    plan.token_bytes = batches * transfers * rows_away(plan, *config.moe, here) *
+    plan.token_bytes = batches * transfers * rows_away(plan, *config.moe, local_tokens) *
                        static_cast<double>(config.hidden_size) * (bf16 ? 2 : kF32);
     plan.token_s = seconds_to(plan.token_bytes, plan.layout.group() - 1, 1, rates);
   }

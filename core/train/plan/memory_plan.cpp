@@ -114,15 +114,15 @@ class StepWalk {
            int64_t group)
       : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
-    const int64_t here = (tokens + group - 1) / group;
-    sizes_ = {here, config.hidden_size, config.heads * config.head_dim,
+    const int64_t local_tokens = (tokens + group - 1) / group;
+    sizes_ = {local_tokens, config.hidden_size, config.heads * config.head_dim,
               config.kv_heads * config.head_dim, bf16 ? 2 : kF32};
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       const bool is_moe = config.is_moe_layer(layer);
-      layers_.push_back(
-          feed_forward_bytes(sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
-                             is_moe ? routed_rows(router, here, config.moe->experts) : here,
-                             is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
+      layers_.push_back(feed_forward_bytes(
+          sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
+          is_moe ? routed_rows(router, local_tokens, config.moe->experts) : local_tokens,
+          is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
     }
     const bool accumulates = *settings.global_batch > *settings.micro_batch;
     walk(accumulates ? kF32 * trained.trained : 0);
@@ -132,7 +132,7 @@ class StepWalk {
   int64_t activations() const { return activations_; }
 
  private:
-  int64_t kept(size_t layer) const {
+  int64_t kept_bytes(size_t layer) const {
     const int64_t input = kF32 * sizes_.tokens * sizes_.width;
     switch (recompute_) {
       case model::Recompute::kNone:
@@ -148,7 +148,7 @@ class StepWalk {
   // What is there for the time of a layer's backward.
   int64_t working(size_t layer) const {
     const int64_t whole = attention_bytes(sizes_) + layers_[layer].kept;
-    return layers_[layer].backward + (whole - kept(layer)) +
+    return layers_[layer].backward + (whole - kept_bytes(layer)) +
            2 * kF32 * sizes_.tokens * sizes_.width;
   }
 
@@ -157,23 +157,23 @@ class StepWalk {
   void walk(int64_t gradients) {
     const int64_t row = kF32 * sizes_.tokens * sizes_.width;
     const int64_t logits = kF32 * std::min(kLogitsPerBlock, sizes_.tokens * config_.vocab_size);
-    int64_t there = 2 * row + gradients;
+    int64_t allocated = 2 * row + gradients;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
-      there += kept(layer);
-      activations_ += kept(layer);
+      allocated += kept_bytes(layer);
+      activations_ += kept_bytes(layer);
     }
     const bool is_new = gradients == 0;  // else the gradients of the first micro-batch are there
     const bool tied = config_.tie_word_embeddings;
     const int64_t head_gradient = tied ? trained_.embedding : trained_.head;
-    there += is_new ? kF32 * head_gradient : 0;
-    see(there + 2 * row + logits);
-    there += 2 * row;
+    allocated += is_new ? kF32 * head_gradient : 0;
+    see(allocated + 2 * row + logits);
+    allocated += 2 * row;
     for (size_t layer = layers_.size(); layer-- > 0;) {
       const int64_t own = kF32 * trained_.layers[layer];  // beside the sum, where there is one
-      see(there + own + working(layer));
-      there += (is_new ? own : 0) - kept(layer);
+      see(allocated + own + working(layer));
+      allocated += (is_new ? own : 0) - kept_bytes(layer);
     }
-    see(there + kF32 * trained_.embedding);
+    see(allocated + kF32 * trained_.embedding);
   }
 
   const model::ModelConfig& config_;

@@ -53,8 +53,8 @@ std::set<std::string> keys_of(const std::map<std::string, std::string>& one,
 }
 
 std::string value_of(const std::map<std::string, std::string>& values, const std::string& key) {
-  const auto place = values.find(key);
-  return place == values.end() ? "not given" : place->second;
+  const auto entry = values.find(key);
+  return entry == values.end() ? "not given" : entry->second;
 }
 
 // Whether RUN holds nothing but the list, or the first files half-made: of a run that was killed
@@ -83,15 +83,15 @@ std::string checkpoint_name(int64_t step) {
 // The list of a run from before there were lists: its settings are this run's, so what it names as
 // every run does is its own, and so are the folders that have what only a checkpoint has.
 std::set<std::string> made_before_lists(const fs::path& run) {
-  std::set<std::string> made = run_names();
+  std::set<std::string> made_files = run_names();
   for (const auto& name : names_in(run / kCheckpoints)) {
     const fs::path folder = run / kCheckpoints / name;
     if (step_of(name) &&
         (fs::exists(folder / "state.json") || fs::exists(folder / "checksums.json"))) {
-      made.insert(fmt::format("{}/{}", kCheckpoints, name));
+      made_files.insert(fmt::format("{}/{}", kCheckpoints, name));
     }
   }
-  return made;
+  return made_files;
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
 
 // What is in the way of the run, or would go with what the run removes.
 void RunFolder::check_names() const {
-  const auto made = read_made(run_);
+  const auto made_files = read_made(run_);
   for (const auto& name : run_names()) {
     if (name != kFinal && fs::is_symlink(run_ / name)) {
       throw UserError(
@@ -131,12 +131,12 @@ void RunFolder::check_names() const {
   if (force_) {
     io::check_removable(run_);
     for (const auto& name : run_names()) {
-      check_free(name, made);
+      check_free(name, made_files);
     }
   }
   for (const auto& name : names_in(run_ / kCheckpoints)) {
     if (force_ && step_of(name)) {
-      check_free(fs::path(kCheckpoints) / name, made);
+      check_free(fs::path(kCheckpoints) / name, made_files);
     }
     const fs::path stem = fs::path(name).stem();
     if (step_of(stem.string())) {
@@ -144,13 +144,13 @@ void RunFolder::check_names() const {
     }
   }
   io::check_stageable(final_model());
-  for (const auto& name : made) {
+  for (const auto& name : made_files) {
     io::check_inputs_outside(run_ / name, inputs_);
   }
 }
 
-void RunFolder::check_free(const fs::path& name, const std::set<std::string>& made) const {
-  if (io::is_taken(run_ / name) && made.count(name.string()) == 0) {
+void RunFolder::check_free(const fs::path& name, const std::set<std::string>& made_files) const {
+  if (io::is_taken(run_ / name) && made_files.count(name.string()) == 0) {
     throw UserError(
         "{}: is not in the list of what a run of moe made there ({}) and will not be replaced; "
         "move it, or give another -o",
@@ -188,19 +188,19 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   }
   lock_ = io::lock_folder(run_, run_);
   check_names();  // again: another run may have been here until now
-  const auto made = read_made(run_);
+  const auto made_files = read_made(run_);
   if (state == RunState::kNew) {
-    remove_made(made);
+    remove_made(made_files);
     write_made(run_, run_names());
-  } else if (made.empty()) {
+  } else if (made_files.empty()) {
     write_made(run_, made_before_lists(run_));
   }
   io::write_whole(run_ / kSettings, settings_toml);
 }
 
 // settings.toml goes last of all, when it is replaced: until then this is a run.
-void RunFolder::remove_made(const std::set<std::string>& made) const {
-  for (const auto& name : made) {
+void RunFolder::remove_made(const std::set<std::string>& made_files) const {
+  for (const auto& name : made_files) {
     if (name == kFinal || name.starts_with(kCheckpoints)) {
       io::remove_whole(run_ / name);
     } else if (name != kSettings) {
@@ -214,11 +214,11 @@ void RunFolder::remove_made(const std::set<std::string>& made) const {
 fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }
 
 void RunFolder::claim(const fs::path& folder) const {
-  auto made = read_made(run_);
+  auto made_files = read_made(run_);
   const fs::path name = folder.lexically_relative(run_);
-  check_free(name, made);
-  if (made.insert(name.string()).second) {
-    write_made(run_, made);
+  check_free(name, made_files);
+  if (made_files.insert(name.string()).second) {
+    write_made(run_, made_files);
   }
 }
 
@@ -234,11 +234,12 @@ std::vector<int64_t> RunFolder::saved_steps() const {
 }
 
 void RunFolder::keep_newest(int64_t count, int64_t every) const {
-  const auto made = read_made(run_);
+  const auto made_files = read_made(run_);
   auto steps = saved_steps();
-  steps.erase(std::remove_if(steps.begin(), steps.end(),
-                             [&](int64_t step) { return made.count(checkpoint_name(step)) == 0; }),
-              steps.end());
+  steps.erase(
+      std::remove_if(steps.begin(), steps.end(),
+                     [&](int64_t step) { return made_files.count(checkpoint_name(step)) == 0; }),
+      steps.end());
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); ++i) {
     if (every == 0 || steps[i] % every != 0) {
       remove_checkpoint(steps[i]);

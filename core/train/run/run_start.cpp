@@ -19,10 +19,10 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
 
 // Every file of a run: checkpoints that stand at once (one more than are kept), of which `there`
 // are there already, and final.
-void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t there) {
+void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size_t space) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const auto wanted = saves ? static_cast<size_t>(plan.settings.keep) + 1 : 0;
-  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, there)) : 0;
+  const size_t missing = saves ? std::max<size_t>(1, wanted - std::min(wanted, space)) : 0;
   io::check_space(plan.settings.run,
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
@@ -85,8 +85,8 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
   start.log = std::make_unique<MetricsLog>(
       folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
   append_start(folder.starts(), start_line(plan));
-  for (const auto& one : new_in) {
-    io::sync_folder(one);
+  for (const auto& file : new_in) {
+    io::sync_folder(file);
   }
   return start;
 }

@@ -55,7 +55,7 @@ struct World {
       ++tokenised;
       return byte_codec();
     };
-    request.place = {dir / "cache", false};
+    request.location = {dir / "cache", false};
   }
 
   Examples open() {
@@ -214,15 +214,15 @@ TEST_CASE("a cache that is off leaves no file, one that must not fail says so", 
   World world;
   const Examples cached = world.open();
   ::setenv("TMPDIR", world.dir.path().c_str(), 1);
-  world.request.place = cache_place("off");
+  world.request.location = cache_location("off");
   CHECK(same(world.open(), cached));
   CHECK(contains(world.note(), "tokens in a temporary file in " + world.dir.path().string()));
   const std::string blocked = (world.dir / "a.jsonl" / "cache").string();
-  world.request.place = {blocked, true};
+  world.request.location = {blocked, true};
   CHECK(same(world.open(), cached));
   REQUIRE(world.notes.size() == 2);
   CHECK(contains(world.notes[0], "no cache of tokens: " + blocked + ": cannot be made"));
-  world.request.place.may_fail = false;
+  world.request.location.may_fail = false;
   CHECK(contains(user_error_of([&] { world.open(); }),
                  "--cache " + blocked + ": cannot be made: Not a directory; give another folder"));
   ::unsetenv("TMPDIR");
@@ -233,19 +233,19 @@ TEST_CASE("a cache that is off leaves no file, one that must not fail says so", 
 
 TEST_CASE("the default cache follows the XDG specification", "[data]") {
   const std::string before = std::getenv("XDG_CACHE_HOME");
-  CHECK(cache_place("").folder == before + "/moe/tokens");
-  CHECK(cache_place("").may_fail);
+  CHECK(cache_location("").folder == before + "/moe/tokens");
+  CHECK(cache_location("").may_fail);
   ::setenv("XDG_CACHE_HOME", "relative", 1);  // "should be ignored"
   const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
   ::setenv("HOME", "/somewhere", 1);
-  CHECK(cache_place("").folder == "/somewhere/.cache/moe/tokens");
+  CHECK(cache_location("").folder == "/somewhere/.cache/moe/tokens");
   ::unsetenv("HOME");
-  CHECK(cache_place("").folder.empty());
+  CHECK(cache_location("").folder.empty());
   ::setenv("HOME", home.c_str(), 1);
   ::setenv("XDG_CACHE_HOME", before.c_str(), 1);
-  CHECK(cache_place("off").folder.empty());
-  CHECK(cache_place("here").folder == "here");
-  CHECK_FALSE(cache_place("here").may_fail);
+  CHECK(cache_location("off").folder.empty());
+  CHECK(cache_location("here").folder == "here");
+  CHECK_FALSE(cache_location("here").may_fail);
 }
 
 TEST_CASE("runs that make the same cache at once do not harm each other", "[data]") {
@@ -300,7 +300,7 @@ TEST_CASE("what a killed run left half made is removed by the next one, not what
   world.request.on_progress = [&](int64_t examples, int64_t) {
     if (examples == 30) {
       World other;  // another run looks into the folder meanwhile
-      other.request.place.folder = world.dir / "cache";
+      other.request.location.folder = world.dir / "cache";
       write_file(other.dir / "a.jsonl", pairs(7));
       other.open();
     }
@@ -339,7 +339,7 @@ TEST_CASE("processes of a host map what the first one tokenised, cached or not",
   const bool is_cached = GENERATE(true, false);
   for (auto* world : {&first, &second}) {
     if (!is_cached) {
-      world->request.place = {};
+      world->request.location = {};
     }
   }
   HostTokens made, taken;
@@ -366,8 +366,8 @@ TEST_CASE("offers of tokens that are of no use leave each process to its own", "
                              std::string("1 2 999999999 0\n"), std::string("1 2 -1 -1\n"),
                              std::string("1 2 SELF FOREIGN\n"));
   std::string offer = text;
-  if (const size_t place = offer.find("SELF FOREIGN"); place != std::string::npos) {
-    offer.replace(place, 12, fmt::format("{} {}", ::getpid(), foreign));
+  if (const size_t location = offer.find("SELF FOREIGN"); location != std::string::npos) {
+    offer.replace(location, 12, fmt::format("{} {}", ::getpid(), foreign));
   }
   taken.take(offer);
   const Examples examples = world.open();

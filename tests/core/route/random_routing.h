@@ -106,7 +106,7 @@ inline std::vector<route::RouterSettings> all_routers() {
     for (const auto& example : family.examples) {
       std::vector<route::RouterSettings> forms = {route::parse_router(example)};
       for (const auto& option : family.options) {
-        const bool is_modifier = option.place == route::OptionPlace::kModifier;
+        const bool is_modifier = option.position == route::OptionPosition::kModifier;
         const size_t before = is_modifier ? forms.size() : 0;
         for (size_t i = 0; i < before; ++i) {
           forms.push_back(forms[i]);

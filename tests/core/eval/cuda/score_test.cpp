@@ -1,4 +1,4 @@
-// Scores on a card against those of the CPU. In a build without CUDA the card is an emulated one
+// Scores on a GPU against those of the CPU. In a build without CUDA the GPU is an emulated one
 // (tests/support/emulated_cuda).
 
 #include "core/eval/scoring/score.h"
@@ -42,7 +42,7 @@ std::vector<Request> questions() {
 
 }  // namespace
 
-TEST_CASE("scores and counters on a card are those of the CPU", "[eval][gpu]") {
+TEST_CASE("scores and counters on a GPU are those of the CPU", "[eval][gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"", "top1+ir+fr", "top2:cf=inf", "topp:0.5"}) {
     INFO("router '" << router << "'");
@@ -64,15 +64,15 @@ TEST_CASE("scores and counters on a card are those of the CPU", "[eval][gpu]") {
       settings.routing = llama.default_routing();
       return score_requests(llama, questions(), settings);
     };
-    const Scores card = scored(test::kGpu), host = scored(at::kCPU);
-    REQUIRE(card.scores.size() == host.scores.size());
+    const Scores gpu = scored(test::kGpu), host = scored(at::kCPU);
+    REQUIRE(gpu.scores.size() == host.scores.size());
     for (size_t i = 0; i < host.scores.size(); ++i) {
-      CHECK(std::abs(card.scores[i].logprob - host.scores[i].logprob) < kTolerance);
-      CHECK(card.scores[i].is_greedy == host.scores[i].is_greedy);
+      CHECK(std::abs(gpu.scores[i].logprob - host.scores[i].logprob) < kTolerance);
+      CHECK(gpu.scores[i].is_greedy == host.scores[i].is_greedy);
     }
-    REQUIRE(card.counters.size() == host.counters.size());
+    REQUIRE(gpu.counters.size() == host.counters.size());
     for (size_t layer = 0; layer < host.counters.size(); ++layer) {
-      CHECK(card.counters[layer].tokens_per_expert == host.counters[layer].tokens_per_expert);
+      CHECK(gpu.counters[layer].tokens_per_expert == host.counters[layer].tokens_per_expert);
     }
   }
 }

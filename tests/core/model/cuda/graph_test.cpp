@@ -1,4 +1,4 @@
-// A routed layer recorded as a CUDA graph. In a build without CUDA the card is an emulated one
+// A routed layer recorded as a CUDA graph. In a build without CUDA the GPU is an emulated one
 // (tests/support/emulated_cuda), which refuses while it records what a graph cannot hold.
 
 #include "kernels/ops/graph.h"
@@ -56,7 +56,7 @@ TEST_CASE("a layer routed with a capacity can be recorded and replayed", "[model
   }
 }
 
-TEST_CASE("work that reads the card back cannot be recorded", "[model][gpu]") {
+TEST_CASE("work that reads the GPU back cannot be recorded", "[model][gpu]") {
   MOE_NEED_GPU();
   const Tensor x = at::ones({3}).to(kGpu);
   double sum = 0;

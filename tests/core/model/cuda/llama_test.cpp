@@ -1,5 +1,5 @@
-// A model on a card against itself on the CPU: logits, gradients, generation. In a build without
-// CUDA the card is an emulated one (tests/support/emulated_cuda), where what the host reads of its
+// A model on a GPU against itself on the CPU: logits, gradients, generation. In a build without
+// CUDA the GPU is an emulated one (tests/support/emulated_cuda), where what the host reads of its
 // memory is a fault.
 
 #include "core/model/llama/llama.h"
@@ -84,13 +84,13 @@ double distance(const Tensor& a, const Tensor& b) {
   return ((a - b).norm() / (b.norm() + 1e-6)).item<double>();
 }
 
-void check_close(const std::vector<Tensor>& card, const std::vector<Tensor>& host, double most) {
-  REQUIRE(card.size() == host.size());
+void check_close(const std::vector<Tensor>& gpu, const std::vector<Tensor>& host, double most) {
+  REQUIRE(gpu.size() == host.size());
   for (size_t i = 0; i < host.size(); ++i) {
     INFO("tensor " << i);
-    REQUIRE(card[i].defined() == host[i].defined());
+    REQUIRE(gpu[i].defined() == host[i].defined());
     if (host[i].defined()) {
-      CHECK(distance(card[i], host[i]) < most);
+      CHECK(distance(gpu[i], host[i]) < most);
     }
   }
 }
@@ -110,7 +110,7 @@ const std::vector<std::string>& routers() {
 
 }  // namespace
 
-TEST_CASE("logits and gradients on a card equal those on the CPU", "[model][gpu]") {
+TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const auto& router : routers()) {
     INFO("router '" << router << "'");
@@ -119,7 +119,7 @@ TEST_CASE("logits and gradients on a card equal those on the CPU", "[model][gpu]
   }
 }
 
-TEST_CASE("bf16 on a card is bf16 on the CPU", "[model][gpu]") {
+TEST_CASE("bf16 on a GPU is bf16 on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   const model::ComputeOptions bf16{model::Precision::kBf16};
   for (const std::string router : {"", "top2:cf=inf"}) {
@@ -130,7 +130,7 @@ TEST_CASE("bf16 on a card is bf16 on the CPU", "[model][gpu]") {
   }
 }
 
-TEST_CASE("what is computed again on a card changes nothing", "[model][gpu]") {
+TEST_CASE("what is computed again on a GPU changes nothing", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1+ir+fr");
   const auto plain = results(folder.load(kGpu));
@@ -139,7 +139,7 @@ TEST_CASE("what is computed again on a card changes nothing", "[model][gpu]") {
   }
 }
 
-TEST_CASE("adapters on a card are those on the CPU", "[model][gpu]") {
+TEST_CASE("adapters on a GPU are those on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1");
   const auto adapted = [&](at::Device device) {
@@ -151,7 +151,7 @@ TEST_CASE("adapters on a card are those on the CPU", "[model][gpu]") {
   check_close(adapted(kGpu), adapted(at::kCPU), kF32);
 }
 
-TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
+TEST_CASE("sequences that go on from others do so on a GPU", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1:cf=inf");
   const at::NoGradGuard no_gradients;
@@ -160,17 +160,17 @@ TEST_CASE("sequences that go on from others do so on a card", "[model][gpu]") {
   const auto hidden = [&](const Llama& model) {
     return model.forward(tokens, model.default_routing()).hidden.cpu();
   };
-  const Tensor card = hidden(folder.load(kGpu)), host = hidden(folder.load(at::kCPU));
+  const Tensor gpu = hidden(folder.load(kGpu)), host = hidden(folder.load(at::kCPU));
   int64_t first = 0;
   for (size_t i = 0; i < lengths().size(); ++i) {
     INFO("sequence " << i);
     const int64_t length = lengths()[i];
-    CHECK(distance(card.narrow(0, first, length), host.narrow(0, first, length)) < kF32);
+    CHECK(distance(gpu.narrow(0, first, length), host.narrow(0, first, length)) < kF32);
     first += length;
   }
 }
 
-TEST_CASE("a model on a card writes what it writes on the CPU", "[model][gpu]") {
+TEST_CASE("a model on a GPU writes what it writes on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {
     const Folder folder(router);
@@ -187,7 +187,7 @@ TEST_CASE("a model on a card writes what it writes on the CPU", "[model][gpu]") 
   }
 }
 
-TEST_CASE("a clone of a model on a card is there too, and has its weights", "[model][gpu]") {
+TEST_CASE("a clone of a model on a GPU is there too, and has its weights", "[model][gpu]") {
   MOE_NEED_GPU();
   const Folder folder("top1");
   const Llama model = folder.load(kGpu);

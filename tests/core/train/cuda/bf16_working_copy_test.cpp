@@ -1,5 +1,5 @@
-// The bf16 copies of weights that train on a card: when they are kept, when they are made again,
-// and that AdamW writes them. In a build without CUDA the card is an emulated one
+// The bf16 copies of weights that train on a GPU: when they are kept, when they are made again,
+// and that AdamW writes them. In a build without CUDA the GPU is an emulated one
 // (tests/support/emulated_cuda).
 
 #include "kernels/ops/bf16_working_copy.h"
@@ -101,7 +101,8 @@ TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
 }
 
-TEST_CASE("experts' products on a card read the copies, with loads here or there", "[train][gpu]") {
+TEST_CASE("experts' products on a GPU read the copies, with counts on the host or the device",
+          "[train][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(4);
   const Tensor gate_up = trained({2, 16, 8}), down = trained({2, 8, 8});

@@ -1,5 +1,5 @@
-// Runs of training on a card against the run of the CPU, and ranks that share one card against one
-// rank. In a build without CUDA the card is an emulated one (tests/support/emulated_cuda).
+// Runs of training on a GPU against the run of the CPU, and ranks that share one GPU against one
+// rank. In a build without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
 
 #include "core/distributed/process_group.h"
 #include "core/distributed/solo.h"
@@ -14,7 +14,7 @@ using namespace moe::test;
 
 namespace {
 
-constexpr int kSeconds = 500;  // for what takes the emulated card 10 of an idle core
+constexpr int kSeconds = 500;  // for what takes the emulated GPU 10 of an idle core
 
 double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e-12); }
 
@@ -57,27 +57,27 @@ struct FiveSteps : TrainWorld {
 
 }  // namespace
 
-TEST_CASE("five steps on a card have the losses of the CPU", "[train][gpu]") {
+TEST_CASE("five steps on a GPU have the losses of the CPU", "[train][gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
     INFO("router '" << router << "'");
     FiveSteps world(router);
-    check_same(train_alone(world, kGpu, "card"), train_alone(world, at::kCPU, "host"));
+    check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
   }
 }
 
-TEST_CASE("bf16 moments and products train on a card", "[train][gpu]") {
+TEST_CASE("bf16 moments and products train on a GPU", "[train][gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top2:cf=inf");
   world.settings.adamw.moments = MomentType::kBF16;
-  check_same(train_alone(world, kGpu, "card"), train_alone(world, at::kCPU, "host"));
+  check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
   world.settings.compute.precision = model::Precision::kBf16;
-  const auto card = train_alone(world, kGpu, "card16");
+  const auto gpu = train_alone(world, kGpu, "gpu16");
   const auto host = train_alone(world, at::kCPU, "host16");
   for (size_t i = 0; i < host.size(); ++i) {
-    CHECK(relative(card[i].loss, host[i].loss) < 0.02);  // products of 8 bits, rounded elsewhere
+    CHECK(relative(gpu[i].loss, host[i].loss) < 0.02);  // products of 8 bits, rounded elsewhere
   }
 }
 
@@ -94,11 +94,11 @@ TEST_CASE("in bf16 a run that keeps copies of its weights is the run that rounds
   REQUIRE(kept.size() == anew.size());
   for (size_t i = 0; i < kept.size(); ++i) {
     INFO("step " << i + 1);
-    CHECK(relative(kept[i].loss, anew[i].loss) < 1e-6);  // sums by atomics may differ on a card
+    CHECK(relative(kept[i].loss, anew[i].loss) < 1e-6);  // sums by atomics may differ on a GPU
   }
 }
 
-TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[train][gpu]") {
+TEST_CASE("a run on a GPU that was stopped goes on as if it had not been", "[train][gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top1");
@@ -112,10 +112,10 @@ TEST_CASE("a run on a card that was stopped goes on as if it had not been", "[tr
   CHECK_THROWS_AS(train::train(world.settings, callbacks, comm.get()), Interrupted);
   const auto rest = train_on(world, *comm, "stopped");
   REQUIRE(rest.size() == 2);
-  CHECK(relative(rest[1].loss, whole[4].loss) < 1e-6);  // sums by atomics may differ on a card
+  CHECK(relative(rest[1].loss, whole[4].loss) < 1e-6);  // sums by atomics may differ on a GPU
 }
 
-TEST_CASE("ranks that share a card compute what one does", "[train][gpu]") {
+TEST_CASE("ranks that share a GPU compute what one does", "[train][gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   for (const std::string router : {"top1+ir+fr", "topp:0.4"}) {
