@@ -227,17 +227,30 @@ size_t count_of(const std::string& text, const std::string& part) {
 
 TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
   const std::string page = sweep_page(made_up());
-  CHECK(count_of(page, "<figure") == 4);  // average, two tasks, rows per token
-  CHECK(count_of(page, "<path class=\"line\"") == 2 * 4);
-  CHECK(count_of(page, "<circle") == 6 * 4);
-  CHECK(count_of(page, "class=\"error\"") == 6);  // of one task
+  const std::string open = "id=\"data\">";
+  const size_t begin = page.find(open) + open.size();
+  const Json data =
+      parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data of the page");
+  REQUIRE(data["sections"].size() == 1);
+  const Json& section = data["sections"][0];
+  CHECK(section["x"] == Json{{"label", "cf"}, {"names", {"1", "2", "inf"}}});  // in order
+  Strings titles;
+  for (const auto& panel : section["panels"]) {
+    titles.push_back(panel["title"]);
+    REQUIRE(panel["series"].size() == 2);
+    CHECK(panel["series"][1]["name"] == "top2");
+    CHECK(panel["series"][1]["x"] == Json{0, 1, 2});
+    CHECK(panel["series"][1]["is_marked"] == true);
+    CHECK(panel["series"][1].contains("low") == panel["title"].get<std::string>().ends_with("acc"));
+  }
+  CHECK((titles == Strings{"average", "mmlu, acc", "lambada_openai, acc", "rows per token"}));
+  const Json mmlu = section["panels"][1]["series"][0];  // cf 2, 1, inf were 0.2, 0.3, 0.4
+  CHECK(mmlu["y"][0].get<double>() == Approx(0.3));
+  CHECK(mmlu["low"][0].get<double>() == Approx(0.29));
+  CHECK(mmlu["high"][1].get<double>() == Approx(0.21));
   CHECK(count_of(page, "<h1>&lt;model&gt;</h1>") == 1);
-  CHECK(page.find("<script") == std::string::npos);
-  CHECK(page.find("http://") == std::string::npos);
+  CHECK(count_of(page, "<tr><th scope=\"row\">router=top1,cf=2</th><td>0.1500</td>") == 1);
   CHECK(page.find("https://") == std::string::npos);
-  CHECK(page.find("prefers-color-scheme: dark") != std::string::npos);
-  CHECK(page.find(">1</text>") < page.find(">2</text>"));  // in order, inf last
-  CHECK(page.find(">2</text>") < page.find(">inf</text>"));
   CHECK(page.find("nan") == std::string::npos);
 }
 
