@@ -43,7 +43,8 @@ CONTRAST = """(() => {
 PANELS = """[...document.querySelectorAll("figure.panel")].map(f => ({
   title: f.querySelector("b").textContent,
   drawn: f.querySelector("canvas") ? (c => new Set(c.getContext("2d").getImageData(0, 0, c.width, c.height).data).size > 3)(
-    f.querySelector("canvas")) : [...f.querySelectorAll("path")].some(p => /^M[-\\d.]+ [-\\d.]+/.test(p.getAttribute("d"))) &&
+    f.querySelector("canvas")) : ([...f.querySelectorAll("path")].some(p => /^M[-\\d.]+ [-\\d.]+/.test(p.getAttribute("d"))) ||
+    [...f.querySelectorAll("g rect")].some(r => r.getAttribute("height") > 1)) &&
     !/NaN|undefined|Infinity/.test(f.innerHTML),
   inside: f.getBoundingClientRect().right <= innerWidth && [...f.querySelectorAll("figcaption *, svg")].every(
     e => e.getBoundingClientRect().right <= f.getBoundingClientRect().right),
@@ -74,6 +75,8 @@ def mixture_run(folder):
 def sweep(folder):
     moe("eval", folder / "model", "--tasks", TINY / "quiz.jsonl", "--limit", 20, "--threads", 1, "--sweep", "cf=0.25,1,inf", "--sweep",
         "router=top1,top1+ir", "-o", folder / "sweep")
+    moe("eval", folder / "model", "--tasks", TINY / "quiz.jsonl", "--limit", 20, "--threads", 1, "--sweep", "router=top1,top2+ir,topp:0.4",
+        "-o", folder / "routers")
 
 
 def dense_run(folder):
@@ -192,6 +195,8 @@ def main():
         check.page(hostile_run(folder), DENSE)
         check.page(folder / "sweep", ["quiz, acc", "requests dropped, %", "IR tokens, %", "rows per token"], name="sweep.html", place="cf",
                    first="cf 0.25")
+        check.page(folder / "routers", ["quiz, acc", "requests dropped, %", "rows per token"], name="sweep.html", place="router",
+                   first="router top1")
         check.toggles(folder / "mixture")
         check.without_script(folder / "mixture")
         browser.close()

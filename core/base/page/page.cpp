@@ -96,8 +96,9 @@ struct Kind {
 
 const Kind& kind_of(const OrderedJson& panel) {
   static const std::map<std::string, Kind> kinds = {
-      {"lines", {nullptr}},      {"heat map", {nullptr}}, {"table", {table_html}},
-      {"fields", {fields_html}}, {"texts", {texts_html}}, {"text", {text_html}}};
+      {"lines", {nullptr}},    {"bars", {nullptr}},       {"heat map", {nullptr}},
+      {"table", {table_html}}, {"fields", {fields_html}}, {"texts", {texts_html}},
+      {"text", {text_html}}};
   const auto kind = kinds.find(panel.at("kind"));
   MOE_CHECK(kind != kinds.end(), "{}", panel.at("kind").dump());
   return kind->second;
@@ -114,9 +115,13 @@ std::string sections_html(OrderedJson& sections, OrderedJson& drawn) {
     if (panels.empty()) {
       continue;
     }
+    const bool is_first_drawn = is_drawn(panels.front());
+    for (const auto& panel : panels) {
+      MOE_CHECK(is_drawn(panel) == is_first_drawn, "{}", panel.at("kind").dump());
+    }
     const std::string id = text_at(section, "id");
     out += id.empty() ? "<section" : "<section id=\"" + html(id) + "\"";
-    if (is_drawn(panels.front())) {
+    if (is_first_drawn) {
       drawn.push_back(std::move(section));
       out += " class=\"drawn\"></section>\n";
       continue;

@@ -14,8 +14,8 @@
 //   x         the horizontal AXIS of its panels
 //   sections  [{id, title, note, x, panels: [PANEL]}], from top to bottom. id is the anchor of
 //             #id; an empty title shows none, note stands below it, x is an AXIS of its own.
-//             Sections without panels are left out. Drawn panels (lines, heat map) and the others
-//             do not mix in a section.
+//             Sections without panels are left out. Drawn panels (lines, bars, heat map) do not
+//             stand in a section with others.
 //   footer    a sentence about the page; default none
 //
 // An AXIS is {label}: whole numbers, {label, names}: places 0, 1, .. with a name each, or {label,
@@ -32,6 +32,7 @@
 //             have low, high: [..] (an interval around each y: a bar on an axis of names, else a
 //             band), smooth: {x, y}: drawn in front, the series itself behind it, and is_marked: a
 //             dot a point, where there are at most 80.
+//   bars      as lines, from zero and on an axis of names: no y, start, smooth and is_marked
 //   heat map  title, subtitle, y: {label, names}: the rows, values: [..] column by column, in
 //             hundredths of an equal share (100 = balanced, 0 = nothing)
 //   table     columns: [..], rows: [{name, cells: [text]}]; the first column has the names

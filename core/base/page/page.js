@@ -58,7 +58,7 @@
   const range = (values, panel, log, mayCut) => {
     const scaled = log ? Math.log10 : v => v;
     const all = values.map(scaled).sort((a, b) => a - b), at = share => all[Math.round(share * (all.length - 1))];
-    const zero = !log && panel.y?.from_zero, rule = panel.rule ? scaled(panel.rule.value) : NaN;
+    const zero = !log && (panel.kind === "bars" || panel.y?.from_zero), rule = panel.rule ? scaled(panel.rule.value) : NaN;
     let low = all[0], high = all[all.length - 1];
     if (mayCut && high - at(0.99) > 3 * (at(0.99) - at(0.01)) && at(0.99) > at(0.01)) high = at(0.99) + 0.25 * (at(0.99) - at(0.01));
     const cut = high < all[all.length - 1], positive = !log && low >= 0;
@@ -120,7 +120,7 @@
   const chart = (panel, axis, number) => {
     const [firstX, lastX] = ends(axis), all = panel.series.flatMap(series => series.y);
     const late = panel.start && panel.series[0].x.filter(x => x >= panel.start.x).length >= 2 && panel.start.x > firstX;
-    let from = late ? panel.start.x : firstX, log = false, low, high, x, y, marks;
+    let from = late ? panel.start.x : firstX, log = false, low, high, x, y, slot, marks;
     const readout = element("span", {class: "readout"}), buttons = [];
     if (panel.y?.log !== undefined && all.every(v => v > 0)) {
       log = panel.y.log;
@@ -142,15 +142,24 @@
     const half = (series, i) => series.low ? (series.high[i] - series.low[i]) / 2 : 0;
     const valueText = (series, i) => short(series.y[i]) + (half(series, i) > 0 ? ` \u00b1 ${short(half(series, i))}` : "");
 
+    const isBars = panel.kind === "bars", barWidth = () => Math.min(44, 0.6 * slot / panel.series.length);
+    const shift = index => isBars ? (index - (panel.series.length - 1) / 2) * barWidth() : 0; // bars of one place stand side by side
     const points = (xs, ys) => xs.map((v, i) => `${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`);
     const addInterval = (series, index, area) => {
       if (!axis.names) {
         const outline = [...points(series.x, series.high), ...points(series.x, series.low).reverse()];
         area.append(element("path", {class: "band", style: `fill: ${colour(index)}`, d: `M${outline.join("L")}Z`}));
       } else series.x.forEach((v, i) => half(series, i) > 0 && area.append(element("line",
-        {class: "interval", style: `stroke: ${colour(index)}`, x1: x(v), x2: x(v), y1: y(series.low[i]), y2: y(series.high[i])})));
+        {class: "interval", style: isBars ? "stroke: var(--ink)" : `stroke: ${colour(index)}`, x1: x(v) + shift(index), x2: x(v) + shift(index), y1: y(series.low[i]), y2: y(series.high[i])})));
+    };
+    const titleOf = (series, i) => element("title", {}, `${nameOf(axis, series.x[i])} ${series.name}: ${valueText(series, i)}`);
+    const addBars = (series, index, area) => {
+      series.x.forEach((v, i) => area.append(element("rect", {style: `fill: ${colour(index)}`, x: x(v) + shift(index) - 0.47 * barWidth(),
+        width: 0.94 * barWidth(), y: Math.min(y(0), y(series.y[i])), height: Math.abs(y(0) - y(series.y[i]))}, titleOf(series, i))));
+      if (series.low) addInterval(series, index, area);
     };
     const addSeries = (series, index, area) => {
+      if (isBars) return addBars(series, index, area);
       const add = (kind, line) => area.append(
         element("path", {class: kind, style: `stroke: ${colour(index)}`, d: `M${points(line.x, line.y).join("L")}`}));
       if (series.low) addInterval(series, index, area);
@@ -160,7 +169,7 @@
       if (series.smooth) add("line", series.smooth);
       if ((series.is_marked && series.x.length <= 80) || series.x.length === 1) series.x.forEach((v, i) => area.append(
         element("circle", {r: 2.6, cx: x(v), cy: y(series.y[i]), style: `fill: ${colour(index)}`},
-          element("title", {}, `${nameOf(axis, v)} ${series.name}: ${valueText(series, i)}`))));
+          titleOf(series, i))));
     };
     const caption = cut => {
       const shown = panel.series.flatMap(series => series.y.filter((_, i) => series.x[i] >= from));
@@ -169,9 +178,8 @@
         cut && `peak ${short(Math.max(...shown))} beyond the edge`].filter(Boolean).join(", ") || "\u00a0";
     };
     const widestName = 6.6 * Math.max(...(axis.names ?? []).map(name => name.length));
-    const room = width => width / axis.names.length;
     const drawNames = (left, width, height) => { // in two rows where they would run into each other, and only some of them if need be
-      const isTight = widestName > room(width - left), every = Math.ceil(widestName / room(width - left) / (isTight ? 2 : 1));
+      const isTight = widestName > slot, every = Math.ceil(widestName / slot / (isTight ? 2 : 1));
       axis.names.forEach((name, i) => i % every === 0 && svg.append(element("text", {"text-anchor": "middle",
         x: clamp(x(i), left + 3.2 * name.length, width - 3.2 * name.length), y: height - (isTight && i / every % 2 === 0 ? 17 : 4)}, name)));
     };
@@ -185,8 +193,9 @@
       const most = panel.is_wide ? 6 : 5;
       const yTicks = log ? logTicks(low, high, most) : ticks(low, high, most).filter(v => v >= low && v <= high);
       const yLabels = log ? yTicks.flatMap(v => labels([v])) : labels(yTicks), left = 12 + 6.3 * Math.max(...yLabels.map(label => label.length));
-      const inset = axis.names ? 12 : 0, bottom = axis.names && widestName > room(width - left) ? 33 : 20;
-      x = v => lastX === from ? (left + width) / 2 : left + inset + (v - from) / (lastX - from) * (width - left - 8 - 2 * inset);
+      slot = (width - left) / axis.names?.length;
+      const inset = isBars ? slot / 2 : axis.names ? 12 : 0, bottom = axis.names && widestName > slot ? 33 : 20;
+      x = v => lastX === from ? (left + width) / 2 : left + inset + (v - from) / (lastX - from) * (width - left - (isBars ? 0 : 8) - 2 * inset);
       y = v => top + (high - (log ? Math.log10(Math.max(v, 1e-300)) : v)) / (high - low) * (height - top - bottom);
       svg.replaceChildren(element("defs", {}, element("clipPath", {id: `clip${number}`},
         element("rect", {x: left - 3, y: 0, width: width - left + 3, height: height - bottom + 3}))));
@@ -218,10 +227,10 @@
       panel.series.forEach((series, index) => {
         const at = place === null ? series.x.length - 1 : nearest(series.x, place);
         if (place !== null) marks.append(
-          element("circle", {r: 3.4, cx: x(series.x[at]), cy: y(series.y[at]), style: `fill: ${colour(index)}`}));
+          element("circle", {r: 3.4, cx: x(series.x[at]) + shift(index), cy: y(series.y[at]), style: `fill: ${colour(index)}`}));
         const item = element("span", {});
         if (series.name) item.append(element("i", {style: `background: ${colour(index)}`}), `${series.name} `);
-        item.append(valueText(series, at));
+        if (place !== null || !axis.names) item.append(valueText(series, at)); // a curve's last value; names have no last one
         readout.append(item);
       });
     };
@@ -313,7 +322,7 @@
     if (section.title) place.append(element("h2", {}, section.title));
     if (section.note) place.append(noteOf(section));
     place.append(element("div", {class: "panels"}, ...section.panels.map(panel =>
-      (panel.kind === "lines" ? chart : heatMap)(panel, axisOf(panel, section), number++))));
+      (panel.kind === "heat map" ? heatMap : chart)(panel, axisOf(panel, section), number++))));
   });
 
   const drawAll = () => views.forEach(view => view.draw());

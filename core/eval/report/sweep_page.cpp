@@ -113,18 +113,19 @@ OrderedJson series_json(const SweepReport& report, const Panel& panel, const Lin
 
 OrderedJson plots(const SweepReport& report) {
   const Lines lines = lines_of(report);
-  const std::string setting = report.axes[lines.axis].setting;
+  const SweepAxis& axis = report.axes[lines.axis];
+  const char* kind = axis.is_number() ? "lines" : "bars";  // routers have no order
   OrderedJson panels = OrderedJson::array();
   for (const auto& panel : panels_of(report)) {
     OrderedJson series = OrderedJson::array();
     for (const auto& name : lines.names) {
       series.push_back(series_json(report, panel, lines, name));
     }
-    panels.push_back({{"kind", "lines"}, {"title", panel.title}, {"series", series}});
+    panels.push_back({{"kind", kind}, {"title", panel.title}, {"series", series}});
   }
   return {{"title", ""},
-          {"note", setting + " runs to the right; thin bars are standard errors"},
-          {"x", {{"label", setting}, {"names", lines.places}}},
+          {"note", axis.setting + " runs to the right; thin bars are standard errors"},
+          {"x", {{"label", axis.setting}, {"names", lines.places}}},
           {"panels", panels}};
 }
 

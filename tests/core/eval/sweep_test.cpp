@@ -225,12 +225,16 @@ size_t count_of(const std::string& text, const std::string& part) {
   return found;
 }
 
-TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
-  const std::string page = sweep_page(made_up());
+// The JSON that the page's script draws.
+Json data_of(const std::string& page) {
   const std::string open = "id=\"data\">";
   const size_t begin = page.find(open) + open.size();
-  const Json data =
-      parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data of the page");
+  return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data");
+}
+
+TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
+  const std::string page = sweep_page(made_up());
+  const Json data = data_of(page);
   REQUIRE(data["sections"].size() == 1);
   const Json& section = data["sections"][0];
   CHECK(section["x"] == Json{{"label", "cf"}, {"names", {"1", "2", "inf"}}});  // in order
@@ -252,6 +256,19 @@ TEST_CASE("the page has a panel a column, a line a router and a mark a value", "
   CHECK(count_of(page, "<tr><th scope=\"row\">router=top1,cf=2</th><td>0.1500</td>") == 1);
   CHECK(page.find("https://") == std::string::npos);
   CHECK(page.find("nan") == std::string::npos);
+}
+
+TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval]") {
+  SweepReport report{"model", {parse_sweep("router=top1,top2")}, {{"mmlu", "acc", 100}}, {}};
+  for (const std::string router : {"top1", "top2"}) {
+    report.rows.push_back({{{router}, "router=" + router, {}}, {{0.3, 0.01}}, 0.3});
+  }
+  const Json section = data_of(sweep_page(report))["sections"][0];
+  CHECK(section["x"] == Json{{"label", "router"}, {"names", {"top1", "top2"}}});
+  CHECK(section["panels"].size() == 2);  // the task, rows per token
+  CHECK(section["panels"][0]["kind"] == "bars");
+  CHECK(section["panels"][0]["series"][0]["low"][1].get<double>() == Approx(0.29));
+  CHECK(data_of(sweep_page(made_up()))["sections"][0]["panels"][0]["kind"] == "lines");
 }
 
 TEST_CASE("bars on a terminal keep to its width", "[eval]") {

@@ -111,6 +111,14 @@ TEST_CASE("a page asks for nothing outside itself", "[base]") {
   CHECK(count(page, "prefers-color-scheme: dark") >= 1);
 }
 
+TEST_CASE("a section of which the script would draw a part is a fault of ours", "[base]") {
+  OrderedJson page = page_of("plain");
+  page["sections"][0]["panels"].push_back({{"kind", "text"}, {"text", "plain"}});
+  CHECK_THROWS_AS(make_page(page), std::logic_error);
+  page["sections"][0]["panels"][1] = {{"kind", "pie"}};
+  CHECK_THROWS_AS(make_page(page), std::logic_error);
+}
+
 TEST_CASE("points are written as short as a screen shows them", "[base]") {
   CHECK(Json(rounded_for_screen(1.23456789)).dump() == "1.2346");
   CHECK(Json(rounded_for_screen(0.1 + 0.2)).dump() == "0.3");
