@@ -112,11 +112,11 @@ std::function<void()> add_flags(CLI::App& command, const Measurement& measuremen
   return [=, name = measurement.name] { run(name, measure, *flags); };
 }
 
-// Flags before the name of a measurement are those of the default one: they would not be heard.
+// Flags before the name of a measurement are those of the default one: they would change nothing.
 void check_no_flags(const CLI::App& bench, const std::string& name) {
   for (const auto* option : bench.get_options()) {
     if (option->count() > 0) {
-      throw UserError("{} is said to moe bench, not to moe bench {}; write it behind {}",
+      throw UserError("{} is given to moe bench, not to moe bench {}; write it after '{}'",
                       option->get_name(), name, name);
     }
   }

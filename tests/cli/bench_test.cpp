@@ -184,7 +184,7 @@ TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {
   CHECK(refusal({"gemm", "--skew", "1"}) ==
         "moe: unknown flag '--skew'; see moe bench gemm --help\n");
   CHECK(refusal({"--threads", "1", "gemm"}) ==
-        "moe: --threads is said to moe bench, not to moe bench gemm; write it behind gemm\n");
+        "moe: --threads is given to moe bench, not to moe bench gemm; write it after 'gemm'\n");
 }
 
 TEST_CASE("bench measures a layer where nothing is named", "[cli]") {

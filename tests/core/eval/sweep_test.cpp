@@ -199,7 +199,7 @@ TEST_CASE("a sweep that is stopped goes on, and a stranger's results stay", "[ev
                        "replace it"));
 }
 
-SweepReport made_up() {
+SweepReport example_report() {
   SweepReport report{
       "<model>", {parse_sweep("router=top1,top2"), parse_sweep("cf=2,1,inf")}, {}, {}};
   report.columns = {{"mmlu", "acc", 100}, {"lambada_openai", "acc", 50}};
@@ -233,7 +233,7 @@ Json data_of(const std::string& page) {
 }
 
 TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
-  const std::string page = sweep_page(made_up());
+  const std::string page = sweep_page(example_report());
   const Json data = data_of(page);
   REQUIRE(data["sections"].size() == 1);
   const Json& section = data["sections"][0];
@@ -268,12 +268,12 @@ TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval
   CHECK(section["panels"].size() == 2);  // the task, rows per token
   CHECK(section["panels"][0]["kind"] == "bars");
   CHECK(section["panels"][0]["series"][0]["low"][1].get<double>() == Approx(0.29));
-  CHECK(data_of(sweep_page(made_up()))["sections"][0]["panels"][0]["kind"] == "lines");
+  CHECK(data_of(sweep_page(example_report()))["sections"][0]["panels"][0]["kind"] == "lines");
 }
 
 TEST_CASE("bars on a terminal keep to its width", "[eval]") {
   for (const size_t width : {40, 80, 200}) {
-    const std::string bars = sweep_bars(made_up(), width);
+    const std::string bars = sweep_bars(example_report(), width);
     size_t begin = 0;
     for (size_t end = bars.find('\n'); end != std::string::npos; end = bars.find('\n', begin)) {
       CHECK(end - begin < std::max<size_t>(width, 50));
