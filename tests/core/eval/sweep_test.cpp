@@ -6,12 +6,15 @@
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/page.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
+using test::count_of;
+using test::drawn_data;
 using test::TempDir;
 using Strings = std::vector<std::string>;
 
@@ -217,24 +220,9 @@ SweepReport example_report() {
   return report;
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
-// The JSON that the page's script draws.
-Json data_of(const std::string& page) {
-  const std::string open = "id=\"data\">";
-  const size_t begin = page.find(open) + open.size();
-  return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data");
-}
-
 TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
   const std::string page = sweep_page(example_report());
-  const Json data = data_of(page);
+  const Json data = drawn_data(page);
   REQUIRE(data["sections"].size() == 1);
   const Json& section = data["sections"][0];
   CHECK(section["x"] == Json{{"label", "cf"}, {"names", {"1", "2", "inf"}}});  // in order
@@ -263,12 +251,12 @@ TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval
   for (const std::string router : {"top1", "top2"}) {
     report.rows.push_back({{{router}, "router=" + router, {}}, {{0.3, 0.01}}, 0.3});
   }
-  const Json section = data_of(sweep_page(report))["sections"][0];
+  const Json section = drawn_data(sweep_page(report))["sections"][0];
   CHECK(section["x"] == Json{{"label", "router"}, {"names", {"top1", "top2"}}});
   CHECK(section["panels"].size() == 2);  // the task, rows per token
   CHECK(section["panels"][0]["kind"] == "bars");
   CHECK(section["panels"][0]["series"][0]["low"][1].get<double>() == Approx(0.29));
-  CHECK(data_of(sweep_page(example_report()))["sections"][0]["panels"][0]["kind"] == "lines");
+  CHECK(drawn_data(sweep_page(example_report()))["sections"][0]["panels"][0]["kind"] == "lines");
 }
 
 TEST_CASE("bars on a terminal keep to its width", "[eval]") {

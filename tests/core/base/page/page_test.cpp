@@ -1,25 +1,13 @@
 #include "core/base/page/page.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/page.h"
 
 using namespace moe;
+using moe::test::count_of;
+using moe::test::drawn_data;
 
 namespace {
-
-// The JSON that the page's script draws.
-Json data_of(const std::string& page) {
-  const std::string open = "<script type=\"application/json\" id=\"data\">";
-  const size_t begin = page.find(open) + open.size();
-  return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data");
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
 
 OrderedJson lines(const std::string& text) {
   return {{"kind", "lines"},
@@ -62,17 +50,17 @@ OrderedJson page_of(const std::string& text) {
 
 TEST_CASE("words stand in the page, what is drawn stands in its data", "[base]") {
   const std::string page = make_page(page_of("plain"));
-  CHECK(count(page, "<section id=\"plain\" class=\"drawn\"></section>") == 2);
-  CHECK(count(page, "<section") == 6);  // the empty one is left out
-  CHECK(count(page, "<h2>plain</h2>") == 4);
-  CHECK(count(page, "<th scope=\"col\">plain</th><th scope=\"col\">plain</th>") == 1);
-  CHECK(count(page, "<tr><th scope=\"row\">plain</th><td>plain</td></tr>") == 4);
-  CHECK(count(page, "<div><dt>plain</dt><dd>plain <small>plain</small></dd></div>") == 1);
-  CHECK(count(page, "<div><dt>plain</dt><dd>plain</dd></div>") == 2);
-  CHECK(count(page, "<li class=\"warn\">plain</li>") == 1);
-  CHECK(count(page, "<pre tabindex=\"0\">plain</pre>") == 1);
-  CHECK(count(page, "<a href=\"#plain\">the tables</a>") == 1);
-  const Json data = data_of(page);
+  CHECK(count_of(page, "<section id=\"plain\" class=\"drawn\"></section>") == 2);
+  CHECK(count_of(page, "<section") == 6);  // the empty one is left out
+  CHECK(count_of(page, "<h2>plain</h2>") == 4);
+  CHECK(count_of(page, "<th scope=\"col\">plain</th><th scope=\"col\">plain</th>") == 1);
+  CHECK(count_of(page, "<tr><th scope=\"row\">plain</th><td>plain</td></tr>") == 4);
+  CHECK(count_of(page, "<div><dt>plain</dt><dd>plain <small>plain</small></dd></div>") == 1);
+  CHECK(count_of(page, "<div><dt>plain</dt><dd>plain</dd></div>") == 2);
+  CHECK(count_of(page, "<li class=\"warn\">plain</li>") == 1);
+  CHECK(count_of(page, "<pre tabindex=\"0\">plain</pre>") == 1);
+  CHECK(count_of(page, "<a href=\"#plain\">the tables</a>") == 1);
+  const Json data = drawn_data(page);
   REQUIRE(data["sections"].size() == 2);
   CHECK(data["x"]["label"] == "plain");
   CHECK(data["sections"][0]["panels"][0]["series"][0]["y"][1] == 1.5);
@@ -91,24 +79,24 @@ TEST_CASE("keys that have defaults may be left out", "[base]") {
 TEST_CASE("no text can become markup of a page", "[base]") {
   const std::string hostile = "</script></pre>'\"><script>alert(1)</script>{{data}}<img src=x>\xff";
   const std::string page = make_page(page_of(hostile));
-  CHECK(count(page, "alert(1)") ==
-        count(make_page(page_of("plain")), "plain") - count(make_page(page_of("")), "plain"));
-  CHECK(count(page, "<script>alert") == 0);
-  CHECK(count(page, "<img") == 0);
-  CHECK(count(page, "<script") == 2);  // the data and the page's own
-  CHECK(count(page, "</script>") == 2);
-  CHECK(count(page, "id=\"&lt;") == 6);
-  const std::string title = data_of(page)["sections"][0]["panels"][0]["title"];
+  CHECK(count_of(page, "alert(1)") ==
+        count_of(make_page(page_of("plain")), "plain") - count_of(make_page(page_of("")), "plain"));
+  CHECK(count_of(page, "<script>alert") == 0);
+  CHECK(count_of(page, "<img") == 0);
+  CHECK(count_of(page, "<script") == 2);  // the data and the page's own
+  CHECK(count_of(page, "</script>") == 2);
+  CHECK(count_of(page, "id=\"&lt;") == 6);
+  const std::string title = drawn_data(page)["sections"][0]["panels"][0]["title"];
   CHECK(title.starts_with(hostile.substr(0, hostile.size() - 1)));
 }
 
 TEST_CASE("a page asks for nothing outside itself", "[base]") {
   const std::string page = make_page(page_of("plain"));
-  CHECK(count(page, "default-src 'none'") == 1);
-  CHECK(count(page, "http") - count(page, "http-equiv") == 1);  // the name of SVG
-  CHECK(count(page, "url(") == count(page, "url(#clip"));
-  CHECK(count(page, "@import") == 0);
-  CHECK(count(page, "prefers-color-scheme: dark") >= 1);
+  CHECK(count_of(page, "default-src 'none'") == 1);
+  CHECK(count_of(page, "http") - count_of(page, "http-equiv") == 1);  // the name of SVG
+  CHECK(count_of(page, "url(") == count_of(page, "url(#clip"));
+  CHECK(count_of(page, "@import") == 0);
+  CHECK(count_of(page, "prefers-color-scheme: dark") >= 1);
 }
 
 TEST_CASE("a section of which the script would draw a part is a fault of ours", "[base]") {
