@@ -1,7 +1,10 @@
 #pragma once
-// What the commands under `moe bench` share. Each adds itself (cli/bench_*.cpp): flags -> settings
-// -> one call into core/bench -> a table, or JSON with --json.
+// The measurements of `moe bench`. Each is a source of its own, cli/bench_*.cpp: flags -> settings
+// -> one call into core/bench -> numbers and a table; cli/bench.cpp lists them, and has once what
+// they share: --device, --threads, --json, --against, and what is printed.
 
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "core/base/json.h"
@@ -13,31 +16,34 @@ class App;
 
 namespace moe::cli {
 
-struct BenchOutput {
-  bool json = false;
-  std::string against;  // an earlier --json
-  int threads = 0;
-  std::string device;  // of the commands that have --device; empty = cpu
+// What the user said to every measurement alike.
+struct BenchFlags {
+  std::string device;   // empty = cpu
+  int threads = 0;      // 0 = what LibTorch finds; applied before a measurement begins
+  bool json = false;    // print `json` of the result, else `table`
+  std::string against;  // what --json printed earlier; empty = nothing
 };
 
-// --json, --against, --threads.
-void add_bench_output(CLI::App& command, BenchOutput& output);
+struct BenchResult {
+  OrderedJson json;   // "settings" and what was measured; goes behind the environment
+  std::string table;  // the same for people
+};
 
-// Applies --threads and reads --against, before anything is timed. UserError: core/bench/changes.h.
-Json begin_bench(const BenchOutput& output, const std::string& what);
+// Measures by the flags that were read since it was made. Nothing: another process has the result.
+// UserError: flags that do not fit, before anything is timed; what the measurement says.
+using Measure = std::function<std::optional<BenchResult>(const BenchFlags& flags)>;
 
-// Prints `json` after the environment, or `table`; then how it differs from `earlier`.
-void print_bench(const BenchOutput& output, const std::string& what, const Json& earlier,
-                 const OrderedJson& json, const std::string& table);
+// Each adds its own flags to `command`.
+Measure add_bench_layer(CLI::App& command);
+Measure add_bench_route(CLI::App& command);
+Measure add_bench_gemm(CLI::App& command);
+Measure add_bench_train(CLI::App& command);
+Measure add_bench_load(CLI::App& command);
+Measure add_bench_eval(CLI::App& command);
+Measure add_bench_upcycle(CLI::App& command);
+Measure add_bench_comm(CLI::App& command);
 
 // "12.34 ms (best 12.00, worst 13.10)".
 std::string in_words(const bench::Timing& time);
-
-void add_bench_gemm(CLI::App& bench);
-void add_bench_train(CLI::App& bench);
-void add_bench_load(CLI::App& bench);
-void add_bench_eval(CLI::App& bench);
-void add_bench_upcycle(CLI::App& bench);
-void add_bench_comm(CLI::App& bench);
 
 }  // namespace moe::cli

@@ -17,7 +17,6 @@ struct CommFlags {
   bench::CommSettings settings;
   distributed::RankSettings ranks;
   std::string most_bytes;
-  BenchOutput output;
 };
 
 std::string describe(const bench::Link& link) {
@@ -59,12 +58,13 @@ bench::CommSettings settings_of(const CommFlags& flags) {
   return settings;
 }
 
-void run(const CommFlags& flags) {
+// Rank 0 alone has the result; a process that only started ranks has none.
+std::optional<BenchResult> measure(const CommFlags& flags, const BenchFlags& shared) {
   const bench::CommSettings settings = settings_of(flags);
-  const Json earlier = begin_bench(flags.output, "comm");
   distributed::RankSettings ranks = flags.ranks;
-  ranks.threads = flags.output.threads;
-  ranks.on_cuda = flags.output.device == "cuda";
+  ranks.threads = shared.threads;
+  ranks.on_cuda = shared.device == "cuda";
+  std::optional<BenchResult> result;
   distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) {
     if (comm.size() == 1) {
       throw UserError(
@@ -80,23 +80,21 @@ void run(const CommFlags& flags) {
                           {"hosts", report.hosts},
                           {"bytes", settings.most_bytes},
                           {"repeats", settings.repeats}};
-      print_bench(flags.output, "comm", earlier, json, table_of(report));
+      result = {json, table_of(report)};
     }
   });
+  return result;
 }
 
 }  // namespace
 
-void add_bench_comm(CLI::App& bench) {
+Measure add_bench_comm(CLI::App& command) {
   auto flags = std::make_shared<CommFlags>();
-  CLI::App* command = bench.add_subcommand("comm", "collectives between ranks, by size");
-  command->add_option("--bytes", flags->most_bytes, "the largest tensor of a rank (64MiB)");
-  command->add_option("--repeats", flags->settings.repeats, "after two to warm up (7)")
+  command.add_option("--bytes", flags->most_bytes, "the largest tensor of a rank (64MiB)");
+  command.add_option("--repeats", flags->settings.repeats, "after two to warm up (7)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
-  add_rank_flags(*command, flags->ranks);
-  add_device(*command, flags->output.device);
-  add_bench_output(*command, flags->output);
-  command->callback([flags] { run(*flags); });
+  add_rank_flags(command, flags->ranks);
+  return [flags](const BenchFlags& shared) { return measure(*flags, shared); };
 }
 
 }  // namespace moe::cli

@@ -12,11 +12,6 @@ namespace moe::cli {
 
 namespace {
 
-struct BenchEvalFlags {
-  bench::EvalSettings settings;
-  BenchOutput output;
-};
-
 std::string table_of(const bench::EvalReport& report) {
   const double seconds = report.scoring.median_s;
   const auto rate = [&](int64_t count) { return static_cast<double>(count) / seconds; };
@@ -42,10 +37,7 @@ std::string table_of(const bench::EvalReport& report) {
   return table;
 }
 
-void run(BenchEvalFlags flags) {
-  flags.settings.device = device_of(flags.output.device);
-  const Json earlier = begin_bench(flags.output, "eval");
-  const auto& settings = flags.settings;
+BenchResult measure(const bench::EvalSettings& settings) {
   if (!settings.tasks.empty() && settings.data.empty()) {
     throw UserError("--tasks needs --data DIR, the folder of the benchmarks' files");
   }
@@ -58,36 +50,35 @@ void run(BenchEvalFlags flags) {
     json["sets"].push_back(bench::to_json(report));
     table += table_of(report);
   }
-  print_bench(flags.output, "eval", earlier, json, table);
+  return {json, table};
 }
 
 }  // namespace
 
-void add_bench_eval(CLI::App& bench) {
-  auto flags = std::make_shared<BenchEvalFlags>();
-  auto& settings = flags->settings;
-  CLI::App* command = bench.add_subcommand("eval", "scoring of a folder: rate, sharing, the roof");
+Measure add_bench_eval(CLI::App& command) {
+  auto flags = std::make_shared<bench::EvalSettings>();
+  auto& settings = *flags;
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 30);
-  command->add_option("MODEL", settings.model, "model folder, dense or MoE")->required();
+  command.add_option("MODEL", settings.model, "model folder, dense or MoE")->required();
   command
-      ->add_option("--tasks", settings.tasks, "as of moe eval; without: made-up letters and spans")
+      .add_option("--tasks", settings.tasks, "as of moe eval; without: synthetic letters and spans")
       ->delimiter(',');
-  command->add_option("--data", settings.data, "folder of the benchmarks' files");
-  command->add_option("--limit", settings.limit, "questions of each task (made up: 60)")
+  command.add_option("--data", settings.data, "folder of the benchmarks' files");
+  command.add_option("--limit", settings.limit, "questions of each task (synthetic: 60)")
       ->check(size);
   command
-      ->add_option("--batch-tokens", settings.batch_tokens, "of one forward (as moe eval's auto)")
+      .add_option("--batch-tokens", settings.batch_tokens, "of one forward (as moe eval's auto)")
       ->check(size);
   command
-      ->add_option("--group-tokens", settings.group_tokens,
-                   "per logical rank, with capacity (4096)")
+      .add_option("--group-tokens", settings.group_tokens, "per logical rank, with capacity (4096)")
       ->check(size);
-  command->add_option("--repeats", settings.repeats, "after one to warm up (3)")
+  command.add_option("--repeats", settings.repeats, "after one to warm up (3)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  add_router_flags(*command, settings.router);
-  add_device(*command, flags->output.device);
-  add_bench_output(*command, flags->output);
-  command->callback([flags] { run(*flags); });
+  add_router_flags(command, settings.router);
+  return [flags](const BenchFlags& shared) {
+    flags->device = device_of(shared.device);
+    return measure(*flags);
+  };
 }
 
 }  // namespace moe::cli

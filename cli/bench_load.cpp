@@ -14,36 +14,31 @@ namespace moe::cli {
 namespace {
 
 struct LoadBenchFlags {
-  BenchOutput output;
   std::string folder;
   int64_t repeats = 5;
 };
 
-void run(const LoadBenchFlags& flags) {
-  const Json earlier = begin_bench(flags.output, "load");
+BenchResult measure(const LoadBenchFlags& flags) {
   const auto report = bench::bench_load(flags.folder, flags.repeats);
   OrderedJson json = {{"settings", {{"model", flags.folder}, {"repeats", flags.repeats}}}};
   json.update(bench::to_json(report));
   const auto bytes = static_cast<double>(report.bytes);
-  print_bench(flags.output, "load", earlier, json,
-              fmt::format("{} of weights in {}, {}/s; the first time, into new memory, {:.0f} ms\n"
-                          "anonymous memory: {} above the start\n",
-                          format_bytes(bytes), in_words(report.load),
-                          format_bytes(bytes / report.load.median_s), 1e3 * report.first_s,
-                          format_bytes(static_cast<double>(report.anonymous))));
+  return {json,
+          fmt::format("{} of weights in {}, {}/s; the first time, into new memory, {:.0f} ms\n"
+                      "anonymous memory: {} above the start\n",
+                      format_bytes(bytes), in_words(report.load),
+                      format_bytes(bytes / report.load.median_s), 1e3 * report.first_s,
+                      format_bytes(static_cast<double>(report.anonymous)))};
 }
 
 }  // namespace
 
-void add_bench_load(CLI::App& bench) {
+Measure add_bench_load(CLI::App& command) {
   auto flags = std::make_shared<LoadBenchFlags>();
-  CLI::App* command =
-      bench.add_subcommand("load", "reading a folder into memory, its files in the system's cache");
-  command->add_option("MODEL", flags->folder, "a folder")->required();
-  command->add_option("--repeats", flags->repeats, "after a first one (5)")
+  command.add_option("MODEL", flags->folder, "a folder")->required();
+  command.add_option("--repeats", flags->repeats, "after a first one (5)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  add_bench_output(*command, flags->output);
-  command->callback([flags] { run(*flags); });
+  return [flags](const BenchFlags&) { return measure(*flags); };
 }
 
 }  // namespace moe::cli

@@ -14,7 +14,6 @@ namespace moe::cli {
 namespace {
 
 struct TrainBenchFlags {
-  BenchOutput output;
   bench::TrainBenchSettings settings;
   std::string precision = "fp32";
 };
@@ -47,35 +46,30 @@ std::string table_of(const bench::TrainReport& report) {
   return table;
 }
 
-void run(TrainBenchFlags flags) {
-  const Json earlier = begin_bench(flags.output, "train");
-  flags.settings.device = device_of(flags.output.device);
+BenchResult measure(TrainBenchFlags flags, c10::Device device) {
+  flags.settings.device = device;
   flags.settings.precision = model::parse_precision(flags.precision);
   const bench::TrainReport report = bench::bench_train(flags.settings);
   OrderedJson json = {{"settings", bench::to_json(flags.settings)}};
   json.update(bench::to_json(report));
-  print_bench(flags.output, "train", earlier, json, table_of(report));
+  return {json, table_of(report)};
 }
 
 }  // namespace
 
-void add_bench_train(CLI::App& bench) {
+Measure add_bench_train(CLI::App& command) {
   auto flags = std::make_shared<TrainBenchFlags>();
   auto& settings = flags->settings;
-  CLI::App* command =
-      bench.add_subcommand("train", "steps of training on random tokens, and their parts");
-  command->add_option("MODEL", settings.model,
-                      "a folder, or a made-up mixture: S (default, 35 M) or M (176 M)");
-  add_router_flags(*command, settings.router);
+  command.add_option("MODEL", settings.model,
+                     "a folder, or a synthetic mixture: S (default, 35 M) or M (176 M)");
+  add_router_flags(command, settings.router);
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20);
-  command->add_option("--precision", flags->precision, "fp32 (default) or bf16");
-  command->add_option("--rows", settings.rows, "of a step (2)")->check(size);
-  command->add_option("--seq-len", settings.length, "tokens a row (512)")->check(size);
-  command->add_option("--warmup", settings.warmup, "steps before (2)")->check(size);
-  command->add_option("--repeats", settings.repeats, "steps that are timed (7)")->check(size);
-  add_device(*command, flags->output.device);
-  add_bench_output(*command, flags->output);
-  command->callback([flags] { run(*flags); });
+  command.add_option("--precision", flags->precision, "fp32 (default) or bf16");
+  command.add_option("--rows", settings.rows, "of a step (2)")->check(size);
+  command.add_option("--seq-len", settings.length, "tokens a row (512)")->check(size);
+  command.add_option("--warmup", settings.warmup, "steps before (2)")->check(size);
+  command.add_option("--repeats", settings.repeats, "steps that are timed (7)")->check(size);
+  return [flags](const BenchFlags& shared) { return measure(*flags, device_of(shared.device)); };
 }
 
 }  // namespace moe::cli

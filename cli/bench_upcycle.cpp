@@ -14,14 +14,12 @@ namespace moe::cli {
 namespace {
 
 struct UpcycleBenchFlags {
-  BenchOutput output;
   std::string dense;
   model::UpcycleSettings settings;
   int64_t repeats = 3;
 };
 
-void run(const UpcycleBenchFlags& flags) {
-  const Json earlier = begin_bench(flags.output, "upcycle");
+BenchResult measure(const UpcycleBenchFlags& flags) {
   model::UpcycleSettings settings = flags.settings;
   settings.router = route::parse_router("top2:cf=inf");
   const auto report = bench::bench_upcycle(flags.dense, settings, flags.repeats);
@@ -34,31 +32,27 @@ void run(const UpcycleBenchFlags& flags) {
   const auto rate = [&](const bench::Timing& time) {
     return format_bytes(static_cast<double>(report.bytes) / time.median_s);
   };
-  print_bench(flags.output, "upcycle", earlier, json,
-              fmt::format("{} written in {}, {}/s\n"
-                          "plain writes of as much: {}, {}/s; upcycling reaches {:.2f} of it\n"
-                          "anonymous memory: {} above the start\n",
-                          format_bytes(static_cast<double>(report.bytes)), in_words(report.upcycle),
-                          rate(report.upcycle), in_words(report.disk), rate(report.disk),
-                          report.disk.median_s / report.upcycle.median_s,
-                          format_bytes(static_cast<double>(report.anonymous))));
+  return {json, fmt::format("{} written in {}, {}/s\n"
+                            "plain writes of as much: {}, {}/s; upcycling reaches {:.2f} of it\n"
+                            "anonymous memory: {} above the start\n",
+                            format_bytes(static_cast<double>(report.bytes)),
+                            in_words(report.upcycle), rate(report.upcycle), in_words(report.disk),
+                            rate(report.disk), report.disk.median_s / report.upcycle.median_s,
+                            format_bytes(static_cast<double>(report.anonymous)))};
 }
 
 }  // namespace
 
-void add_bench_upcycle(CLI::App& bench) {
+Measure add_bench_upcycle(CLI::App& command) {
   auto flags = std::make_shared<UpcycleBenchFlags>();
-  CLI::App* command = bench.add_subcommand(
-      "upcycle", "upcycling a folder, beside plain writes of as many bytes to the same disk");
-  command->add_option("DENSE", flags->dense, "a dense folder")->required();
-  command->add_option("-o,--out", flags->settings.out, "a folder to make there and remove again")
+  command.add_option("DENSE", flags->dense, "a dense folder")->required();
+  command.add_option("-o,--out", flags->settings.out, "a folder to make there and remove again")
       ->required();
-  command->add_option("--experts", flags->settings.experts, "E (8)");
-  command->add_option("--layers", flags->settings.layers, "even (default), odd, all or a list");
-  command->add_option("--repeats", flags->repeats, "(3)")
+  command.add_option("--experts", flags->settings.experts, "E (8)");
+  command.add_option("--layers", flags->settings.layers, "even (default), odd, all or a list");
+  command.add_option("--repeats", flags->repeats, "(3)")
       ->check(CLI::Range(int64_t{1}, int64_t{100}));
-  add_bench_output(*command, flags->output);
-  command->callback([flags] { run(*flags); });
+  return [flags](const BenchFlags&) { return measure(*flags); };
 }
 
 }  // namespace moe::cli

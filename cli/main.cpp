@@ -28,14 +28,20 @@ std::vector<std::string> command_names(const CLI::App& app) {
 
 // CLI11's sentence, with the nearest known flag or command where one was not understood.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  std::string text = error.what();
-  const auto chosen = app.get_subcommands();
-  const CLI::App& scope = chosen.empty() ? app : *chosen.front();
-  if (chosen.empty() && argc > 1 && argv[1][0] != '-') {
-    const std::string near = moe::nearest_name(argv[1], command_names(app));
-    return fmt::format("unknown command '{}'{}; known: {}", argv[1],
+  const CLI::App* scope = &app;  // the command that was named last: flags are those of it
+  std::string name = "moe";      // as the user wrote it: "moe bench comm"
+  int depth = 0;
+  for (; !scope->get_subcommands().empty(); ++depth) {
+    scope = scope->get_subcommands().front();
+    name += " " + scope->get_name();
+  }
+  const std::vector<std::string> commands = command_names(*scope);
+  if (!commands.empty() && argc > depth + 1 && argv[depth + 1][0] != '-') {
+    const std::string word = argv[depth + 1], near = moe::nearest_name(word, commands);
+    const std::string whole = (name + " " + word).substr(4);  // without "moe "
+    return fmt::format("unknown command '{}'{}; known: {}", whole,
                        near.empty() ? "" : ", did you mean '" + near + "'?",
-                       fmt::join(command_names(app), ", "));
+                       fmt::join(commands, ", "));
   }
   for (int index = 2; index < argc; ++index) {
     if (std::string(argv[index - 1]) == "--config" && !std::filesystem::exists(argv[index])) {
@@ -45,7 +51,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
       }
     }
   }
-  auto known_flags = moe::cli::long_flags(scope);
+  auto known_flags = moe::cli::long_flags(*scope);
   known_flags.push_back("--config");
   for (int index = 1; index < argc; ++index) {
     std::string word = argv[index];
@@ -53,11 +59,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     if (word.rfind("--", 0) == 0 &&
         std::find(known_flags.begin(), known_flags.end(), word) == known_flags.end()) {
       const std::string near = moe::nearest_name(word, known_flags);
-      return fmt::format("unknown flag '{}'{}; see moe {} --help", word,
-                         near.empty() ? "" : ", did you mean '" + near + "'?", scope.get_name());
+      return fmt::format("unknown flag '{}'{}; see {} --help", word,
+                         near.empty() ? "" : ", did you mean '" + near + "'?", name);
     }
   }
-  return fmt::format("{}; see moe {} --help", text, chosen.empty() ? "" : scope.get_name());
+  return fmt::format("{}; see {} --help", error.what(), name);
 }
 
 int run(int argc, char** argv) {

@@ -231,8 +231,7 @@ const std::vector<PrivateWord>& private_words() {
       {"own work", "heartbeat", {"core/distributed", "core/eval", "core/train"}},
       {"cards?",
        "GPU, device",
-       {"cli", "core/bench", "core/distributed", "core/model", "core/route", "core/train",
-        "kernels"}},
+       {"cli", "core/distributed", "core/model", "core/route", "core/train", "kernels"}},
   };
   return words;
 }

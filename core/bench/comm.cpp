@@ -20,23 +20,22 @@ constexpr int64_t kSizeFactor = 8;
 
 // The slowest rank's time of each of `repeats` calls, which begin together.
 Timing time_together(distributed::Comm& comm, int64_t repeats, const Operation& operation) {
-  std::vector<int64_t> own_ns;
+  std::vector<int64_t> rank_ns;
   operation();
   operation();
   for (int64_t repeat = 0; repeat < repeats; ++repeat) {
     comm.barrier();
     const auto begin = std::chrono::steady_clock::now();
     operation();
-    own_ns.push_back((std::chrono::steady_clock::now() - begin) / std::chrono::nanoseconds(1));
+    rank_ns.push_back((std::chrono::steady_clock::now() - begin) / std::chrono::nanoseconds(1));
   }
-  std::vector<double> slowest(own_ns.size(), 0);
-  for (const auto& rank : distributed::gather_numbers(comm, own_ns)) {
+  std::vector<double> slowest(rank_ns.size(), 0);
+  for (const auto& rank : distributed::gather_numbers(comm, rank_ns)) {
     for (size_t repeat = 0; repeat < rank.size(); ++repeat) {
       slowest[repeat] = std::max(slowest[repeat], static_cast<double>(rank[repeat]) / 1e9);
     }
   }
-  std::sort(slowest.begin(), slowest.end());
-  return {slowest.front(), slowest[slowest.size() / 2], slowest.back()};
+  return timing_of(std::move(slowest));
 }
 
 Operation make_operation(distributed::Comm& comm, const std::string& name, const Tensor& whole) {
@@ -120,12 +119,12 @@ OrderedJson to_json(const CommReport& report) {
   OrderedJson json = {
       {"ranks", report.ranks}, {"hosts", report.hosts}, {"rows", OrderedJson::array()}};
   for (const CommRow& row : report.rows) {
-    OrderedJson one = {{"name", fmt::format("{} of {}", row.operation, row.bytes)},
-                       {"operation", row.operation},
-                       {"bytes", row.bytes}};
-    one.update(to_json(row.time));
-    one["bytes_per_second"] = row.rate;
-    json["rows"].push_back(one);
+    OrderedJson json_row = {{"name", fmt::format("{} of {}", row.operation, row.bytes)},
+                            {"operation", row.operation},
+                            {"bytes", row.bytes}};
+    json_row.update(to_json(row.time));
+    json_row["bytes_per_second"] = row.rate;
+    json["rows"].push_back(json_row);
   }
   for (const auto& [name, link] : {std::pair("within_host", report.within_host),
                                    std::pair("between_hosts", report.between_hosts)}) {

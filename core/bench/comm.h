@@ -1,6 +1,7 @@
 #pragma once
-// How fast ranks talk: each collective over sizes, and from the largest and smallest all_to_all the
-// two numbers of a link that a model of communication needs: t(bytes) = latency + bytes / rate.
+// Collectives between ranks: the time of each over sizes, and from the largest and smallest
+// all_to_all the two numbers of a link that a model of communication needs: t(bytes) = latency +
+// bytes / rate.
 
 #include <optional>
 #include <string>
@@ -26,7 +27,7 @@ struct CommRow {
   double rate = 0;    // bytes a second that a rank sends to others, at the median
 };
 
-// What one rank reaches when it talks to ranks of its own host, or of others.
+// What one rank reaches with ranks of its own host, or of others.
 struct Link {
   double latency_s = 0;
   double bytes_per_s = 0;

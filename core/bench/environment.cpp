@@ -12,7 +12,7 @@
 
 #include "core/base/system_fields.h"
 #include "core/base/version.h"
-#include "core/bench/clock.h"
+#include "core/bench/timing.h"
 
 namespace moe::bench {
 

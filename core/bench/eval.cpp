@@ -3,17 +3,84 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/error.h"
+#include "core/base/random.h"
 #include "core/bench/environment.h"
-#include "core/bench/eval_requests.h"
 #include "core/eval/runner.h"
+#include "core/eval/scoring/requests.h"
+#include "core/eval/tasks/tasks.h"
 
 namespace moe::bench {
 
 namespace {
 
-// A product of all rows of a forward with one weight, made `count` times in it.
+struct RequestSet {
+  std::string name;  // a task, or "letters" and "spans"
+  int64_t questions = 0;
+  std::vector<eval::Request> requests;
+};
+
+constexpr int kChoices = 4;
+
+// exp(N(mean, 0.5^2)) within least..most.
+int64_t some_length(Random& random, double mean, int64_t least, int64_t most) {
+  const double length = std::exp(mean + 0.5 * random.normal());
+  return std::clamp(static_cast<int64_t>(length), std::min(least, most), most);
+}
+
+void append(std::vector<int64_t>& tokens, Random& random, int64_t count, int64_t vocabulary) {
+  for (int64_t i = 0; i < count; ++i) {
+    tokens.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
+  }
+}
+
+RequestSet synthetic_set(const std::string& name, const model::ModelConfig& config, int64_t count) {
+  const bool spans = name == "spans";
+  const int64_t half = std::max<int64_t>(1, config.max_position_embeddings / 2);
+  Random random(0, name);
+  RequestSet set{name, count, {}};
+  for (int64_t question = 0; question < count; ++question) {
+    std::vector<int64_t> context;
+    const int64_t length =
+        spans ? some_length(random, 4.2, 16, 256) : some_length(random, 5.0, 48, 512);
+    append(context, random, std::min(length, half), config.vocab_size);
+    for (int choice = 0; choice < kChoices; ++choice) {
+      const int64_t scored = spans ? std::min(some_length(random, 2.6, 2, 64), half) : 1;
+      eval::Request request{context, scored, false};
+      append(request.tokens, random, scored, config.vocab_size);
+      set.requests.push_back(std::move(request));
+    }
+  }
+  return set;
+}
+
+// One a task.
+std::vector<RequestSet> task_sets(const std::vector<eval::LoadedTask>& tasks,
+                                  const eval::TextEncoder& encoder) {
+  std::vector<RequestSet> sets;
+  for (const auto& loaded : tasks) {
+    if (loaded.task.output == eval::OutputType::kGenerateUntil) {
+      throw UserError(
+          "{}: its answers are generated, not scored; bench eval measures scoring, name tasks with "
+          "choices",
+          loaded.task.name);
+    }
+    sets.push_back({loaded.task.name, static_cast<int64_t>(loaded.questions.size()),
+                    eval::encode_requests(encoder, eval::text_pairs(loaded.questions))});
+  }
+  return sets;
+}
+
+// Random tokens, the same in every run. "letters": four choices of one token after 48 to 512, about
+// 150 (MMLU); "spans": four of 2 to 64, about 14, after 16 to 256, about 70 (HellaSwag, PIQA). A
+// smaller window or vocabulary makes them shorter.
+std::vector<RequestSet> synthetic_sets(const model::ModelConfig& config, int64_t questions) {
+  return {synthetic_set("letters", config, questions), synthetic_set("spans", config, questions)};
+}
+
+// A product of all rows of a forward with one weight, `count` times in it.
 struct Product {
   int64_t rows, inner, outer, count;
   double flop() const {
@@ -53,14 +120,14 @@ Timing scaled(const Timing& time, double factor) {
   return {time.best_s * factor, time.median_s * factor, time.worst_s * factor};
 }
 
-// Seconds of an average forward's products: each is timed once and counts as often as it is made.
+// Seconds of an average forward's products: each is timed once and counts as often as it occurs.
 Timing time_products(const std::vector<Product>& products, int64_t repeats, c10::Device device) {
   Timing sum;
   std::vector<std::pair<Product, Timing>> timed;
   for (const Product& product : products) {
-    auto same = std::find_if(timed.begin(), timed.end(), [&](const auto& one) {
-      return one.first.rows == product.rows && one.first.inner == product.inner &&
-             one.first.outer == product.outer;
+    auto same = std::find_if(timed.begin(), timed.end(), [&](const auto& entry) {
+      return entry.first.rows == product.rows && entry.first.inner == product.inner &&
+             entry.first.outer == product.outer;
     });
     if (same == timed.end()) {
       const at::Tensor left = at::randn({product.rows, product.inner}).to(device);
@@ -131,7 +198,7 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
                          : eval::load_tasks(settings.tasks, settings.data, settings.limit);
   const eval::OpenedModel opened = eval::open_model(asked, {});
   const auto sets = settings.tasks.empty()
-                        ? made_up_sets(opened.config, settings.limit.value_or(60))
+                        ? synthetic_sets(opened.config, settings.limit.value_or(60))
                         : task_sets(tasks, eval::encoder_of(opened, asked.compat));
   const model::Llama llama =
       model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);

@@ -16,9 +16,9 @@ namespace moe::bench {
 
 struct EvalSettings {
   std::filesystem::path model;
-  std::vector<std::string> tasks;  // names of eval/tasks.h; empty = made-up questions
+  std::vector<std::string> tasks;  // names of eval/tasks.h; empty = synthetic questions
   std::filesystem::path data;
-  std::optional<int64_t> limit;  // questions of each task; of made-up ones 60
+  std::optional<int64_t> limit;  // questions of each task; of synthetic ones 60
   int64_t batch_tokens = 0;      // 0 = auto
   int64_t group_tokens = 4096;
   int64_t repeats = 3;  // after one to warm up
@@ -42,6 +42,7 @@ struct EvalReport {
   uint64_t peak_bytes = 0;           // of the process, by the end of the scoring
 };
 
+// UserError: what loading the folder and the tasks say; a task whose answers are generated.
 std::vector<EvalReport> bench_eval(const EvalSettings& settings);
 
 OrderedJson to_json(const EvalReport& report);

@@ -1,7 +1,7 @@
 #pragma once
 // The roof: what this machine's products reach at the shapes that hold a model's arithmetic, by
-// LibTorch's at::mm and by our own (kernels/cpu/gemm.h), in f32 and in the same run. On a card ours
-// are LibTorch's.
+// LibTorch's at::mm and by our own (kernels/cpu/gemm.h), in the same run. On a GPU ours are
+// LibTorch's.
 
 #include <ATen/core/Tensor.h>
 
@@ -33,7 +33,7 @@ struct ProductReport {
   Timing library[3];  // y, d x, d w by at::mm
   Timing ours[3];
 };
-// Of f32 on the host, or of the type and on the device that `options` say.
+// In f32 on the host, or of the dtype and on the device that `options` say.
 ProductReport bench_product(const ProductShape& shape, int64_t repeats,
                             const at::TensorOptions& options = {});
 

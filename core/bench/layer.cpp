@@ -21,7 +21,7 @@ using at::Tensor;
 
 namespace {
 
-struct World {
+struct LayerInputs {
   Tensor x;  // [T, D]
   model::MoeWeights weights;
   model::MoeWeights trained;  // the same in one place from step to step, with gradients
@@ -31,15 +31,15 @@ struct World {
 
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
-World make_world(const LayerSettings& settings) {
+LayerInputs make_inputs(const LayerSettings& settings) {
   at::manual_seed(1);
   const int64_t experts = settings.experts;
-  const auto there = [&](const Tensor& made) { return made.to(settings.device); };
-  const Tensor x = there(at::randn({settings.tokens, settings.width}));
+  const auto on_device = [&](const Tensor& tensor) { return tensor.to(settings.device); };
+  const Tensor x = on_device(at::randn({settings.tokens, settings.width}));
   const model::MoeWeights weights = {
-      there(at::randn({experts, settings.width}) * 0.02),
-      there(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
-      there(at::randn({experts, settings.width, settings.inner}) * 0.02)};
+      on_device(at::randn({experts, settings.width}) * 0.02),
+      on_device(at::randn({experts, 2 * settings.inner, settings.width}) * 0.02),
+      on_device(at::randn({experts, settings.width, settings.inner}) * 0.02)};
   const model::MoeWeights trained = {leaf(weights.router), leaf(weights.gate_up),
                                      leaf(weights.down)};
   if (settings.bf16 && settings.device.is_cuda()) {
@@ -49,7 +49,7 @@ World make_world(const LayerSettings& settings) {
   return {x.to(settings.bf16 ? at::kBFloat16 : at::kFloat), weights, trained,
           route::spread_over_ranks(settings.tokens,
                                    settings.ep_ranks == 0 ? experts : settings.ep_ranks),
-          there(at::arange(experts, at::kFloat) * -settings.skew)};
+          on_device(at::arange(experts, at::kFloat) * -settings.skew)};
 }
 
 void clear_gradients(const model::MoeWeights& weights) {
@@ -58,10 +58,10 @@ void clear_gradients(const model::MoeWeights& weights) {
   }
 }
 
-route::Routing route_once(const World& world, const Tensor& x, const Tensor& router_weight,
+route::Routing route_once(const LayerInputs& inputs, const Tensor& x, const Tensor& router_weight,
                           const route::RouterSettings& router) {
   RECORD_USER_SCOPE("routing");
-  return route::route(model::router_logits(x, router_weight) + world.skew, router, world.group);
+  return route::route(model::router_logits(x, router_weight) + inputs.skew, router, inputs.group);
 }
 
 // Every auxiliary loss with a weight, so that its gradient is part of the cost.
@@ -75,58 +75,63 @@ Tensor auxiliary(const route::AuxLosses& losses) {
   return sum;
 }
 
-void run_routing(const World& world, const route::RouterSettings& router) {
-  const Tensor x = leaf(world.x), weight = leaf(world.weights.router);
-  const auto routing = route_once(world, x, weight, router);
+void run_routing(const LayerInputs& inputs, const route::RouterSettings& router) {
+  const Tensor x = leaf(inputs.x), weight = leaf(inputs.weights.router);
+  const auto routing = route_once(inputs, x, weight, router);
   (routing.weights.sum() + auxiliary(routing.losses)).backward();
   route::read_counters({routing.counters});
 }
 
-void run_layer(const World& world, const route::RouterSettings& router) {
-  const Tensor x = leaf(world.x);
-  const auto routing = route_once(world, x, world.trained.router, router);
-  const Tensor y = model::local_dispatcher()->run(x, routing, world.trained.experts(), 1.0);
+void run_layer(const LayerInputs& inputs, const route::RouterSettings& router) {
+  const Tensor x = leaf(inputs.x);
+  const auto routing = route_once(inputs, x, inputs.trained.router, router);
+  const Tensor y = model::local_dispatcher()->run(x, routing, inputs.trained.experts(), 1.0);
   (y.sum() + auxiliary(routing.losses)).backward();
-  clear_gradients(world.trained);
+  clear_gradients(inputs.trained);
   route::read_counters({routing.counters});
 }
 
-void run_products(const World& world, const Tensor& rows, const std::vector<int64_t>& loads) {
-  const auto& weights = world.trained;
-  kernels::grouped_swiglu(leaf(rows), weights.gate_up, weights.down, loads).sum().backward();
+void run_products(const LayerInputs& inputs, const Tensor& rows,
+                  const std::vector<int64_t>& tokens_per_expert) {
+  const auto& weights = inputs.trained;
+  kernels::grouped_swiglu(leaf(rows), weights.gate_up, weights.down, tokens_per_expert)
+      .sum()
+      .backward();
   clear_gradients(weights);
 }
 
-// The same where the loads stay on the card, as the layer runs them there.
-void run_products_there(const World& world, const Tensor& rows, const Tensor& ends) {
-  const auto& weights = world.trained;
+// The same where tokens_per_expert stays on the device, as the layer runs them on a GPU.
+void run_products_on_device(const LayerInputs& inputs, const Tensor& rows, const Tensor& ends) {
+  const auto& weights = inputs.trained;
   kernels::grouped_swiglu(leaf(rows), weights.gate_up, weights.down, ends).sum().backward();
   clear_gradients(weights);
 }
 
-Timing time_products(const LayerSettings& settings, const World& world,
-                     const route::Routing& routing, const std::vector<int64_t>& loads,
+Timing time_products(const LayerSettings& settings, const LayerInputs& inputs,
+                     const route::Routing& routing, const std::vector<int64_t>& tokens_per_expert,
                      const Tensor& gathered) {
   if (settings.device.is_cpu() || routing.input.dropless) {
     return time_of(
-        settings.repeats, [&] { run_products(world, gathered, loads); }, settings.device);
+        settings.repeats, [&] { run_products(inputs, gathered, tokens_per_expert); },
+        settings.device);
   }
   const route::Plan& plan = routing.plan;
   const kernels::SegmentedRows segmented = kernels::segment_rows(
       plan.token, plan.expert, plan.choice, plan.rows, settings.tokens, model::choices_of(routing));
-  const Tensor rows = kernels::permute(world.x, segmented.permutation);
+  const Tensor rows = kernels::permute(inputs.x, segmented.permutation);
   return time_of(
-      settings.repeats, [&] { run_products_there(world, rows, segmented.ends); }, settings.device);
+      settings.repeats, [&] { run_products_on_device(inputs, rows, segmented.ends); },
+      settings.device);
 }
 
 // The forward as evaluation runs it, launch by launch and recorded.
-void time_forward(const LayerSettings& settings, const World& world,
+void time_forward(const LayerSettings& settings, const LayerInputs& inputs,
                   const route::RouterSettings& router, LayerReport& report) {
   const at::NoGradGuard no_gradients;
   Tensor y;
   const auto forward = [&] {
-    const auto routing = route_once(world, world.x, world.weights.router, router);
-    y = model::local_dispatcher()->run(world.x, routing, world.weights.experts(), 1.0);
+    const auto routing = route_once(inputs, inputs.x, inputs.weights.router, router);
+    y = model::local_dispatcher()->run(inputs.x, routing, inputs.weights.experts(), 1.0);
   };
   report.forward = time_of(settings.repeats, forward, settings.device);
   const auto recorded = kernels::record_graph(forward, settings.device);
@@ -148,10 +153,10 @@ void run_roof(const Tensor& gate_up, const Tensor& down, const Tensor& rows) {
 }  // namespace
 
 LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettings& router) {
-  const World world = make_world(settings);
+  const LayerInputs inputs = make_inputs(settings);
   LayerReport report;
   report.router = route::to_string(router);
-  const auto routing = route_once(world, world.x, world.weights.router, router);
+  const auto routing = route_once(inputs, inputs.x, inputs.weights.router, router);
   report.counted = route::read_counters({routing.counters})[0];
   if (!router.capacity_factor) {
     report.counted.padding = 0;  // no slot beyond the rows that there are
@@ -159,28 +164,28 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
   const int64_t rows = report.counted.rows();
   report.flop = 18.0 * static_cast<double>(rows) * static_cast<double>(settings.width) *
                 static_cast<double>(settings.inner);
-  const Tensor gathered = world.x.index_select(0, routing.plan.token.narrow(0, 0, rows));
+  const Tensor gathered = inputs.x.index_select(0, routing.plan.token.narrow(0, 0, rows));
   const auto time = [&](const std::function<void()>& work) {
     return time_of(settings.repeats, work, settings.device);
   };
   const auto type = gathered.scalar_type();
   const Tensor operands = kernels::operand(gathered, type);
-  const Tensor gate_up = kernels::operand(world.weights.gate_up[0], type);
-  const Tensor down = kernels::operand(world.weights.down[0], type);
+  const Tensor gate_up = kernels::operand(inputs.weights.gate_up[0], type);
+  const Tensor down = kernels::operand(inputs.weights.down[0], type);
   report.roof = time([&] { run_roof(gate_up, down, operands); });
   report.products =
-      time_products(settings, world, routing, report.counted.tokens_per_expert, gathered);
-  report.routing = time([&] { run_routing(world, router); });
+      time_products(settings, inputs, routing, report.counted.tokens_per_expert, gathered);
+  report.routing = time([&] { run_routing(inputs, router); });
   report.counting =
       time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });
-  if (settings.whole) {
-    report.layer = time([&] { run_layer(world, router); });
+  if (settings.times_layer) {
+    report.layer = time([&] { run_layer(inputs, router); });
     model::Timeline timeline;
-    run_layer(world, router);
+    run_layer(inputs, router);
     report.parts_s = timeline.finish({});
   }
   if (settings.graph) {
-    time_forward(settings, world, router, report);
+    time_forward(settings, inputs, router, report);
   }
   report.peak_bytes = process_use().peak_bytes;
   return report;

@@ -18,9 +18,9 @@ namespace moe::bench {
 struct LayerSettings {
   int64_t tokens = 4096, width = 1024, inner = 2816, experts = 8;  // T, D, F, E
   int64_t ep_ranks = 0;                                            // W; 0 = E
-  double skew = 0;      // added to the logits: expert j gets -skew * j, so that loads differ
-  int64_t repeats = 7;  // after one to warm up; medians are reported
-  bool whole = true;    // false: routing and products only
+  double skew = 0;          // added to the logits: expert j gets -skew * j, so that loads differ
+  int64_t repeats = 7;      // after one to warm up; medians are reported
+  bool times_layer = true;  // false: routing and products only
   c10::Device device = c10::kCPU;
   bool bf16 = false;   // products of rows rounded to bf16, as --precision bf16
   bool graph = false;  // also the forward alone, launched and recorded (kernels/ops/graph.h)

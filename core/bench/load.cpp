@@ -1,5 +1,5 @@
 // The model that was loaded before is dropped before the next is: there is one at a time, as in any
-// process that loads one, so that memory beyond its weights is a copy made on the way.
+// process that loads one, so that memory beyond its weights is a copy on the way.
 
 #include "core/bench/load.h"
 
@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/bench/clock.h"
 #include "core/bench/environment.h"
 #include "core/model/llama/llama.h"
 #include "core/train/loop/trainable.h"

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/bench/clock.h"
-
 namespace moe::bench {
 
 bool times_cpu() { return at::get_num_threads() == 1; }

@@ -1,5 +1,6 @@
 #pragma once
-// How long work takes: once to warm up, then several times.
+// How long work takes, by one clock: with one thread the process's CPU seconds, which a busy
+// machine does not stretch; with more, and on a GPU, the wall's.
 
 #include <c10/core/Device.h>
 
@@ -10,6 +11,11 @@
 
 namespace moe::bench {
 
+bool times_cpu();      // one thread
+double clock_now_s();  // differences of it are seconds
+// The same of work on `device`: of a GPU the wall's, once all that was launched is done.
+double clock_now_s(c10::Device device);
+
 struct Timing {
   double best_s = 0, median_s = 0, worst_s = 0;
 };
@@ -17,7 +23,7 @@ struct Timing {
 Timing timing_of(std::vector<double> seconds);  // at least one
 OrderedJson to_json(const Timing& time);        // best_ms, median_ms, worst_ms
 
-// Work on a card is waited for, and timed by the wall: the host only launches it.
+// Of `repeats` calls, after one to warm up. Work on a GPU is waited for: the host only launches it.
 Timing time_of(int64_t repeats, const std::function<void()>& work, c10::Device device = c10::kCPU);
 
 }  // namespace moe::bench

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/base/random.h"
-#include "core/bench/clock.h"
 #include "core/data/batches.h"
 #include "core/model/convert/init.h"
 #include "core/model/llama/timeline.h"
@@ -44,22 +43,8 @@ class Scratch {
 };
 
 model::Llama synthetic(const std::string& name, c10::Device device) {
-  const bool is_small = name == "S";
   const Scratch scratch;
-  const OrderedJson config = {{"architectures", {"LlamaForCausalLM"}},
-                              {"model_type", "llama"},
-                              {"hidden_size", is_small ? 256 : 512},
-                              {"intermediate_size", is_small ? 704 : 1376},
-                              {"num_hidden_layers", is_small ? 4 : 8},
-                              {"num_attention_heads", 8},
-                              {"num_key_value_heads", 8},
-                              {"vocab_size", 32000},
-                              {"max_position_embeddings", 4096},
-                              {"rms_norm_eps", 1e-5},
-                              {"hidden_act", "silu"},
-                              {"tie_word_embeddings", false},
-                              {"torch_dtype", "float32"}};
-  std::ofstream(scratch.path() / "config.json") << config.dump();
+  std::ofstream(scratch.path() / "config.json") << synthetic_config(name).dump();
   model::InitSettings settings;
   settings.config = scratch.path() / "config.json";
   settings.out = scratch.path() / "model";
@@ -125,8 +110,9 @@ class Steps {
   std::string router() const { return config().moe ? to_string(routing_.router) : ""; }
   bool has_buffers() const { return routing_.router.capacity_factor.has_value(); }
   int64_t parameters() const {
-    return std::accumulate(trained_.begin(), trained_.end(), int64_t{0},
-                           [](int64_t sum, const auto& one) { return sum + one.tensor.numel(); });
+    return std::accumulate(
+        trained_.begin(), trained_.end(), int64_t{0},
+        [](int64_t sum, const auto& parameter) { return sum + parameter.tensor.numel(); });
   }
 
  private:
@@ -162,6 +148,23 @@ void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& r
 }
 
 }  // namespace
+
+OrderedJson synthetic_config(const std::string& name) {
+  const bool is_small = name == "S";
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"hidden_size", is_small ? 256 : 512},
+          {"intermediate_size", is_small ? 704 : 1376},
+          {"num_hidden_layers", is_small ? 4 : 8},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 8},
+          {"vocab_size", 32000},
+          {"max_position_embeddings", 4096},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"tie_word_embeddings", false},
+          {"torch_dtype", "float32"}};
+}
 
 TrainReport bench_train(const TrainBenchSettings& settings) {
   TrainReport report;

@@ -15,12 +15,15 @@
 
 namespace moe::bench {
 
-// Mixtures of 8 experts, random weights: S (35 M parameters: D 256, F 704, 4 layers) and M (176 M:
-// D 512, F 1376, 8 layers), 8 heads, vocabulary 32000.
+// Mixtures of 8 experts in every layer, random weights: S (35 M parameters: D 256, F 704, 4 layers)
+// and M (176 M: D 512, F 1376, 8 layers), 8 heads, vocabulary 32000.
 inline const std::vector<std::string>& synthetic_models() {
   static const std::vector<std::string> names = {"S", "M"};
   return names;
 }
+
+// config.json of one of them before it becomes a mixture.
+OrderedJson synthetic_config(const std::string& name);
 
 struct TrainBenchSettings {
   std::string model = "S";  // a folder, or one of synthetic_models()
@@ -34,8 +37,8 @@ struct TrainBenchSettings {
 struct TrainReport {
   std::string router;  // empty: dense
   int64_t parameters = 0, tokens = 0;
-  double load_s = 0;      // of the folder into f32, once; of a made-up model its making too
-  Timing step;            // clock.h
+  double load_s = 0;      // of the folder into f32, once; a synthetic one is written first
+  Timing step;            // timing.h
   double cpu_s = 0;       // of a step, mean over the measured ones, all threads
   double flop = 0;        // of a step
   double roof_flops = 0;  // at::mm at the model's shapes, in this run

@@ -19,15 +19,16 @@ UpcycleReport bench_upcycle(const std::filesystem::path& dense, model::UpcycleSe
   const auto watch = [&](uint64_t) {
     report.anonymous = std::max(report.anonymous, std::max(anonymous_bytes(), before) - before);
   };
-  std::vector<double> own, disk;
+  std::vector<double> seconds, disk;
   for (int64_t i = 0; i < repeats; ++i) {
     disk.push_back(static_cast<double>(plan.bytes) / probe_disk(settings.out, plan.bytes));
     const auto start = std::chrono::steady_clock::now();
     model::upcycle(parent, plan, settings, watch);
-    own.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     std::filesystem::remove_all(settings.out);
   }
-  report.upcycle = timing_of(std::move(own));
+  report.upcycle = timing_of(std::move(seconds));
   report.disk = timing_of(std::move(disk));
   return report;
 }

@@ -31,7 +31,7 @@ void check_set(const Json& set) {
         Approx(1e3 * set["questions"].get<double>() / set["scoring"]["median_ms"].get<double>()));
 }
 
-TEST_CASE("bench eval scores made-up questions where no data is given", "[cli]") {
+TEST_CASE("bench eval scores synthetic questions where no data is given", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const std::string model = (shared_data() / "stories260K-hf").string();
   const Json json = bench({model, "--limit", "5"});
@@ -109,7 +109,7 @@ TEST_CASE("bench eval refuses what it cannot measure", "[cli]") {
   CHECK(refusal({model, "--tasks", "logiqa"}).find("--tasks needs --data DIR") !=
         std::string::npos);
   CHECK(refusal({model, "--tasks", "bbh_zeroshot_boolean_expressions", "--data", data})
-            .find("answers are written, not scored") != std::string::npos);
+            .find("answers are generated, not scored") != std::string::npos);
   CHECK(refusal({}).find("MODEL") != std::string::npos);
   CHECK(refusal({model, "--repeats", "0"}).find("--repeats") != std::string::npos);
 }

@@ -160,11 +160,55 @@ TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {
   };
   CHECK_THAT(refused({"--router", "top9"}), Catch::Matchers::Contains("9"));
   CHECK_THAT(refused({"--ep-ranks", "3"}), Catch::Matchers::Contains("use a divisor"));
-  CHECK_THAT(refused({"gemv"}), Catch::Matchers::Contains("gemv"));
+  CHECK_THAT(refused({"gemv"}),
+             Catch::Matchers::Contains("unknown command 'bench gemv', did you mean 'gemm'?"));
   CHECK_THAT(refused({"--router", "relu:k=1", "--cf", "1"}),
              Catch::Matchers::Contains("only top-k and expert-choice routers have a capacity"));
   CHECK_THAT(refused({"--graph"}),
              Catch::Matchers::Contains("give --device cuda and --precision bf16"));
+}
+
+TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {
+  const auto refusal = [](const std::vector<std::string>& arguments) {
+    const auto run = run_moe(with({"bench"}, arguments));
+    CHECK(run.exit_code == 2);
+    return run.err;
+  };
+  CHECK(refusal({"comm", "--ranks", "2", "--comm-timeout", "9", "--repeats", "0"}) ==
+        "moe: --repeats: Value 0 not in range 1 to 1000000; see moe bench comm --help\n");
+  CHECK(refusal({"comm", "--rank", "2"}) ==
+        "moe: unknown flag '--rank', did you mean '--ranks'?; see moe bench comm --help\n");
+  CHECK(refusal({"--repeats", "0"}) ==
+        "moe: --repeats: Value 0 not in range 1 to 1000; see moe bench --help\n");
+  // A flag of a layer would change nothing of another measurement.
+  CHECK(refusal({"gemm", "--skew", "1"}) ==
+        "moe: unknown flag '--skew'; see moe bench gemm --help\n");
+  CHECK(refusal({"--threads", "1", "gemm"}) ==
+        "moe: --threads is given to moe bench, not to moe bench gemm; write it after 'gemm'\n");
+}
+
+TEST_CASE("bench measures a layer where nothing is named", "[cli]") {
+  const auto run = run_moe(with({"bench", "--json"}, kSmall));
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(parse_json(run.out, "bench")["bench"] == "layer");
+  CHECK(parse_json(run.out, "bench")["layers"][0].contains("layer"));
+  const auto route = run_moe(with({"bench", "route", "--json"}, kSmall));
+  REQUIRE(route.exit_code == 0);
+  CHECK(parse_json(route.out, "bench")["bench"] == "route");
+  CHECK_FALSE(parse_json(route.out, "bench")["layers"][0].contains("layer"));
+}
+
+TEST_CASE("bench comm prints once, whoever has the result", "[cli]") {
+  const auto run = run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "2",
+                            "--threads", "1", "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench");  // one object, of rank 0
+  CHECK(json["bench"] == "comm");
+  CHECK(json["settings"]["ranks"] == 2);
+  CHECK(json["rows"].size() == 4);
+  CHECK(json["within_host"]["bytes_per_second"] > 0);
 }
 
 }  // namespace moe::test

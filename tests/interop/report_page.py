@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The page of a run (report.html) in a real browser: headless Chromium at phone and desktop width, light and dark, without a network.
+"""The pages of a run (report.html) and of a sweep (sweep.html) in a real browser: headless Chromium at phone and desktop width, light and dark, without a network.
 Every panel is there and drawn, nothing complains, nothing is asked for, nothing sticks out sideways, text can be read; a step that is
-pointed at shows in all panels; what a run holds cannot run; without its script the page still tells the numbers.
+pointed at shows in all panels; losses change to a log scale and back to the warm-up; what a run holds cannot run; without its script a page
+still tells the numbers.
 
 usage: report_page.py [FOLDER]        screenshots go to FOLDER      environment: MOE (the binary)
 """
@@ -42,13 +43,22 @@ CONTRAST = """(() => {
 PANELS = """[...document.querySelectorAll("figure.panel")].map(f => ({
   title: f.querySelector("b").textContent,
   drawn: f.querySelector("canvas") ? (c => new Set(c.getContext("2d").getImageData(0, 0, c.width, c.height).data).size > 3)(
-    f.querySelector("canvas")) : [...f.querySelectorAll("path")].some(p => /^M[-\\d.]+ [-\\d.]+/.test(p.getAttribute("d"))) &&
+    f.querySelector("canvas")) : ([...f.querySelectorAll("path")].some(p => /^M[-\\d.]+ [-\\d.]+/.test(p.getAttribute("d"))) ||
+    [...f.querySelectorAll("g rect")].some(r => r.getAttribute("height") > 1)) &&
     !/NaN|undefined|Infinity/.test(f.innerHTML),
   inside: f.getBoundingClientRect().right <= innerWidth && [...f.querySelectorAll("figcaption *, svg")].every(
     e => e.getBoundingClientRect().right <= f.getBoundingClientRect().right),
   readout: f.querySelector(".readout").textContent}))"""
 POINT = """(() => { const svg = document.querySelector("svg"), box = svg.getBoundingClientRect();
   svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 50, bubbles: true})); })()"""
+
+
+# Presses a button of the first panel -> its caption, the labels of its axes, and whether all that is drawn are numbers.
+PRESS = """(text => { const panel = document.querySelector("figure");
+  [...panel.querySelectorAll("button")].find(button => button.textContent === text).click();
+  return {caption: panel.querySelector(".unit").textContent, labels: [...panel.querySelectorAll("svg text")].map(e => e.textContent),
+    pressed: [...panel.querySelectorAll("button")].map(button => button.getAttribute("aria-pressed")),
+    drawn: !/NaN|undefined|Infinity/.test(panel.innerHTML)}; })"""
 
 
 def moe(*words):
@@ -58,8 +68,15 @@ def moe(*words):
 def mixture_run(folder):
     moe("upcycle", TINY / "model", "-o", folder / "model", "--experts", 8, "--router", "top1+ir+fr", "--quiet")
     moe("train", folder / "model", "-o", folder / "mixture", "--data", TINY / "instruct.jsonl", "--config", TINY / "tune.toml", "--steps",
-        40, "--eval-data", TINY / "instruct.jsonl", "--eval-rows", 8, "--eval-tasks", TINY / "quiz.jsonl", "--eval-limit", 20, "--threads", 1,
+        40, "--warmup", 8, "--eval-data", TINY / "instruct.jsonl", "--eval-rows", 8, "--eval-tasks", TINY / "quiz.jsonl", "--eval-limit", 20, "--threads", 1,
         "--quiet")
+
+
+def sweep(folder):
+    moe("eval", folder / "model", "--tasks", TINY / "quiz.jsonl", "--limit", 20, "--threads", 1, "--sweep", "cf=0.25,1,inf", "--sweep",
+        "router=top1,top1+ir", "-o", folder / "sweep")
+    moe("eval", folder / "model", "--tasks", TINY / "quiz.jsonl", "--limit", 20, "--threads", 1, "--sweep", "router=top1,top2+ir,topp:0.4",
+        "-o", folder / "routers")
 
 
 def dense_run(folder):
@@ -101,17 +118,17 @@ class Check:
         self.passed, self.failed = self.passed + (not wrong), self.failed + bool(wrong)
         print(f"{'FAILED' if wrong else 'ok    '} {name}{': ' + '; '.join(wrong) if wrong else ''}")
 
-    def page(self, run, titles, most_bytes=2_000_000):
-        page = run / "report.html"
+    def page(self, run, titles, most_bytes=2_000_000, name="report.html", place="step", first=("step 0", "step 1", "step 2")):
+        page = run / name
         for width in (390, 1440):
             for dark in (False, True):
                 self.browser.open(page, width, dark=dark)
-                wrong = self.look(titles) + self.point()
+                wrong = self.look(titles) + self.point(place, first)
                 wrong += [] if page.stat().st_size < most_bytes else [f"{page.stat().st_size} bytes"]
-                name = f"{run.name[:20]}-{width}-{'dark' if dark else 'light'}"
+                what = f"{run.name[:20]}-{width}-{'dark' if dark else 'light'}"
                 if self.shots:
-                    self.browser.screenshot(self.shots / f"{name}.png")
-                self.count(name, wrong)
+                    self.browser.screenshot(self.shots / f"{what}.png")
+                self.count(what, wrong)
 
     def look(self, titles):
         browser = self.browser
@@ -127,16 +144,29 @@ class Check:
         wrong += ["a script of the run ran"] if browser.evaluate("window.broken") else []
         return wrong
 
-    # Pointing at the first curve, or pressing a key, names one step in every panel.
-    def point(self):
+    # Pointing at the first curve, or pressing a key, names one place in every panel.
+    def point(self, place, start):
         self.browser.evaluate(POINT)
         panels = self.browser.evaluate(PANELS)
-        wrong = [f"{panel['title']} shows no step" for panel in panels if "step" not in panel["readout"]]
+        wrong = [f"{panel['title']} shows no {place}" for panel in panels if place not in panel["readout"]]
         self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}))')
         first = self.browser.evaluate(PANELS)[0]["readout"]
-        wrong += [] if first.startswith(("step 0", "step 1", "step 2")) else [f"Home shows {first}"]
+        wrong += [] if first.startswith(start) else [f"Home shows {first}"]
         self.browser.evaluate('document.querySelector("figure").dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))')
         return wrong
+
+    # The loss of a run whose warm-up has 8 of 40 steps.
+    def toggles(self, run):
+        self.browser.open(run / "report.html", 1440)
+        press = lambda text: self.browser.evaluate(f"{PRESS}({json.dumps(text)})")
+        log, both, linear = press("log"), press("warm-up"), press("log")
+        wrong = [] if "from step 8 on, log scale" in log["caption"] else [f"log says {log['caption']}"]
+        wrong += [] if "from step" not in both["caption"] and "log scale" in both["caption"] else [f"both say {both['caption']}"]
+        wrong += [] if linear["caption"] == "nats per target token" else [f"linear says {linear['caption']}"]
+        wrong += [] if both["pressed"] == ["true", "true"] and linear["pressed"] == ["false", "true"] else ["buttons stay as they are"]
+        wrong += [] if {"1", "2", "5", "10"} <= set(both["labels"]) and "0" in both["labels"] else [f"labels {both['labels']}"]
+        wrong += [] if log["drawn"] and both["drawn"] and linear["drawn"] else ["not drawn"]
+        self.count("log scale and warm-up", wrong)
 
     def without_script(self, run):
         self.browser.open(run / "report.html", 390, script=False)
@@ -156,12 +186,18 @@ def main():
         folder, browser = pathlib.Path(name), Browser()
         check = Check(browser, shots)
         mixture_run(folder)
+        sweep(folder)
         dense_run(folder)
         long_run(folder)
         check.page(folder / "mixture", [*DENSE, *ROUTING, "Accuracy", "Load-balance loss", "Auxiliary losses", "Layer 0", "Layer 2"])
         check.page(folder / "dense", DENSE)
         check.page(folder / "long", [*DENSE, "Experts per token", "Load", "Layer 0", "Layer 2"])
         check.page(hostile_run(folder), DENSE)
+        check.page(folder / "sweep", ["quiz, acc", "requests dropped, %", "IR tokens, %", "rows per token"], name="sweep.html", place="cf",
+                   first="cf 0.25")
+        check.page(folder / "routers", ["quiz, acc", "requests dropped, %", "rows per token"], name="sweep.html", place="router",
+                   first="router top1")
+        check.toggles(folder / "mixture")
         check.without_script(folder / "mixture")
         browser.close()
     print(f"{check.passed} passed, {check.failed} failed, 0 skipped")

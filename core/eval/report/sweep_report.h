@@ -52,7 +52,7 @@ std::string sweep_table(const SweepReport& report);
 // A bar a row, as long as its average stands between the least and the largest.
 std::string sweep_bars(const SweepReport& report, size_t columns);
 OrderedJson sweep_json(const SweepReport& report);
-// The table and its plots as one page without scripts, fit for light and dark.
+// The table and its plots as one page that needs nothing else.
 std::string sweep_page(const SweepReport& report);
 
 }  // namespace moe::eval

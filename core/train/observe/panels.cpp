@@ -13,12 +13,15 @@ constexpr const char* kMachine = "Machine";
 
 }  // namespace
 
-const std::vector<KnownPanel>& known_panels() {
-  static const std::vector<KnownPanel> panels = {
-      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss"},
-      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss"},
-      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss"},
-      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss"},
+const std::vector<PanelSpec>& single_curve_panels() {
+  static const std::vector<PanelSpec> panels = {
+      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss", 1,
+       false, false, true},
+      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss", 1, false, false,
+       true},
+      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss", 1, false, false, true},
+      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss", 1, false,
+       false, true},
       {kLearningGroup, "Lambda", "weight of L1", "lambda"},
       {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
       {kOptimizer, "Learning rate", "", "lr", 1, true},
@@ -47,14 +50,14 @@ std::string task_of_curve(const std::string& curve) {
 }
 
 bool is_drawn(const std::string& curve) {
-  static const std::set<std::string> named = [] {
+  static const std::set<std::string> drawn = [] {
     std::set<std::string> names = {"loss", "held_out_loss"};
-    for (const auto& panel : known_panels()) {
+    for (const auto& panel : single_curve_panels()) {
       names.insert(panel.curve);
     }
     return names;
   }();
-  return named.count(curve) > 0 || !task_of_curve(curve).empty();
+  return drawn.count(curve) > 0 || !task_of_curve(curve).empty();
 }
 
 }  // namespace moe::train

@@ -12,16 +12,17 @@ inline constexpr const char* kLearningGroup = "Learning";
 inline constexpr const char* kRoutingGroup = "Routing, all layers";
 
 // A panel of one curve of metrics.jsonl.
-struct KnownPanel {
+struct PanelSpec {
   const char* group;
   const char* title;
   const char* unit;
   const char* curve;
   double scale = 1;  // what values are multiplied by to be in `unit`
   bool from_zero = false, is_smoothed = false;
+  bool is_loss = false;  // may be seen on a log scale, and begins after the warm-up
 };
 
-const std::vector<KnownPanel>& known_panels();
+const std::vector<PanelSpec>& single_curve_panels();
 
 // The task whose accuracy the curve "tasks/TASK/acc" is; empty where it is another curve.
 std::string task_of_curve(const std::string& curve);

@@ -3,13 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
-#include <numeric>
 
 #include "core/base/error.h"
 #include "core/base/html.h"
+#include "core/base/page/page.h"
 #include "core/io/partial_file.h"
 #include "core/train/observe/report_data.h"
-#include "core/train/observe/report_page.h"
 #include "core/train/run/options.h"
 #include "core/train/run/starts.h"
 
@@ -49,94 +48,90 @@ std::string clock_text(double seconds) {
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
-std::string fact(const std::string& name, const std::string& value, const std::string& note = "") {
-  return fmt::format("<div><dt>{}</dt><dd>{}{}</dd></div>\n", html(name), html(value),
-                     note.empty() ? "" : " <small>" + html(note) + "</small>");
+OrderedJson fact(const std::string& name, const std::string& value, const std::string& note = "") {
+  return {{"name", name}, {"value", value}, {"note", note}};
 }
 
-std::string facts(const History& history, std::optional<double> steps) {
-  std::string out =
+OrderedJson facts(const History& history, std::optional<double> steps) {
+  OrderedJson facts = OrderedJson::array();
+  facts.push_back(
       fact("Steps", grouped(history.steps),
-           steps && *steps < 1e15 ? "of " + grouped(static_cast<int64_t>(*steps)) : "");
+           steps && *steps < 1e15 ? "of " + grouped(static_cast<int64_t>(*steps)) : ""));
   for (const auto& [title, curve] : {std::pair("Loss", "loss"), {"Held out", "held_out_loss"}}) {
     const auto found = history.curves().find(curve);
     if (found != history.curves().end()) {
       const auto& [first, last] = std::pair(found->second.first, found->second.last);
-      out += fact(title, fmt::format("{:.4f}", last.value),
-                  first.step == last.step ? "" : fmt::format("from {:.4f}", first.value));
+      facts.push_back(fact(title, fmt::format("{:.4f}", last.value),
+                           first.step == last.step ? "" : fmt::format("from {:.4f}", first.value)));
     }
   }
-  out += fact("Tokens", grouped(history.total_tokens));
-  return out + fact("Time", clock_text(history.seconds));
+  facts.push_back(fact("Tokens", grouped(history.total_tokens)));
+  facts.push_back(fact("Time", clock_text(history.seconds)));
+  return facts;
 }
 
 // What a reader must know before believing the curves.
-std::string notes(const History& history, const std::vector<Json>& starts) {
-  std::string out;
+OrderedJson notes(const History& history, const std::vector<Json>& starts) {
+  OrderedJson notes = OrderedJson::array();
+  const auto add = [&](const std::string& text, bool is_warning) {
+    notes.push_back({{"text", text}, {"is_warning", is_warning}});
+  };
   if (history.skipped_count > 0) {
-    out += fmt::format(
-        "<li class=\"warn\">{} step{} skipped ({} by a loss or gradient that was no number, {} as "
-        "outliers): {}{}</li>\n",
-        grouped(history.skipped_count), history.skipped_count == 1 ? "" : "s",
-        history.skipped_count - history.skipped_outliers, history.skipped_outliers,
-        fmt::join(history.skipped, ", "),
-        history.skipped_count > std::ssize(history.skipped) ? ", .." : "");
+    add(fmt::format("{} step{} skipped ({} by a loss or gradient that was no number, {} as "
+                    "outliers): {}{}",
+                    grouped(history.skipped_count), history.skipped_count == 1 ? "" : "s",
+                    history.skipped_count - history.skipped_outliers, history.skipped_outliers,
+                    fmt::join(history.skipped, ", "),
+                    history.skipped_count > std::ssize(history.skipped) ? ", .." : ""),
+        true);
   }
   if (history.missing > 0) {
-    out +=
-        fmt::format("<li class=\"warn\">{} step{} no line in metrics.jsonl and {} not drawn</li>\n",
-                    grouped(history.missing), history.missing == 1 ? " has" : "s have",
-                    history.missing == 1 ? "is" : "are");
+    add(fmt::format("{} step{} no line in metrics.jsonl and {} not drawn", grouped(history.missing),
+                    history.missing == 1 ? " has" : "s have", history.missing == 1 ? "is" : "are"),
+        true);
   }
-  std::vector<std::string> lines;
   if (!starts.empty() && starts.back().value("notes", Json()).is_array()) {
     for (const auto& note : starts.back()["notes"]) {
-      lines.push_back(note.is_string() ? note.get<std::string>() : note.dump());
+      add(note.is_string() ? note.get<std::string>() : note.dump(), false);
     }
   }
   std::vector<std::string> zero;
   panels_of(history, &zero);
   if (!zero.empty()) {
-    lines.push_back(fmt::format("Zero from first to last, not drawn: {}.", fmt::join(zero, ", ")));
+    add(fmt::format("Zero from first to last, not drawn: {}.", fmt::join(zero, ", ")), false);
   }
-  for (const auto& line : lines) {
-    out += "<li>" + html(line) + "</li>\n";
-  }
-  return out.empty() ? "" : "<ul class=\"notes\">\n" + out + "</ul>\n";
+  return notes;
 }
 
-std::string row(const std::string& head, const std::vector<std::string>& cells) {
-  std::string out = "<tr><th scope=\"row\">" + html(head) + "</th>";
-  for (const auto& cell : cells) {
-    out += "<td>" + html(cell) + "</td>";
-  }
-  return out + "</tr>\n";
+OrderedJson row(const std::string& name, const std::vector<std::string>& cells) {
+  return {{"name", name}, {"cells", cells}};
 }
 
 std::string at_step(const Point& point, double scale) {
   return fmt::format("{} at {}", number(point.value * scale), grouped(point.step));
 }
 
-std::string curve_rows(const History& history) {
-  std::string out;
-  for (const auto& panel : panels_of(history)) {
-    for (const auto& line : panel.lines) {
-      const std::string name = line.name.empty() ? panel.title : panel.title + ", " + line.name;
-      out +=
-          row(panel.unit.empty() ? name : fmt::format("{} ({})", name, panel.unit),
-              {number(line.curve->first.value * panel.scale),
-               number(line.curve->last.value * panel.scale),
-               at_step(line.curve->least, panel.scale), at_step(line.curve->largest, panel.scale)});
+OrderedJson curve_rows(const History& history) {
+  OrderedJson rows = OrderedJson::array();
+  for (const auto& [spec, lines] : panels_of(history)) {
+    for (const auto& line : lines) {
+      const std::string title = spec.title, unit = spec.unit;
+      const std::string name = line.name.empty() ? title : title + ", " + line.name;
+      rows.push_back(
+          row(unit.empty() ? name : fmt::format("{} ({})", name, unit),
+              {number(line.curve->first.value * spec.scale),
+               number(line.curve->last.value * spec.scale), at_step(line.curve->least, spec.scale),
+               at_step(line.curve->largest, spec.scale)}));
     }
   }
-  return out;
+  return rows;
 }
 
 // The load maps' last column in words.
-std::string load_rows(const LoadMap& map) {
-  std::string out;
+OrderedJson load_rows(const LoadMap& map) {
+  OrderedJson rows = OrderedJson::array();
   if (map.empty()) {
-    return out;
+    return rows;
   }
   for (const auto& load : map.columns().back().loads) {
     size_t least = 0, most = 0, dead = 0;
@@ -146,27 +141,25 @@ std::string load_rows(const LoadMap& map) {
       dead += load.rows[expert] == 0 ? 1 : 0;
     }
     if (!load.rows.empty()) {
-      out += row(fmt::format("Layer {}", load.layer),
-                 {fmt::format("{:.2f} × expert {}", relative_load(load, least), least),
-                  fmt::format("{:.2f} × expert {}", relative_load(load, most), most),
-                  fmt::format("{} of {}", dead, load.rows.size())});
+      rows.push_back(row(fmt::format("Layer {}", load.layer),
+                         {fmt::format("{:.2f} × expert {}", relative_load(load, least), least),
+                          fmt::format("{:.2f} × expert {}", relative_load(load, most), most),
+                          fmt::format("{} of {}", dead, load.rows.size())}));
     }
   }
-  return out;
+  return rows;
 }
 
-std::string table(const std::vector<std::string>& heads, const std::string& rows) {
-  std::string out = "<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr>";
-  for (const auto& head : heads) {
-    out += "<th scope=\"col\">" + html(head) + "</th>";
-  }
-  return rows.empty() ? "" : out + "</tr></thead>\n<tbody>\n" + rows + "</tbody></table></div>\n";
-}
-
-std::string numbers(const History& history) {
-  return table({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(history)) +
-         table({"Load at the end", "Least", "Largest", "Without a token"},
-               load_rows(history.loads()));
+OrderedJson numbers(const History& history) {
+  OrderedJson panels = OrderedJson::array();
+  const auto add = [&](const std::vector<std::string>& columns, const OrderedJson& rows) {
+    if (!rows.empty()) {
+      panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
+    }
+  };
+  add({"Curve", "First", "Last", "Least", "Largest"}, curve_rows(history));
+  add({"Load at the end", "Least", "Largest", "Without a token"}, load_rows(history.loads()));
+  return {{"id", "numbers"}, {"title", "In numbers"}, {"panels", panels}};
 }
 
 // Without the space that joins it to its prompt.
@@ -182,27 +175,24 @@ std::string shortened(std::string_view text) {
                                     : std::string(text.substr(0, kMost_bytes)) + " ..";
 }
 
-std::string samples(const SampleHistory& history) {
-  std::string out;
+OrderedJson samples(const SampleHistory& history) {
+  OrderedJson panels = OrderedJson::array();
   for (const auto& prompt : history.prompts()) {
-    out += "<article class=\"sample\"><p class=\"prompt\">" + html(shortened(prompt.prompt)) +
-           "</p>\n<dl>\n";
+    OrderedJson texts = OrderedJson::array();
     for (const auto* sample : a_few(prompt)) {
-      out += fmt::format(
-          "<div><dt>step {}</dt><dd>{}</dd></div>\n", grouped(sample->step),
-          sample->text.empty() ? "<i>nothing</i>" : html(shortened(trimmed(sample->text))));
+      texts.push_back(
+          {{"name", "step " + grouped(sample->step)}, {"text", shortened(trimmed(sample->text))}});
     }
-    out += "</dl></article>\n";
+    panels.push_back({{"kind", "texts"}, {"title", shortened(prompt.prompt)}, {"texts", texts}});
   }
-  return out.empty() ? ""
-                     : "<section id=\"samples\"><h2>Samples of text</h2>\n" + out + "</section>\n";
+  return {{"id", "samples"}, {"title", "Samples of text"}, {"panels", panels}};
 }
 
 std::string text_of(const Json& value) {
   if (value.is_array()) {
     std::string lines;
-    for (const auto& one : value) {
-      lines += (lines.empty() ? "" : "\n") + text_of(one);
+    for (const auto& element : value) {
+      lines += (lines.empty() ? "" : "\n") + text_of(element);
     }
     return lines;
   }
@@ -214,10 +204,11 @@ std::string text_of(const Json& value) {
 }
 
 // About this run, and when it was started.
-std::string about(const std::vector<Json>& starts) {
-  if (starts.empty()) {
-    return "";
-  }
+OrderedJson about(const std::vector<Json>& starts) {
+  OrderedJson rows = OrderedJson::array();
+  const auto add = [&](const std::string& name, const std::string& text) {
+    rows.push_back({{"name", name}, {"text", text}});
+  };
   static const std::vector<std::pair<const char*, const char*>> names = {
       {"parameters", "Parameters"},
       {"router", "Router"},
@@ -227,49 +218,37 @@ std::string about(const std::vector<Json>& starts) {
       {"libtorch", "LibTorch"},
       {"machine", "Machine"},
       {"threads", "Threads"}};
-  std::string rows;
   for (const auto& [key, name] : names) {
-    if (starts.back().contains(key)) {
-      rows += row(name, {text_of(starts.back()[key])});
+    if (!starts.empty() && starts.back().contains(key)) {
+      add(name, text_of(starts.back()[key]));
     }
   }
   constexpr size_t kMostShown = 20;  // the first and the last ones
   const size_t hidden = starts.size() > kMostShown ? starts.size() - kMostShown : 0;
   for (size_t i = 0; i < starts.size(); ++i) {
     if (i == 1 && hidden > 0) {
-      rows += row(fmt::format("Went on {} times more", hidden), {"starts.jsonl lists them"});
+      add(fmt::format("Went on {} times more", hidden), "starts.jsonl lists them");
       i += hidden;
     }
     const Json& start = starts[i];
     const int64_t step =
         start.value("step", Json()).is_number_integer() ? start["step"].get<int64_t>() : 0;
-    rows += row(step == 0 ? "Begun" : fmt::format("Went on after step {}", grouped(step)),
-                {text_of(start.value("time", Json("unknown")))});
+    add(step == 0 ? "Begun" : fmt::format("Went on after step {}", grouped(step)),
+        text_of(start.value("time", Json("unknown"))));
   }
-  return "<section id=\"about\"><h2>About this run</h2>\n<div class=\"scroll\"><table "
-         "class=\"about\"><tbody>\n" +
-         rows + "</tbody></table></div></section>\n";
+  OrderedJson panels = OrderedJson::array();
+  if (!rows.empty()) {
+    panels.push_back({{"kind", "fields"}, {"rows", rows}});
+  }
+  return {{"id", "about"}, {"title", "About this run"}, {"panels", panels}};
 }
 
-std::string settings(const std::string& toml) {
-  return toml.empty() ? ""
-                      : "<section id=\"settings\"><h2>Settings</h2>\n<pre tabindex=\"0\">" +
-                            html(toml) + "</pre></section>\n";
-}
-
-// Puts parts into their {{places}}, one pass: what a part holds is never a place.
-std::string fill(std::string_view page,
-                 const std::map<std::string, std::string, std::less<>>& parts) {
-  std::string out;
-  for (size_t at = page.find("{{"); at != std::string_view::npos; at = page.find("{{")) {
-    const size_t end = page.find("}}", at);
-    const auto part = parts.find(page.substr(at + 2, end - at - 2));
-    MOE_CHECK(end != std::string_view::npos && part != parts.end());
-    out += page.substr(0, at);
-    out += part->second;
-    page.remove_prefix(end + 2);
+OrderedJson settings_section(const std::string& toml) {
+  OrderedJson panels = OrderedJson::array();
+  if (!toml.empty()) {
+    panels.push_back({{"kind", "text"}, {"text", toml}});
   }
-  return out + std::string(page);
+  return {{"id", "settings"}, {"title", "Settings"}, {"panels", panels}};
 }
 
 }  // namespace
@@ -277,21 +256,20 @@ std::string fill(std::string_view page,
 std::string report_page(const fs::path& run, const History& history) {
   const std::string toml = read_text(run / "settings.toml");
   const std::vector<Json> starts = read_starts(run / "starts.jsonl");
-  const std::string name = fs::weakly_canonical(run).filename().string();
-  const bool is_done = fs::exists(run / "final");
-  return fill(
-      kReportPage,
-      {{"name", html(name)},
-       {"state", is_done ? "finished" : "not finished"},
-       {"written", html(time_text())},
-       {"facts", facts(history, number_in(toml, "steps"))},
-       {"notes", notes(history, starts)},
-       {"numbers", numbers(history)},
-       {"samples", samples(history.samples())},
-       {"about", about(starts)},
-       {"settings", settings(toml)},
-       {"data", json_in_script(report_data(history, number_in(toml, "clip"))
-                                   .dump(-1, ' ', false, OrderedJson::error_handler_t::replace))}});
+  OrderedJson sections =
+      drawn_sections(history, {number_in(toml, "clip"), number_in(toml, "warmup")});
+  sections.push_back(samples(history.samples()));
+  sections.push_back(numbers(history));
+  sections.push_back(about(starts));
+  sections.push_back(settings_section(toml));
+  return make_page({{"program", "moe train"},
+                    {"state", fs::exists(run / "final") ? "finished" : "not finished"},
+                    {"title", fs::weakly_canonical(run).filename().string()},
+                    {"facts", facts(history, number_in(toml, "steps"))},
+                    {"notes", notes(history, starts)},
+                    {"x", {{"label", "step"}}},
+                    {"sections", std::move(sections)},
+                    {"footer", "Written " + time_text() + "."}});
 }
 
 void write_report(const fs::path& run, const History& history, const fs::path& out) {

@@ -1,8 +1,6 @@
 #pragma once
-// RUN/report.html: a run as one page that needs nothing else, no network and no other file. Words
-// and tables are plain HTML; its script (report.js) draws curves and load maps from the numbers
-// that stand in it as JSON. Whatever a run holds, settings and samples of text too, is taken as
-// hostile: it can change what the page says, never what it does.
+// RUN/report.html: a run as one page (core/base/page/page.h): its curves, load maps and samples of
+// text, the same in numbers, what it ran on and its settings.
 
 #include <filesystem>
 #include <string>

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
-#include "core/train/observe/panels.h"
+#include "core/base/page/page.h"
 
 namespace moe::train {
 
@@ -18,11 +17,12 @@ const Downsampled* find(const History& history, const std::string& name) {
 }
 
 void add_loss(const History& history, std::vector<Panel>& panels) {
-  Panel panel{kLossGroup, "Loss", "nats per target token", 1, false, true, {}};
-  for (const auto& [name, curve] : {std::pair("training", "loss"), {"held out", "held_out_loss"}}) {
-    if (const Downsampled* found = find(history, curve)) {
-      panel.lines.push_back({name, found});
-    }
+  Panel panel{{kLossGroup, "Loss", "nats per target token", "loss", 1, false, true, true}, {}};
+  if (const Downsampled* training = find(history, "loss")) {
+    panel.lines.push_back({"training", training});
+  }
+  if (const Downsampled* held_out = find(history, "held_out_loss")) {
+    panel.lines.push_back({"held out", held_out, !panel.lines.empty()});
   }
   if (!panel.lines.empty()) {
     panels.push_back(std::move(panel));
@@ -31,19 +31,16 @@ void add_loss(const History& history, std::vector<Panel>& panels) {
 
 // A line a task.
 void add_accuracy(const History& history, std::vector<Panel>& panels) {
-  Panel panel{kLearningGroup, "Accuracy", "% of questions", 100, false, false, {}};
+  Panel panel{{kLearningGroup, "Accuracy", "% of questions", "", 100}, {}};
   for (const auto& [name, curve] : history.curves()) {
     if (const std::string task = task_of_curve(name); !task.empty()) {
-      panel.lines.push_back({task, &curve});
+      panel.lines.push_back({task, &curve, true});
     }
   }
   if (!panel.lines.empty()) {
     panels.push_back(std::move(panel));
   }
 }
-
-// Five significant digits: what a screen can show.
-double rounded(double value) { return std::strtod(fmt::format("{:.5g}", value).c_str(), nullptr); }
 
 OrderedJson steps_of(const std::vector<Point>& points) {
   OrderedJson steps = OrderedJson::array();
@@ -56,7 +53,7 @@ OrderedJson steps_of(const std::vector<Point>& points) {
 OrderedJson values_of(const std::vector<Point>& points, double scale) {
   OrderedJson values = OrderedJson::array();
   for (const auto& point : points) {
-    values.push_back(rounded(point.value * scale));
+    values.push_back(rounded_for_screen(point.value * scale));
   }
   return values;
 }
@@ -72,28 +69,75 @@ size_t points_per_curve(const std::vector<Panel>& panels) {
   return std::clamp(kAllPoints / std::max<size_t>(1, curves), kFewest, Downsampled::kMostPoints);
 }
 
-OrderedJson line_json(const Panel& panel, const PanelLine& line, size_t most_points) {
+OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t most_points) {
+  const double scale = panel.spec.scale;
   const std::vector<Point> points = line.curve->points(most_points);
   OrderedJson json = {
-      {"name", line.name}, {"steps", steps_of(points)}, {"values", values_of(points, panel.scale)}};
+      {"name", line.name}, {"x", steps_of(points)}, {"y", values_of(points, scale)}};
   const bool is_main = &line == &panel.lines.front();
   const std::vector<Point> smooth =
-      panel.is_smoothed && is_main ? smoothed(line.curve->means()) : std::vector<Point>();
+      panel.spec.is_smoothed && is_main ? smoothed(line.curve->means()) : std::vector<Point>();
   if (!smooth.empty()) {
-    json["smooth"] = {{"steps", steps_of(smooth)}, {"values", values_of(smooth, panel.scale)}};
+    json["smooth"] = {{"x", steps_of(smooth)}, {"y", values_of(smooth, scale)}};
+  }
+  if (line.is_marked) {
+    json["is_marked"] = true;
+  }
+  return json;
+}
+
+OrderedJson panel_json(const Panel& panel, const CurveSettings& settings, size_t most_points) {
+  OrderedJson json = {{"kind", "lines"},
+                      {"title", panel.spec.title},
+                      {"subtitle", panel.spec.unit},
+                      {"is_wide", panel.spec.group == std::string_view(kLossGroup)},
+                      {"y", {{"from_zero", panel.spec.from_zero}}},
+                      {"series", OrderedJson::array()}};
+  if (panel.spec.is_loss) {
+    json["y"]["log"] = false;
+    if (settings.warmup && *settings.warmup > 0) {
+      json["start"] = {{"name", "warm-up"}, {"x", std::llround(std::min(*settings.warmup, 1e15))}};
+    }
+  }
+  if (settings.clip && *settings.clip > 0 && panel.spec.curve == std::string_view("grad_norm")) {
+    json["rule"] = {{"name", "clip"}, {"value", *settings.clip}};
+  }
+  for (const auto& line : panel.lines) {
+    json["series"].push_back(series_json(panel, line, most_points));
   }
   return json;
 }
 
 OrderedJson map_json(const LoadMap& map, size_t layer) {
-  OrderedJson loads = OrderedJson::array();
   const LayerLoad& shape = map.columns().front().loads[layer];
+  OrderedJson names = OrderedJson::array(), values = OrderedJson::array();
+  for (size_t expert = 0; expert < shape.rows.size(); ++expert) {
+    names.push_back(fmt::format("{}", expert));
+  }
   for (const auto& column : map.columns()) {
     for (size_t expert = 0; expert < shape.rows.size(); ++expert) {
-      loads.push_back(std::lround(100 * relative_load(column.loads[layer], expert)));
+      values.push_back(std::lround(100 * relative_load(column.loads[layer], expert)));
     }
   }
-  return {{"layer", shape.layer}, {"experts", shape.rows.size()}, {"loads", loads}};
+  return {{"kind", "heat map"},
+          {"title", fmt::format("Layer {}", shape.layer)},
+          {"subtitle", fmt::format("{} experts, one a row", shape.rows.size())},
+          {"y", {{"label", "expert"}, {"names", names}}},
+          {"values", values}};
+}
+
+OrderedJson maps_section(const LoadMap& map) {
+  OrderedJson ranges = OrderedJson::array(), panels = OrderedJson::array();
+  for (const auto& column : map.columns()) {
+    ranges.push_back({column.begin, column.end});
+  }
+  for (size_t layer = 0; layer < map.columns().front().loads.size(); ++layer) {
+    panels.push_back(map_json(map, layer));
+  }
+  return {{"title", "Load by layer and expert"},
+          {"note", "Rows of an expert over an equal share"},
+          {"x", {{"label", "step"}, {"ranges", ranges}}},
+          {"panels", panels}};
 }
 
 }  // namespace
@@ -102,24 +146,18 @@ std::vector<Panel> panels_of(const History& history, std::vector<std::string>* z
   std::vector<Panel> panels;
   add_loss(history, panels);
   add_accuracy(history, panels);
-  for (const auto& known : known_panels()) {
-    // Elsewhere sparsity only says again what experts per token does.
-    const bool is_told_twice =
-        known.curve == std::string_view("sparsity") && find(history, "lambda") == nullptr;
-    const Downsampled* curve = is_told_twice ? nullptr : find(history, known.curve);
-    const bool is_routing = std::string_view(known.group) == kRoutingGroup;
+  for (const auto& spec : single_curve_panels()) {
+    // Without lambda, sparsity only says again what experts per token does.
+    const bool is_redundant =
+        spec.curve == std::string_view("sparsity") && find(history, "lambda") == nullptr;
+    const Downsampled* curve = is_redundant ? nullptr : find(history, spec.curve);
+    const bool is_routing = std::string_view(spec.group) == kRoutingGroup;
     if (curve != nullptr && is_routing && curve->least.value == 0 && curve->largest.value == 0) {
       if (zero != nullptr) {
-        zero->push_back(known.title);
+        zero->push_back(spec.title);
       }
     } else if (curve != nullptr) {
-      panels.push_back({known.group,
-                        known.title,
-                        known.unit,
-                        known.scale,
-                        known.from_zero,
-                        known.is_smoothed,
-                        {{"", curve}}});
+      panels.push_back({spec, {{"", curve}}});
     }
   }
   return panels;
@@ -133,49 +171,38 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   }
   const auto reach = std::max<int64_t>(1, count / kReach);
   std::vector<Point> smooth;
-  for (int64_t here = 0; here < count; ++here) {
+  for (int64_t index = 0; index < count; ++index) {
     const int64_t near =
-        std::min({reach, here, count - 1 - here});  // symmetric: no lag at the ends
+        std::min({reach, index, count - 1 - index});  // symmetric: no lag at the ends
     double sum = 0, weights = 0;
-    for (int64_t at = here - near; at <= here + near; ++at) {
-      const double weight = static_cast<double>(near + 1 - std::abs(at - here));
+    for (int64_t at = index - near; at <= index + near; ++at) {
+      const double weight = static_cast<double>(near + 1 - std::abs(at - index));
       sum += weight * points[static_cast<size_t>(at)].value;
       weights += weight;
     }
-    smooth.push_back({points[static_cast<size_t>(here)].step, sum / weights});
+    smooth.push_back({points[static_cast<size_t>(index)].step, sum / weights});
   }
   return smooth;
 }
 
-OrderedJson report_data(const History& history, std::optional<double> clip) {
-  OrderedJson data = {{"panels", OrderedJson::array()},
-                      {"columns", OrderedJson::array()},
-                      {"maps", OrderedJson::array()}};
+OrderedJson drawn_sections(const History& history, const CurveSettings& settings) {
+  OrderedJson sections = OrderedJson::array();
   const std::vector<Panel> panels = panels_of(history);
   const size_t most_points = points_per_curve(panels);
+  std::map<std::string, size_t> section_of_group;
   for (const auto& panel : panels) {
-    OrderedJson json = {{"group", panel.group},
-                        {"title", panel.title},
-                        {"unit", panel.unit},
-                        {"zero", panel.from_zero},
-                        {"lines", OrderedJson::array()}};
-    for (const auto& line : panel.lines) {
-      json["lines"].push_back(line_json(panel, line, most_points));
+    const auto [place, is_new] = section_of_group.emplace(panel.spec.group, sections.size());
+    if (is_new) {  // the loss needs no headline of its own
+      const bool is_loss = panel.spec.group == std::string_view(kLossGroup);
+      sections.push_back(
+          {{"title", is_loss ? "" : panel.spec.group}, {"panels", OrderedJson::array()}});
     }
-    if (clip && *clip > 0 && panel.title == "Gradient norm") {
-      json["rule"] = {{"name", "clip"}, {"value", *clip}};
-    }
-    data["panels"].push_back(json);
+    sections[place->second]["panels"].push_back(panel_json(panel, settings, most_points));
   }
   if (!history.loads().empty()) {
-    for (const auto& column : history.loads().columns()) {
-      data["columns"].push_back({column.begin, column.end});
-    }
-    for (size_t layer = 0; layer < history.loads().columns().front().loads.size(); ++layer) {
-      data["maps"].push_back(map_json(history.loads(), layer));
-    }
+    sections.push_back(maps_section(history.loads()));
   }
-  return data;
+  return sections;
 }
 
 }  // namespace moe::train

@@ -1,6 +1,6 @@
 #pragma once
 // The numbers of a report: which curves stand together in a panel, under what name, and the JSON
-// that report.js draws.
+// that the page draws.
 
 #include <optional>
 #include <string>
@@ -8,18 +8,18 @@
 
 #include "core/base/json.h"
 #include "core/train/observe/history.h"
+#include "core/train/observe/panels.h"
 
 namespace moe::train {
 
 struct PanelLine {
   std::string name;  // "held out"; empty where a panel has one line
   const Downsampled* curve = nullptr;
+  bool is_marked = false;  // a dot a point
 };
 
 struct Panel {
-  std::string group, title, unit;
-  double scale = 1;  // what values are multiplied by to be in `unit`
-  bool from_zero = false, is_smoothed = false;
+  PanelSpec spec;  // its curve is that of the first line
   std::vector<PanelLine> lines;
 };
 
@@ -31,9 +31,13 @@ std::vector<Panel> panels_of(const History& history, std::vector<std::string>* z
 // where there are too few to smooth.
 std::vector<Point> smoothed(const std::vector<Point>& points);
 
-// {"panels": [{"group", "title", "unit", "zero", "rule", "lines": [{"name", "steps", "values",
-// "smooth"}]}], "columns": [[first, last step]], "maps": [{"layer", "experts", "loads"}]}: loads
-// are hundredths of an equal share, column by column. `clip` is drawn into the gradient norm.
-OrderedJson report_data(const History& history, std::optional<double> clip);
+// What a run's settings say of its curves.
+struct CurveSettings {
+  std::optional<double> clip;    // drawn into the gradient norm
+  std::optional<double> warmup;  // steps; losses are shown after them at first
+};
+
+// The sections of a page (core/base/page/page.h) with the run's curves and load maps.
+OrderedJson drawn_sections(const History& history, const CurveSettings& settings);
 
 }  // namespace moe::train

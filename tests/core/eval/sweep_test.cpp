@@ -6,12 +6,15 @@
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/page.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
+using test::count_of;
+using test::drawn_data;
 using test::TempDir;
 using Strings = std::vector<std::string>;
 
@@ -199,7 +202,7 @@ TEST_CASE("a sweep that is stopped goes on, and a stranger's results stay", "[ev
                        "replace it"));
 }
 
-SweepReport made_up() {
+SweepReport example_report() {
   SweepReport report{
       "<model>", {parse_sweep("router=top1,top2"), parse_sweep("cf=2,1,inf")}, {}, {}};
   report.columns = {{"mmlu", "acc", 100}, {"lambada_openai", "acc", 50}};
@@ -217,33 +220,48 @@ SweepReport made_up() {
   return report;
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
+TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
+  const std::string page = sweep_page(example_report());
+  const Json data = drawn_data(page);
+  REQUIRE(data["sections"].size() == 1);
+  const Json& section = data["sections"][0];
+  CHECK(section["x"] == Json{{"label", "cf"}, {"names", {"1", "2", "inf"}}});  // in order
+  Strings titles;
+  for (const auto& panel : section["panels"]) {
+    titles.push_back(panel["title"]);
+    REQUIRE(panel["series"].size() == 2);
+    CHECK(panel["series"][1]["name"] == "top2");
+    CHECK(panel["series"][1]["x"] == Json{0, 1, 2});
+    CHECK(panel["series"][1]["is_marked"] == true);
+    CHECK(panel["series"][1].contains("low") == panel["title"].get<std::string>().ends_with("acc"));
   }
-  return found;
+  CHECK((titles == Strings{"average", "mmlu, acc", "lambada_openai, acc", "rows per token"}));
+  const Json mmlu = section["panels"][1]["series"][0];  // cf 2, 1, inf were 0.2, 0.3, 0.4
+  CHECK(mmlu["y"][0].get<double>() == Approx(0.3));
+  CHECK(mmlu["low"][0].get<double>() == Approx(0.29));
+  CHECK(mmlu["high"][1].get<double>() == Approx(0.21));
+  CHECK(count_of(page, "<h1>&lt;model&gt;</h1>") == 1);
+  CHECK(count_of(page, "<tr><th scope=\"row\">router=top1,cf=2</th><td>0.1500</td>") == 1);
+  CHECK(page.find("https://") == std::string::npos);
+  CHECK(page.find("nan") == std::string::npos);
 }
 
-TEST_CASE("the page has a panel a column, a line a router and a mark a value", "[eval]") {
-  const std::string page = sweep_page(made_up());
-  CHECK(count_of(page, "<figure") == 4);  // average, two tasks, rows per token
-  CHECK(count_of(page, "<path class=\"line\"") == 2 * 4);
-  CHECK(count_of(page, "<circle") == 6 * 4);
-  CHECK(count_of(page, "class=\"error\"") == 6);  // of one task
-  CHECK(count_of(page, "<h1>&lt;model&gt;</h1>") == 1);
-  CHECK(page.find("<script") == std::string::npos);
-  CHECK(page.find("http://") == std::string::npos);
-  CHECK(page.find("https://") == std::string::npos);
-  CHECK(page.find("prefers-color-scheme: dark") != std::string::npos);
-  CHECK(page.find(">1</text>") < page.find(">2</text>"));  // in order, inf last
-  CHECK(page.find(">2</text>") < page.find(">inf</text>"));
-  CHECK(page.find("nan") == std::string::npos);
+TEST_CASE("routers alone have no order, the page sets bars side by side", "[eval]") {
+  SweepReport report{"model", {parse_sweep("router=top1,top2")}, {{"mmlu", "acc", 100}}, {}};
+  for (const std::string router : {"top1", "top2"}) {
+    report.rows.push_back({{{router}, "router=" + router, {}}, {{0.3, 0.01}}, 0.3});
+  }
+  const Json section = drawn_data(sweep_page(report))["sections"][0];
+  CHECK(section["x"] == Json{{"label", "router"}, {"names", {"top1", "top2"}}});
+  CHECK(section["panels"].size() == 2);  // the task, rows per token
+  CHECK(section["panels"][0]["kind"] == "bars");
+  CHECK(section["panels"][0]["series"][0]["low"][1].get<double>() == Approx(0.29));
+  CHECK(drawn_data(sweep_page(example_report()))["sections"][0]["panels"][0]["kind"] == "lines");
 }
 
 TEST_CASE("bars on a terminal keep to its width", "[eval]") {
   for (const size_t width : {40, 80, 200}) {
-    const std::string bars = sweep_bars(made_up(), width);
+    const std::string bars = sweep_bars(example_report(), width);
     size_t begin = 0;
     for (size_t end = bars.find('\n'); end != std::string::npos; end = bars.find('\n', begin)) {
       CHECK(end - begin < std::max<size_t>(width, 50));

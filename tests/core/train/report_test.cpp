@@ -4,10 +4,15 @@
 
 #include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"
+#include "tests/support/page.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe;
 using namespace moe::train;
+using moe::test::count_of;
+using moe::test::drawn_data;
+using moe::test::panel_of;
+using moe::test::panel_titles;
 using moe::test::read_file;
 using moe::test::TempDir;
 using moe::test::write_file;
@@ -28,44 +33,54 @@ History dense_run(int64_t steps) {
   return history;
 }
 
-// The JSON that the page's script draws.
-Json data_of(const std::string& page) {
-  const std::string open = "<script type=\"application/json\" id=\"data\">";
-  const size_t begin = page.find(open) + open.size();
-  return parse_json(page.substr(begin, page.find("</script>", begin) - begin), "data");
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
 }  // namespace
 
 TEST_CASE("a dense run has the panels of its numbers and no others", "[train]") {
   const TempDir dir;
-  const Json data = data_of(report_page(dir.path(), dense_run(50)));
-  std::vector<std::string> titles;
-  for (const auto& panel : data["panels"]) {
-    titles.push_back(panel["title"]);
-  }
-  CHECK((titles == std::vector<std::string>{"Loss", "Learning rate", "Gradient norm", "Speed"}));
-  CHECK(data["maps"].empty());
-  CHECK(data["panels"][0]["lines"][0]["values"].size() == 50);
-  CHECK(data["panels"][0]["lines"][0]["smooth"]["values"].size() == 50);
+  const Json data = drawn_data(report_page(dir.path(), dense_run(50)));
+  CHECK((panel_titles(data) ==
+         std::vector<std::string>{"Loss", "Learning rate", "Gradient norm", "Speed"}));
+  CHECK(data["sections"].size() == 3);  // no load maps
+  CHECK(data["sections"][0]["title"] == "");
+  CHECK(data["sections"][1]["title"] == "Optimizer");
+  const Json loss = panel_of(data, "Loss");
+  CHECK(loss["series"][0]["y"].size() == 50);
+  CHECK(loss["series"][0]["smooth"]["y"].size() == 50);
 }
 
 TEST_CASE("the clip of the settings is drawn, clip 0 is none", "[train]") {
   const TempDir dir;
   write_file(dir / "settings.toml", "[train]\nsteps = 90\nclip = 0.5\n");
   const std::string page = report_page(dir.path(), dense_run(3));
-  CHECK(data_of(page)["panels"][2]["rule"]["value"] == 0.5);
+  CHECK(panel_of(drawn_data(page), "Gradient norm")["rule"]["value"] == 0.5);
   CHECK(page.find("of 90") != std::string::npos);
   write_file(dir / "settings.toml", "[train]\nclip = 0\n");
-  CHECK_FALSE(data_of(report_page(dir.path(), dense_run(3)))["panels"][2].contains("rule"));
+  CHECK_FALSE(panel_of(drawn_data(report_page(dir.path(), dense_run(3))), "Gradient norm")
+                  .contains("rule"));
+}
+
+TEST_CASE("losses, and they alone, start after the warm-up and may be seen on a log scale",
+          "[train]") {
+  const TempDir dir;
+  History history = dense_run(20);
+  history.add({{"step", 21}, {"load_balance_loss", 1.5}, {"auxiliary_loss", 0.015}}, "metrics");
+  const auto data = [&](const std::string& settings) {
+    write_file(dir / "settings.toml", "[train]\n" + settings);
+    return drawn_data(report_page(dir.path(), history));
+  };
+  const Json warm = data("warmup = 7\n"), cold = data("warmup = 0\n");
+  for (const std::string& title : panel_titles(warm)) {
+    CAPTURE(title);
+    const bool is_loss =
+        title == "Loss" || title == "Load-balance loss" || title == "Auxiliary losses";
+    CHECK(panel_of(warm, title)["y"].contains("log") == is_loss);
+    CHECK(panel_of(warm, title).contains("start") == is_loss);
+    CHECK_FALSE(panel_of(cold, title).contains("start"));
+  }
+  CHECK(panel_of(warm, "Loss")["y"]["log"] == false);
+  CHECK(panel_of(warm, "Loss")["start"] == Json{{"name", "warm-up"}, {"x", 7}});
+  CHECK(panel_of(warm, "Loss")["series"][0]["x"][0] ==
+        1);  // the steps before are there to be shown
 }
 
 TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
@@ -79,21 +94,12 @@ TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
   history.add({0, hostile, hostile});
   history.add({{"step", 3}, {"tasks", {{hostile, {{"acc", 0.5}}}}}}, "metrics");
   const std::string page = report_page(dir.path(), history);
-  CHECK(count(page, "alert(1)") >= 6);  // all of it is there to be read
-  CHECK(count(page, "<script>alert") == 0);
-  CHECK(count(page, "<img") == 0);
-  CHECK(count(page, "<script") == 2);  // the data and the page's own
-  CHECK(count(page, "</script>") == 2);
-  CHECK(data_of(page)["panels"][1]["lines"][0]["name"] == hostile);
-}
-
-TEST_CASE("a page asks for nothing outside itself", "[train]") {
-  const TempDir dir;
-  const std::string page = report_page(dir.path(), dense_run(2));
-  CHECK(count(page, "default-src 'none'") == 1);
-  CHECK(count(page, "http") - count(page, "http-equiv") == 1);  // the name of SVG
-  CHECK(count(page, "url(") == count(page, "url(#clip"));
-  CHECK(count(page, "@import") == 0);
+  CHECK(count_of(page, "alert(1)") >= 6);  // all of it is there to be read
+  CHECK(count_of(page, "<script>alert") == 0);
+  CHECK(count_of(page, "<img") == 0);
+  CHECK(count_of(page, "<script") == 2);  // the data and the page's own
+  CHECK(count_of(page, "</script>") == 2);
+  CHECK(panel_of(drawn_data(page), "Accuracy")["series"][0]["name"] == hostile);
 }
 
 TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") {
@@ -120,8 +126,12 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   }
   const std::string page = report_page(dir.path(), history);
   CHECK(page.size() < 2'000'000);
-  CHECK(data_of(page)["panels"].size() == 18);
-  CHECK(data_of(page)["maps"].size() == 32);
+  const Json data = drawn_data(page);
+  CHECK(panel_titles(data).size() == 18 + 32);  // a panel a number, a map a layer
+  const Json& maps = data["sections"].back();
+  CHECK(maps["panels"][31]["title"] == "Layer 31");
+  CHECK(maps["panels"][31]["values"].size() == 64 * maps["x"]["ranges"].size());
+  CHECK(maps["panels"][31]["values"][0] == 100);
 }
 
 TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stays under 2 MB",
@@ -143,9 +153,10 @@ TEST_CASE("the page of a run with hundreds of tasks and thousands of starts stay
   write_file(dir / "starts.jsonl", starts);
   const std::string page = report_page(dir.path(), history);
   CHECK(page.size() < 2'000'000);
-  CHECK(data_of(page)["panels"][1]["lines"].size() == 300);
-  CHECK(data_of(page)["panels"][1]["lines"][299]["values"].size() >= 50);
-  CHECK(count(page, "Went on after step") == 19);
+  const Json tasks = panel_of(drawn_data(page), "Accuracy")["series"];
+  CHECK(tasks.size() == 300);
+  CHECK(tasks[299]["y"].size() >= 50);
+  CHECK(count_of(page, "Went on after step") == 19);
   CHECK(page.find("Went on 4980 times more") != std::string::npos);
   CHECK(page.find("Begun") != std::string::npos);
   CHECK(page.find("Went on after step 4,999") != std::string::npos);
