@@ -20,7 +20,7 @@ struct ProductShape {
   double flop;  // of all such products of a step, forward and backward
 };
 
-// Of one step of `tokens` tokens in rows of `length`, `rows` expert rows in each MoE layer. The
+// Of one step of `tokens` tokens in rows of `length`, `rows` routed rows in each MoE layer. The
 // attention core is not among them.
 std::vector<ProductShape> product_shapes(const model::ModelConfig& config, int64_t tokens,
                                          int64_t rows);

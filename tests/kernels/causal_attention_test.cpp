@@ -33,7 +33,7 @@ moe::kernels::Rotation rotation_of(int64_t positions, int64_t width) {
   return {both.cos(), both.sin()};
 }
 
-Tensor turned(const Tensor& x, const Tensor& cosine, const Tensor& sine) {  // [S, heads, A]
+Tensor rotated(const Tensor& x, const Tensor& cosine, const Tensor& sine) {  // [S, heads, A]
   const int64_t half = x.size(2) / 2;
   const Tensor other = at::cat({x.narrow(2, half, half).neg(), x.narrow(2, 0, half)}, 2);
   return x * cosine.unsqueeze(1) + other * sine.unsqueeze(1);
@@ -51,8 +51,8 @@ Tensor plain(const Tensor& qkv, const AttentionHeads& heads, const std::vector<i
         qkv.narrow(0, first, length).view({length, heads.heads + 2 * heads.kv_heads, heads.width});
     const int64_t copies = heads.heads / heads.kv_heads;
     const auto spread = [&](const Tensor& x) { return x.repeat_interleave(copies, 1); };
-    const Tensor query = turned(rows.narrow(1, 0, heads.heads), cosine, sine);
-    const Tensor key = spread(turned(rows.narrow(1, heads.heads, heads.kv_heads), cosine, sine));
+    const Tensor query = rotated(rows.narrow(1, 0, heads.heads), cosine, sine);
+    const Tensor key = spread(rotated(rows.narrow(1, heads.heads, heads.kv_heads), cosine, sine));
     const Tensor value = spread(rows.narrow(1, heads.heads + heads.kv_heads, heads.kv_heads));
     const Tensor scores = at::einsum("ihd,jhd->hij", {query, key}) / std::sqrt(heads.width);
     const Tensor later = at::ones({length, length}, at::kBool).triu(1);

@@ -36,8 +36,8 @@ std::vector<float> numbers(int64_t count, uint64_t seed) {
   return values;
 }
 
-MatrixView view(const std::vector<float>& values, int64_t rows, int64_t columns, bool turned) {
-  return turned ? MatrixView{values.data(), 1, rows} : MatrixView{values.data(), columns, 1};
+MatrixView view(const std::vector<float>& values, int64_t rows, int64_t columns, bool transposed) {
+  return transposed ? MatrixView{values.data(), 1, rows} : MatrixView{values.data(), columns, 1};
 }
 
 }  // namespace
@@ -119,8 +119,8 @@ TEST_CASE("an element of a product is the same bits whatever stands beside it", 
   const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
   std::vector<float> whole(m * n), part(m * n);
   const int threads = at::get_num_threads();
-  for (const bool turned : {false, true}) {
-    const MatrixView left = view(a, m, k, false), right = view(b, k, n, turned);
+  for (const bool transposed : {false, true}) {
+    const MatrixView left = view(a, m, k, false), right = view(b, k, n, transposed);
     gemm_one_thread({m, n, k}, left, right, whole.data(), n, false);
     at::set_num_threads(2);
     gemm({m, n, k}, left, right, part.data(), n, false);

@@ -41,7 +41,7 @@ class LineReader {
   bool all_blank_ = true;
 };
 
-// The text of `file` without byte-order mark, "\r\n" turned into "\n". UserError as LineReader.
+// The text of `file` without byte-order mark, "\r\n" rewritten into "\n". UserError as LineReader.
 std::string read_text(const std::filesystem::path& file);
 
 // Every line of `file`. UserError as LineReader.

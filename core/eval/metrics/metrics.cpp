@@ -140,15 +140,15 @@ double bootstrap_deviation(const std::vector<double>& values, int64_t resamples)
   return sample_deviation(statistics);
 }
 
-// F1 of one class; 0 where it is neither right nor picked anywhere.
+// F1 of one class; 0 where it is neither right nor chosen anywhere.
 double class_f1(const std::vector<double>& picks, const std::vector<int64_t>& golds, int64_t kind) {
   MOE_CHECK(picks.size() == golds.size(), "{} {}", picks.size(), golds.size());
   int64_t both = 0, either = 0;
   for (size_t i = 0; i < picks.size(); ++i) {
-    const bool picked = static_cast<int64_t>(picks[i]) == kind;
+    const bool chosen = static_cast<int64_t>(picks[i]) == kind;
     const bool right = golds[i] == kind;
-    both += picked && right ? 1 : 0;
-    either += (picked ? 1 : 0) + (right ? 1 : 0);
+    both += chosen && right ? 1 : 0;
+    either += (chosen ? 1 : 0) + (right ? 1 : 0);
   }
   return either == 0 ? 0.0 : 2.0 * static_cast<double>(both) / static_cast<double>(either);
 }

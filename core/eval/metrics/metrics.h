@@ -46,7 +46,7 @@ Metric macro_f1();     // "f1" over three classes
 Metric answer_mass();  // "acc" of TruthfulQA's mc2: probability of the right answers among all
 Metric greedy();       // "acc" of a single continuation: every token is the most likely one
 Metric perplexity();   // of single continuations, a continuation counting as one
-// ReCoRD's "f1" and "em": the picked entity against each right one, words compared as SQuAD does;
+// ReCoRD's "f1" and "em": the chosen entity against each right one, words compared as SQuAD does;
 // the best counts.
 Metric entity_f1();
 Metric entity_match();

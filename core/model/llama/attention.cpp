@@ -41,7 +41,7 @@ at::ScalarType score_type(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 && !x.is_cuda() ? at::kFloat : x.scalar_type();
 }
 
-// Queries, keys and values at positions `first`.. of one batch of equal sequences, turned.
+// Queries, keys and values at positions `first`.. of one batch of equal sequences, rotated.
 struct Heads {
   Tensor query, key, value;  // [B, H or G, S, A]
 };

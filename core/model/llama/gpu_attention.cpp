@@ -20,7 +20,7 @@ struct PackHeads {
   Tensor query, key, value;
 };
 
-PackHeads turned(const Tensor& qkv, const PackTables& tables, const ModelConfig& config) {
+PackHeads rotated(const Tensor& qkv, const PackTables& tables, const ModelConfig& config) {
   const int64_t heads = config.heads, kv_heads = config.kv_heads, width = config.head_dim;
   const Tensor all =
       kernels::rope(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width)
@@ -96,7 +96,7 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
 Tensor packed_attention(const Tensor& qkv, const std::vector<int64_t>& lengths,
                         const PackTables& tables, const ModelConfig& config) {
   RECORD_USER_SCOPE("attention");
-  const PackHeads heads = turned(qkv, tables, config);
+  const PackHeads heads = rotated(qkv, tables, config);
   const Tensor out = fits_flash(qkv, config) ? by_flash(heads, tables) : by_lengths(heads, lengths);
   return out.reshape({qkv.size(0), config.heads * config.head_dim});
 }

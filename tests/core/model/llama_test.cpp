@@ -87,7 +87,7 @@ class PlainLlama {
     return x / at::sqrt(x.pow(2).mean(-1, true) + config_.rms_norm_eps) * weight(name);
   }
 
-  // Pair (i, i + A / 2) of a head turned by position * theta^(-2 i / A).
+  // Pair (i, i + A / 2) of a head rotated by position * theta^(-2 i / A).
   Tensor rotated(const Tensor& head, int64_t position) const {
     Tensor out = head.clone();
     const int64_t half = config_.head_dim / 2;

@@ -1,4 +1,4 @@
-// What is left of a written answer; expected values are those of lm-evaluation-harness 0.4.13.
+// What is left of a generated answer; expected values are those of lm-evaluation-harness 0.4.13.
 #include "core/eval/metrics/filters.h"
 
 #include "tests/support/catch.h"

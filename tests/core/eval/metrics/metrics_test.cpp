@@ -69,7 +69,7 @@ TEST_CASE("a gold that is no choice is never right", "[eval]") {
 }
 
 TEST_CASE("F1 over three classes is the mean of each against the rest", "[eval]") {
-  // Class 0: picked at 0, 1, right at 0, 2 -> 2 * 1 / 4. Class 1: picked at 2, 3, right at 1, 3 ->
+  // Class 0: chosen at 0, 1, right at 0, 2 -> 2 * 1 / 4. Class 1: chosen at 2, 3, right at 1, 3 ->
   // 1 / 2. Class 2: nowhere -> 0 (sklearn warns and says 0).
   const Mean mean = aggregate(macro_f1(), {0, 0, 1, 1}, {0, 1, 0, 1});
   CHECK(mean.value == Approx((0.5 + 0.5 + 0) / 3));

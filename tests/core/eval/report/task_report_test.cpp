@@ -36,7 +36,7 @@ TEST_CASE("a question counts when its last choice is answered, in any order", "[
   });
   running.add({3, 0}, scores_of({-1, 0, 0, -9}));
   CHECK(reports.empty());
-  running.add({1}, scores_of({-1, -2, 0, -9}));  // b is right, a is picked
+  running.add({1}, scores_of({-1, -2, 0, -9}));  // b is right, a is chosen
   running.add({2}, scores_of({-1, -2, -3, -9}));
   CHECK((reports == std::vector<std::string>{"acc 0 of 1", "acc 0.5 of 2"}));
 }

@@ -185,7 +185,7 @@ TEST_CASE("a model's digest follows its weights and its configuration, not its n
   CHECK_FALSE(digest_of("c") == before);  // written again, to whatever content
 }
 
-TEST_CASE("written answers come back, by prompt and by what ends them", "[eval]") {
+TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval]") {
   const TempDir folder;
   Generation generation;
   generation.until = {"\n"};
