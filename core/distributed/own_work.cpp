@@ -9,7 +9,7 @@
 namespace moe::distributed {
 namespace {
 
-class Telling : public OwnWork {
+class Telling : public LongOperation {
  public:
   Telling(RollCall& roll, double pause_s)
       : roll_(roll), pause_(pause_s), thread_([this] { tell(); }) {}
@@ -46,12 +46,7 @@ class Telling : public OwnWork {
 
 }  // namespace
 
-std::unique_ptr<OwnWork> own_work(Comm& comm) {
-  auto* impatient = dynamic_cast<Impatient*>(&comm);
-  return impatient == nullptr ? nullptr : impatient->own_work();
-}
-
-std::unique_ptr<OwnWork> tell_of_own_work(RollCall& roll, double pause_s) {
+std::unique_ptr<LongOperation> tell_of_own_work(RollCall& roll, double pause_s) {
   return std::make_unique<Telling>(roll, pause_s);
 }
 

@@ -10,7 +10,6 @@
 #include "core/base/error.h"
 #include "core/distributed/backends.h"
 #include "core/distributed/own_work.h"
-#include "core/distributed/solo.h"
 #include "core/distributed/wait_clock.h"
 
 namespace moe::distributed {
@@ -60,13 +59,13 @@ void add_up(const std::vector<Tensor>& terms, Tensor sum) {
 }
 
 // "step 7, layer 3, all_to_all".
-std::string describe(const Place& place, const char* operation) {
+std::string describe(const Position& position, const char* operation) {
   std::string text;
-  if (place.step >= 0) {
-    text += fmt::format("step {}, ", place.step);
+  if (position.step >= 0) {
+    text += fmt::format("step {}, ", position.step);
   }
-  if (place.layer >= 0) {
-    text += fmt::format("layer {}, ", place.layer);
+  if (position.layer >= 0) {
+    text += fmt::format("layer {}, ", position.layer);
   }
   return text + operation;
 }
@@ -77,7 +76,7 @@ struct Waiting {
   WaitClock clock = {};
 };
 
-class ProcessComm : public Comm, public Impatient {
+class ProcessComm : public Comm {
  public:
   // `everybody`: of all ranks of the run, by their numbers there.
   ProcessComm(std::shared_ptr<Membership> membership, at::Device device, const std::string& name,
@@ -100,13 +99,13 @@ class ProcessComm : public Comm, public Impatient {
   void barrier() override;
   std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members) override;
 
-  std::unique_ptr<OwnWork> own_work() override {
+  std::unique_ptr<LongOperation> long_operation(const std::string& /*name*/) override {
     return tell_of_own_work(membership_->roll,
                             std::min(kTelling, membership_->timeout / 5).count());
   }
 
   // Until `work`, begun at `place`, is done; throws RankFailed.
-  void finish(const WorkPointer& work, const Place& its_place, const char* operation);
+  void finish(const WorkPointer& work, const Position& its_place, const char* operation);
 
  private:
   WorkPointer exchange(const Tensor& input, std::vector<int64_t> input_counts, const Tensor& output,
@@ -133,14 +132,14 @@ class ProcessComm : public Comm, public Impatient {
 // An exchange that its ProcessComm outlives.
 class Pending : public Transfer {
  public:
-  Pending(ProcessComm& comm, WorkPointer work, const Place& place)
+  Pending(ProcessComm& comm, WorkPointer work, const Position& place)
       : comm_(comm), work_(std::move(work)), place_(place) {}
   void wait() override { comm_.finish(work_, place_, "all_to_all"); }
 
  private:
   ProcessComm& comm_;
   WorkPointer work_;
-  Place place_;
+  Position place_;
 };
 
 ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device device,
@@ -220,7 +219,8 @@ void ProcessComm::look_around(const WorkPointer& work, const std::string& where,
   }
 }
 
-void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const char* operation) {
+void ProcessComm::finish(const WorkPointer& work, const Position& its_place,
+                         const char* operation) {
   Waiting waiting{patience(membership_->timeout)};
   const std::string where = describe(its_place, operation);
   std::string broken;
@@ -278,13 +278,13 @@ std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
       *this,
       exchange(bytes_of(input), times(input_rows, row_bytes(input)), bytes_of(output),
                times(output_rows, row_bytes(output))),
-      place);
+      position);
 }
 
 void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* operation) {
   if (input.numel() > 0) {
     Tensor to = bytes_of(output), from = bytes_of(input);
-    finish(backend_->_allgather_base(to, from), place, operation);
+    finish(backend_->_allgather_base(to, from), position, operation);
   }
 }
 
@@ -301,7 +301,7 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
   Tensor flat = tensor.detach().view({-1});
   if (!device_.is_cpu()) {
     std::vector<Tensor> tensors = {flat};
-    return finish(backend_->allreduce(tensors), place, "all_reduce");
+    return finish(backend_->allreduce(tensors), position, "all_reduce");
   }
   if (flat.numel() * flat.element_size() <= kSmallBytes) {
     return reduce_small(flat);
@@ -329,7 +329,7 @@ void ProcessComm::scatter_sums(const Tensor& pieces, const Tensor& output, const
   leaving.erase(leaving.begin() + rank_);
   const Tensor input = leaving.size() == 1 ? leaving.front() : at::cat(leaving);
   const Tensor others = at::empty({size() - 1, output.numel()}, pieces.options());
-  finish(exchange(bytes_of(input), counts, bytes_of(others), counts), place, operation);
+  finish(exchange(bytes_of(input), counts, bytes_of(others), counts), position, operation);
   std::vector<Tensor> terms = others.unbind();
   terms.insert(terms.begin() + rank_, own);
   add_up(terms, output);
@@ -348,7 +348,7 @@ void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
   }
   Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
   if (!device_.is_cpu()) {
-    return finish(backend_->_reduce_scatter_base(to, from), place, "reduce_scatter");
+    return finish(backend_->_reduce_scatter_base(to, from), position, "reduce_scatter");
   }
   const Tensor pieces = from.view({size(), -1});
   const int64_t block = block_length(from);
@@ -363,7 +363,7 @@ void ProcessComm::broadcast(const Tensor& tensor, int64_t root) {
     std::vector<Tensor> tensors = {bytes_of(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    finish(backend_->broadcast(tensors, options), place, "broadcast");
+    finish(backend_->broadcast(tensors, options), position, "broadcast");
   }
 }
 
@@ -384,7 +384,7 @@ std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
     everybody.push_back(everybody_.at(member));
   }
   auto comm = std::make_unique<ProcessComm>(membership_, device_, key, std::move(everybody));
-  comm->place = place;
+  comm->position = position;
   return comm;
 }
 

@@ -17,7 +17,6 @@
 #include "core/distributed/environment.h"
 #include "core/distributed/launch.h"
 #include "core/distributed/process_group.h"
-#include "core/distributed/solo.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -45,7 +44,7 @@ at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
     return at::kCPU;
   }
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  check_card(local_rank, guard.deviceCount());
+  check_gpu(local_rank, guard.deviceCount());
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
   return device;
@@ -186,12 +185,12 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
 
 }  // namespace
 
-void check_card(int64_t local_rank, int64_t cards) {
-  if (local_rank >= cards) {
+void check_gpu(int64_t local_rank, int64_t gpus) {
+  if (local_rank >= gpus) {
     throw UserError(
-        "--device cuda: rank {} of this host wants card {}, and there {} {}; give --ranks at most "
-        "the number of cards, or use --device cpu",
-        local_rank, local_rank, cards == 1 ? "is" : "are", cards);
+        "--device cuda: rank {} of this host wants GPU {}, and there {} {}; give --ranks at most "
+        "the number of GPUs, or use --device cpu",
+        local_rank, local_rank, gpus == 1 ? "is" : "are", gpus);
   }
 }
 
@@ -200,7 +199,7 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
   check(settings, environment);
   if (environment.is_alone() && settings.ranks > 1) {
     if (settings.on_cuda) {  // said once, before any rank is started
-      check_card(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
+      check_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
     }
     return launch(settings);
   }

@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/solo.h"
 
 namespace moe::distributed {
 namespace {

@@ -1,5 +1,5 @@
-// NCCL as far as one card goes: it refuses two ranks on one, so the only rank talks to itself.
-// Several ranks of one card are threads (threads.h); several cards have not been tried.
+// NCCL as far as one GPU goes: it refuses two ranks on one, so the only rank talks to itself.
+// Several ranks of one GPU are threads (threads.h); several GPUs have not been tried.
 
 #include "core/distributed/process_group.h"
 #include "tests/support/catch.h"

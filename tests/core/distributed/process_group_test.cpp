@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/own_work.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/distributed/session.h"
 #include "core/distributed/threads.h"
 #include "tests/support/catch.h"
@@ -164,7 +164,7 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
   const std::string interface = GENERATE(from_range(kInterfaces));
   const auto failures =
       run_ranks(3, 5, interface, [](distributed::Comm& comm, distributed::RollCall& roll) {
-        comm.place = {7, 3};
+        comm.position = {7, 3};
         if (comm.rank() == 2) {
           std::this_thread::sleep_for(std::chrono::seconds(8));
           return;
@@ -187,7 +187,7 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
 TEST_CASE("who is at work of its own is waited for, and what comes then arrives") {
   const auto failures = run_ranks(3, 3, "lo", [](distributed::Comm& comm, distributed::RollCall&) {
     if (comm.rank() == 2) {
-      const auto working = distributed::own_work(comm);
+      const auto working = comm.long_operation("writing");
       CHECK(working != nullptr);
       std::this_thread::sleep_for(std::chrono::seconds(9));
     }
@@ -209,7 +209,7 @@ TEST_CASE("who fails by itself is heard within a second") {
           std::this_thread::sleep_for(std::chrono::seconds(2));
           return;
         }
-        comm.place.step = 1;
+        comm.position.step = 1;
         const auto begin = std::chrono::steady_clock::now();
         try {
           comm.barrier();
@@ -226,8 +226,8 @@ TEST_CASE("ranks that disagree are told on what") {
   std::vector<std::string> texts = {"lr = 1\nseed = 1", "lr = 1\nseed = 1", "lr = 1\nseed = 2"};
   const auto failures =
       run_ranks(3, 20, interface, [&](distributed::Comm& comm, distributed::RollCall&) {
-        distributed::agree(comm, "the weather", "fine");
-        distributed::agree(comm, "the settings", texts[comm.rank()]);
+        distributed::check_same_on_all_ranks(comm, "the weather", "fine");
+        distributed::check_same_on_all_ranks(comm, "the settings", texts[comm.rank()]);
       });
   CHECK(failures == std::vector<std::string>(
                         3,

@@ -1,8 +1,8 @@
 // Runs of training on a card against the run of the CPU, and ranks that share one card against one
 // rank. In a build without CUDA the card is an emulated one (tests/support/emulated_cuda).
 
+#include "core/distributed/comm.h"
 #include "core/distributed/process_group.h"
-#include "core/distributed/solo.h"
 #include "core/distributed/threads.h"
 #include "tests/support/gpu.h"
 #include "tests/support/time_limit.h"
