@@ -224,15 +224,12 @@ const std::vector<PrivateWord>& private_words() {
       {"thin product", "GEMV, skinny GEMM", {"kernels"}},
       {"rounded weight", "bf16 working copy", {}},
       {"journal", "metrics log", {}},
-      {"roll call|bad news|patience",
-       "health monitor, failure report, heartbeat",
-       {"core/distributed"}},
-      {"verdict", "failure report", {"core/distributed", "core/model"}},
-      {"own work", "heartbeat", {"core/distributed", "core/eval", "core/train"}},
-      {"cards?",
-       "GPU, device",
-       {"cli", "core/bench", "core/distributed", "core/model", "core/route", "core/train",
-        "kernels"}},
+      {"roll call|bad news|patience|impatient", "health monitor, failure report, heartbeat", {}},
+      {"verdict", "failure report", {"core/model"}},
+      {"own work", "long operation", {}},
+      {"anybody|everybody", "any_rank, all ranks", {"core/io"}},
+      {"is speaker", "is_rank_zero", {}},
+      {"cards?", "GPU, device", {"cli", "core/bench", "core/model", "core/route", "kernels"}},
   };
   return words;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // AdamW (Loshchilov and Hutter 2019) with the numbers of torch.optim.AdamW, on the CPU by
-// LibTorch's fused kernel, on a card by kernels/ops/adamw.h:
+// LibTorch's fused kernel, on a GPU by kernels/ops/adamw.h:
 //   w -= lr * weight_decay * w;   m = b1 m + (1-b1) g;   v = b2 v + (1-b2) g^2
 //   w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 // Norms and biases (every parameter of one dimension) are never decayed. Embedding and head are, as

@@ -19,7 +19,7 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
 // Whether a parameter that trains keeps a bf16 copy (kernels/ops/bf16_working_copy.h): the matrices
-// of a run in bf16 on cards, but routers, whose products are in f32, and an embedding that is only
+// of a run in bf16 on GPUs, but routers, whose products are in f32, and an embedding that is only
 // looked up. Not where layers are computed again: that run is short of memory.
 bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings);

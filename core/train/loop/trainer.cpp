@@ -191,7 +191,7 @@ class Run {
     move(record, losses.sparsity);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
-      record.card_memory = kernels::gpu_peak_bytes(device.index());
+      record.gpu_memory = kernels::gpu_peak_bytes(device.index());
     }
     record.data_wait_seconds = data_wait.count();
     record.seconds =

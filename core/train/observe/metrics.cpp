@@ -28,8 +28,8 @@ OrderedJson to_json(const StepRecord& record) {
   json["tokens_per_second"] = record.tokens_per_second;
   json["seconds"] = record.seconds;
   json["peak_memory_bytes"] = record.peak_memory;
-  if (record.card_memory) {
-    json["peak_card_bytes"] = *record.card_memory;
+  if (record.gpu_memory) {
+    json["peak_gpu_bytes"] = *record.gpu_memory;
   }
   json["data_wait_seconds"] = record.data_wait_seconds;
   json["skipped_steps"] = record.skipped_steps;

@@ -23,7 +23,7 @@ struct StepRecord {
   int64_t total_tokens = 0;               // since step 1
   double seconds = 0, tokens_per_second = 0;
   uint64_t peak_memory = 0;                 // bytes resident at most, since the process began
-  std::optional<uint64_t> card_memory;      // bytes of tensors on the card at most, where one is
+  std::optional<uint64_t> gpu_memory;       // bytes of tensors on the GPU at most, where one is
   double data_wait_seconds = 0;             // of `seconds`: until the step had its batches
   bool skipped = false;                     // the weights stayed as they were
   std::string skipped_kind, skipped_why;    // "not finite" or "outlier" (outliers.h); in words

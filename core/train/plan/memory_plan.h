@@ -11,22 +11,22 @@
 
 namespace moe::train {
 
-// What a process takes of a card's memory before it loads anything: context, libraries, NCCL's
+// What a process takes of a GPU's memory before it loads anything: context, libraries, NCCL's
 // buffers.
 constexpr uint64_t kCudaProgram = uint64_t{1} << 30;
 
 struct MemoryPlan {
-  // All in bytes, of one process of a layout: the first, which holds the most. Of its card in a run
-  // on cards.
+  // All in bytes, of one process of a layout: the first, which holds the most. Of its GPU in a run
+  // on GPUs.
   uint64_t program = 0;      // what the process takes before it loads anything
-  uint64_t weights = 0;      // f32, adapters included; on a card in bf16 the copies of what trains
+  uint64_t weights = 0;      // f32, adapters included; on a GPU in bf16 the copies of what trains
                              // besides (kernels/ops/bf16_working_copy.h)
   uint64_t gradients = 0;    // f32, of what trains
   uint64_t optimizer = 0;    // two moments of what this process updates
   uint64_t activations = 0;  // kept for backward, of one micro-batch
   uint64_t workspace = 0;    // what comes and goes, at the peak
   uint64_t checkpoint = 0;   // the copy that is written beside training; 0 without checkpoints,
-                             // and of a card, whose copy lies in the host's memory
+                             // and of a GPU, whose copy lies in the host's memory
   uint64_t evaluation = 0;   // the whole model, gathered between steps to evaluate it; 0 where a
                              // process has all of it anyway, or nothing is evaluated
   uint64_t peak = 0;

@@ -86,7 +86,7 @@ void warn_of_memory(RunPlan& plan) {
                     static_cast<double>(plan.memory.evaluation) / 1e9));
   }
   if (plan.settings.on_cuda) {
-    return;  // what is free on a card is not asked
+    return;  // what is free on a GPU is not asked
   }
   const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
   if (there > 0 && more > there) {

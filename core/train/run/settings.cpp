@@ -62,7 +62,7 @@ void check_numbers(const TrainSettings& settings) {
   }
   if (settings.compute.precision == model::Precision::kTf32 && !settings.on_cuda) {
     throw UserError(
-        "--precision tf32: CUDA cards alone multiply in TF32, and this run is on the CPU; use fp32 "
+        "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; use fp32 "
         "or bf16, or --device cuda");
   }
   model::check_lora(settings.lora);

@@ -65,7 +65,7 @@ struct TrainSettings {
   int64_t keep_every = 0;              // those of steps that it divides stay too; 0 = none
   uint64_t seed = 0;
   int threads = 0;                  // 0 = LibTorch's choice; recorded only
-  bool on_cuda = false;             // the run's ranks have cards; for checks and the record
+  bool on_cuda = false;             // the run's ranks have GPUs; for checks and the record
   std::optional<int64_t> replicas;  // of the experts, core/distributed/world.h; changes no number
   bool force = false;
   bool changes_gate = false;  // --force let the router change the folder's gate; told by train()

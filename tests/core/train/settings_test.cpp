@@ -106,7 +106,7 @@ TEST_CASE("every number out of range is refused by its flag", "[train]") {
         }) == "--lora-on 'mlp' is unknown; known: attention, ffn");
   CHECK(error_after([](S& s) {
           s.compute.precision = model::Precision::kTf32;
-        }).find("--precision tf32: CUDA cards alone") == 0);
+        }).find("--precision tf32: CUDA GPUs alone") == 0);
 }
 
 TEST_CASE("settings.toml is the run as a recipe", "[train]") {

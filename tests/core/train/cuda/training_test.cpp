@@ -151,7 +151,7 @@ TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
   FiveSteps world("top1");
   const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
                                                                     1, distributed::Seconds{30});
-  membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe", distributed::Seconds{30});
+  membership->check_in(distributed::this_member("127.0.0.1"), "moe");
   const auto comm = distributed::process_comm(membership, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }
