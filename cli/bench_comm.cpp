@@ -8,6 +8,7 @@
 #include "cli/launch.h"
 #include "core/base/error.h"
 #include "core/bench/comm.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/distributed/session.h"
 
 namespace moe::cli {
@@ -71,8 +72,9 @@ std::optional<BenchResult> measure(const CommFlags& flags, const BenchFlags& sha
           "moe bench comm measures what ranks say to each other, and there is one; give --ranks N, "
           "or start it with torchrun, mpirun or srun");
     }
-    distributed::agree(comm, "the sizes",
-                       fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
+    distributed::check_same_on_all_ranks(
+        comm, "the sizes",
+        fmt::format("bytes {}\nrepeats {}", settings.most_bytes, settings.repeats));
     const bench::CommReport report = bench::bench_comm(comm, settings);
     if (comm.rank() == 0) {
       OrderedJson json = bench::to_json(report);

@@ -113,7 +113,7 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
   };
 }
 
-// One rank of a run; the first speaks for all.
+// One rank of a run; rank 0 prints for all.
 void train_on_rank(const TrainFlags& flags, distributed::Comm& comm) {
   train::StopSignals signals;
   apply_threads(flags.settings.threads);

@@ -71,14 +71,14 @@ void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rate
 
 }  // namespace
 
-void print_memory(const train::MemoryPlan& memory, bool of_card, bool as_json) {
+void print_memory(const train::MemoryPlan& memory, bool of_gpu, bool as_json) {
   if (as_json) {
     fmt::print("{}\n", to_json(memory).dump());
     return;
   }
   print_classes(memory);
   fmt::print("memory of one {} (dry run: no weight was loaded, no run begun)\n",
-             of_card ? "GPU" : "process");
+             of_gpu ? "GPU" : "process");
 }
 
 void print_cluster(const TrainFlags& flags) {

@@ -7,7 +7,7 @@
 
 namespace moe::cli {
 
-void print_memory(const train::MemoryPlan& memory, bool of_card, bool as_json);
+void print_memory(const train::MemoryPlan& memory, bool of_gpu, bool as_json);
 
 // --nodes, --gpus. UserError: without --dry-run, and what plan_cluster says.
 void print_cluster(const TrainFlags& flags);

@@ -91,10 +91,10 @@ struct Product {
 
 constexpr int64_t kHeadRows = 512;  // of logits at once, in the roof too
 
-// The products of an average forward with `rows` tokens, `expert_rows` rows in each MoE layer and
+// The products of an average forward with `rows` tokens, `routed_rows` rows in each MoE layer and
 // `head_rows` rows of logits.
 std::vector<Product> products_of(const model::ModelConfig& config, int64_t rows,
-                                 int64_t expert_rows, int64_t head_rows) {
+                                 int64_t routed_rows, int64_t head_rows) {
   const int64_t width = config.hidden_size, layers = config.layers;
   const int64_t queries = config.heads * config.head_dim;
   const int64_t keys = 2 * config.kv_heads * config.head_dim;
@@ -107,8 +107,8 @@ std::vector<Product> products_of(const model::ModelConfig& config, int64_t rows,
     products.push_back({rows, inner, width, count});
   }
   if (moe_layers > 0) {
-    products.push_back({expert_rows, width, 2 * config.moe->expert_width, moe_layers});
-    products.push_back({expert_rows, config.moe->expert_width, width, moe_layers});
+    products.push_back({routed_rows, width, 2 * config.moe->expert_width, moe_layers});
+    products.push_back({routed_rows, config.moe->expert_width, width, moe_layers});
   }
   for (int64_t row = 0; row < head_rows; row += kHeadRows) {
     products.push_back({std::min(kHeadRows, head_rows - row), width, config.vocab_size, 1});
@@ -144,14 +144,14 @@ Timing time_products(const std::vector<Product>& products, int64_t repeats, c10:
   return sum;
 }
 
-void add_routing(const eval::Scores& scores, EvalReport& report, int64_t* expert_rows) {
+void add_routing(const eval::Scores& scores, EvalReport& report, int64_t* routed_rows) {
   int64_t rows = 0, dropped = 0;
   for (const auto& layer : scores.counters) {
     rows += layer.rows();
     dropped += layer.dropped_requests;
   }
   const auto layers = static_cast<int64_t>(scores.counters.size());
-  *expert_rows = layers == 0 ? 0 : rows / layers / scores.forwards;
+  *routed_rows = layers == 0 ? 0 : rows / layers / scores.forwards;
   if (rows + dropped > 0) {
     report.drop_share = static_cast<double>(dropped) / static_cast<double>(rows + dropped);
   }
@@ -174,11 +174,11 @@ EvalReport measure(const model::Llama& llama, const RequestSet& set,
   report.tokens_computed = scores.input_tokens;
   report.head_rows = scores.head_rows;
   report.forwards = scores.forwards;
-  int64_t expert_rows = 0;
-  add_routing(scores, report, &expert_rows);
+  int64_t routed_rows = 0;
+  add_routing(scores, report, &routed_rows);
   const auto each = [&](int64_t all) { return std::max<int64_t>(1, all / scores.forwards); };
   const auto products =
-      products_of(llama.config(), each(scores.input_tokens), expert_rows, each(scores.head_rows));
+      products_of(llama.config(), each(scores.input_tokens), routed_rows, each(scores.head_rows));
   for (const Product& product : products) {
     report.flop += product.flop() * static_cast<double>(scores.forwards);
   }

@@ -12,7 +12,7 @@ namespace moe::distributed {
 
 using c10d::ProcessGroupGloo;
 
-BackendPointer make_gloo(const Membership& membership, const BackendPlace& place) {
+BackendPointer make_gloo(const Membership& membership, const BackendGroup& group) {
   const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
   const auto options = ProcessGroupGloo::Options::create(
       std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout));
@@ -20,11 +20,11 @@ BackendPointer make_gloo(const Membership& membership, const BackendPlace& place
   options->devices.push_back(
       membership.interface.empty()
           ? ProcessGroupGloo::createDeviceForHostname(
-                membership.roll.members()[membership.rank].address)
+                membership.rendezvous.members()[membership.rank].address)
           : ProcessGroupGloo::createDeviceForInterface(membership.interface));
   return c10::make_intrusive<ProcessGroupGloo>(
-      c10::make_intrusive<c10d::PrefixStore>(place.name, store), static_cast<int>(place.rank),
-      static_cast<int>(place.size), options);
+      c10::make_intrusive<c10d::PrefixStore>(group.name, store), static_cast<int>(group.rank),
+      static_cast<int>(group.size), options);
 }
 
 }  // namespace moe::distributed

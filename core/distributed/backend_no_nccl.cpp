@@ -4,7 +4,7 @@
 
 namespace moe::distributed {
 
-BackendPointer make_nccl(const Membership&, const BackendPlace&, at::Device) {
+BackendPointer make_nccl(const Membership&, const BackendGroup&, at::Device) {
   throw std::logic_error("make_nccl: this build has no CUDA");
 }
 

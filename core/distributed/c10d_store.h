@@ -1,5 +1,5 @@
 #pragma once
-// The c10d store behind a Store. For the few files that speak c10d.
+// The c10d store behind a Store. For the few files that use c10d.
 
 #include <atomic>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,9 +10,10 @@ namespace moe::distributed {
 
 class C10dStore : public Store {
  public:
-  // patience 0: it cannot fail to answer, being of this process.
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, bool is_private, Seconds patience)
-      : store_(std::move(store)), is_private_(is_private), patience_(patience) {}
+  // `limit`: of the time that an answer takes; 0 where it cannot fail to come, being of this
+  // process.
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, bool is_private, Seconds limit)
+      : store_(std::move(store)), is_private_(is_private), limit_(limit) {}
 
   void set(const std::string& key, const std::string& text) override;
   void append(const std::string& key, const std::string& text) override;
@@ -24,8 +25,8 @@ class C10dStore : public Store {
  private:
   c10::intrusive_ptr<c10d::Store> store_;
   bool is_private_;
-  Seconds patience_;
-  std::atomic<bool> is_silent_ = false;  // also asked by the thread of own_work.h
+  Seconds limit_;
+  std::atomic<bool> is_silent_ = false;  // the thread of health_monitor.h asks too
 
   template <typename Work>
   auto ask(Work work);

@@ -1,8 +1,8 @@
 #pragma once
 // What the ranks of a run say to each other: the few collectives that expert parallelism needs, and
-// no more. Three forms: one rank alone (solo.h), ranks as threads of one process (threads.h),
-// processes through c10d (process_group.h). Every rank of a Comm makes the same calls in the same
-// order; tensors are contiguous and on device().
+// no more. Three forms: one rank alone (solo_comm below), ranks as threads of one process
+// (threads.h), processes through c10d (process_group.h). Every rank of a Comm makes the same calls
+// in the same order; tensors are contiguous and on device().
 
 #include <ATen/ATen.h>
 
@@ -14,8 +14,8 @@
 
 namespace moe::distributed {
 
-// Where the run stands, for the sentence of an operation that fails. -1: not there.
-struct Place {
+// Where the run stands, for the sentence of an operation that fails. -1: outside of any.
+struct Position {
   int64_t step = -1, layer = -1;
 };
 
@@ -24,6 +24,17 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;
+};
+
+// Lasts as long as something that may take a rank longer than ranks wait for each other.
+class LongOperation {
+ public:
+  virtual ~LongOperation() = default;
+  LongOperation(const LongOperation&) = delete;
+  LongOperation& operator=(const LongOperation&) = delete;
+
+ protected:
+  LongOperation() = default;
 };
 
 // The other ranks are gone, hang, or called something else: std::runtime_error, whose sentence
@@ -59,17 +70,31 @@ class Comm {
   virtual std::unique_ptr<Comm> part(const std::string& name,
                                      const std::vector<int64_t>& members) = 0;
 
-  Place place;  // whoever runs steps and layers keeps it
+  // Announces that this rank, until the result ends, does what may take longer than the others'
+  // time limit (--comm-timeout) while they may already wait for it: saves a checkpoint, reads a
+  // model. They wait for as long as its process lives. `name` says what it does, in the words of
+  // "rank 1 is saving a checkpoint". Null where ranks wait without a limit.
+  [[nodiscard]] virtual std::unique_ptr<LongOperation> long_operation(const std::string& /*name*/) {
+    return nullptr;
+  }
+
+  Position position;  // whoever runs steps and layers sets it
 
  protected:
   Comm() = default;
 };
 
-// Everybody's `mine`, in rank order; all have the same length.
-std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& mine);
-// Everybody's `mine`, in rank order; lengths may differ.
-std::vector<std::string> gather_texts(Comm& comm, const std::string& mine);
+// One rank alone: every collective is a copy or nothing.
+std::unique_ptr<Comm> solo_comm(at::Device device = at::kCPU);
+
+// A transfer that is over before its wait().
+std::unique_ptr<Transfer> finished_transfer();
+
+// The `values` of every rank, in rank order; all have the same length.
+std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<int64_t>& values);
+// The `text` of every rank, in rank order; lengths may differ.
+std::vector<std::string> gather_texts(Comm& comm, const std::string& text);
 // Sums over ranks; all have the same length.
-std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& mine);
+std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& values);
 
 }  // namespace moe::distributed

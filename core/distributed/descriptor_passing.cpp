@@ -22,11 +22,11 @@ constexpr size_t kMostConnected = 4096;  // that have not said their number
 }
 
 Descriptor make_socket() {
-  Descriptor made(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!made.is_open()) {
+  Descriptor descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!descriptor.is_open()) {
     fail(std::strerror(errno));
   }
-  return made;
+  return descriptor;
 }
 
 struct Address {

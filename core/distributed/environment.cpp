@@ -45,7 +45,7 @@ class Reader {
 };
 
 // What a launcher calls things.
-struct Words {
+struct VariableNames {
   const char* launcher;
   const char* rank;
   const char* size;
@@ -55,18 +55,18 @@ struct Words {
 };
 
 constexpr int64_t kMostRanks = 1 << 20;
-constexpr Words kTorchrun = {
+constexpr VariableNames kTorchrun = {
     "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
-constexpr Words kOpenMpi = {"mpirun",
-                            "OMPI_COMM_WORLD_RANK",
-                            "OMPI_COMM_WORLD_SIZE",
-                            "OMPI_COMM_WORLD_LOCAL_RANK",
-                            "OMPI_COMM_WORLD_LOCAL_SIZE",
-                            "PMIX_NAMESPACE"};
-constexpr Words kMpich = {"mpirun",          "PMI_RANK",        "PMI_SIZE",
-                          "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"};
-constexpr Words kSlurm = {"srun",          "SLURM_PROCID", "SLURM_NTASKS",
-                          "SLURM_LOCALID", nullptr,        "SLURM_JOB_ID"};
+constexpr VariableNames kOpenMpi = {"mpirun",
+                                    "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_SIZE",
+                                    "OMPI_COMM_WORLD_LOCAL_RANK",
+                                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                    "PMIX_NAMESPACE"};
+constexpr VariableNames kMpich = {"mpirun",          "PMI_RANK",        "PMI_SIZE",
+                                  "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"};
+constexpr VariableNames kSlurm = {"srun",          "SLURM_PROCID", "SLURM_NTASKS",
+                                  "SLURM_LOCALID", nullptr,        "SLURM_JOB_ID"};
 
 // The script of sbatch is told of a rank and a size too; only the processes of srun are ranks.
 bool is_batch_script(const Reader& reader) {
@@ -74,10 +74,10 @@ bool is_batch_script(const Reader& reader) {
 }
 
 // The innermost launcher first: torchrun and mpirun may run under srun.
-std::optional<Words> find_launcher(const Reader& reader) {
-  for (const Words& words : {kTorchrun, kOpenMpi, kMpich}) {
-    if (reader.has(words.rank) || reader.has(words.size)) {
-      return words;
+std::optional<VariableNames> find_launcher(const Reader& reader) {
+  for (const VariableNames& names : {kTorchrun, kOpenMpi, kMpich}) {
+    if (reader.has(names.rank) || reader.has(names.size)) {
+      return names;
     }
   }
   if (reader.has(kSlurm.rank) && !is_batch_script(reader)) {
@@ -86,9 +86,9 @@ std::optional<Words> find_launcher(const Reader& reader) {
   return std::nullopt;
 }
 
-void read_rank(const Reader& reader, const Words& words, Environment& environment) {
+void read_rank(const Reader& reader, const VariableNames& names, Environment& environment) {
   for (const auto& [given, missing] :
-       {std::pair(words.rank, words.size), std::pair(words.size, words.rank)}) {
+       {std::pair(names.rank, names.size), std::pair(names.size, names.rank)}) {
     if (reader.has(given) && !reader.has(missing)) {
       throw UserError(
           "the environment has {} but no {}; set both, as torchrun, mpirun and srun do, or unset "
@@ -96,19 +96,19 @@ void read_rank(const Reader& reader, const Words& words, Environment& environmen
           given, missing, given);
     }
   }
-  environment.size = reader.number(words.size, 1, kMostRanks);
-  environment.rank = reader.number(words.rank, 0, kMostRanks);
+  environment.size = reader.number(names.size, 1, kMostRanks);
+  environment.rank = reader.number(names.rank, 0, kMostRanks);
   if (environment.rank >= environment.size) {
-    throw UserError("the environment says {}={} of {}={}; ranks count from 0", words.rank,
-                    environment.rank, words.size, environment.size);
+    throw UserError("the environment says {}={} of {}={}; ranks count from 0", names.rank,
+                    environment.rank, names.size, environment.size);
   }
-  environment.local_rank = reader.maybe(words.local_rank, 0, kMostRanks).value_or(environment.rank);
+  environment.local_rank = reader.maybe(names.local_rank, 0, kMostRanks).value_or(environment.rank);
 }
 
 // On one host, as far as the launcher says.
-bool is_one_host(const Reader& reader, const Words& words, int64_t size) {
-  if (words.local_size != nullptr) {
-    const auto local = reader.maybe(words.local_size, 1, kMostRanks);
+bool is_one_host(const Reader& reader, const VariableNames& names, int64_t size) {
+  if (names.local_size != nullptr) {
+    const auto local = reader.maybe(names.local_size, 1, kMostRanks);
     return local && *local == size;
   }
   for (const char* nodes : {"SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {
@@ -130,14 +130,14 @@ uint16_t port_of_job(const std::string& job) {
   return static_cast<uint16_t>(kFirstPort + hash % kPorts);
 }
 
-void read_store(const Reader& reader, const Words& words, Environment& environment) {
-  const bool is_torchrun = words.rank == kTorchrun.rank;
+void read_store(const Reader& reader, const VariableNames& names, Environment& environment) {
+  const bool is_torchrun = names.rank == kTorchrun.rank;
   const std::string job =
-      reader.text(words.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
+      reader.text(names.job) + (is_torchrun ? "" : "." + reader.text("SLURM_STEP_ID"));
   const bool is_given = reader.has("MASTER_ADDR") && !reader.text("MASTER_ADDR").empty();
   if (is_given) {
     environment.store_host = reader.text("MASTER_ADDR");
-  } else if (!is_one_host(reader, words, environment.size)) {
+  } else if (!is_one_host(reader, names, environment.size)) {
     throw UserError(
         "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
         "name or address of rank 0's host",
@@ -162,13 +162,13 @@ void read_store(const Reader& reader, const Words& words, Environment& environme
 Environment read_environment(const Variables& variables) {
   const Reader reader(variables);
   Environment environment;
-  const auto words = find_launcher(reader);
-  if (!words) {
+  const auto names = find_launcher(reader);
+  if (!names) {
     return environment;
   }
   const bool is_ours = reader.has(kInheritedStore);
-  environment.launcher = is_ours ? "moe" : words->launcher;
-  read_rank(reader, *words, environment);
+  environment.launcher = is_ours ? "moe" : names->launcher;
+  read_rank(reader, *names, environment);
   environment.interface = reader.text("GLOO_SOCKET_IFNAME");
   if (is_ours) {
     for (const auto& [name, number] :
@@ -177,7 +177,7 @@ Environment read_environment(const Variables& variables) {
       *number = static_cast<int>(reader.number(name, kFirstDescriptor, kMostDescriptors));
     }
   } else if (!environment.is_alone()) {
-    read_store(reader, *words, environment);
+    read_store(reader, *names, environment);
   }
   return environment;
 }

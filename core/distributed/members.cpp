@@ -18,10 +18,13 @@ std::string first_line(const std::string& file) {
   return line;
 }
 
-std::string this_machine() {
-  std::error_code ignored;
-  const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored);
-  return first_line("/proc/sys/kernel/random/boot_id") + " " + space.string();
+const std::string& this_machine() {
+  static const std::string machine = [] {
+    std::error_code ignored;
+    const auto space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored);
+    return first_line("/proc/sys/kernel/random/boot_id") + " " + space.string();
+  }();
+  return machine;
 }
 
 }  // namespace

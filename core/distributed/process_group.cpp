@@ -9,8 +9,6 @@
 
 #include "core/base/error.h"
 #include "core/distributed/backends.h"
-#include "core/distributed/own_work.h"
-#include "core/distributed/solo.h"
 #include "core/distributed/wait_clock.h"
 
 namespace moe::distributed {
@@ -20,18 +18,15 @@ using at::Tensor;
 using Clock = std::chrono::steady_clock;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-constexpr std::chrono::milliseconds kGlance{250};  // how often the others' notes are read
-constexpr Seconds kTelling{2};                     // between words of a rank at work of its own
-// Ours is the shorter patience: it knows whom to blame, and who is excused.
-constexpr std::chrono::hours kNeverMind{24 * 365};
+constexpr std::chrono::milliseconds kGlance{250};  // how often a wait asks the health monitor
+constexpr std::chrono::milliseconds kPause{50};    // the same after a connection broke
+// The health monitor's time limit is the one that counts: it knows of long operations.
+constexpr std::chrono::hours kNoLimit{24 * 365};
 constexpr int64_t kBlockBytes = 64 << 20;     // summed at a time: bounds the copies
 constexpr int64_t kHostBlockBytes = 2 << 20;  // the same in shared memory: stays in a cache
 constexpr int64_t kSmallBytes = 32 << 10;     // up to here one exchange beats two short ones
 
 Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
-
-// A margin for finding who is to blame, so that the whole fits the user's limit.
-Seconds patience(Seconds timeout) { return timeout - std::min(Seconds{2}, timeout / 5); }
 
 // The same memory as bytes, flat.
 Tensor bytes_of(const Tensor& tensor) {
@@ -60,32 +55,37 @@ void add_up(const std::vector<Tensor>& terms, Tensor sum) {
 }
 
 // "step 7, layer 3, all_to_all".
-std::string describe(const Place& place, const char* operation) {
+std::string describe(const Position& position, const char* operation) {
   std::string text;
-  if (place.step >= 0) {
-    text += fmt::format("step {}, ", place.step);
+  if (position.step >= 0) {
+    text += fmt::format("step {}, ", position.step);
   }
-  if (place.layer >= 0) {
-    text += fmt::format("layer {}, ", place.layer);
+  if (position.layer >= 0) {
+    text += fmt::format("layer {}, ", position.layer);
   }
   return text + operation;
 }
 
-// A wait that takes long.
-struct Waiting {
-  Seconds patience;
-  WaitClock clock = {};
+class AnnouncedOperation : public LongOperation {
+ public:
+  AnnouncedOperation(HealthMonitor& monitor, const std::string& name) : monitor_(monitor) {
+    monitor_.begin_long_operation(name);
+  }
+  ~AnnouncedOperation() override { monitor_.end_long_operation(); }
+
+ private:
+  HealthMonitor& monitor_;
 };
 
-class ProcessComm : public Comm, public Impatient {
+class ProcessComm : public Comm {
  public:
-  // `everybody`: of all ranks of the run, by their numbers there.
+  // `ranks`: its members, by their numbers in the run.
   ProcessComm(std::shared_ptr<Membership> membership, at::Device device, const std::string& name,
-              std::vector<int64_t> everybody);
+              std::vector<int64_t> ranks);
   ~ProcessComm() override;
 
   int64_t rank() const override { return rank_; }
-  int64_t size() const override { return static_cast<int64_t>(everybody_.size()); }
+  int64_t size() const override { return static_cast<int64_t>(ranks_.size()); }
   at::Device device() const override { return device_; }
 
   std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
@@ -100,13 +100,22 @@ class ProcessComm : public Comm, public Impatient {
   void barrier() override;
   std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members) override;
 
-  std::unique_ptr<OwnWork> own_work() override {
-    return tell_of_own_work(membership_->roll,
-                            std::min(kTelling, membership_->timeout / 5).count());
+  std::unique_ptr<LongOperation> long_operation(const std::string& name) override {
+    return std::make_unique<AnnouncedOperation>(*membership_->monitor, name);
   }
 
-  // Until `work`, begun at `place`, is done; throws RankFailed.
-  void finish(const WorkPointer& work, const Place& its_place, const char* operation);
+  // An operation under way, as the heartbeat and the sentence of a failure name it.
+  struct Operation {
+    const char* name;
+    Position position;
+    int64_t number;  // of this communicator's operations
+    WorkPointer work;
+  };
+  Operation begun(const char* name, const WorkPointer& work) {
+    return {name, position, ++communicator_.started, work};
+  }
+  // Until it is done; throws RankFailed.
+  void finish(const Operation& operation);
 
  private:
   WorkPointer exchange(const Tensor& input, std::vector<int64_t> input_counts, const Tensor& output,
@@ -115,43 +124,48 @@ class ProcessComm : public Comm, public Impatient {
   void reduce_small(const Tensor& flat);
   int64_t block_length(const Tensor& of) const;
   void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
-  [[noreturn]] void fail(const Verdict& verdict, const std::string& where);
-  void look_around(const WorkPointer& work, const std::string& where, Waiting& waiting);
+  [[noreturn]] void fail(const FailureReport& report, const std::string& where);
+  [[noreturn]] void fail_broken(const Operation& operation);
+  void look_for_failure(const Operation& operation, Seconds waited);
+  void wait(const Operation& operation);
+  template <typename Wait>
+  void announced(const Operation& operation, const Wait& wait);
   BackendPointer connect();
   bool is_one_host() const;
 
   std::shared_ptr<Membership> membership_;
   at::Device device_;
   std::string name_;
-  std::vector<int64_t> everybody_;
+  std::vector<int64_t> ranks_;
   int64_t rank_ = 0;
   int64_t parts_ = 0;
   bool has_failed_ = false;
+  Communicator& communicator_;  // of the health monitor
   BackendPointer backend_;
 };
 
 // An exchange that its ProcessComm outlives.
 class Pending : public Transfer {
  public:
-  Pending(ProcessComm& comm, WorkPointer work, const Place& place)
-      : comm_(comm), work_(std::move(work)), place_(place) {}
-  void wait() override { comm_.finish(work_, place_, "all_to_all"); }
+  Pending(ProcessComm& comm, ProcessComm::Operation operation)
+      : comm_(comm), operation_(std::move(operation)) {}
+  void wait() override { comm_.finish(operation_); }
 
  private:
   ProcessComm& comm_;
-  WorkPointer work_;
-  Place place_;
+  ProcessComm::Operation operation_;
 };
 
 ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device device,
-                         const std::string& name, std::vector<int64_t> everybody)
+                         const std::string& name, std::vector<int64_t> ranks)
     : membership_(std::move(membership)),
       device_(device),
       name_(name),
-      everybody_(std::move(everybody)) {
-  const auto mine = std::find(everybody_.begin(), everybody_.end(), membership_->rank);
-  MOE_CHECK(mine != everybody_.end(), "rank {} is not in {}", membership_->rank, name);
-  rank_ = mine - everybody_.begin();
+      ranks_(std::move(ranks)),
+      communicator_(membership_->monitor->join(name)) {
+  const auto own = std::find(ranks_.begin(), ranks_.end(), membership_->rank);
+  MOE_CHECK(own != ranks_.end(), "rank {} is not in {}", membership_->rank, name);
+  rank_ = own - ranks_.begin();
   backend_ = connect();
 }
 
@@ -162,99 +176,98 @@ ProcessComm::~ProcessComm() {
     const std::shared_ptr<c10d::Backend> kept(backend_.get(), [held = backend_](auto*) {});
     membership_->abandoned.push_back(kept);
   }
+  membership_->monitor->leave(communicator_);
 }
 
 BackendPointer ProcessComm::connect() {
-  const BackendPlace place{fmt::format("{}/{}/", membership_->roll.run(), name_), rank_, size()};
-  try {
-    const BackendPointer backend = !device_.is_cpu() ? make_nccl(*membership_, place, device_)
-                                   : is_one_host()   ? make_host(*membership_, place)
-                                                     : make_gloo(*membership_, place);
-    backend->setTimeout(kNeverMind);
-    return backend;
-  } catch (const std::exception& error) {
-    fail(membership_->who_broke_off(error.what(), everybody_), "connecting");
-  }
+  const Operation connecting{"connecting", {}, ++communicator_.started, nullptr};
+  WaitClock clock;
+  const BackendGroup group{fmt::format("{}/{}/", membership_->rendezvous.run(), name_), rank_,
+                           size(), [&] { look_for_failure(connecting, clock.look()); }};
+  BackendPointer backend;
+  announced(connecting, [&] {
+    backend = !device_.is_cpu() ? make_nccl(*membership_, group, device_)
+              : is_one_host()   ? make_shared_memory(*membership_, group)
+                                : make_gloo(*membership_, group);
+    backend->setTimeout(kNoLimit);
+  });
+  return backend;
 }
 
-// Nobody has asked for an interface, either.
+// With memory in common, unless the user asked for an interface.
 bool ProcessComm::is_one_host() const {
   std::vector<Member> members;
-  for (const int64_t rank : everybody_) {
-    members.push_back(membership_->roll.members()[rank]);
+  for (const int64_t rank : ranks_) {
+    members.push_back(membership_->rendezvous.members()[rank]);
   }
   return membership_->interface.empty() && are_on_one_host(members);
 }
 
-void ProcessComm::fail(const Verdict& verdict, const std::string& where) {
+void ProcessComm::fail(const FailureReport& report, const std::string& where) {
   has_failed_ = true;
   if (backend_ && !device_.is_cpu()) {
     backend_->abort();
   }
-  throw RankFailed(verdict, fmt::format("{}: {}", verdict.text, where));
+  throw RankFailed(report, fmt::format("{}: {}", report.text, where));
 }
 
-// While it takes long: says where we wait, hears what became of the others, and loses patience.
-void ProcessComm::look_around(const WorkPointer& work, const std::string& where, Waiting& waiting) {
-  RollCall& roll = membership_->roll;
-  Verdict verdict;
-  roll.wait_at(fmt::format("{} of {}", where, name_));
-  const bool has_heard = !roll.bad_news(verdict).empty();
-  if (work->isCompleted()) {
-    return;
-  }
-  const double waited_s = waiting.clock.look().count();
-  if (waiting.clock.has_stood_still()) {
-    roll.forgive_silence();
-  }
-  const std::string so_far =
-      waited_s < 1 ? where : fmt::format("{}, after {:.0f} s", where, waited_s);
-  if (has_heard) {
-    fail(verdict, so_far);
-  }
-  if (Seconds{waited_s} > waiting.patience) {
-    if (const auto late = roll.who_is_late(everybody_, membership_->timeout)) {
-      fail(*late, so_far);
+// A connection broke: finds out with which rank.
+void ProcessComm::fail_broken(const Operation& operation) {
+  for (WaitClock clock;; std::this_thread::sleep_for(kPause)) {
+    if (const auto report = membership_->monitor->find_broken(clock.look(), ranks_)) {
+      fail(*report, describe(operation.position, operation.name));
     }
-    waiting.patience = Seconds{waited_s} + membership_->timeout / 10;  // asked again then
   }
 }
 
-void ProcessComm::finish(const WorkPointer& work, const Place& its_place, const char* operation) {
-  Waiting waiting{patience(membership_->timeout)};
-  const std::string where = describe(its_place, operation);
-  std::string broken;
+void ProcessComm::look_for_failure(const Operation& operation, Seconds waited) {
+  if (const auto report = membership_->monitor->find_failure(waited, ranks_)) {
+    const std::string where = describe(operation.position, operation.name);
+    fail(*report,
+         waited < Seconds{1} ? where : fmt::format("{}, after {:.0f} s", where, waited.count()));
+  }
+}
+
+void ProcessComm::wait(const Operation& operation) {
+  WaitClock clock;
+  c10d::Work& work = *operation.work;
+  while (!work.isCompleted()) {
+    if (device_.is_cpu()) {
+      try {
+        work.wait(kGlance);
+      } catch (const std::exception&) {  // the time of this glance is over
+      }
+    } else {
+      for (const auto begin = Clock::now(); !work.isCompleted() && since(begin) < kGlance;) {
+        std::this_thread::yield();
+      }
+    }
+    if (!work.isCompleted()) {
+      look_for_failure(operation, clock.look());
+    }
+  }
+  work.wait();  // throws where it failed; CUDA: in the order of this stream
+}
+
+// While `wait` lasts this rank's heartbeats say that it waits. What it throws is a failure of
+// another rank, named, or of a connection.
+template <typename Wait>
+void ProcessComm::announced(const Operation& operation, const Wait& wait) {
+  HealthMonitor& monitor = *membership_->monitor;
+  monitor.begin_wait(communicator_, operation.number, operation.position.step,
+                     operation.position.layer, operation.name);
   try {
-    while (!work->isCompleted()) {
-      if (device_.is_cpu()) {
-        try {
-          work->wait(kGlance);
-        } catch (const std::exception& error) {
-          if (work->isCompleted()) {  // else only this glance's time is over
-            broken = error.what();
-            break;
-          }
-        }
-      } else {
-        for (const auto pause = Clock::now(); !work->isCompleted() && since(pause) < kGlance;) {
-          std::this_thread::yield();
-        }
-      }
-      if (!work->isCompleted()) {
-        look_around(work, where, waiting);
-      }
-    }
-    if (broken.empty()) {
-      work->wait();  // CUDA: in the order of this stream
-      membership_->roll.go_on();
-      return;
-    }
+    wait();
   } catch (const RankFailed&) {
     throw;
-  } catch (const std::exception& error) {
-    broken = error.what();
+  } catch (const std::exception&) {
+    fail_broken(operation);
   }
-  fail(membership_->who_broke_off(broken, everybody_), where);
+  monitor.end_wait(communicator_, operation.number);
+}
+
+void ProcessComm::finish(const Operation& operation) {
+  announced(operation, [&] { wait(operation); });
 }
 
 WorkPointer ProcessComm::exchange(const Tensor& input, std::vector<int64_t> input_counts,
@@ -276,15 +289,14 @@ std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
       "rows sent and received are those of the tensors");
   return std::make_unique<Pending>(
       *this,
-      exchange(bytes_of(input), times(input_rows, row_bytes(input)), bytes_of(output),
-               times(output_rows, row_bytes(output))),
-      place);
+      begun("all_to_all", exchange(bytes_of(input), times(input_rows, row_bytes(input)),
+                                   bytes_of(output), times(output_rows, row_bytes(output)))));
 }
 
 void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* operation) {
   if (input.numel() > 0) {
     Tensor to = bytes_of(output), from = bytes_of(input);
-    finish(backend_->_allgather_base(to, from), place, operation);
+    finish(begun(operation, backend_->_allgather_base(to, from)));
   }
 }
 
@@ -301,7 +313,7 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
   Tensor flat = tensor.detach().view({-1});
   if (!device_.is_cpu()) {
     std::vector<Tensor> tensors = {flat};
-    return finish(backend_->allreduce(tensors), place, "all_reduce");
+    return finish(begun("all_reduce", backend_->allreduce(tensors)));
   }
   if (flat.numel() * flat.element_size() <= kSmallBytes) {
     return reduce_small(flat);
@@ -310,9 +322,9 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
   const int64_t block = block_length(flat) * size();
   for (int64_t first = 0; first < even; first += block) {
     const Tensor part = flat.narrow(0, first, std::min(block, even - first));
-    const Tensor mine = at::empty({part.numel() / size()}, flat.options());
-    scatter_sums(part.view({size(), -1}), mine, "all_reduce");
-    gather(mine, part, "all_reduce");
+    const Tensor piece = at::empty({part.numel() / size()}, flat.options());
+    scatter_sums(part.view({size(), -1}), piece, "all_reduce");
+    gather(piece, part, "all_reduce");
   }
   if (even < flat.numel()) {
     reduce_small(flat.narrow(0, even, flat.numel() - even));
@@ -329,7 +341,7 @@ void ProcessComm::scatter_sums(const Tensor& pieces, const Tensor& output, const
   leaving.erase(leaving.begin() + rank_);
   const Tensor input = leaving.size() == 1 ? leaving.front() : at::cat(leaving);
   const Tensor others = at::empty({size() - 1, output.numel()}, pieces.options());
-  finish(exchange(bytes_of(input), counts, bytes_of(others), counts), place, operation);
+  finish(begun(operation, exchange(bytes_of(input), counts, bytes_of(others), counts)));
   std::vector<Tensor> terms = others.unbind();
   terms.insert(terms.begin() + rank_, own);
   add_up(terms, output);
@@ -348,7 +360,7 @@ void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
   }
   Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
   if (!device_.is_cpu()) {
-    return finish(backend_->_reduce_scatter_base(to, from), place, "reduce_scatter");
+    return finish(begun("reduce_scatter", backend_->_reduce_scatter_base(to, from)));
   }
   const Tensor pieces = from.view({size(), -1});
   const int64_t block = block_length(from);
@@ -363,13 +375,13 @@ void ProcessComm::broadcast(const Tensor& tensor, int64_t root) {
     std::vector<Tensor> tensors = {bytes_of(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    finish(backend_->broadcast(tensors, options), place, "broadcast");
+    finish(begun("broadcast", backend_->broadcast(tensors, options)));
   }
 }
 
 void ProcessComm::barrier() {
-  const Tensor mine = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
-  gather(mine, at::empty({size()}, mine.options()), "barrier");
+  const Tensor byte = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
+  gather(byte, at::empty({size()}, byte.options()), "barrier");
 }
 
 std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
@@ -379,38 +391,31 @@ std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
   if (members.size() == 1) {
     return solo_comm(device_);
   }
-  std::vector<int64_t> everybody;
+  std::vector<int64_t> ranks;
   for (const int64_t member : members) {
-    everybody.push_back(everybody_.at(member));
+    ranks.push_back(ranks_.at(member));
   }
-  auto comm = std::make_unique<ProcessComm>(membership_, device_, key, std::move(everybody));
-  comm->place = place;
+  auto comm = std::make_unique<ProcessComm>(membership_, device_, key, std::move(ranks));
+  comm->position = position;
   return comm;
 }
 
 }  // namespace
 
-Verdict Membership::who_broke_off(const std::string& error, const std::vector<int64_t>& among) {
-  try {
-    return roll.who_broke_off(error, among);
-  } catch (const StoreIsSilent&) {
-    return who_lost_the_store("does not answer");
-  } catch (const std::exception&) {
-    return who_lost_the_store("is gone");
-  }
-}
-
-Verdict Membership::who_lost_the_store(const char* how) const {
-  const std::string server = store_rank < 0
-                                 ? "the launcher"
-                                 : distributed::describe(store_rank, roll.members()[store_rank]);
-  return {store_rank, fmt::format("{} {}", server, how)};
+void Membership::check_in(const Member& member, const std::string& version) {
+  rendezvous.check_in(member, version, timeout);
+  monitor.emplace(rendezvous,
+                  pool == nullptr
+                      ? heartbeats_in_store(store, rendezvous.run())
+                      : heartbeats_in_memory(pool->map_reserved(heartbeat_bytes(size)), size),
+                  rank, timeout, store_rank);
+  monitor->start();
 }
 
 std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device) {
-  std::vector<int64_t> everybody(static_cast<size_t>(membership->size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return std::make_unique<ProcessComm>(std::move(membership), device, "all", std::move(everybody));
+  std::vector<int64_t> ranks(static_cast<size_t>(membership->size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return std::make_unique<ProcessComm>(std::move(membership), device, "all", std::move(ranks));
 }
 
 }  // namespace moe::distributed

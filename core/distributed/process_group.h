@@ -4,9 +4,10 @@
 // same bits. c10d's headers stay in the sources.
 
 #include <memory>
+#include <optional>
 
 #include "core/distributed/comm.h"
-#include "core/distributed/roll_call.h"
+#include "core/distributed/health_monitor.h"
 #include "core/distributed/shared_memory.h"
 
 namespace moe::distributed {
@@ -16,13 +17,17 @@ struct Membership {
   Membership(const std::shared_ptr<Store>& its_store, int64_t its_rank, int64_t its_size,
              Seconds its_timeout)
       : store(its_store),
-        roll(its_store, its_rank, its_size),
+        rendezvous(its_store, its_rank, its_size),
         rank(its_rank),
         size(its_size),
         timeout(its_timeout) {}
 
+  // Rendezvous::check_in, and from then on this process's heartbeats.
+  void check_in(const Member& member, const std::string& version);
+
   std::shared_ptr<Store> store;
-  RollCall roll;  // after check_in
+  Rendezvous rendezvous;
+  std::optional<HealthMonitor> monitor;  // after check_in
   int64_t rank, size;
   Seconds timeout;
   std::string interface;             // of Gloo; "" = by the member's address
@@ -30,13 +35,9 @@ struct Membership {
   int64_t store_rank = -1;           // who serves the store; -1: the launcher
   // Backends whose operations will never end; they go with the process.
   std::vector<std::shared_ptr<void>> abandoned;
-
-  // As the roll call has it; also when the store is gone with the rank that served it.
-  Verdict who_broke_off(const std::string& error, const std::vector<int64_t>& among);
-  Verdict who_lost_the_store(const char* how) const;
 };
 
-// A Comm of all members. All make it at the same time.
+// A Comm of all members, after check_in. All make it at the same time.
 std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device);
 
 }  // namespace moe::distributed

@@ -17,7 +17,6 @@
 #include "core/distributed/environment.h"
 #include "core/distributed/launch.h"
 #include "core/distributed/process_group.h"
-#include "core/distributed/solo.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -25,7 +24,7 @@ namespace moe::distributed {
 namespace {
 
 constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // as main() has them
-constexpr Seconds kLinger{3};     // for the words of others, before the process ends
+constexpr Seconds kLinger{3};     // for the final records of others, before the process ends
 constexpr Seconds kReading{0.3};  // for others to read ours, before the store ends with us
 
 void check(const RankSettings& settings, const Environment& environment) {
@@ -45,7 +44,7 @@ at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
     return at::kCPU;
   }
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  check_card(local_rank, guard.deviceCount());
+  check_gpu(local_rank, guard.deviceCount());
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
   return device;
@@ -72,7 +71,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 struct End {
   int exit_code;
-  Notice notice;
+  FinalRecord record;
 };
 
 End end_by(const std::exception_ptr& failure, int64_t rank) {
@@ -80,7 +79,7 @@ End end_by(const std::exception_ptr& failure, int64_t rank) {
     std::rethrow_exception(failure);
   } catch (const RankFailed& error) {
     return {kFailed,
-            {rank, Ending::kAffected, error.verdict.culprit, error.verdict.text, error.what()}};
+            {rank, Ending::kAffected, error.report.culprit, error.report.text, error.what()}};
   } catch (const UserError& error) {
     return {kUserError, {rank, Ending::kUserError, rank, error.what()}};
   } catch (const Interrupted& error) {
@@ -94,51 +93,51 @@ End end_by(const std::exception_ptr& failure, int64_t rank) {
   }
 }
 
-const Notice* notice_of(const std::vector<Notice>& notices, int64_t rank) {
-  const auto found = std::find_if(notices.begin(), notices.end(),
-                                  [&](const Notice& notice) { return notice.rank == rank; });
-  return found == notices.end() ? nullptr : &*found;
+std::string sentence_of(const FinalRecord& record) {
+  return terminal_text(record.sentence.empty() ? record.text : record.sentence);
 }
 
-// Rank 0 speaks; another when it says something else, or rank 0 has not said anything.
-bool should_speak(RollCall& roll, const Notice& mine) {
-  if (mine.rank == 0) {
+// Whether this rank prints why it ended: rank 0 does; another when its reason is a different one,
+// or rank 0 has written none.
+bool should_print(Rendezvous& rendezvous, const FinalRecord& own) {
+  if (own.rank == 0) {
     return true;
   }
   const auto begin = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - begin < kLinger) {
-    const auto notices = roll.notices();
-    if (const Notice* first = notice_of(notices, 0)) {
-      const bool is_own = mine.ending == Ending::kFailed || mine.ending == Ending::kUserError;
-      return is_own && first->text != mine.text;
+    const auto records = rendezvous.final_records();
+    const auto first = std::find_if(records.begin(), records.end(),
+                                    [](const FinalRecord& record) { return record.rank == 0; });
+    if (first != records.end()) {
+      const bool is_own = own.ending == Ending::kFailed || own.ending == Ending::kUserError;
+      return is_own && first->text != own.text;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return true;
 }
 
-// A launcher of ours speaks for its ranks.
-void say(const Environment& environment, RollCall& roll, const Notice& notice) {
-  if (environment.launcher != "moe" && should_speak(roll, notice)) {
+// The launcher of --ranks prints for its ranks.
+void print(const Environment& environment, Rendezvous& rendezvous, const FinalRecord& record) {
+  if (environment.launcher != "moe" && should_print(rendezvous, record)) {
     fmt::print(stderr, "moe: {}{}\n",
-               notice.rank == 0 ? "" : fmt::format("[rank {}] ", notice.rank),
-               terminal_text(notice.sentence.empty() ? notice.text : notice.sentence));
+               record.rank == 0 ? "" : fmt::format("[rank {}] ", record.rank), sentence_of(record));
   }
 }
 
 // The process ends without its destructors: transports may wait there for ranks that are gone.
-[[noreturn]] void end_process(const Environment& environment, RollCall& roll, const End& end) {
+[[noreturn]] void end_process(const Environment& environment, Rendezvous& rendezvous,
+                              const End& end) {
   try {
-    roll.give_notice(end.notice);
-    say(environment, roll, end.notice);
-    if (is_server(environment) || end.notice.ending == Ending::kInterrupted) {
-      const bool is_affected = end.notice.ending == Ending::kAffected;
-      roll.wait_for_notices(kLinger, is_affected ? end.notice.culprit : -1);
+    rendezvous.write_final_record(end.record);
+    print(environment, rendezvous, end.record);
+    if (is_server(environment) || end.record.ending == Ending::kInterrupted) {
+      const bool is_affected = end.record.ending == Ending::kAffected;
+      rendezvous.wait_for_final_records(kLinger, is_affected ? end.record.culprit : -1);
       std::this_thread::sleep_for(kReading);
     }
   } catch (const std::exception&) {  // the store is gone
-    fmt::print(stderr, "moe: [rank {}] {}\n", end.notice.rank,
-               terminal_text(end.notice.sentence.empty() ? end.notice.text : end.notice.sentence));
+    fmt::print(stderr, "moe: [rank {}] {}\n", end.record.rank, sentence_of(end.record));
   }
   std::fflush(nullptr);
   std::_Exit(end.exit_code);
@@ -156,9 +155,9 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
       std::make_shared<Membership>(store, environment.rank, environment.size, timeout);
   membership->interface = environment.interface;
   membership->store_rank = environment.store_is_served || store_file.is_open() ? -1 : 0;
-  RollCall& roll = membership->roll;
+  Rendezvous& rendezvous = membership->rendezvous;
   if (environment.rank == 0) {
-    roll.on_stranger = [](const std::string& sentence) {
+    rendezvous.on_stranger = [](const std::string& sentence) {
       fmt::print(stderr, "moe: {}\n", sentence);
     };
   }
@@ -167,8 +166,9 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
     if (environment.inherited.memory >= 0) {
       membership->pool = std::make_shared<MemoryPool>(take_inherited(environment.inherited.memory));
     }
-    roll.check_in(this_member(address_towards(environment.store_host, environment.store_port)),
-                  fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION), timeout);
+    membership->check_in(
+        this_member(address_towards(environment.store_host, environment.store_port)),
+        fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION));
     const auto comm = process_comm(membership, device);
     body(*comm);
     comm->barrier();
@@ -176,22 +176,22 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
     failure = std::current_exception();
   }
   if (failure) {
-    end_process(environment, roll, end_by(failure, environment.rank));
+    end_process(environment, rendezvous, end_by(failure, environment.rank));
   }
-  roll.give_notice({environment.rank, Ending::kDone});
+  rendezvous.write_final_record({environment.rank, Ending::kDone});
   if (is_server(environment)) {
-    roll.wait_for_notices(timeout);
+    rendezvous.wait_for_final_records(timeout);
   }
 }
 
 }  // namespace
 
-void check_card(int64_t local_rank, int64_t cards) {
-  if (local_rank >= cards) {
+void check_gpu(int64_t local_rank, int64_t gpus) {
+  if (local_rank >= gpus) {
     throw UserError(
-        "--device cuda: rank {} of this host wants card {}, and there {} {}; give --ranks at most "
-        "the number of cards, or use --device cpu",
-        local_rank, local_rank, cards == 1 ? "is" : "are", cards);
+        "--device cuda: rank {} of this host wants GPU {}, and there {} {}; give --ranks at most "
+        "the number of GPUs, or use --device cpu",
+        local_rank, local_rank, gpus == 1 ? "is" : "are", gpus);
   }
 }
 
@@ -200,7 +200,7 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
   check(settings, environment);
   if (environment.is_alone() && settings.ranks > 1) {
     if (settings.on_cuda) {  // said once, before any rank is started
-      check_card(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
+      check_gpu(settings.ranks - 1, c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
     }
     return launch(settings);
   }

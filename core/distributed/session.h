@@ -25,12 +25,7 @@ struct RankSettings {
 // launcher of --ranks throws what ended its ranks, after all of them have ended.
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body);
 
-// UserError where the rank that is number `local_rank` of its host has no card among `cards`.
-void check_card(int64_t local_rank, int64_t cards);
-
-// Ranks must not disagree on `what` ("the settings", "the model"), of which `text` tells all. Every
-// rank of `comm` calls it. UserError on all of them names the first rank that differs from rank 0,
-// and the first line that does.
-void agree(Comm& comm, const std::string& what, const std::string& text);
+// UserError where the rank that is number `local_rank` of its host has no GPU among `gpus`.
+void check_gpu(int64_t local_rank, int64_t gpus);
 
 }  // namespace moe::distributed

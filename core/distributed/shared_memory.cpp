@@ -161,8 +161,11 @@ Mapping::~Mapping() {
   }
 }
 
-Descriptor MemoryPool::make(size_t bytes) {
-  return make_sealed_memory(kPage + round_to_pages(bytes));
+Descriptor MemoryPool::make(size_t bytes, size_t reserved) {
+  Descriptor memory = make_sealed_memory(kPage + round_to_pages(reserved) + round_to_pages(bytes));
+  const Mapping header(memory, 0, sizeof(PoolHeader));
+  static_cast<PoolHeader*>(header.data())->taken = round_to_pages(reserved);
+  return memory;
 }
 
 MemoryPool::MemoryPool(Descriptor memory)
@@ -185,6 +188,8 @@ Mapping MemoryPool::map(size_t offset, size_t bytes) const {
   }
   return Mapping(memory_, offset, bytes);
 }
+
+Mapping MemoryPool::map_reserved(size_t bytes) const { return map(kPage, bytes); }
 
 Mapping share_memory(const MemoryMeeting& meeting, size_t bytes) {
   if (meeting.pool != nullptr) {

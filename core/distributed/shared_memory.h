@@ -45,17 +45,20 @@ class Mapping {
 // The piece that the ranks of one launcher inherit.
 class MemoryPool {
  public:
-  // In the launcher: room for `bytes` in all.
-  static Descriptor make(size_t bytes);
+  // In the launcher: room for `bytes` in all, and for `reserved` bytes that are there from the
+  // beginning, for all ranks.
+  static Descriptor make(size_t bytes, size_t reserved = 0);
 
   // In a rank. std::runtime_error: it is no such memory.
   explicit MemoryPool(Descriptor memory);
 
-  // The place of `bytes` that nobody has yet; any rank may ask. std::runtime_error: there is no
-  // room left.
+  // The offset of `bytes` that are free, and from now on taken; any rank may ask.
+  // std::runtime_error: there is no room left.
   size_t take(size_t bytes);
-  // `bytes` of zeros at a place that a rank took. std::runtime_error: that lies outside the pool.
+  // `bytes` of zeros at an offset that a rank took. std::runtime_error: that lies outside the pool.
   Mapping map(size_t offset, size_t bytes) const;
+  // The first `bytes` of those that the launcher reserved.
+  Mapping map_reserved(size_t bytes) const;
 
  private:
   Descriptor memory_;

@@ -20,7 +20,7 @@
 namespace moe::distributed {
 namespace {
 
-constexpr int kNobodyRemovesIt = -1;  // FileStore's number of processes, the last removes the file
+constexpr int kNeverRemoved = -1;  // FileStore's number of processes, the last removes the file
 constexpr std::chrono::milliseconds kGlance{100};  // between looks at the clock
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -38,9 +38,9 @@ c10d::TCPStoreOptions options_of(uint16_t port, Seconds timeout) {
 }
 
 std::shared_ptr<Store> prefixed(const c10::intrusive_ptr<c10d::TCPStore>& store,
-                                const std::string& prefix, Seconds patience) {
+                                const std::string& prefix, Seconds limit) {
   return std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store), false,
-                                     patience);
+                                     limit);
 }
 
 // Threads that are made meanwhile do not end the process when they write to a peer that hung up, as
@@ -72,7 +72,7 @@ class InheritedFileStore : private HeldFile, public c10d::FileStore {
  public:
   explicit InheritedFileStore(Descriptor held)
       : HeldFile{std::move(held)},
-        c10d::FileStore(fmt::format("/proc/self/fd/{}", file.get()), kNobodyRemovesIt) {}
+        c10d::FileStore(fmt::format("/proc/self/fd/{}", file.get()), kNeverRemoved) {}
 };
 
 }  // namespace
@@ -82,7 +82,7 @@ class InheritedFileStore : private HeldFile, public c10d::FileStore {
 // thread that is left behind when it takes too long.
 template <typename Work>
 auto C10dStore::ask(Work work) {
-  if (patience_ == Seconds{0}) {
+  if (limit_ == Seconds{0}) {
     return work();
   }
   using Answer = decltype(work());
@@ -92,7 +92,7 @@ auto C10dStore::ask(Work work) {
     std::thread([task] { (*task)(); }).detach();
     WaitClock clock;
     while (answer.wait_for(kGlance) != std::future_status::ready && !is_silent_) {
-      is_silent_ = clock.look() > patience_;
+      is_silent_ = clock.look() > limit_;
     }
   }
   if (is_silent_) {

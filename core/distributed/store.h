@@ -36,8 +36,8 @@ class Store {
   virtual void append(const std::string& key, const std::string& text) = 0;
   // Does not wait. What lies beyond kMostBytes is left out.
   virtual std::optional<std::string> read(const std::string& key) = 0;
-  // Nobody but the processes of this run can read or write it. Else everybody who reaches the port
-  // can (threat_model.md): what is read is checked.
+  // Only the processes of this run can read and write it. Else all who reach the port can
+  // (threat_model.md): what is read is checked.
   virtual bool is_private() const = 0;
 
  protected:

@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/solo.h"
 
 namespace moe::distributed {
 namespace {
@@ -32,9 +31,9 @@ class Meeting {
  public:
   explicit Meeting(size_t ranks) : shown_(ranks) {}
 
-  // Shows `mine` and returns when all have come.
-  void show(size_t rank, Shown mine) {
-    shown_[rank] = std::move(mine);
+  // Shows `own` and returns when all have come.
+  void show(size_t rank, Shown own) {
+    shown_[rank] = std::move(own);
     wait();
     for (const auto& other : shown_) {
       MOE_CHECK(std::string_view(other.operation) == shown_[rank].operation,
@@ -43,7 +42,7 @@ class Meeting {
   }
   const Shown& of(size_t rank) const { return shown_[rank]; }
 
-  // Until all are here.
+  // Until all have come.
   void wait() {
     std::unique_lock lock(mutex_);
     const int64_t round = round_;
@@ -59,7 +58,7 @@ class Meeting {
     }
   }
 
-  // Nobody waits any more, here or in a part of this.
+  // No rank waits any more, in this meeting or in a part of it.
   void give_up() {
     const std::lock_guard lock(mutex_);
     broken_ = true;
@@ -162,14 +161,14 @@ class ThreadComm : public Comm {
 
   std::unique_ptr<Comm> part(const std::string& name,
                              const std::vector<int64_t>& members) override {
-    const auto mine = std::find(members.begin(), members.end(), rank_);
-    MOE_CHECK(mine != members.end(), "rank {} is not in its part", rank_);
-    return std::make_unique<ThreadComm>(meeting_->part(name, members), mine - members.begin(),
+    const auto own = std::find(members.begin(), members.end(), rank_);
+    MOE_CHECK(own != members.end(), "rank {} is not in its part", rank_);
+    return std::make_unique<ThreadComm>(meeting_->part(name, members), own - members.begin(),
                                         static_cast<int64_t>(members.size()), device_);
   }
 
  private:
-  void show(Shown mine) { meeting_->show(static_cast<size_t>(rank_), std::move(mine)); }
+  void show(Shown own) { meeting_->show(static_cast<size_t>(rank_), std::move(own)); }
   void finish() {  // nobody goes on, and frees, before all have read
     synchronize();
     meeting_->wait();

@@ -1,6 +1,6 @@
 #pragma once
 // Ranks as threads of one process: how expert parallelism is tested without a cluster, and with
-// several ranks on one card. Slow and obvious: every rank reads what the others show it.
+// several ranks on one GPU. Slow and obvious: every rank reads what the others show it.
 
 #include <functional>
 

@@ -64,14 +64,16 @@ std::string describe(const Layout& layout) {
                      layout.local_experts());
 }
 
-World::World(Comm& everybody, const Layout& its_layout)
+World::World(Comm& all_ranks, const Layout& its_layout)
     : layout(its_layout),
-      all(everybody),
-      group(everybody.part("group",
+      all(all_ranks),
+      group(all_ranks.part("group",
                            ranks_from(layout.replica() * layout.group(), 1, layout.group()))),
-      replicas(everybody.part("replicas",
+      replicas(all_ranks.part("replicas",
                               ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
 
-void World::set_place(const Place& place) { all.place = group->place = replicas->place = place; }
+void World::set_position(const Position& position) {
+  all.position = group->position = replicas->position = position;
+}
 
 }  // namespace moe::distributed

@@ -28,7 +28,7 @@ struct Layout {
   // The first of `count` things (rows of a micro-batch) that rank `index` of the group takes; index
   // G = count.
   int64_t first_of(int64_t count, int64_t index) const { return count * index / group(); }
-  bool is_speaker() const { return rank == 0; }
+  bool is_rank_zero() const { return rank == 0; }
 };
 
 // Of `replicas` empty: G = gcd(P, W), 1 for a dense model (experts = 0: every process a replica).
@@ -43,14 +43,14 @@ std::string describe(const Layout& layout);
 
 // The Comms of one rank. Every rank makes it at the same time.
 struct World {
-  World(Comm& everybody, const Layout& layout);
+  World(Comm& all_ranks, const Layout& layout);
 
   Layout layout;
   Comm& all;                       // P ranks
   std::unique_ptr<Comm> group;     // the G ranks of this replica: tokens travel here
   std::unique_ptr<Comm> replicas;  // the R processes that hold the same experts
 
-  void set_place(const Place& place);  // of all three
+  void set_position(const Position& position);  // of all three
 };
 
 }  // namespace moe::distributed

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/eval/input_files.h"
 #include "core/eval/report/output_files.h"
 #include "core/eval/scoring/shared_forwards.h"
@@ -150,7 +151,7 @@ PreparedEvaluation::PreparedEvaluation(const EvalSettings& settings, const EvalE
 
 const EncodedTask& PreparedEvaluation::encoded(size_t index) {
   const EncodedTask* task = nullptr;
-  on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(index); });
+  distributed::on_all_ranks(settings_.ranks, [&] { task = &encoded_.at(index); });
   tell_cut(events_, tasks_[index].task.name, count_cut(task->requests), encoded_.window());
   return *task;
 }

@@ -1,7 +1,7 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
-#include "core/distributed/own_work.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/eval/input_files.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
@@ -40,7 +40,8 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened)
 
 model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened) {
   // Reading may take much longer on one rank than on another.
-  const auto reading = settings.ranks == nullptr ? nullptr : distributed::own_work(*settings.ranks);
+  const auto reading =
+      settings.ranks == nullptr ? nullptr : settings.ranks->long_operation("reading the model");
   return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
 }
 
@@ -226,7 +227,7 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
     const size_t index = begin + rank_of(ranks);
     std::optional<std::string> own;
-    on_all_ranks(ranks, [&] {
+    distributed::on_all_ranks(ranks, [&] {
       if (index < prompts.size()) {
         own = generate_one(prompts[index], generation);
       }
@@ -237,7 +238,7 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
       }
       answers.push_back(std::move(answer));
     }
-    on_all_ranks(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
+    distributed::on_all_ranks(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
   }
   return answers;
 }

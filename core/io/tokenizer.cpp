@@ -13,7 +13,7 @@ namespace moe::io {
 
 namespace fs = std::filesystem;
 
-// Hides sentencepiece from everybody else: its headers, and the protobuf inside it, meet no other
+// Hides sentencepiece from all other files: its headers, and the protobuf inside it, meet no other
 // code of ours.
 struct Tokenizer::Model {
   sentencepiece::SentencePieceProcessor processor;

@@ -14,7 +14,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 MOE = os.environ.get("MOE", "./moe")
 PEERS = pathlib.Path(os.environ.get("PEERS", "../shared/peers"))
-ON_A_CARD = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
+ON_A_GPU = ("MoE layer of the 7B shape, 16384 tokens, bf16, beside a dense SwiGLU, H200", "training the 7B shape cut to 8 layers, top-1, H200")
 
 
 class Lacks(Exception):

@@ -156,6 +156,20 @@ std::set<std::string> sockets_of(pid_t pid) {
   return sockets;
 }
 
+// Of the files in memory that a process has open.
+uint64_t bytes_in_memory_files(pid_t pid) {
+  uint64_t bytes = 0;
+  const std::filesystem::path folder = "/proc/" + std::to_string(pid) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::error_code closed_meanwhile;
+    const std::string target = std::filesystem::read_symlink(entry, closed_meanwhile);
+    if (target.rfind("/memfd:moe", 0) == 0) {
+      bytes += std::filesystem::file_size(entry);
+    }
+  }
+  return bytes;
+}
+
 // Of `sockets`, the TCP addresses where one waits for connections, as the kernel writes them:
 // "0100007F:1234".
 std::vector<std::string> listening(const std::set<std::string>& sockets) {
@@ -192,6 +206,20 @@ TEST_CASE("a run that moe starts opens no socket at all") {
   for (const pid_t rank : run.children()) {
     CHECK(sockets_of(rank).empty());
   }
+}
+
+// The store of such a run is a file that keeps whatever was set. A heartbeat comes each 0.2 s.
+TEST_CASE("the memory of a long run does not grow with its heartbeats") {
+  const Started run(with(kLong, {"--ranks", "2", "--comm-timeout", "2"}));
+  REQUIRE(becomes([&] {
+    const auto ranks = run.children();
+    return ranks.size() == 2 && std::all_of(ranks.begin(), ranks.end(), has_rings);
+  }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const uint64_t bytes = bytes_in_memory_files(run.pid());
+  CHECK(bytes > 0);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  CHECK(bytes_in_memory_files(run.pid()) == bytes);
 }
 
 TEST_CASE("rank 0 of another launcher listens at MASTER_ADDR alone") {
@@ -246,12 +274,15 @@ TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on
   REQUIRE(becomes([&] {
     return ranks().size() == 2 && has_rings(ranks().front()) && has_rings(ranks().back());
   }));
-  kill(run.pid(), SIGTSTP);
-  REQUIRE(becomes([&] {
-    return is_stopped(run.pid()) && is_stopped(ranks().front()) && is_stopped(ranks().back());
-  }));
-  std::this_thread::sleep_for(std::chrono::seconds(5));
-  kill(run.pid(), SIGCONT);
+  for (int stop = 0; stop < 3; ++stop) {
+    kill(run.pid(), SIGTSTP);
+    REQUIRE(becomes([&] {
+      return is_stopped(run.pid()) && is_stopped(ranks().front()) && is_stopped(ranks().back());
+    }));
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    kill(run.pid(), SIGCONT);
+    REQUIRE(becomes([&] { return !is_stopped(ranks().front()) && !is_stopped(ranks().back()); }));
+  }
   REQUIRE(becomes([&] { return run.has_ended(); }));
   const RunResult result = run.result();
   INFO(result.err);

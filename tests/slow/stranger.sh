@@ -2,7 +2,7 @@
 # Somebody else beside a run of two ranks. Under `moe --ranks` there is nothing to connect to: no process of the run has a socket,
 # and another user's account opens none of its descriptors. Under a launcher that is played by its environment, a client connects
 # to every socket that the run listens on and speaks c10d's own protocol: it writes paths of private files under the keys of shared
-# memory, gives notice of failures, joins as a rank, and sends 10,000 random messages; a second run is started on the same port.
+# memory, writes final records and heartbeats, joins as a rank, and sends 10,000 random messages; a second run is started on the same port.
 # Each time the run ends with the weights of the run that was left alone, and no file of ours has changed. (Who speaks the
 # protocol and deletes keys can end such a run: core/distributed/threat_model.md.) The last line is `N passed, N failed, N skipped`.
 #
@@ -129,14 +129,16 @@ def play(family, address, baits):
                     stranger.sendall(struct.pack("=B", SET) + text(f"{prefix}{before}{place}/memory") + text(value))
     for ending in range(-1, 8):
         for rank in (-1, 0, 1, 2):
-            notice = {"rank": rank, "ending": ending, "culprit": rank, "text": "\x1b]0;owned\x07", "sentence": "x\ny"}
+            record = {"rank": rank, "ending": ending, "culprit": rank, "text": "\x1b]0;owned\x07", "sentence": "x\ny"}
             for token in (None, "", "0" * 32, roster["run"]):
-                line = json.dumps(dict(notice, token=token) if token is not None else notice)
-                stranger.sendall(struct.pack("=B", APPEND) + text(prefix + "notices") + text(line + "\n"))
+                line = json.dumps(dict(record, token=token) if token is not None else record)
+                stranger.sendall(struct.pack("=B", APPEND) + text(prefix + "final_records") + text(line + "\n"))
     for line in ("{", "[]", '{"rank": 1e99}', "[" * 5000, "\xff" * 50, json.dumps({"rank": 1, "host": "h", "address": "a",
                  "machine": "m", "pid": 1, "version": "v", "size": 2, "token": "f" * 32})):
-        for key in ("members", "notices"):
+        for key in ("members", "final_records"):
             stranger.sendall(struct.pack("=B", APPEND) + text(prefix + key) + text(line + "\n"))
+        for rank in (0, 1):
+            stranger.sendall(struct.pack("=B", SET) + text(f"{prefix}{roster['run']}/heartbeat/{rank}") + text(line + "\n"))
     print(f"the store at {address} has the keys that were played with: {get(stranger, prefix + 'roster') is not None}")
 
 def main():

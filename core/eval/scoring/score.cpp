@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/distributed/session.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/content_hash.h"
 #include "kernels/ops/token_log_probs.h"
@@ -37,7 +37,7 @@ std::string digest_of(const std::vector<Request>& requests) {
 void check_same_requests(distributed::Comm* ranks, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
   if (ranks != nullptr && ranks->size() > 1) {
-    distributed::agree(
+    distributed::check_same_on_all_ranks(
         *ranks, "what is evaluated",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
                     "group-tokens {}\n",
@@ -236,13 +236,13 @@ Scores score_requests(const model::Llama& llama, const std::vector<Request>& req
       round.push_back(Packer(requests).pack(batches[i]));
     }
     std::optional<ForwardOutput> own;
-    on_all_ranks(settings.ranks, [&] {
+    distributed::on_all_ranks(settings.ranks, [&] {
       if (rank < round.size()) {
         own = find_or_run(llama, requests, round[rank], settings, total);
       }
     });
     const std::vector<ForwardOutput> all = gather_forwards(settings.ranks, own);
-    on_all_ranks(settings.ranks, [&] {
+    distributed::on_all_ranks(settings.ranks, [&] {
       for (size_t i = 0; i < round.size(); ++i) {
         add_output(round[i], all.at(i), settings, total);
         done += static_cast<int64_t>(round[i].requests.size());

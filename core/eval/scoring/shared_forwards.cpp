@@ -5,8 +5,6 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/distributed/session.h"
-#include "core/distributed/together.h"
 
 namespace moe::eval {
 
@@ -35,14 +33,6 @@ std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
 }
 
 }  // namespace
-
-void on_all_ranks(distributed::Comm* ranks, const std::function<void()>& body) {
-  if (ranks == nullptr) {
-    body();
-  } else {
-    distributed::together(*ranks, body);
-  }
-}
 
 std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own) {

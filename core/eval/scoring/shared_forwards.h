@@ -6,7 +6,6 @@
 
 #include <ATen/ATen.h>
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,9 +27,6 @@ std::vector<ForwardOutput> gather_forwards(distributed::Comm* ranks,
                                            const std::optional<ForwardOutput>& own);
 std::vector<std::string> gather_generated(distributed::Comm* ranks,
                                           const std::optional<std::string>& own);
-
-// Runs `body` under distributed::together, or alone in one process.
-void on_all_ranks(distributed::Comm* ranks, const std::function<void()>& body);
 
 inline size_t rank_of(const distributed::Comm* ranks) {
   return ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());

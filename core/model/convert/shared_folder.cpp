@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/together.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/io/file.h"
 
 namespace moe::model {
@@ -54,12 +54,15 @@ SharedFolder::SharedFolder(const fs::path& out, bool force, distributed::Comm& r
 }
 
 void SharedFolder::by_first(const std::function<void()>& body) const {
-  distributed::together(
-      ranks_, ranks_.rank() == 0 ? body : [] {});
+  distributed::on_all_ranks(&ranks_, [&] {
+    if (ranks_.rank() == 0) {
+      body();
+    }
+  });
 }
 
 void SharedFolder::by_all(const std::function<void()>& body) const {
-  distributed::together(ranks_, body);
+  distributed::on_all_ranks(&ranks_, body);
 }
 
 void SharedFolder::commit() {

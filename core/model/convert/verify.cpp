@@ -48,8 +48,8 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
 }
 
 // gate_scale is named where there is one, or would be.
-std::string verdict(const Certificate& certificate, const route::RouterSettings& router,
-                    bool names_scale) {
+std::string conclusion(const Certificate& certificate, const route::RouterSettings& router,
+                       bool names_scale) {
   const auto preserves = route::preserves_function(router, certificate.gate_scale);
   return fmt::format(
       "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, "
@@ -154,7 +154,7 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
   certificate.words =
-      verdict(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0);
+      conclusion(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0);
   return certificate;
 }
 

@@ -26,7 +26,7 @@ struct Certificate {
       text;  // what was read: a file, the embedded text, or counted ids where there is no tokenizer
   bool preserves = false;  // whether this router computes the parent's function by construction
                            // (core/route/README.md)
-  std::string words;       // the verdict in a sentence
+  std::string words;       // the conclusion in a sentence
 };
 
 OrderedJson to_json(const Certificate& certificate);

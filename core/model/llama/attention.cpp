@@ -46,7 +46,7 @@ struct Heads {
   Tensor query, key, value;  // [B, H or G, S, A]
 };
 
-Heads turned_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config, int64_t first) {
+Heads rotated_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config, int64_t first) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t heads = config.heads, kv_heads = config.kv_heads, width = config.head_dim;
   const Tensor rows = qkv.view({batch, length, heads + 2 * kv_heads, width}).transpose(1, 2);
@@ -77,7 +77,7 @@ Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, Layer
               std::vector<LayerCache>* seen) {
   const int64_t length = qkv.size(0) / batch;
   const int64_t past = cache != nullptr && cache->keys.defined() ? cache->keys.size(2) : 0;
-  Heads heads = turned_heads(qkv, batch, config, past);
+  Heads heads = rotated_heads(qkv, batch, config, past);
   if (cache != nullptr) {
     heads.key = past > 0 ? at::cat({cache->keys, heads.key}, 2) : heads.key;
     heads.value = past > 0 ? at::cat({cache->values, heads.value}, 2) : heads.value;
@@ -106,7 +106,7 @@ Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const M
   std::vector<Tensor> queries, keys{prefix.keys}, values{prefix.values};
   int64_t first = 0;
   for (const int64_t length : lengths) {
-    const Heads heads = turned_heads(qkv.narrow(0, first, length), 1, config, past);
+    const Heads heads = rotated_heads(qkv.narrow(0, first, length), 1, config, past);
     queries.push_back(heads.query);
     keys.push_back(heads.key);
     values.push_back(heads.value);

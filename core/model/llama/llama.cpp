@@ -74,9 +74,9 @@ Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, Lay
 }
 
 // For the sentence of an exchange that fails.
-void set_place(const ExpertParallel& parallel, int64_t layer) {
+void set_layer(const ExpertParallel& parallel, int64_t layer) {
   if (parallel.group != nullptr) {
-    parallel.group->place.layer = layer;
+    parallel.group->position.layer = layer;
   }
 }
 
@@ -110,7 +110,7 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
   const auto tensors = recomputed(
       [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
         const bool again = decided->has_value();
-        set_place(pass->spread.parallel, index);
+        set_layer(pass->spread.parallel, index);
         const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
         FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
         if (!again) {
@@ -232,7 +232,7 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
     FeedForwardOutput out;
-    set_place(weights_->parallel, index);
+    set_layer(weights_->parallel, index);
     if (recompute == Recompute::kLayer) {
       out = recomputed_half(x, layer, pass, index, /*with_attention=*/true);
     } else {
@@ -253,7 +253,7 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
       }
     }
   }
-  set_place(weights_->parallel, -1);
+  set_layer(weights_->parallel, -1);
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
   return result;
 }

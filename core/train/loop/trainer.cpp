@@ -11,10 +11,7 @@
 #include "core/base/version.h"
 #include "core/data/sources.h"
 #include "core/data/step_loader.h"
-#include "core/distributed/own_work.h"
-#include "core/distributed/session.h"
-#include "core/distributed/solo.h"
-#include "core/distributed/together.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
 #include "core/train/loop/gather_experts.h"
@@ -94,12 +91,12 @@ class Run {
     }
     std::optional<model::Timeline> timeline;
     const int64_t profiled_to = std::min(steps, position_.step + callbacks_.profiled_steps);
-    if (position_.step < profiled_to && speaks()) {
+    if (position_.step < profiled_to && is_rank_zero()) {
       timeline.emplace();
     }
     while (position_.step < steps) {
-      world_.set_place({position_.step + 1});
-      if (anybody(callbacks_.stop_requested())) {
+      world_.set_position({position_.step + 1});
+      if (distributed::any_rank(&world_.all, callbacks_.stop_requested())) {
         interrupt();
       }
       const StepRecord record = step();
@@ -128,14 +125,7 @@ class Run {
   // Whether lambda, the weight of the L1 loss, follows the sparsity from step to step.
   bool adapts_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
-  bool speaks() const { return world_.layout.is_speaker(); }
-
-  // Whether it holds on any process.
-  bool anybody(bool here) const {
-    return others_ == nullptr
-               ? here
-               : distributed::sum_numbers(world_.all, {here ? 1.0 : 0.0}).front() > 0;
-  }
+  bool is_rank_zero() const { return world_.layout.is_rank_zero(); }
 
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
     if (log_ != nullptr) {
@@ -144,7 +134,7 @@ class Run {
   }
 
   void sync_log() const {
-    distributed::together(world_.all, [&] {
+    distributed::on_all_ranks(&world_.all, [&] {
       if (log_ != nullptr) {
         log_->sync();
       }
@@ -157,8 +147,8 @@ class Run {
     if (world_.layout.group() > 1 && evaluator_.is_due(position_.step)) {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
-    const auto working =
-        evaluator_.is_due(position_.step) ? distributed::own_work(world_.all) : nullptr;
+    const auto announced =
+        evaluator_.is_due(position_.step) ? world_.all.long_operation("evaluating") : nullptr;
     const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
@@ -179,7 +169,8 @@ class Run {
     const std::chrono::duration<double, std::ratio<60>> since =
         std::chrono::steady_clock::now() - saved_;
     return (settings.save_every && position_.step % *settings.save_every == 0) ||
-           (settings.save_minutes && anybody(since.count() >= *settings.save_minutes));
+           (settings.save_minutes &&
+            distributed::any_rank(&world_.all, since.count() >= *settings.save_minutes));
   }
 
   StepRecord step() {
@@ -254,7 +245,7 @@ class Run {
 
   // The newest one is on the disk: nothing is being written.
   void remove_older_checkpoints() {
-    if (speaks()) {
+    if (is_rank_zero()) {
       folder_.keep_newest(plan_.settings.keep, plan_.settings.keep_every);
     }
     has_older_checkpoints_ = false;
@@ -277,7 +268,7 @@ class Run {
     saver_.wait();
     report();
     const int64_t good = position_.step - bad_steps_;
-    if (speaks()) {
+    if (is_rank_zero()) {
       folder_.remove_checkpoint(good);
     }
     world_.all.barrier();
@@ -330,8 +321,8 @@ class Run {
     if (has_older_checkpoints_ && position_.step != saved_step_ && bad_steps_ == 0) {
       remove_older_checkpoints();
     }
-    distributed::together(world_.all, [&] {
-      if (speaks()) {
+    distributed::on_all_ranks(&world_.all, [&] {
+      if (is_rank_zero()) {
         folder_.claim(out);
         io::check_space(folder_.path(), checkpoint_bytes(parent_, plan_));
       }
@@ -391,7 +382,7 @@ class Run {
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
   Updater updater_;
-  MetricsLog* log_;  // of the process that speaks; outlives the saver, which uses it
+  MetricsLog* log_;  // of rank 0, else null; outlives the saver, which uses it
   Saver saver_;
   std::optional<data::StepLoader> loader_;
   Schedule schedule_;
@@ -446,23 +437,23 @@ std::string this_host() {
 // tokens that it has: data are tokenised, and hashed to find them in the cache, once a host. When
 // the first rank fails or dies, all do, as anywhere else.
 Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& callbacks,
-                        distributed::Comm& everybody) {
-  const auto hosts = distributed::gather_texts(everybody, this_host());
-  const auto rank = static_cast<size_t>(everybody.rank());
+                        distributed::Comm& all_ranks) {
+  const auto hosts = distributed::gather_texts(all_ranks, this_host());
+  const auto rank = static_cast<size_t>(all_ranks.rank());
   const auto first = std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin();
-  const bool is_first = first == everybody.rank();
+  const bool is_first = first == all_ranks.rank();
   data::HostTokens tokens;
   std::optional<Prepared> run;
   const auto prepare_here = [&] {
-    run.emplace(prepare(settings, callbacks, everybody.size(), everybody.rank(), &tokens));
+    run.emplace(prepare(settings, callbacks, all_ranks.size(), all_ranks.rank(), &tokens));
   };
-  distributed::together(everybody, [&] {
+  distributed::on_all_ranks(&all_ranks, [&] {
     if (is_first) {
       prepare_here();
     }
   });
-  const auto offers = distributed::gather_texts(everybody, tokens.text());
-  distributed::together(everybody, [&] {
+  const auto offers = distributed::gather_texts(all_ranks, tokens.text());
+  distributed::on_all_ranks(&all_ranks, [&] {
     if (!is_first) {
       tokens.take(offers[static_cast<size_t>(first)]);
       prepare_here();
@@ -476,28 +467,29 @@ Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& cal
 void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
            distributed::Comm* ranks) {
   const std::unique_ptr<distributed::Comm> alone = distributed::solo_comm();
-  distributed::Comm& everybody = ranks == nullptr ? *alone : *ranks;
+  distributed::Comm& all_ranks = ranks == nullptr ? *alone : *ranks;
   std::optional<RunFolder> folder;
   std::optional<Prepared> run;
-  distributed::together(everybody, [&] {
+  distributed::on_all_ranks(&all_ranks, [&] {
     check_numbers(settings);
     folder.emplace(settings.run, settings.model, settings.force, inputs_of(settings));
-    if (everybody.size() == 1) {
+    if (all_ranks.size() == 1) {
       run.emplace(prepare(settings, callbacks));
     }
   });
-  if (everybody.size() > 1) {
-    run.emplace(prepare_on_all(settings, callbacks, everybody));
+  if (all_ranks.size() > 1) {
+    run.emplace(prepare_on_all(settings, callbacks, all_ranks));
   }
   auto& [checkpoint, examples, plan, evaluator] = *run;
-  if (everybody.size() > 1) {
-    distributed::agree(everybody, "the run", fingerprint(plan, examples, checkpoint));
+  if (all_ranks.size() > 1) {
+    distributed::check_same_on_all_ranks(all_ranks, "the run",
+                                         fingerprint(plan, examples, checkpoint));
   }
-  const RunStart start = begin_run(*folder, plan, checkpoint, everybody);
+  const RunStart start = begin_run(*folder, plan, checkpoint, all_ranks);
   callbacks.on_start(plan);
   if (!start.is_done) {
-    distributed::World world(everybody, plan.layout);
-    auto reading = distributed::own_work(everybody);  // disks differ
+    distributed::World world(all_ranks, plan.layout);
+    auto reading = all_ranks.long_operation("reading the model");  // disks differ
     Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
     reading.reset();
     training.steps();

@@ -1,7 +1,7 @@
 #include "core/train/run/run_start.h"
 
 #include "core/base/error.h"
-#include "core/distributed/together.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/train/run/snapshot.h"
 #include "core/train/run/starts.h"
 
@@ -99,23 +99,23 @@ uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan)
 }
 
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   distributed::Comm& everybody) {
+                   distributed::Comm& ranks) {
   RunStart start;
-  distributed::together(everybody, [&] {
-    if (everybody.rank() == 0) {
+  distributed::on_all_ranks(&ranks, [&] {
+    if (ranks.rank() == 0) {
       start = begin(folder, plan, checkpoint);
     }
   });
-  if (everybody.size() > 1) {
-    const OrderedJson said = {{"folder", start.folder.string()},
-                              {"resumed", start.resumed},
-                              {"is_done", start.is_done},
-                              {"first_step", plan.first_step}};
-    const Json heard =
-        parse_json(distributed::gather_texts(everybody, said.dump()).front(), "rank 0");
-    start = {heard["folder"].get<std::string>(), heard["resumed"], heard["is_done"],
+  if (ranks.size() > 1) {
+    const OrderedJson decided = {{"folder", start.folder.string()},
+                                 {"resumed", start.resumed},
+                                 {"is_done", start.is_done},
+                                 {"first_step", plan.first_step}};
+    const Json received =
+        parse_json(distributed::gather_texts(ranks, decided.dump()).front(), "rank 0");
+    start = {received["folder"].get<std::string>(), received["resumed"], received["is_done"],
              std::move(start.log)};
-    plan.first_step = heard["first_step"];
+    plan.first_step = received["first_step"];
   }
   return start;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // How a run begins: anew, from a checkpoint of its own, or not at all because it is done. Whoever
-// speaks for the ranks decides it from RUN and tells the others.
+// is rank 0 decides it from RUN and tells the others.
 
 #include <filesystem>
 #include <memory>
@@ -16,14 +16,14 @@ struct RunStart {
   std::filesystem::path folder;     // of the weights
   bool resumed = false;             // it is a checkpoint of this run
   bool is_done = false;             // the run has come to its end before
-  std::unique_ptr<MetricsLog> log;  // of the rank that speaks, unless the run is done
+  std::unique_ptr<MetricsLog> log;  // of rank 0, unless the run is done
 };
 
 // Decides, checks the disk and begins RUN: settings.toml, a line of starts.jsonl and the log, which
 // refers to `folder`. Puts into `plan` the first step and notes of what was found. Every rank calls
 // it. UserError: what RunFolder::state() and MetricsLog say, too little space.
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
-                   distributed::Comm& everybody);
+                   distributed::Comm& ranks);
 
 // Of one checkpoint: a model folder, and of every parameter the weight in f32 and two moments.
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan);

@@ -105,7 +105,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
       const Part part(slice.values.numel(), holders_of(parameters[i], world));
       slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
       slice.begin += part.begin;
-    } else if (slice.name.starts_with(kUpdates) && !world.layout.is_speaker()) {
+    } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {
       continue;
     }
     own.push_back(std::move(slice));
@@ -186,7 +186,7 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   const at::NoGradGuard no_gradients;
   const io::SafetensorsFile file(folder / kTensors);
   const auto wanted = live_state(model, optimizer);
-  if (model.layout().is_speaker() && file.tensors().size() != wanted.size()) {
+  if (model.layout().is_rank_zero() && file.tensors().size() != wanted.size()) {
     throw UserError("{}: holds {} tensors, this model and optimizer have {}; it is another run's",
                     file.path().string(), file.tensors().size(), wanted.size());
   }

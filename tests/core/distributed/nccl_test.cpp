@@ -1,5 +1,5 @@
-// NCCL as far as one card goes: it refuses two ranks on one, so the only rank talks to itself.
-// Several ranks of one card are threads (threads.h); several cards have not been tried.
+// NCCL as far as one GPU goes: it refuses two ranks on one, so the only rank talks to itself.
+// Several ranks of one GPU are threads (threads.h); several GPUs have not been tried.
 
 #include "core/distributed/process_group.h"
 #include "tests/support/catch.h"
@@ -14,7 +14,7 @@ TEST_CASE("one rank through NCCL gets what it sends", "[gpu][nccl]") {
   const at::Device device(at::kCUDA, 0);
   const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
                                                                     1, distributed::Seconds{30});
-  membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe", distributed::Seconds{30});
+  membership->check_in(distributed::this_member("127.0.0.1"), "moe");
   const auto comm = distributed::process_comm(membership, device);
   for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool}) {
     const Tensor rows = at::arange(6, at::TensorOptions(device)).to(type).view({3, 2});

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/own_work.h"
+#include "core/distributed/on_all_ranks.h"
 #include "core/distributed/session.h"
 #include "core/distributed/threads.h"
 #include "tests/support/catch.h"
@@ -23,7 +23,7 @@ using Catch::Matchers::Contains;
 namespace {
 
 // LibTorch notes the operations of all Gloo groups of a process in one map without a lock, which
-// ranks as threads spoil for each other. Processes are not met by it: there one thread speaks.
+// ranks as threads spoil for each other. Processes are not met by it: there one thread uses them.
 [[maybe_unused]] const bool kNotesNothing = setenv("TORCH_FR_BUFFER_SIZE", "0", 0) == 0;
 
 // Where ranks of one machine meet: in memory, or over Gloo where an interface is named.
@@ -42,10 +42,9 @@ std::vector<std::string> run_ranks(int64_t ranks, double timeout_s, const std::s
           store, rank, ranks, distributed::Seconds{timeout_s});
       membership->interface = interface;
       try {
-        membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe",
-                                  distributed::Seconds{timeout_s});
+        membership->check_in(distributed::this_member("127.0.0.1"), "moe");
         const auto comm = distributed::process_comm(membership, at::kCPU);
-        body(*comm, membership->roll);
+        body(*comm, membership->rendezvous);
       } catch (const std::exception& error) {
         failures[rank] = error.what();
       }
@@ -64,7 +63,7 @@ void on_ranks(int64_t ranks, const Body& body) {
     std::mutex mutex;
     std::set<int64_t> wrong;
     const auto failures =
-        run_ranks(ranks, 30, interface, [&](distributed::Comm& comm, distributed::RollCall&) {
+        run_ranks(ranks, 30, interface, [&](distributed::Comm& comm, distributed::Rendezvous&) {
           const bool is_right = body(comm);
           comm.barrier();
           const std::lock_guard lock(mutex);
@@ -163,8 +162,8 @@ TEST_CASE("whole numbers, doubles and bf16 are summed as what they are") {
 TEST_CASE("who does not come is named, with step, layer and operation") {
   const std::string interface = GENERATE(from_range(kInterfaces));
   const auto failures =
-      run_ranks(3, 5, interface, [](distributed::Comm& comm, distributed::RollCall& roll) {
-        comm.place = {7, 3};
+      run_ranks(3, 5, interface, [](distributed::Comm& comm, distributed::Rendezvous& rendezvous) {
+        comm.position = {7, 3};
         if (comm.rank() == 2) {
           std::this_thread::sleep_for(std::chrono::seconds(8));
           return;
@@ -172,8 +171,8 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
         try {
           comm.all_to_all(at::zeros({3}), {1, 1, 1}, at::zeros({3}), {1, 1, 1})->wait();
         } catch (const distributed::RankFailed& error) {
-          roll.give_notice({comm.rank(), distributed::Ending::kAffected, error.verdict.culprit,
-                            error.verdict.text});
+          rendezvous.write_final_record({comm.rank(), distributed::Ending::kAffected,
+                                         error.report.culprit, error.report.text});
           throw;
         }
       });
@@ -184,32 +183,33 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
 }
 
 // Longer than the limit, and than what Gloo would wait for if it were told the limit and 5 s more.
-TEST_CASE("who is at work of its own is waited for, and what comes then arrives") {
-  const auto failures = run_ranks(3, 3, "lo", [](distributed::Comm& comm, distributed::RollCall&) {
-    if (comm.rank() == 2) {
-      const auto working = distributed::own_work(comm);
-      CHECK(working != nullptr);
-      std::this_thread::sleep_for(std::chrono::seconds(9));
-    }
-    const Tensor sum = at::ones({2});
-    comm.all_reduce(sum);
-    if (sum[0].item<float>() != 3) {
-      throw std::runtime_error("a wrong sum");
-    }
-  });
+TEST_CASE("who announced a long operation is waited for, and what comes then arrives") {
+  const auto failures =
+      run_ranks(3, 3, "lo", [](distributed::Comm& comm, distributed::Rendezvous&) {
+        if (comm.rank() == 2) {
+          const auto writing = comm.long_operation("writing");
+          CHECK(writing != nullptr);
+          std::this_thread::sleep_for(std::chrono::seconds(9));
+        }
+        const Tensor sum = at::ones({2});
+        comm.all_reduce(sum);
+        if (sum[0].item<float>() != 3) {
+          throw std::runtime_error("a wrong sum");
+        }
+      });
   CHECK(failures == std::vector<std::string>(3));
 }
 
 TEST_CASE("who fails by itself is heard within a second") {
   const std::string interface = GENERATE(from_range(kInterfaces));
-  const auto failures =
-      run_ranks(2, 20, interface, [&](distributed::Comm& comm, distributed::RollCall& roll) {
+  const auto failures = run_ranks(
+      2, 20, interface, [&](distributed::Comm& comm, distributed::Rendezvous& rendezvous) {
         if (comm.rank() == 1) {
-          roll.give_notice({1, distributed::Ending::kFailed, 1, "the disk is full"});
+          rendezvous.write_final_record({1, distributed::Ending::kFailed, 1, "the disk is full"});
           std::this_thread::sleep_for(std::chrono::seconds(2));
           return;
         }
-        comm.place.step = 1;
+        comm.position.step = 1;
         const auto begin = std::chrono::steady_clock::now();
         try {
           comm.barrier();
@@ -225,9 +225,9 @@ TEST_CASE("ranks that disagree are told on what") {
   const std::string interface = GENERATE(from_range(kInterfaces));
   std::vector<std::string> texts = {"lr = 1\nseed = 1", "lr = 1\nseed = 1", "lr = 1\nseed = 2"};
   const auto failures =
-      run_ranks(3, 20, interface, [&](distributed::Comm& comm, distributed::RollCall&) {
-        distributed::agree(comm, "the weather", "fine");
-        distributed::agree(comm, "the settings", texts[comm.rank()]);
+      run_ranks(3, 20, interface, [&](distributed::Comm& comm, distributed::Rendezvous&) {
+        distributed::check_same_on_all_ranks(comm, "the weather", "fine");
+        distributed::check_same_on_all_ranks(comm, "the settings", texts[comm.rank()]);
       });
   CHECK(failures == std::vector<std::string>(
                         3,

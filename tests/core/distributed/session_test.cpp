@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/distributed/together.h"
+#include "core/distributed/on_all_ranks.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/user_error.h"
@@ -34,7 +34,7 @@ void behave(const std::string& way, distributed::Comm& comm) {
   } else if (way == "aborts_as_others_meet") {
     comm.part("some", {0, 1, 2});
   } else if (way == "writes_slowly" || way == "stops_as_it_writes") {
-    distributed::together(comm, [] {});
+    distributed::on_all_ranks(&comm, [] {});
   }
 }
 
@@ -50,9 +50,9 @@ void misbehave(const std::string& way, distributed::Comm& comm) {
     std::fputs("last words\n", stderr);
     std::abort();
   } else if (way == "writes_slowly") {
-    distributed::together(comm, [] { rest(5); });
+    distributed::on_all_ranks(&comm, [] { rest(5); });
   } else if (way == "stops_as_it_writes") {
-    distributed::together(comm, [] { kill(getpid(), SIGSTOP); });
+    distributed::on_all_ranks(&comm, [] { kill(getpid(), SIGSTOP); });
   } else if (way == "exits") {
     std::_Exit(3);
   } else if (way == "hangs") {
@@ -60,7 +60,8 @@ void misbehave(const std::string& way, distributed::Comm& comm) {
   } else if (way == "leaves") {
     return;
   } else if (way == "disagrees") {
-    distributed::agree(comm, "the settings", fmt::format("rank {}", comm.rank() / 2));
+    distributed::check_same_on_all_ranks(comm, "the settings",
+                                         fmt::format("rank {}", comm.rank() / 2));
   }
 }
 
@@ -71,9 +72,9 @@ void program(distributed::Comm& comm, const std::string& way, int64_t culprit) {
     std::puts("only rank 0 is heard");
   }
   const Tensor sum = at::ones({2});
-  for (comm.place = {4, 0}; comm.place.layer < 6; ++comm.place.layer) {
+  for (comm.position = {4, 0}; comm.position.layer < 6; ++comm.position.layer) {
     const bool is_culprit = culprit < 0 || culprit == comm.rank();
-    if (comm.place.layer == 2 && way != "is_well") {
+    if (comm.position.layer == 2 && way != "is_well") {
       is_culprit ? misbehave(way, comm) : behave(way, comm);
       if (is_culprit && way == "leaves") {
         return;
@@ -140,11 +141,11 @@ TEST_CASE("the program of a rank", "[.]") {
   std::_Exit(0);
 }
 
-TEST_CASE("a rank without a card of its own is refused") {
-  CHECK(moe::test::user_error_of([] { moe::distributed::check_card(1, 2); }) == "");
-  CHECK(moe::test::user_error_of([] { moe::distributed::check_card(1, 1); }) ==
-        "--device cuda: rank 1 of this host wants card 1, and there is 1; give --ranks at most the "
-        "number of cards, or use --device cpu");
+TEST_CASE("a rank without a GPU of its own is refused") {
+  CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 2); }) == "");
+  CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 1); }) ==
+        "--device cuda: rank 1 of this host wants GPU 1, and there is 1; give --ranks at most the "
+        "number of GPUs, or use --device cpu");
 }
 
 TEST_CASE("rank 0 speaks, and cores are shared out") {

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <set>
 
-#include "core/distributed/solo.h"
 #include "tests/support/catch.h"
 #include "tests/support/collectives.h"
 

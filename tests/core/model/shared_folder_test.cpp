@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "core/base/error.h"
-#include "core/distributed/solo.h"
+#include "core/distributed/comm.h"
 #include "core/distributed/threads.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"

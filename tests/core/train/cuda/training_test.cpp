@@ -1,8 +1,8 @@
 // Runs of training on a GPU against the run of the CPU, and ranks that share one GPU against one
 // rank. In a build without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
 
+#include "core/distributed/comm.h"
 #include "core/distributed/process_group.h"
-#include "core/distributed/solo.h"
 #include "core/distributed/threads.h"
 #include "tests/support/gpu.h"
 #include "tests/support/time_limit.h"
@@ -151,7 +151,7 @@ TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
   FiveSteps world("top1");
   const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
                                                                     1, distributed::Seconds{30});
-  membership->roll.check_in(distributed::this_member("127.0.0.1"), "moe", distributed::Seconds{30});
+  membership->check_in(distributed::this_member("127.0.0.1"), "moe");
   const auto comm = distributed::process_comm(membership, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }

@@ -1,7 +1,6 @@
-#include "core/distributed/together.h"
+#include "core/distributed/on_all_ranks.h"
 
 #include "core/base/error.h"
-#include "core/distributed/solo.h"
 #include "core/distributed/threads.h"
 #include "tests/support/catch.h"
 
@@ -14,7 +13,7 @@ std::vector<std::string> heard(const std::function<void(int64_t)>& body) {
   std::vector<std::string> sentences(3);
   distributed::run_as_threads(3, [&](distributed::Comm& comm) {
     try {
-      distributed::together(comm, [&] { body(comm.rank()); });
+      distributed::on_all_ranks(&comm, [&] { body(comm.rank()); });
     } catch (const UserError& error) {
       sentences[comm.rank()] = "user: " + std::string(error.what());
     } catch (const std::exception& error) {
@@ -51,5 +50,19 @@ TEST_CASE("the user's mistake is told before what follows from it") {
 
 TEST_CASE("one rank alone throws what it throws") {
   const auto alone = distributed::solo_comm();
-  CHECK_THROWS_AS(distributed::together(*alone, [] { throw UserError("mine"); }), UserError);
+  for (distributed::Comm* comm : {alone.get(), static_cast<distributed::Comm*>(nullptr)}) {
+    CHECK_THROWS_AS(distributed::on_all_ranks(comm, [] { throw UserError("wrong"); }), UserError);
+    CHECK(distributed::any_rank(comm, true));
+    CHECK_FALSE(distributed::any_rank(comm, false));
+  }
+}
+
+TEST_CASE("what holds on one rank is known to all") {
+  for (const int64_t where : {-1, 0, 2}) {
+    std::vector<int> found(3, -1);
+    distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+      found[comm.rank()] = distributed::any_rank(&comm, comm.rank() == where) ? 1 : 0;
+    });
+    CHECK(found == std::vector<int>(3, where >= 0 ? 1 : 0));
+  }
 }
