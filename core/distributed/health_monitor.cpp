@@ -261,6 +261,18 @@ bool HealthMonitor::is_excused(int64_t rank) const {
          (view.activity.is_long_operation || now_ - view.changed <= limit_);
 }
 
+// Of `suspects`: the dead before the stuck, then who is furthest behind.
+FailureReport HealthMonitor::blame_first(const std::vector<int64_t>& suspects) const {
+  const auto key = [this](int64_t rank) {
+    return std::tuple(!is_silent(rank, limit_), all_finished(views_[rank].activity), rank);
+  };
+  const int64_t culprit =
+      *std::min_element(suspects.begin(), suspects.end(),
+                        [&](int64_t one, int64_t other) { return key(one) < key(other); });
+  const bool is_stopped = views_[culprit].life == Life::kStopped;
+  return {culprit, rendezvous_.describe(culprit) + (is_stopped ? " is stopped" : " did not come")};
+}
+
 std::optional<FailureReport> HealthMonitor::find_late(const std::vector<int64_t>& members) const {
   std::vector<Activity> activities;
   for (const View& view : views_) {
@@ -271,50 +283,49 @@ std::optional<FailureReport> HealthMonitor::find_late(const std::vector<int64_t>
   std::iota(others.begin(), others.end(), 0);
   others.erase(others.begin() + rank_);
   for (const auto& ranks : {awaited, others}) {
+    bool is_any_excused = false;
     std::vector<int64_t> suspects;
     for (const int64_t rank : ranks) {
-      if (!is_waiting(activities[rank]) || is_silent(rank, limit_)) {
+      if (is_waiting(activities[rank]) && !is_silent(rank, limit_)) {
+        continue;
+      }
+      if (is_excused(rank)) {
+        is_any_excused = true;
+      } else {
         suspects.push_back(rank);
       }
     }
-    const bool is_any_excused = std::any_of(suspects.begin(), suspects.end(),
-                                            [this](int64_t rank) { return is_excused(rank); });
-    std::erase_if(suspects, [this](int64_t rank) { return is_excused(rank); });
     if (!suspects.empty()) {
-      // The dead before the stuck; then who is furthest behind.
-      const int64_t culprit =
-          *std::min_element(suspects.begin(), suspects.end(), [&](int64_t one, int64_t other) {
-            const auto key = [&](int64_t rank) {
-              return std::tuple(!is_silent(rank, limit_), all_finished(activities[rank]), rank);
-            };
-            return key(one) < key(other);
-          });
-      const bool is_stopped = views_[culprit].life == Life::kStopped;
-      return FailureReport{
-          culprit, rendezvous_.describe(culprit) + (is_stopped ? " is stopped" : " did not come")};
+      return blame_first(suspects);
     }
     if (is_any_excused) {
       return std::nullopt;
     }
   }
-  // All of them wait and beat.
-  if (std::any_of(others.begin(), others.end(),
-                  [this](int64_t rank) { return now_ - views_[rank].changed <= limit_; })) {
+  return find_deadlock(awaited, others);
+}
+
+// All of `others` wait, and each has beaten within the limit.
+std::optional<FailureReport> HealthMonitor::find_deadlock(
+    const std::vector<int64_t>& awaited, const std::vector<int64_t>& others) const {
+  const auto is_any = [&](const auto& statement) {
+    return std::any_of(others.begin(), others.end(), statement);
+  };
+  if (is_any([this](int64_t rank) { return now_ - views_[rank].changed <= limit_; })) {
     return std::nullopt;
   }
-  // Unless one of them died a moment ago.
+  // One of them may have died since.
   for (const int64_t rank : others) {
     if (is_silent(rank, kMissedBeats * interval_)) {
-      return FailureReport{rank, rendezvous_.describe(rank) + " did not come"};
+      return blame_first({rank});
     }
   }
-  if (std::any_of(others.begin(), others.end(),
-                  [this](int64_t rank) { return is_silent(rank, kLateBeats * interval_); })) {
+  if (is_any([this](int64_t rank) { return is_silent(rank, kLateBeats * interval_); })) {
     return std::nullopt;
   }
-  const Activity& own = activities[rank_];
+  const Activity& own = views_[rank_].activity;
   for (const int64_t rank : awaited) {
-    const Activity& other = activities[rank];
+    const Activity& other = views_[rank].activity;
     if (other.waits_in != own.waits_in || other.waits_for != own.waits_for) {
       return FailureReport{rank, fmt::format("{} waits elsewhere ({})", rendezvous_.describe(rank),
                                              other.operation)};

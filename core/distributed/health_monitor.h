@@ -99,6 +99,9 @@ class HealthMonitor {
   void update_views();
   std::optional<FailureReport> find_ended();
   std::optional<FailureReport> find_late(const std::vector<int64_t>& members) const;
+  std::optional<FailureReport> find_deadlock(const std::vector<int64_t>& awaited,
+                                             const std::vector<int64_t>& others) const;
+  FailureReport blame_first(const std::vector<int64_t>& suspects) const;
   template <typename Find>
   std::optional<FailureReport> ask_store(const Find& find) const;
   Activity own_activity() const;

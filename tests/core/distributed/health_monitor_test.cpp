@@ -226,6 +226,10 @@ TEST_CASE("a rank without heartbeats is dead, also where it waited") {
   CHECK(text_of(ranks.wait(Seconds{0.1})) == "");
   ranks.beating.erase(1);
   CHECK(text_of(ranks.wait(kLong)) == "rank 1 (host h1, pid 101) did not come");
+  // Also where all would wait for another, which takes its time.
+  ranks[2].end_wait(ranks.all(2), 0);
+  ranks[2].begin_long_operation("saving a checkpoint");
+  CHECK(text_of(ranks.wait(kLong)) == "rank 1 (host h1, pid 101) did not come");
 }
 
 TEST_CASE("ranks that wait for different things are named with it") {
