@@ -1,4 +1,4 @@
-#include "core/io/word_rule.h"
+#include "core/io/tokenizer/word_rule.h"
 
 #include <cstdint>
 #include <functional>
