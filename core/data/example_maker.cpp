@@ -175,12 +175,12 @@ void ExampleMaker::push_text(Example& example, const std::string& text, bool lea
 const TextCodec& ExampleMaker::codec() {
   if (!codec_) {
     codec_ = codec_source_();
-    if (codec_->bos < 0 || codec_->eos < 0 || codec_->bos >= vocab_size_ ||
-        codec_->eos >= vocab_size_) {
+    if (codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_) {
       throw UserError(
-          "the tokenizer has no BOS or EOS within the model's vocabulary of {}; use "
-          "pre-tokenised rows",
-          vocab_size_);
+          "the tokenizer has no {} within the model's vocabulary of {}; name another as {} in "
+          "tokenizer_config.json, or use pre-tokenised rows",
+          codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
+          codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
     }
   }
   return *codec_;

@@ -28,11 +28,6 @@ data::ReadSettings read_settings(const TrainSettings& settings) {
 }
 
 data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
-  if (tokenizer->eos_id() < 0) {
-    throw UserError(
-        "the tokenizer names no EOS token, and a text that is learned ends in one; name it as "
-        "eos_token in tokenizer_config.json");
-  }
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   return {[words](std::string_view text) { return words->encode(text); }, tokenizer->bos_id(),
           tokenizer->eos_id(), tokenizer->adds_space()};
