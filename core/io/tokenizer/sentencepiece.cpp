@@ -16,8 +16,8 @@ namespace {
 class Sentencepiece : public TokenizerModel {
  public:
   Sentencepiece(std::string_view bytes, const std::string& where) {
-    const auto status = processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok() || processor_.GetPieceSize() == 0) {
+    if (has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
+        processor_.GetPieceSize() == 0) {
       throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
     }
     word_rule_ = word_rule_of(bytes);

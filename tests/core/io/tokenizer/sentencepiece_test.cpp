@@ -118,6 +118,10 @@ TEST_CASE("a tokenizer that is missing, broken or of another model is refused", 
       moe::test::read_file(moe::test::shared_data() / "stories260K-hf" / "tokenizer.model");
   moe::test::write_file(dir / "tokenizer.model", whole);
   CHECK(load_error(512).empty());
+  moe::test::write_file(dir / "tokenizer.model",
+                        whole + std::string("\x0a\x05\x0a\x03\0ab", 7));  // a piece with a byte 0
+  CHECK(load_error(600) == broken);
+  moe::test::write_file(dir / "tokenizer.model", whole);
   CHECK(load_error(600).empty());  // a padded embedding
   CHECK(load_error(511) ==
         (dir / "tokenizer.model").string() +
