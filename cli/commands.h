@@ -17,5 +17,6 @@ void add_route(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_tokenize(CLI::App& app);
 
 }  // namespace moe::cli

@@ -9,14 +9,15 @@
 #include "cli/flags.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/text_stream.h"
+#include "core/io/tokenizer/tokenizer.h"
 
 namespace moe::cli {
 
 namespace {
 
 struct GenerateFlags {
-  std::string model, prompt, bos = "on", device;
+  std::string model, prompt, bos = "auto", device;
   route::RouterRequest router;
   model::GenerateSettings settings;
   int threads = 0;
@@ -49,6 +50,25 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama
   return {resolved.router, resolved.ep_ranks};
 }
 
+// The ids to go on from. By default a BOS comes first where the tokenizer says so; sentencepiece
+// models were all trained with one.
+std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
+  std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
+  const bool adds_bos =
+      flags.bos == "auto"
+          ? tokenizer.adds_bos() || tokenizer.kind() == io::TokenizerKind::kSentencepiece
+          : flags.bos == "on";
+  if (adds_bos || ids.empty()) {
+    if (tokenizer.bos_id() < 0) {
+      throw UserError(
+          "{}", ids.empty() ? "--prompt is empty and this tokenizer has no BOS token; give a text"
+                            : "this tokenizer has no BOS token; use --bos off");
+    }
+    ids.insert(ids.begin(), tokenizer.bos_id());
+  }
+  return ids;
+}
+
 void run(const GenerateFlags& flags) {
   check(flags);
   apply_threads(flags.threads);
@@ -57,10 +77,7 @@ void run(const GenerateFlags& flags) {
       model::Llama::load(checkpoint, {}, device_of(flags.device), model::Storage::kStored);
   const auto routing = routing_for(flags, llama);
   const auto tokenizer = io::Tokenizer::load(flags.model, llama.config().vocab_size);
-  std::vector<int64_t> prompt = tokenizer.encode(flags.prompt);
-  if (flags.bos == "on" || prompt.empty()) {
-    prompt.insert(prompt.begin(), tokenizer.bos_id());
-  }
+  const std::vector<int64_t> prompt = prompt_ids(flags, tokenizer);
   if (static_cast<int64_t>(prompt.size()) >= llama.config().max_position_embeddings) {
     throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
                     llama.config().max_position_embeddings);
@@ -68,20 +85,13 @@ void run(const GenerateFlags& flags) {
   model::GenerateSettings settings = flags.settings;
   settings.eos_id = tokenizer.eos_id();
 
-  // Pieces are printed as they come: what the whole decodes to, past what stands there already.
-  std::vector<int64_t> so_far = prompt;
-  size_t printed = 0;
+  io::TextStream stream(tokenizer);
   const auto print_more = [&](int64_t id) {
-    so_far.push_back(id);
-    const std::string text = tokenizer.decode(so_far);
-    std::fwrite(text.data() + printed, 1, text.size() - printed, stdout);
+    fmt::print("{}", stream.push({id}));
     std::fflush(stdout);
-    printed = text.size();
   };
   if (!flags.json) {
-    const std::string text = tokenizer.decode(prompt);
-    fmt::print("{}", text);
-    printed = text.size();
+    fmt::print("{}", stream.push(prompt));
   }
   const auto ids = model::generate(llama, routing, prompt, settings,
                                    flags.json ? std::function<void(int64_t)>() : print_more);
@@ -92,7 +102,7 @@ void run(const GenerateFlags& flags) {
         "{}\n",
         OrderedJson{{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer.decode(all)}}.dump());
   } else {
-    fmt::print("\n");
+    fmt::print("{}\n", stream.finish());
   }
 }
 
@@ -111,8 +121,10 @@ void add_generate(CLI::App& app) {
   command->add_option("--temperature", flags->settings.temperature, "0 = greedy (default)");
   command->add_option("--top-p", flags->settings.top_p, "nucleus of the sampled tokens (1 = all)");
   command->add_option("--seed", flags->settings.seed, "seed of the sampling (1)");
-  command->add_option("--bos", flags->bos, "on (default) or off: begin with the BOS token")
-      ->check(CLI::IsMember({"on", "off"}));
+  command
+      ->add_option("--bos", flags->bos,
+                   "auto (default: as the tokenizer says), on or off: begin with the BOS token")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   add_router_flags(*command, flags->router);
   command->option_defaults()->group(group::kRouter);
   command->add_flag("--force", flags->force, "let --router change the stored gate=");

@@ -113,8 +113,9 @@ void add_init(CLI::App& app) {
   command->option_defaults()->group(group::kOutput);
   command->add_option("--shard-size", flags->shard_size,
                       "largest file, like 5GB (default) or 200MB");
-  command->add_option("--tokenizer", flags->tokenizer,
-                      "a tokenizer.model or a folder with tokenizer files to copy");
+  command->add_option(
+      "--tokenizer", flags->tokenizer,
+      "a tokenizer.model, a tokenizer.json or a folder with tokenizer files to copy");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);

@@ -80,6 +80,7 @@ int run(int argc, char** argv) {
   moe::cli::add_bench(app);
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
+  moe::cli::add_tokenize(app);
   moe::cli::read_recipes(app);
   app.add_flag_callback(
       "--reference",

@@ -76,7 +76,8 @@ installed() { dpkg-query -W -f='${Status}\n' "$1" 2>/dev/null | grep -q '^instal
 
 install_packages() {
   local -a needed=(g++ cmake ninja-build pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
-                   catch2 libgloo-dev libsentencepiece-dev libxxhash-dev zlib1g-dev libzstd-dev libutf8proc-dev)
+                   catch2 libgloo-dev libsentencepiece-dev libxxhash-dev zlib1g-dev libzstd-dev libutf8proc-dev
+                   libonig-dev)
   local -a wished=(git ccache mold)  # faster builds; everything works without them
   local -a missing=() nice=()
   local package

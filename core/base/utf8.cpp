@@ -7,31 +7,38 @@ namespace moe {
 
 namespace {
 
-// The length of the well-formed sequence at the start of `text`, 0 when there is none. Unicode 15,
-// table 3-7.
-size_t sequence_length(std::string_view text) {
+// How the bytes at the start of `text` go: a whole character, or how many of them begin one.
+struct Sequence {
+  size_t length = 1;
+  bool is_whole = false;
+};
+
+// Unicode 15, table 3-7.
+Sequence read_sequence(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const auto is_tail = [&](size_t i, uint8_t low = 0x80, uint8_t high = 0xBF) {
-    return i < text.size() && byte(i) >= low && byte(i) <= high;
-  };
   const uint8_t lead = byte(0);
   if (lead < 0x80) {
-    return 1;
+    return {1, true};
   }
-  if (lead >= 0xC2 && lead <= 0xDF) {
-    return is_tail(1) ? 2 : 0;
+  if (lead < 0xC2 || lead > 0xF4) {
+    return {};
   }
-  if (lead >= 0xE0 && lead <= 0xEF) {
-    const uint8_t low = lead == 0xE0 ? 0xA0 : 0x80;   // below: overlong
-    const uint8_t high = lead == 0xED ? 0x9F : 0xBF;  // above: surrogates
-    return is_tail(1, low, high) && is_tail(2) ? 3 : 0;
+  const size_t wanted = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;   // below: overlong
+  uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;  // above: surrogates, no code
+  size_t length = 1;
+  while (length < wanted && length < text.size() && byte(length) >= low && byte(length) <= high) {
+    ++length;
+    low = 0x80;
+    high = 0xBF;
   }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    const uint8_t low = lead == 0xF0 ? 0x90 : 0x80;   // below: overlong
-    const uint8_t high = lead == 0xF4 ? 0x8F : 0xBF;  // above: beyond U+10FFFF
-    return is_tail(1, low, high) && is_tail(2) && is_tail(3) ? 4 : 0;
-  }
-  return 0;
+  return {length, length == wanted};
+}
+
+// The length of the well-formed sequence at the start of `text`, 0 when there is none.
+size_t sequence_length(std::string_view text) {
+  const Sequence sequence = read_sequence(text);
+  return sequence.is_whole ? sequence.length : 0;
 }
 
 }  // namespace
@@ -55,6 +62,16 @@ size_t find_invalid_utf8(std::string_view text) {
     at += length;
   }
   return kValidUtf8;
+}
+
+std::string replace_invalid_utf8(std::string_view text) {
+  std::string mended;
+  for (size_t bad = find_invalid_utf8(text); bad != kValidUtf8; bad = find_invalid_utf8(text)) {
+    mended.append(text.substr(0, bad)).append("\uFFFD");
+    text.remove_prefix(bad);
+    text.remove_prefix(read_sequence(text).length);
+  }
+  return mended.append(text);
 }
 
 std::string printable(std::string_view text, size_t max_bytes) {

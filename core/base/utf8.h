@@ -14,6 +14,10 @@ inline constexpr size_t kValidUtf8 = std::string_view::npos;
 // overlong forms, no surrogates, nothing above U+10FFFF), or kValidUtf8.
 size_t find_invalid_utf8(std::string_view text);
 
+// `text` with U+FFFD in place of what is not well-formed: one for each longest run of bytes that
+// begins a character, else one a byte (Unicode 15, section 3.9, "maximal subparts").
+std::string replace_invalid_utf8(std::string_view text);
+
 // `text` fit for an error message: control characters and broken UTF-8 become '?', what exceeds
 // `max_bytes` becomes "...".
 std::string printable(std::string_view text, size_t max_bytes = 120);

@@ -94,7 +94,7 @@ Example ExampleMaker::from_conversation(const Conversation& conversation,
     const bool is_last = turn + 1 == conversation.turns.size();
     const bool learned = settings_.loss_on == LossOn::kAll || is_last;
     if (text.begins_with_bos) {
-      push(example, codec().bos, false);
+      push_bos(example);
     }
     push_text(example, text.prompt, false, where);
     push_text(example, text.response, learned, where);
@@ -103,12 +103,18 @@ Example ExampleMaker::from_conversation(const Conversation& conversation,
   return example;
 }
 
+void ExampleMaker::push_bos(Example& example) {
+  if (codec().bos >= 0) {
+    push(example, codec().bos, false);
+  }
+}
+
 Example ExampleMaker::from_text(const std::string& text, const std::string& where) {
   if (is_blank(text)) {
     throw UserError("{}: the document is empty; remove it", where);
   }
   Example example;
-  push(example, codec().bos, false);
+  push_bos(example);
   push_text(example, text, true, where);
   push(example, codec().eos, true);
   return example;
@@ -169,12 +175,12 @@ void ExampleMaker::push_text(Example& example, const std::string& text, bool lea
 const TextCodec& ExampleMaker::codec() {
   if (!codec_) {
     codec_ = codec_source_();
-    if (codec_->bos < 0 || codec_->eos < 0 || codec_->bos >= vocab_size_ ||
-        codec_->eos >= vocab_size_) {
+    if (codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_) {
       throw UserError(
-          "the tokenizer has no BOS or EOS within the model's vocabulary of {}; use "
-          "pre-tokenised rows",
-          vocab_size_);
+          "the tokenizer has no {} within the model's vocabulary of {}; name another as {} in "
+          "tokenizer_config.json, or use pre-tokenised rows",
+          codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
+          codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
     }
   }
   return *codec_;

@@ -34,6 +34,7 @@ class ExampleMaker {
   Example from_text(const std::string& text, const std::string& where);
   Example from_row(const Json& json, const std::string& where) const;
   void check_id(int64_t id, const char* key, size_t position, const std::string& where) const;
+  void push_bos(Example& example);  // where the tokenizer has one
   void push_text(Example& example, const std::string& text, bool learned, const std::string& where);
   const TextCodec& codec();
 

@@ -35,7 +35,7 @@ enum class LossOn { kAll, kLast };  // responses of a conversation
 // How text becomes ids. `encode` adds neither BOS nor EOS.
 struct TextCodec {
   std::function<std::vector<int64_t>(std::string_view)> encode;
-  int64_t bos = -1, eos = -1;
+  int64_t bos = -1, eos = -1;  // -1: none; texts are put together without a BOS then
   bool leading_space = false;  // encode() puts a space before every text, as sentencepiece does
 };
 

@@ -181,7 +181,7 @@ CacheLocation cache_location(const std::string& word) {
 }
 
 io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
-                     int64_t vocab_size, const fs::path& tokenizer,
+                     int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block) {
   io::ContentHash hash;
   hash.update_text(fmt::format("moe {} tokens {}", kVersion, kTokenFileVersion));
@@ -191,10 +191,13 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                                settings.format ? format_name(*settings.format) : "open"));
   hash.update_text(settings.text_template.words());
   std::error_code ignored;
-  const bool has_tokenizer = fs::exists(tokenizer, ignored);
+  const bool has_tokenizer = fs::exists(tokenizer.file, ignored);
   hash.update_text(has_tokenizer ? "tokenizer" : "no tokenizer");
   if (has_tokenizer) {
-    hash.update_file(tokenizer, on_block);
+    hash.update_file(tokenizer.file, on_block);
+  }
+  if (!tokenizer.special_tokens.empty()) {
+    hash.update_text(tokenizer.special_tokens);
   }
   for (const auto& source : sources) {
     hash.update_text(ends_of(source.file));

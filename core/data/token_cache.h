@@ -32,10 +32,17 @@ struct CacheLocation {
 // The word of --cache: "off", a folder, or "" = $XDG_CACHE_HOME/moe/tokens, ~/.cache/moe/tokens.
 CacheLocation cache_location(const std::string& word);
 
-// What the examples of `sources` depend on: bytes of all files and how they are read. A tokenizer
-// that is not there counts as none. `on_block` is called between blocks and may throw.
+// The file that ids come from; one that is not there counts as none. And what else BOS, EOS and ids
+// depend on, as a text (core/io/tokenizer/tokenizer.h, special_token_words).
+struct TokenizerSource {
+  std::filesystem::path file;
+  std::string special_tokens;
+};
+
+// What the examples of `sources` depend on: bytes of all files and how they are read. `on_block` is
+// called between blocks and may throw.
 io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& settings,
-                     int64_t vocab_size, const std::filesystem::path& tokenizer,
+                     int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block);
 
 class TokenFile;
@@ -69,7 +76,7 @@ struct CacheRequest {
   std::vector<Source> sources;
   ReadSettings settings;
   int64_t vocab_size = 0;
-  std::filesystem::path tokenizer;   // the file that `codec` comes from
+  TokenizerSource tokenizer;         // where `codec` comes from
   std::function<TextCodec()> codec;  // called only where text is tokenised
   CacheLocation location;
   HostTokens* shared = nullptr;  // of a run of several processes

@@ -6,7 +6,8 @@ namespace fs = std::filesystem;
 
 std::vector<fs::path> input_files(const EvalSettings& settings) {
   std::vector<fs::path> files(settings.tasks.begin(), settings.tasks.end());
-  for (const char* name : {"config.json", "tokenizer.model", "tokenizer_config.json"}) {
+  for (const char* name : {"config.json", "tokenizer.model", "tokenizer.json",
+                           "tokenizer_config.json", "special_tokens_map.json"}) {
     files.push_back(settings.model / name);
   }
   std::error_code ignored;

@@ -10,7 +10,7 @@
 #include "core/eval/scoring/token_tally.h"
 #include "core/eval/settings.h"
 #include "core/io/checkpoint.h"
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::eval {

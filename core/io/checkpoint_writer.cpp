@@ -7,6 +7,7 @@
 #include "core/io/copy_file.h"
 #include "core/io/paths.h"
 #include "core/io/shards.h"
+#include "core/io/tokenizer/tokenizer.h"
 
 namespace moe::io {
 
@@ -109,7 +110,8 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
       copy_with_mode(followed(from / name), to / name);
     }
   }
-  if (fs::exists(to / "tokenizer.model") && !fs::exists(to / "tokenizer_config.json")) {
+  if (tokenizer_kind(to) == TokenizerKind::kSentencepiece &&
+      !fs::exists(to / "tokenizer_config.json")) {
     // Without it transformers picks tokenizer class and BOS by model_type: another for the child
     // than for its parent.
     const OrderedJson config = {

@@ -286,7 +286,7 @@ TEST_CASE("what is missing is said in one sentence", "[cli]") {
   check_refused({"eval", model, "--tasks", quiz, "--against", folder.path().string()},
                 "no sample log of");
   check_refused({"eval", model, "--tasks", quiz + "x.jsonl"}, "x.jsonl: no such file");
-  check_refused({"eval", model, "--tasks", quiz}, "has no tokenizer.model");
+  check_refused({"eval", model, "--tasks", quiz}, "has neither tokenizer.model nor tokenizer.json");
   check_refused({"eval", (folder / "absent").string(), "--tasks", quiz}, "absent");
   check_refused({"eval", model, "--tasks", quiz, "--cf", "1"},
                 "this model is dense, it has no router");

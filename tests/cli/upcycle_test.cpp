@@ -234,7 +234,7 @@ TEST_CASE("what the user can mend is one sentence and exit code 2, and nothing i
   CHECK(refused({out, "-o", out}).find(out) != std::string::npos);
   CHECK(refused({dense, "-o", out, "--verify-text", "text.txt"}) ==
         "moe: " + dense +
-            ": no tokenizer.model, so --verify-text cannot be tokenised; leave it out to verify on "
+            ": no tokenizer, so --verify-text cannot be tokenised; leave it out to verify on "
             "ids\n");
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "there"});
 }

@@ -243,7 +243,39 @@ def tokenizer():
     yield "not-a-model", b"\0\0\0\0{}"
 
 
-for make in (safetensors, config, data, task_data, task, logits, run, tokenizer):
+def tokenizer_json():
+    """A tokenizer.json, or lines of base64 and rank."""
+    def made(normalizer=None, pre=None, post=None, decoder=None, **model):
+        base = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "\u0120": 3, "\u2581": 4, "<unk>": 5, "<0xC3>": 6, "<0xBC>": 7},
+                "merges": ["a b"]}
+        added = [{"id": 8, "content": "<s>", "special": True, "normalized": False, "lstrip": True, "rstrip": True, "single_word": False},
+                 {"id": 9, "content": "1", "special": False, "normalized": True, "single_word": True}]
+        return json.dumps({"added_tokens": added, "normalizer": normalizer, "pre_tokenizer": pre, "post_processor": post,
+                           "decoder": decoder, "model": base | model}, separators=(",", ":")).encode()
+
+    replace = {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": "_"}
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    yield "plain", made()
+    yield "forms", made({"type": "Sequence", "normalizers": [{"type": f} for f in ("NFD", "NFKC", "Lowercase")]})
+    yield "normalizers", made({"type": "Sequence", "normalizers": [strip, replace, {"type": "Prepend", "prepend": " "}]})
+    yield "byte-level", made(None, {"type": "ByteLevel", "add_prefix_space": True}, {"type": "ByteLevel"}, {"type": "ByteLevel"})
+    for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"):
+        yield f"split-{behavior}", made(None, {"type": "Split", "pattern": {"Regex": "\\p{L}+|x*"}, "behavior": behavior, "invert": True})
+    yield "splits", made(None, {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True}, {"type": "Punctuation"}, {"type": "Whitespace"}, {"type": "WhitespaceSplit"}]})
+    meta = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    yield "metaspace", made(None, meta, None, meta, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    yield "decoders", made(None, None, None, {"type": "Sequence", "decoders": [
+        replace, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 1}]},
+        byte_fallback=True, ignore_merges=True)
+    yield "template", made(None, None, {"type": "TemplateProcessing", "single": [
+        {"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [8]}}})
+    yield "unigram", b'{"model":{"type":"Unigram","vocab":[]}}'
+    yield "pairs", made(merges=[["a", "b"]])
+    yield "ranks", b"IQ== 0\nIg== 1\n"
+
+
+for make in (safetensors, config, data, task_data, task, logits, run, tokenizer, tokenizer_json):
     folder = HERE / make.__name__
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in make():

@@ -9,7 +9,7 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
 seconds=${1:-20}
-all=(safetensors config data task task_data logits run tokenizer)
+all=(safetensors config data task task_data logits run tokenizer tokenizer_json)
 targets=("${@:2}")
 [ "${#targets[@]}" -gt 0 ] || targets=("${all[@]}")
 build=build/fuzz
@@ -20,13 +20,14 @@ mapped=("${base[@]}" core/io/{file,mapped_file,mapped_ranges}.cpp)
 tensors=("${mapped[@]}" core/io/{tensor_info,safetensors,safetensors_writer,safetensors_header}.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
-  [config]="${tensors[*]} $(echo core/io/{checkpoint,checkpoint_writer,copy_file,paths,shards,staged_folder,staging_area}.cpp core/model/config/{config*,weights}.cpp core/route/router_*.cpp)"
+  [config]="${tensors[*]} $(echo core/io/{checkpoint,checkpoint_writer,copy_file,paths,shards,staged_folder,staging_area}.cpp core/io/tokenizer/*.cpp core/model/config/{config*,weights}.cpp core/route/router_*.cpp)"
   [data]="${base[*]} $(echo core/data/{compressed,example*,formats,no_parquet,records,show,templates}.cpp)"
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml_depth.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
   [run]="${base[*]} $(echo core/io/{file,checksums,line_log,partial_file,paths,staged_folder,staging_area}.cpp core/train/observe/{history,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml_depth}.cpp core/data/{formats,sources,compressed,no_parquet,records,show,templates,example*}.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp core/route/request_options.cpp)"
-  [tokenizer]="${mapped[*]} core/io/tokenizer.cpp core/io/word_rule.cpp"
+  [tokenizer]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
+  [tokenizer_json]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
 )
 # NDEBUG as in a release: toml++ 3.3 asserts of bad keys and dates what its next line refuses.
 flags=(-std=c++20 -O1 -g1 -I. -DNDEBUG -DFMT_HEADER_ONLY -DTOML_HEADER_ONLY=1 -fsanitize=fuzzer-no-link,address,undefined
@@ -56,7 +57,7 @@ for target in "${targets[@]}"; do echo ${sources[$target]} "tests/fuzz/${target}
 for target in "${targets[@]}"; do
   objects=()
   for source in ${sources[$target]} "tests/fuzz/${target}_fuzz.cpp"; do objects+=("$(object_of "$source")"); done
-  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -lsentencepiece -lutf8proc -o "$build/$target"
+  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -lsentencepiece -lutf8proc -lonig -o "$build/$target"
 done
 
 fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the second; 0 = no crash

@@ -16,7 +16,7 @@ constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 }  // namespace
 
 PieceShape shape_of(const std::string& piece) {
-  return {piece.starts_with(kSpaceMark), begins_with_letter(piece)};
+  return {piece.starts_with(kSpaceMark) || piece.starts_with(' '), begins_with_letter(piece)};
 }
 
 void TokenCounts::add_token(const int64_t* rows) {
@@ -40,7 +40,8 @@ void TokenCounts::add(const TokenCounts& other) {
 TokenTally::TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers)
     : tokenizer_(tokenizer), layers_(layers), vocabulary_(static_cast<size_t>(vocab_size)) {
   for (int64_t id = 0; id < vocab_size; ++id) {
-    shapes_.push_back(shape_of(tokenizer.piece(id)));
+    const bool has_marks = tokenizer.kind() == io::TokenizerKind::kSentencepiece;
+    shapes_.push_back(shape_of(has_marks ? tokenizer.piece(id) : tokenizer.bytes(id)));
   }
 }
 

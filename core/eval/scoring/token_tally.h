@@ -48,10 +48,11 @@ struct RequestLabel {
 // How a piece joins its neighbours. A token is a complete word where it begins one and the next
 // token begins another, or something that is no letter.
 struct PieceShape {
-  bool starts_word = false;    // begins with U+2581
+  bool starts_word = false;    // begins with U+2581 or a space
   bool starts_letter = false;  // begins with a letter
 };
-// Letters are those of Unicode, and the marks that follow one. Byte pieces "<0x..>" are none.
+// Letters are those of Unicode, and the marks that follow one. Byte pieces "<0x..>" are none, nor
+// is the beginning of a character that goes on in the next token.
 PieceShape shape_of(const std::string& piece);
 
 class TokenTally {

@@ -6,7 +6,7 @@
 #include "core/base/version.h"
 #include "core/io/copy_file.h"
 #include "core/io/paths.h"
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/config/layer_list.h"
 #include "core/model/convert/random_tensor.h"
 
@@ -95,16 +95,15 @@ void add_tokenizer(const fs::path& from, const fs::path& staged, int64_t vocab_s
   } else {
     const fs::path alone = staged / "tokenizer";
     fs::create_directory(alone);
-    io::copy_with_mode(from, alone / "tokenizer.model");
+    io::copy_with_mode(
+        from, alone / (from.extension() == ".json" ? "tokenizer.json" : "tokenizer.model"));
     io::copy_tokenizer_files(alone, staged);
     fs::remove_all(alone);
   }
-  if (fs::exists(staged / "tokenizer.model")) {
-    try {
-      io::Tokenizer::load(staged, vocab_size);
-    } catch (const UserError& error) {
-      throw UserError("--tokenizer {}: {}", from.string(), error.what());
-    }
+  try {
+    io::Tokenizer::load(staged, vocab_size);
+  } catch (const UserError& error) {
+    throw UserError("--tokenizer {}: {}", from.string(), error.what());
   }
 }
 

@@ -33,7 +33,7 @@ struct InitSettings {
   int64_t seed = 1;
   uint64_t shard_bytes = 5'000'000'000;
   std::filesystem::path
-      tokenizer;              // a tokenizer.model or a folder with tokenizer files; empty: none
+      tokenizer;  // a tokenizer.model, tokenizer.json or folder of tokenizer files; empty: none
   bool same_experts = false;  // every expert of a layer gets the same values (core/model/README.md)
   bool force = false;
 };

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
 
 namespace moe::model {
@@ -80,6 +81,24 @@ void compare_window(const Llama& parent, const Llama& child, const std::vector<i
   }
 }
 
+// The parent's tokenizer. None where it has none, or, with `may_lack`, one that is not supported:
+// models are equal on any ids.
+std::optional<io::Tokenizer> tokenizer_of(const io::Checkpoint& parent, int64_t vocab_size,
+                                          bool may_lack) {
+  const auto kind = io::tokenizer_kind(parent.folder());
+  if (!kind) {
+    return std::nullopt;
+  }
+  try {
+    return io::Tokenizer::load(parent.folder(), vocab_size);
+  } catch (const UserError&) {
+    if (may_lack && kind == io::TokenizerKind::kTokenizerJson) {
+      return std::nullopt;
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
 OrderedJson to_json(const Certificate& certificate) {
@@ -97,22 +116,22 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
                        int64_t max_tokens, const char* flag) {
   const int64_t vocab_size = parse_config(parent.config(), parent.config_name()).vocab_size;
   VerifyText result;
-  if (std::filesystem::exists(parent.folder() / "tokenizer.model")) {
-    const auto tokenizer = io::Tokenizer::load(parent.folder(), vocab_size);
-    result.ids = tokenizer.encode(text_file.empty() ? std::string(kEmbeddedText)
-                                                    : read_text(text_file, flag));
-    result.ids.insert(result.ids.begin(), tokenizer.bos_id());
+  if (const auto tokenizer = tokenizer_of(parent, vocab_size, text_file.empty())) {
+    result.ids = tokenizer->encode(text_file.empty() ? std::string(kEmbeddedText)
+                                                     : read_text(text_file, flag));
+    if (tokenizer->bos_id() >= 0) {
+      result.ids.insert(result.ids.begin(), tokenizer->bos_id());
+    }
     result.name = text_file.empty() ? "the embedded text" : text_file.string();
   } else if (text_file.empty()) {
     // Large odd strides visit the whole vocabulary in an order unlike counting.
     for (int64_t index = 0; index < kWindowTokens; ++index) {
       result.ids.push_back((index * 7919 + 1) % vocab_size);
     }
-    result.name = "ids spread over the vocabulary (no tokenizer.model)";
+    result.name = "ids spread over the vocabulary (no tokenizer)";
   } else {
-    throw UserError(
-        "{}: no tokenizer.model, so {} cannot be tokenised; leave it out to verify on ids",
-        parent.folder().string(), flag);
+    throw UserError("{}: no tokenizer, so {} cannot be tokenised; leave it out to verify on ids",
+                    parent.folder().string(), flag);
   }
   if (static_cast<int64_t>(result.ids.size()) > max_tokens) {
     result.ids.resize(max_tokens);

@@ -32,7 +32,7 @@ struct Certificate {
 OrderedJson to_json(const Certificate& certificate);
 
 // The ids to compare on: `text_file` when not empty, else an embedded text, tokenised by the
-// parent's tokenizer; without a tokenizer.model, ids counted through the vocabulary. At most
+// parent's tokenizer; without a tokenizer, ids counted through the vocabulary. At most
 // `max_tokens`. `flag` is where text_file comes from.
 struct VerifyText {
   std::vector<int64_t> ids;

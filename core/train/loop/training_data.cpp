@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/io/tokenizer.h"
-#include "core/io/word_encoder.h"
+#include "core/io/tokenizer/tokenizer.h"
+#include "core/io/tokenizer/word_encoder.h"
 #include "core/model/config/config.h"
 
 namespace moe::train {
@@ -27,16 +27,10 @@ data::ReadSettings read_settings(const TrainSettings& settings) {
               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
 }
 
-// Whether encode() puts sentencepiece's dummy space (U+2581) before a text.
-bool adds_space(const io::Tokenizer& tokenizer) {
-  const std::vector<int64_t> ids = tokenizer.encode("a");
-  return !ids.empty() && tokenizer.piece(ids.front()).starts_with("\u2581");
-}
-
 data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
   const auto words = std::make_shared<io::WordEncoder>(tokenizer);
   return {[words](std::string_view text) { return words->encode(text); }, tokenizer->bos_id(),
-          tokenizer->eos_id(), adds_space(*tokenizer)};
+          tokenizer->eos_id(), tokenizer->adds_space()};
 }
 
 SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
@@ -69,12 +63,13 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
   const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
+  const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
+                                        io::special_token_words(checkpoint.folder())};
   std::vector<std::string> notes;
-  data::Examples examples =
-      data::open_or_tokenise({data::parse_sources(settings.data), read_settings(settings),
-                              vocab_size, checkpoint.folder() / "tokenizer.model", codec,
-                              data::cache_location(settings.cache), shared, on_progress},
-                             notes);
+  data::Examples examples = data::open_or_tokenise(
+      {data::parse_sources(settings.data), read_settings(settings), vocab_size, source, codec,
+       data::cache_location(settings.cache), shared, on_progress},
+      notes);
   lines = describe_data(examples);
   lines.insert(lines.end(), notes.begin(), notes.end());
   return examples;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/base/error.h"
+#include "core/io/tokenizer/text_stream.h"
 #include "core/model/llama/generate.h"
 #include "core/train/loop/head_loss.h"
 #include "core/train/loop/training_data.h"
@@ -158,7 +159,7 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
     const auto fresh = model::generate(model, model::generation_routing(routing), prompt, greedy);
     all.insert(all.end(), fresh.begin(), fresh.end());
     const std::string before = text_of(prompt), whole = text_of(all);
-    samples.push_back({step, before, whole.substr(std::min(before.size(), whole.size()))});
+    samples.push_back({step, before, io::text_behind(before, whole)});
   }
   return samples;
 }

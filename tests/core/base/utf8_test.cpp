@@ -82,3 +82,18 @@ TEST_CASE("printable text keeps letters and hides what a terminal would obey", "
   CHECK(moe::printable(std::string(200, 'x'), 5) == "xxxxx...");
   CHECK(moe::printable("\xC3\xBC\xC3\xBC\xC3\xBC", 5) == "\xC3\xBC\xC3\xBC...");
 }
+
+TEST_CASE("What is not well-formed becomes one U+FFFD for each beginning of a character",
+          "[base]") {
+  using moe::replace_invalid_utf8;
+  CHECK(replace_invalid_utf8("").empty());
+  CHECK(replace_invalid_utf8("a\u00E9\U0001F600") == "a\u00E9\U0001F600");
+  CHECK(replace_invalid_utf8("a\xFF\xFE z") == "a\uFFFD\uFFFD z");
+  CHECK(replace_invalid_utf8("\xE2\x82") == "\uFFFD");
+  CHECK(replace_invalid_utf8("\xE2\x82z") == "\uFFFDz");
+  CHECK(replace_invalid_utf8("\xF0\x9F\x98\xC3\xA9") == "\uFFFD\u00E9");
+  CHECK(replace_invalid_utf8("\xED\xA0\x80") == "\uFFFD\uFFFD\uFFFD");  // a surrogate
+  CHECK(replace_invalid_utf8("\xE0\x80\xC0\x80") == "\uFFFD\uFFFD\uFFFD\uFFFD");
+  CHECK(replace_invalid_utf8("\xF4\x90\x80\x80") == "\uFFFD\uFFFD\uFFFD\uFFFD");
+  CHECK(replace_invalid_utf8("\xC3") == "\uFFFD");
+}

@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/data/records.h"
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -272,10 +272,11 @@ TEST_CASE("a line beyond the limit is refused before it fills the memory", "[dat
   }
 }
 
-TEST_CASE("a tokenizer without BOS is refused, and one beyond the model too", "[data]") {
+TEST_CASE("a tokenizer without EOS is refused, and one beyond the model too", "[data]") {
   const TempDir dir;
   write_file(dir / "a.jsonl", kPair);
   const auto no_bos = [] { return TextCodec{byte_codec().encode, -1, kEos}; };
+  const auto no_eos = [] { return TextCodec{byte_codec().encode, kBos, -1}; };
   const auto message = [&](int64_t vocab, const std::function<TextCodec()>& codec) {
     try {
       read_examples({dir / "a.jsonl"}, Objective::kInstruct, vocab, codec);
@@ -284,7 +285,12 @@ TEST_CASE("a tokenizer without BOS is refused, and one beyond the model too", "[
     }
     return std::string("no error");
   };
-  check_contains(message(kVocab, no_bos), "no BOS or EOS");
+  check_contains(message(kVocab, no_eos), "no EOS within the model's vocabulary of 300; name");
+  check_contains(message(1, byte_codec), "no BOS within the model's vocabulary of 1; name");
+  CHECK(message(kVocab, no_bos) == "no error");
+  const auto examples = read_examples({dir / "a.jsonl"}, Objective::kInstruct, kVocab, no_bos);
+  const auto with_bos = read_examples({dir / "a.jsonl"}, Objective::kInstruct, kVocab, byte_codec);
+  CHECK("B" + show_ids(examples.at(0)) == show_ids(with_bos.at(0)));
   check_contains(message(100, byte_codec),
                  "line 1: the tokenizer gives id 107, outside the model's vocabulary of 100");
 }

@@ -50,7 +50,7 @@ struct World {
     write_file(dir / "tokenizer.model", "one");
     request.sources = {{dir / "a.jsonl"}, {dir / "b.json"}, {dir / "c.jsonl"}};
     request.vocab_size = kVocab;
-    request.tokenizer = dir / "tokenizer.model";
+    request.tokenizer.file = dir / "tokenizer.model";
     request.codec = [this] {
       ++tokenised;
       return byte_codec();
@@ -163,6 +163,11 @@ TEST_CASE("whatever shapes a token has a cache of its own", "[data]") {
   }
   write_file(world.dir / "tokenizer.model", "two");
   keys.push_back(key(plain));
+  world.request.tokenizer.special_tokens = "bos 1";
+  keys.push_back(key(plain));
+  world.request.tokenizer.special_tokens = "bos 2";
+  keys.push_back(key(plain));
+  world.request.tokenizer.special_tokens = "";
   fs::remove(world.dir / "tokenizer.model");
   keys.push_back(key(plain));
   write_file(world.dir / "a.jsonl", pairs(41));

@@ -9,7 +9,7 @@
 #include <array>
 #include <cmath>
 
-#include "core/io/tokenizer.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/generate.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

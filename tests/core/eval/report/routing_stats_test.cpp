@@ -201,6 +201,8 @@ TEST_CASE("a piece begins a word, a letter or neither", "[eval]") {
   };
   is("\xE2\x96\x81the", true, false);
   is("\xE2\x96\x81", true, false);
+  is(" the", true, false);
+  is(" ", true, false);
   is("ing", false, true);
   is("Z", false, true);
   is("\xC3\xA9t", false, true);          // é

@@ -1,7 +1,6 @@
-#include "core/io/word_encoder.h"
+#include "core/io/tokenizer/word_encoder.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
@@ -12,7 +11,6 @@ namespace moe::io {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
-constexpr size_t kLongestKept_bytes = 64;
 constexpr size_t kLargestWhole_bytes = size_t{4} << 20;
 
 // sentencepiece holds some 170 bytes for each byte of a text.
@@ -29,9 +27,12 @@ std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view t
 }  // namespace
 
 WordEncoder::WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)
-    : tokenizer_(std::move(tokenizer)), slots_(kSlots) {}
+    : tokenizer_(std::move(tokenizer)) {}
 
 std::vector<int64_t> WordEncoder::encode(std::string_view text) {
+  if (tokenizer_->kind() != TokenizerKind::kSentencepiece) {
+    return tokenizer_->encode(text);
+  }
   const WordRule rule = tokenizer_->word_rule();
   // A mark that stands in the text itself is a space without being one; broken bytes may become
   // other ones where they are cut.
@@ -63,19 +64,10 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
 }
 
 void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {
-  if (word.size() > kLongestKept_bytes) {
-    const auto made = encode_whole(*tokenizer_, word);
-    ids.insert(ids.end(), made.begin(), made.end());
-    return;
-  }
-  const size_t place = std::hash<std::string_view>{}(word) % kSlots;
-  Slot& slot = slots_[place];
-  const std::lock_guard lock(locks_[place % kLocks]);
-  if (slot.ids.empty() || slot.word != word) {
-    slot.ids = tokenizer_->encode(word);
-    slot.word = word;
-  }
-  ids.insert(ids.end(), slot.ids.begin(), slot.ids.end());
+  cache_.append(word, ids, [this](std::string_view text, std::vector<int64_t>& found) {
+    const auto made = encode_whole(*tokenizer_, text);
+    found.insert(found.end(), made.begin(), made.end());
+  });
 }
 
 }  // namespace moe::io

@@ -1,8 +1,7 @@
-#include "core/io/tokenizer.h"
-
 #include <cmath>
 
 #include "core/base/json.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"
@@ -105,8 +104,8 @@ TEST_CASE("a tokenizer that is missing, broken or of another model is refused", 
   };
   CHECK(load_error(512) ==
         dir.path().string() +
-            ": has no tokenizer.model: text needs a sentencepiece model; without it upcycling, "
-            "inspecting and training on pre-tokenised rows work");
+            ": has neither tokenizer.model nor tokenizer.json: text needs one of them; without "
+            "them upcycling, inspecting and training on pre-tokenised rows work");
   const std::string broken = (dir / "tokenizer.model").string() +
                              ": is no sentencepiece model, or a broken one; fetch it again";
   moe::test::write_file(dir / "tokenizer.model", "");
@@ -119,6 +118,10 @@ TEST_CASE("a tokenizer that is missing, broken or of another model is refused", 
       moe::test::read_file(moe::test::shared_data() / "stories260K-hf" / "tokenizer.model");
   moe::test::write_file(dir / "tokenizer.model", whole);
   CHECK(load_error(512).empty());
+  moe::test::write_file(dir / "tokenizer.model",
+                        whole + std::string("\x0a\x05\x0a\x03\0ab", 7));  // a piece with a byte 0
+  CHECK(load_error(600) == broken);
+  moe::test::write_file(dir / "tokenizer.model", whole);
   CHECK(load_error(600).empty());  // a padded embedding
   CHECK(load_error(511) ==
         (dir / "tokenizer.model").string() +

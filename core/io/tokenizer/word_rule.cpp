@@ -1,4 +1,4 @@
-#include "core/io/word_rule.h"
+#include "core/io/tokenizer/word_rule.h"
 
 #include <cstdint>
 #include <functional>
@@ -113,6 +113,20 @@ WordRule rule_of_normaliser(std::string_view message) {
 }
 
 }  // namespace
+
+bool has_piece_with_nul(std::string_view model) {
+  bool has_nul = false;
+  all_fields(model, [&](const Field& field) {
+    if (field.number == 1) {
+      all_fields(field.bytes, [&](const Field& part) {
+        has_nul = has_nul || (part.number == 1 && part.bytes.find('\0') != std::string_view::npos);
+        return true;
+      });
+    }
+    return true;
+  });
+  return has_nul;
+}
 
 WordRule word_rule_of(std::string_view model) {
   bool has_space = false, plain_trainer = false;

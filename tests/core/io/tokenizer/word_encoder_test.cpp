@@ -1,4 +1,4 @@
-#include "core/io/word_encoder.h"
+#include "core/io/tokenizer/word_encoder.h"
 
 #include <random>
 #include <thread>

@@ -17,4 +17,7 @@ enum class WordRule {
 // `model` is a serialised ModelProto. Anything that is not understood: kNone.
 WordRule word_rule_of(std::string_view model);
 
+// Whether a piece holds a byte 0, on which the library ends the process while it builds its index.
+bool has_piece_with_nul(std::string_view model);
+
 }  // namespace moe::io

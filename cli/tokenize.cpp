@@ -1,0 +1,119 @@
+// moe tokenize: what a folder's tokenizer makes of a text; of the model nothing is read.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/option.h"
+#include "core/base/terminal_text.h"
+#include "core/io/tokenizer/tokenizer.h"
+
+namespace moe::cli {
+
+namespace {
+
+struct TokenizeFlags {
+  std::string model, input = "-";
+  bool json = false;
+};
+
+// Standard input, a file, or the text itself where no file has that name.
+std::unique_ptr<std::istream> open_input(const std::string& input) {
+  std::error_code ignored;
+  if (input == "-") {
+    return std::make_unique<std::istream>(std::cin.rdbuf());
+  }
+  if (!std::filesystem::is_regular_file(input, ignored)) {
+    return std::make_unique<std::istringstream>(input);
+  }
+  auto file = std::make_unique<std::ifstream>(input, std::ios::binary);
+  if (!*file) {
+    throw UserError("{}: cannot be read, look at its permissions", input);
+  }
+  return file;
+}
+
+std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    text += fmt::format("{}{:02X}", text.empty() ? "" : " ", static_cast<uint8_t>(byte));
+  }
+  return text;
+}
+
+void print_row(const io::Tokenizer& tokenizer, int64_t id, const std::string& bytes) {
+  fmt::print("{:>8}  {:<24}  {}\n", id, terminal_text(tokenizer.piece(id), /*one_line=*/true),
+             bytes);
+}
+
+void print_table(const io::Tokenizer& tokenizer, const std::string& text) {
+  const std::vector<int64_t> ids = tokenizer.encode(text);
+  const std::vector<int64_t> around = tokenizer.with_special({});
+  const auto with_special = tokenizer.with_special(ids);
+  fmt::print("{:>8}  {:<24}  {}\n", "id", "piece", "bytes");
+  constexpr int64_t kText = -1;  // no token: where it stands, the text would
+  const auto places = tokenizer.with_special({kText});
+  const auto first =
+      static_cast<size_t>(std::find(places.begin(), places.end(), kText) - places.begin());
+  for (size_t i = 0; i < with_special.size(); ++i) {
+    const bool is_special = i < first || i >= first + ids.size();
+    print_row(tokenizer, with_special[i],
+              is_special ? "(special)" : hex(tokenizer.bytes(with_special[i])));
+  }
+  fmt::print("{} tokens of {} bytes, {} special ones around them\n", ids.size(), text.size(),
+             around.size());
+}
+
+// A JSON object a line in and out.
+void print_json(const io::Tokenizer& tokenizer, std::istream& in, const std::string& name) {
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) {
+      continue;
+    }
+    const std::string where = fmt::format("{} line {}", name, number);
+    const std::string text = get_string(parse_json(line, where), "text", where);
+    const std::vector<int64_t> ids = tokenizer.encode(text);
+    const OrderedJson out = {{"ids", ids},
+                             {"ids_special", tokenizer.with_special(ids)},
+                             {"decoded", tokenizer.decode(ids)}};
+    fmt::print("{}\n", out.dump());
+  }
+}
+
+void run(const TokenizeFlags& flags) {
+  const auto tokenizer = io::Tokenizer::load(flags.model, /*vocab_size=*/0);
+  const auto in = open_input(flags.input);
+  if (flags.json) {
+    print_json(tokenizer, *in, flags.input == "-" ? "standard input" : flags.input);
+    return;
+  }
+  std::ostringstream text;
+  text << in->rdbuf();
+  print_table(tokenizer, text.str());
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app) {
+  auto flags = std::make_shared<TokenizeFlags>();
+  CLI::App* command =
+      app.add_subcommand("tokenize", "pieces, ids and bytes of a text, by a folder's tokenizer");
+  command->option_defaults()->group(group::kModel);
+  command->add_option("MODEL", flags->model, "a folder with a tokenizer")->required();
+  command->add_option("TEXT", flags->input,
+                      "a text, a file, or - for standard input (default); with --json lines of "
+                      "{\"text\": ...}");
+  add_json(*command, flags->json);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moe::cli

@@ -1,0 +1,181 @@
+#include "core/io/tokenizer/added_tokens.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/io/tokenizer/regex.h"
+#include "core/io/tokenizer/unicode.h"
+
+namespace moe::io {
+
+namespace {
+
+// A letter, mark, digit, connector such as _, or joiner.
+bool is_word_character(std::string_view character) {
+  static const Regex expression(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])",
+                                "characters of words");
+  const Sections sections = expression.find(character);
+  return !sections.empty() && sections.front().is_match;
+}
+
+bool begins_with_word(std::string_view text) {
+  size_t at = 0;
+  next_code_point(text, at);
+  return is_word_character(text.substr(0, at));
+}
+
+bool ends_with_word(std::string_view text) {
+  size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) {
+    --at;
+  }
+  return is_word_character(text.substr(at));
+}
+
+bool stands_alone(std::string_view text, size_t begin, size_t end) {
+  return (begin == 0 || !ends_with_word(text.substr(0, begin))) &&
+         (end == text.size() || !begins_with_word(text.substr(end)));
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer,
+                         const Vocabulary& model, const std::string& where) {
+  for (auto& token : tokens) {
+    const std::string name = printable(token.content);
+    const int64_t known = model.find(token.content);
+    if (token.id < 0 || token.id >= Vocabulary::kMostIds ||
+        (known != Vocabulary::kNone && known != token.id) ||
+        (known == Vocabulary::kNone && model.has(token.id))) {
+      throw UserError("{}: the added token '{}' has the id {}, which {}; fetch the file again",
+                      where, name, token.id,
+                      known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
+                      : model.has(token.id)      ? "is another token in the vocabulary"
+                                                 : "is beyond what ids may be");
+    }
+    token.normal_form = token.normalized ? normalizer(token.content) : token.content;
+    if (token.normal_form.empty()) {
+      throw UserError("{}: the added token {} ('{}') is empty, or becomes so by normalization",
+                      where, token.id, name);
+    }
+    Tree& tree = token.normalized ? normalized_ : raw_;
+    if (!tree.add(token.normal_form, token.id) || !ids_.emplace(token.content, token.id).second ||
+        !tokens_.emplace(token.id, token).second) {
+      throw UserError("{}: the added token {} ('{}') is there twice, by its id or its text", where,
+                      token.id, name);
+    }
+  }
+}
+
+bool AddedTokens::Tree::add(std::string_view text, int64_t id) {
+  begins[static_cast<uint8_t>(text.front())] = true;
+  size_t node = 0;
+  for (const char byte : text) {
+    const auto [next, is_new] =
+        nodes[node].next.try_emplace(static_cast<uint8_t>(byte), nodes.size());
+    const size_t child = next->second;
+    if (is_new) {
+      nodes.emplace_back();
+    }
+    node = child;
+  }
+  const bool is_free = nodes[node].id == Vocabulary::kNone;
+  nodes[node].id = is_free ? id : nodes[node].id;
+  return is_free;
+}
+
+TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at) const {
+  TokenOrText found{Vocabulary::kNone, at, at};
+  size_t node = 0;
+  for (size_t end = at; end < text.size();) {
+    const auto next = nodes[node].next.find(static_cast<uint8_t>(text[end]));
+    if (next == nodes[node].next.end()) {
+      break;
+    }
+    ++end;
+    node = next->second;
+    if (nodes[node].id != Vocabulary::kNone) {
+      found = {nodes[node].id, at, end};
+    }
+  }
+  return found;
+}
+
+// What was found goes on from its own end, also where it does not count or took white space along:
+// so the next one may begin within that white space.
+std::vector<TokenOrText> AddedTokens::split(std::string_view text, const Tree& tree) const {
+  std::vector<TokenOrText> parts;
+  size_t between = 0;
+  for (size_t at = 0; at < text.size();) {
+    TokenOrText found{Vocabulary::kNone, at, at};
+    if (tree.begins[static_cast<uint8_t>(text[at])]) {
+      found = tree.longest(text, at);
+    }
+    if (found.id == Vocabulary::kNone) {
+      ++at;
+      continue;
+    }
+    at = found.end;
+    const AddedToken& token = tokens_.at(found.id);
+    if (token.single_word && !stands_alone(text, found.begin, found.end)) {
+      continue;
+    }
+    if (token.lstrip) {
+      found.begin = std::max(end_without_white_space(text.substr(0, found.begin)), between);
+    }
+    if (token.rstrip) {
+      found.end += skip_white_space(text.substr(found.end));
+    }
+    if (between < found.begin) {
+      parts.push_back({Vocabulary::kNone, between, found.begin});
+    }
+    parts.push_back(found);
+    between = found.end;
+  }
+  if (between != text.size()) {
+    parts.push_back({Vocabulary::kNone, between, text.size()});
+  }
+  return parts;
+}
+
+const AddedToken* AddedTokens::find(int64_t id) const {
+  const auto found = tokens_.find(id);
+  return found == tokens_.end() ? nullptr : &found->second;
+}
+
+int64_t AddedTokens::find(std::string_view content) const {
+  const auto found = ids_.find(content);
+  return found == ids_.end() ? Vocabulary::kNone : found->second;
+}
+
+bool AddedTokens::is_special(std::string_view text) const {
+  const int64_t id = find(text);
+  return id != Vocabulary::kNone && tokens_.at(id).special;
+}
+
+int64_t AddedTokens::ids_end() const { return tokens_.empty() ? 0 : tokens_.rbegin()->first + 1; }
+
+std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& where) {
+  std::vector<AddedToken> tokens;
+  if (json.is_null()) {
+    return tokens;
+  }
+  if (!json.is_array()) {
+    throw UserError("{}: must be a list", where);
+  }
+  for (const auto& entry : json) {
+    AddedToken token;
+    token.id = get_int(entry, "id", where);
+    token.content = get_string(entry, "content", where);
+    token.special = get_bool(entry, "special", where, false);
+    token.single_word = get_bool(entry, "single_word", where, false);
+    token.lstrip = get_bool(entry, "lstrip", where, false);
+    token.rstrip = get_bool(entry, "rstrip", where, false);
+    token.normalized = get_bool(entry, "normalized", where, !token.special);
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+}  // namespace moe::io

@@ -1,0 +1,98 @@
+#include "core/io/tokenizer/pipeline.h"
+
+#include <algorithm>
+
+#include "core/base/utf8.h"
+#include "core/io/tokenizer/byte_level.h"
+
+namespace moe::io {
+
+std::vector<int64_t> Pipeline::encode(std::string_view text) const {
+  std::string mended;
+  if (find_invalid_utf8(text) != kValidUtf8) {
+    mended = replace_invalid_utf8(text);
+    text = mended;
+  }
+  std::vector<int64_t> ids;
+  for (const auto& part : parts_.added.split_raw(text)) {
+    if (part.id != Vocabulary::kNone) {
+      ids.push_back(part.id);
+    } else {
+      encode_text(text.substr(part.begin, part.end - part.begin), part.begin == 0, ids);
+    }
+  }
+  return ids;
+}
+
+// Each text between added tokens is normalized by itself.
+void Pipeline::encode_text(std::string_view text, bool begins_text,
+                           std::vector<int64_t>& ids) const {
+  const std::string normal = parts_.normalizer(std::string(text));
+  for (const auto& part : parts_.added.split_normalized(normal)) {
+    if (part.id != Vocabulary::kNone) {
+      ids.push_back(part.id);
+    } else {
+      encode_words(std::string_view(normal).substr(part.begin, part.end - part.begin),
+                   begins_text && part.begin == 0, ids);
+    }
+  }
+}
+
+void Pipeline::encode_words(std::string_view text, bool begins_text,
+                            std::vector<int64_t>& ids) const {
+  Words words;
+  words.list.push_back({text, begins_text});
+  parts_.pre_tokenizer(words);
+  for (const auto& word : words.list) {
+    parts_.bpe.encode(word.text, ids);
+  }
+}
+
+std::string Pipeline::decode(const std::vector<int64_t>& ids) const {
+  std::vector<std::string> texts;
+  texts.reserve(ids.size());
+  for (const int64_t id : ids) {
+    const AddedToken* added = parts_.added.find(id);
+    if (added == nullptr && !parts_.bpe.vocabulary().has(id)) {
+      continue;
+    }
+    const std::string& text =
+        added != nullptr ? added->normal_form : parts_.bpe.vocabulary().text(id);
+    if (!parts_.added.is_special(text)) {
+      texts.push_back(text);
+    }
+  }
+  std::string decoded;
+  for (const auto& text : parts_.decoder(std::move(texts))) {
+    decoded += text;
+  }
+  return decoded;
+}
+
+bool Pipeline::has(int64_t id) const {
+  return parts_.added.find(id) != nullptr || parts_.bpe.vocabulary().has(id);
+}
+
+std::string Pipeline::piece(int64_t id) const {
+  const AddedToken* added = parts_.added.find(id);
+  return added != nullptr ? added->content : parts_.bpe.vocabulary().text(id);
+}
+
+std::string Pipeline::bytes(int64_t id) const {
+  const std::string text = piece(id);
+  if (parts_.added.find(id) != nullptr) {
+    return text;
+  }
+  return parts_.is_byte_level ? from_byte_level(text).value_or(text) : bytes_of_piece(text);
+}
+
+int64_t Pipeline::find(const std::string& token) const {
+  const int64_t added = parts_.added.find(std::string_view(token));
+  return added != Vocabulary::kNone ? added : parts_.bpe.vocabulary().find(token);
+}
+
+int64_t Pipeline::vocab_size() const {
+  return std::max(parts_.added.ids_end(), parts_.bpe.vocabulary().ids_end());
+}
+
+}  // namespace moe::io

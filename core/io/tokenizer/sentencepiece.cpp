@@ -1,0 +1,92 @@
+#include "core/io/tokenizer/sentencepiece.h"
+
+#include <sentencepiece_processor.h>
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+
+namespace moe::io {
+
+namespace {
+
+// Hides sentencepiece from all other files: its headers, and the protobuf inside it, meet no other
+// code of ours.
+class Sentencepiece : public TokenizerModel {
+ public:
+  Sentencepiece(std::string_view bytes, const std::string& where) {
+    if (has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
+        processor_.GetPieceSize() == 0) {
+      throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
+    }
+    word_rule_ = word_rule_of(bytes);
+  }
+
+  std::vector<int64_t> encode(std::string_view text) const override;
+  std::string decode(const std::vector<int64_t>& ids) const override;
+
+  bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }
+  std::string piece(int64_t id) const override {
+    return processor_.IdToPiece(static_cast<int>(id));
+  }
+  std::string bytes(int64_t id) const override { return bytes_of_piece(piece(id)); }
+  // The library says "unknown" of what is no token; that is its answer for that token alone.
+  int64_t find(const std::string& token) const override {
+    const int id = processor_.PieceToId(token);
+    return has(id) && processor_.IdToPiece(id) == token ? id : -1;
+  }
+  int64_t vocab_size() const override { return processor_.GetPieceSize(); }
+  int64_t bos_id() const override { return processor_.bos_id(); }
+  int64_t eos_id() const override { return processor_.eos_id(); }
+  WordRule word_rule() const override { return word_rule_; }
+
+ private:
+  sentencepiece::SentencePieceProcessor processor_;
+  WordRule word_rule_ = WordRule::kNone;
+};
+
+std::vector<int64_t> Sentencepiece::encode(std::string_view text) const {
+  std::vector<int> ids;
+  const auto status = processor_.Encode(text, &ids);
+  MOE_CHECK(status.ok(), "sentencepiece: {}", status.ToString());
+  return {ids.begin(), ids.end()};
+}
+
+std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
+  std::vector<std::string> pieces;
+  std::string bytes;  // of the byte pieces that end `pieces`
+  const auto end_bytes = [&] {
+    if (find_invalid_utf8(bytes) != kValidUtf8) {
+      std::fill_n(pieces.rbegin(), bytes.size(), "\uFFFD");
+    }
+    bytes.clear();
+  };
+  for (const int64_t id : ids) {
+    const int known = has(id) ? static_cast<int>(id) : processor_.unk_id();
+    if (processor_.IsControl(known) || processor_.IsUnknown(known)) {
+      continue;
+    }
+    const std::string& piece = processor_.IdToPiece(known);
+    if (processor_.IsByte(known)) {
+      bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
+    } else {
+      end_bytes();
+    }
+    pieces.push_back(piece);
+  }
+  end_bytes();
+  std::string text;
+  const auto status = processor_.Decode(pieces, &text);
+  MOE_CHECK(status.ok(), "sentencepiece: {}", status.ToString());
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
+                                                   const std::string& where) {
+  return std::make_unique<Sentencepiece>(bytes, where);
+}
+
+}  // namespace moe::io

@@ -1,0 +1,135 @@
+#include "core/io/tokenizer/unicode.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <new>
+
+#include "core/base/error.h"
+
+namespace moe::io {
+
+namespace {
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
+}
+
+// The beginning of the character that ends at `end`.
+size_t character_before(std::string_view text, size_t end) {
+  do {
+    --end;
+  } while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80);
+  return end;
+}
+
+}  // namespace
+
+char32_t next_code_point(std::string_view text, size_t& at) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
+  const uint8_t lead = byte(0);
+  if (lead < 0x80) {
+    at += 1;
+    return lead;
+  }
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  char32_t value = lead & (0x7F >> length);
+  for (size_t i = 1; i < length; ++i) {
+    value = value << 6 | (byte(i) & 0x3F);
+  }
+  at += length;
+  return value;
+}
+
+void append_code_point(std::string& text, char32_t code_point) {
+  std::array<utf8proc_uint8_t, 4> bytes{};
+  const auto count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code_point), bytes.data());
+  text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(count));
+}
+
+bool is_white_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+bool is_numeric(char32_t c) {
+  if (c < 0x80) {
+    return c >= '0' && c <= '9';
+  }
+  return utf8proc_category_string(static_cast<utf8proc_int32_t>(c))[0] == 'N';
+}
+
+bool is_punctuation(char32_t c) {
+  if (c < 0x80) {
+    return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
+           (c >= '{' && c <= '~');
+  }
+  return utf8proc_category_string(static_cast<utf8proc_int32_t>(c))[0] == 'P';
+}
+
+size_t skip_white_space(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    size_t next = at;
+    if (!is_white_space(next_code_point(text, next))) {
+      break;
+    }
+    at = next;
+  }
+  return at;
+}
+
+size_t end_without_white_space(std::string_view text) {
+  size_t end = text.size();
+  while (end > 0) {
+    const size_t begin = character_before(text, end);
+    size_t at = begin;
+    if (!is_white_space(next_code_point(text, at))) {
+      break;
+    }
+    end = begin;
+  }
+  return end;
+}
+
+std::string normal_form(std::string_view text, NormalForm form) {
+  if (is_ascii(text)) {
+    return std::string(text);
+  }
+  int options = UTF8PROC_STABLE;
+  options |=
+      form == NormalForm::kNfc || form == NormalForm::kNfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  options |= form == NormalForm::kNfkc || form == NormalForm::kNfkd ? UTF8PROC_COMPAT : 0;
+  utf8proc_uint8_t* mapped = nullptr;
+  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                 static_cast<utf8proc_ssize_t>(text.size()), &mapped,
+                                 static_cast<utf8proc_option_t>(options));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owned(mapped, &std::free);
+  if (size == UTF8PROC_ERROR_NOMEM) {
+    throw std::bad_alloc();
+  }
+  MOE_CHECK(size >= 0, "utf8proc: {}", utf8proc_errmsg(size));
+  return {reinterpret_cast<const char*>(mapped), static_cast<size_t>(size)};
+}
+
+std::string lower_case(std::string_view text) {
+  std::string lower;
+  lower.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const char32_t c = next_code_point(text, at);
+    if (c == 0x130) {  // the one character whose lower case is two, whatever the language
+      lower += "i\u0307";
+    } else if (c < 0x80) {
+      lower += static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
+    } else {
+      append_code_point(lower,
+                        static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+    }
+  }
+  return lower;
+}
+
+}  // namespace moe::io

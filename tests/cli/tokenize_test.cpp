@@ -1,0 +1,143 @@
+// moe tokenize as a user runs it, and a model whose tokenizer is a tokenizer.json through every
+// command that needs one.
+
+#include "core/base/json.h"
+#include "core/io/tokenizer/byte_level.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe {
+namespace {
+
+using test::run_moe;
+using test::TempDir;
+using Ids = std::vector<int64_t>;
+
+// Every byte by its value, "he" 256, BOS 257, EOS 258.
+void write_tokenizer(const std::filesystem::path& folder) {
+  OrderedJson vocab;
+  for (int byte = 0; byte < 256; ++byte) {
+    vocab[io::to_byte_level(std::string(1, static_cast<char>(byte)))] = byte;
+  }
+  vocab["he"] = 256;
+  OrderedJson json = OrderedJson::parse(R"({
+    "added_tokens": [{"id": 257, "content": "<s>", "special": true, "normalized": false},
+                     {"id": 258, "content": "</s>", "special": true, "normalized": false}],
+    "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+    "post_processor": {"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+      "special_tokens": {"<s>": {"ids": [257]}}},
+    "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "merges": ["h e"]}})");
+  json["model"]["vocab"] = vocab;
+  test::write_file(folder / "tokenizer.json", json.dump());
+  test::write_file(folder / "tokenizer_config.json",
+                   R"({"bos_token": "<s>", "eos_token": "</s>"})");
+}
+
+test::RunResult succeed(const std::vector<std::string>& words) {
+  auto run = run_moe(words);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  return run;
+}
+
+}  // namespace
+
+TEST_CASE("moe tokenize prints ids, pieces and bytes", "[cli]") {
+  const TempDir folder;
+  write_tokenizer(folder.path());
+  const std::string model = folder.path().string();
+  const std::string expected =
+      "      id  piece                     bytes\n"
+      "     257  <s>                       (special)\n"
+      "     256  he                        68 65\n"
+      "      32  \u0120                         20\n"
+      "     195  \u00C3                         C3\n"
+      "     169  \u00A9                         A9\n"
+      "4 tokens of 5 bytes, 1 special ones around them\n";
+  CHECK(succeed({"tokenize", model, "he \u00E9"}).out == expected);
+  test::write_file(folder / "text", "he \u00E9");
+  CHECK(succeed({"tokenize", model, (folder / "text").string()}).out == expected);
+}
+
+TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
+  const TempDir folder;
+  write_tokenizer(folder.path());
+  const std::string model = folder.path().string();
+  test::write_file(folder / "lines",
+                   "{\"text\": \"he</s>\\u2028\"}\n\n{\"text\": \"\", \"other\": 1}\n");
+  CHECK(succeed({"tokenize", model, (folder / "lines").string(), "--json"}).out ==
+        "{\"ids\":[256,258,226,128,168],\"ids_special\":[257,256,258,226,128,168],"
+        "\"decoded\":\"he\u2028\"}\n{\"ids\":[],\"ids_special\":[257],\"decoded\":\"\"}\n");
+  const auto refused = run_moe({"tokenize", model, "{\"txt\": 1}", "--json"});
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err == "moe: {\"txt\": 1} line 1: 'text' is missing\n");
+  const auto none = run_moe({"tokenize", (folder / "none").string(), "a"});
+  CHECK(none.exit_code == 2);
+  CHECK(none.err.find("has neither tokenizer.model nor tokenizer.json") != std::string::npos);
+}
+
+TEST_CASE("moe tokenize reads sentencepiece too", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const auto run =
+      succeed({"tokenize", (test::shared_data() / "llama-tokenizer").string(), "Hello world"});
+  CHECK(run.out.find("15043  \u2581Hello                    20 48 65 6C 6C 6F\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("A model with a tokenizer.json is upcycled, trained, evaluated and writes", "[cli]") {
+  const TempDir folder;
+  const auto path = [&](const char* name) { return (folder / name).string(); };
+  test::write_tiny_checkpoint(folder / "dense", {.vocab = 264});
+  write_tokenizer(folder / "dense");
+  test::write_file(folder / "dense/special_tokens_map.json", "{}");
+  const auto made = succeed({"upcycle", path("dense"), "-o", path("moe"), "--experts", "2",
+                             "--router", "top1:cf=inf", "--verify", "--json"});
+  CHECK(made.out.find("the embedded text") != std::string::npos);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
+    CHECK(test::read_file(folder / "moe" / name) == test::read_file(folder / "dense" / name));
+  }
+  CHECK(succeed({"inspect", path("moe")}).out.find("tokenizer     tokenizer.json\n") !=
+        std::string::npos);
+
+  test::write_file(folder / "pairs.jsonl", R"({"prompt": "he", "response": "\u00e9!"})"
+                                           "\n");
+  const std::vector<std::string> train = {"train",   path("moe"),         "-o",         path("run"),
+                                          "--data",  path("pairs.jsonl"), "--steps",    "1",
+                                          "--quiet", "--global-batch",    "1",          "--seq-len",
+                                          "32",      "--cache",           path("cache")};
+  auto shown = train;
+  shown.insert(shown.end(), {"--show-samples", "1"});
+  CHECK(succeed(shown).out.find("<s> he \u27E6\u00C3 \u00A9 ! </s>\u27E7\n") != std::string::npos);
+  succeed(train);
+  CHECK(test::read_file(folder / "run/final/tokenizer.json") ==
+        test::read_file(folder / "dense/tokenizer.json"));
+
+  test::write_file(folder / "quiz.jsonl",
+                   R"({"question": "he", "choices": ["a", "\u00e9"], "answer": 0})"
+                   "\n");
+  succeed({"eval", path("run/final"), "--tasks", path("quiz.jsonl")});
+  const auto written = Json::parse(
+      succeed({"generate", path("run/final"), "--prompt", "he", "--max-tokens", "3", "--json"})
+          .out);
+  CHECK(written["prompt_ids"].get<Ids>() == Ids{257, 256});
+  const auto bare = Json::parse(succeed({"generate", path("run/final"), "--prompt", "he", "--bos",
+                                         "off", "--max-tokens", "3", "--json"})
+                                    .out);
+  CHECK(bare["prompt_ids"].get<Ids>() == Ids{256});
+  succeed({"generate", path("run/final"), "--prompt", "he", "--max-tokens", "20", "--temperature",
+           "1"});
+
+  test::write_file(folder / "dense/tokenizer_config.json", R"({"eos_token": null})");
+  auto nameless = train;
+  nameless[1] = path("dense");
+  nameless[3] = path("other");
+  const auto refused = run_moe(nameless);
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("the tokenizer has no EOS within the model's vocabulary of 264") !=
+        std::string::npos);
+}
+
+}  // namespace moe
