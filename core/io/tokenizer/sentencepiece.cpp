@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/base/utf8.h"
 
 namespace moe::io {
@@ -15,7 +16,7 @@ namespace {
 // code of ours.
 class Sentencepiece : public TokenizerModel {
  public:
-  Sentencepiece(std::string_view bytes, const std::string& where) {
+  Sentencepiece(std::string_view bytes, const std::string& where) : where_(where) {
     if (has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
         processor_.GetPieceSize() == 0) {
       throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
@@ -42,14 +43,22 @@ class Sentencepiece : public TokenizerModel {
   WordRule word_rule() const override { return word_rule_; }
 
  private:
+  // The library loads some broken models, and says so when it is asked.
+  void check(const sentencepiece::util::Status& status) const {
+    if (!status.ok()) {
+      throw UserError("{}: a broken sentencepiece model ({}); fetch it again", where_,
+                      printable(status.ToString(), 200));
+    }
+  }
+
   sentencepiece::SentencePieceProcessor processor_;
+  std::string where_;  // the file, for errors
   WordRule word_rule_ = WordRule::kNone;
 };
 
 std::vector<int64_t> Sentencepiece::encode(std::string_view text) const {
   std::vector<int> ids;
-  const auto status = processor_.Encode(text, &ids);
-  MOE_CHECK(status.ok(), "sentencepiece: {}", status.ToString());
+  check(processor_.Encode(text, &ids));
   return {ids.begin(), ids.end()};
 }
 
@@ -77,8 +86,7 @@ std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
   }
   end_bytes();
   std::string text;
-  const auto status = processor_.Decode(pieces, &text);
-  MOE_CHECK(status.ok(), "sentencepiece: {}", status.ToString());
+  check(processor_.Decode(pieces, &text));
   return text;
 }
 
