@@ -325,6 +325,25 @@ Strings citations_from_outside(const Tree& tree) {
   return wrong;
 }
 
+// Of a text that says `path/to/file.cpp:12` `name`: those whose line 12 does not have the name.
+Strings lines_that_moved(const std::string& text, const Tree& tree) {
+  static const std::regex cited(R"(`([a-z_/]+\.(?:cpp|cu|h)):([0-9]+)` `(\w+)`)");
+  Strings wrong;
+  for (auto found = std::sregex_iterator(text.begin(), text.end(), cited);
+       found != std::sregex_iterator(); ++found) {
+    const auto file = tree.find((*found)[1]);
+    std::istringstream lines(file == tree.end() ? "" : file->second);
+    std::string line;
+    for (int number = std::stoi((*found)[2]); number > 0; --number) {
+      line = std::getline(lines, line) ? line : "";
+    }
+    if (line.find((*found)[3]) == std::string::npos) {
+      wrong.push_back(found->str());
+    }
+  }
+  return wrong;
+}
+
 }  // namespace
 
 TEST_CASE("An include that points up is found, one that points down is not", "[layout]") {
@@ -416,4 +435,13 @@ TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
 
 TEST_CASE("Private words stand nowhere", "[layout]") {
   CHECK(private_words_in(our_tree()) == Strings{});
+}
+
+TEST_CASE("The map's way from main() to a kernel is the code's", "[layout]") {
+  CHECK(lines_that_moved("`a.cpp:2` `run`, `a.cpp:1` `run`, `a.cpp:3` `run`, `b.cpp:1` `run`",
+                         {{"a.cpp", "int x;\nint run() {\n"}}) ==
+        Strings{"`a.cpp:1` `run`", "`a.cpp:3` `run`", "`b.cpp:1` `run`"});
+  const std::string map = moe::test::read_file(moe::test::source_folder() / "core/README.md");
+  CHECK(map.find("`cli/main.cpp:") != std::string::npos);
+  CHECK(lines_that_moved(map, our_tree()) == Strings{});
 }
