@@ -271,6 +271,17 @@ void check_stageable(const fs::path& out) {
   check_content(folder, place);
 }
 
+void remove_empty_area(const fs::path& out) {
+  try {
+    auto left = StagingArea::find(normalized(out));
+    if (left && !is_taken(left->fresh()) && !is_taken(left->replaced())) {
+      left->remove();
+    }
+  } catch (const UserError&) {  // somebody's, or another process is at work there
+  } catch (const fs::filesystem_error&) {
+  }
+}
+
 void remove_whole(const fs::path& folder) {
   const fs::path place = normalized(folder);
   auto left = StagingArea::find(place);

@@ -57,6 +57,10 @@ std::optional<std::filesystem::path> find_replaced(const std::filesystem::path& 
 // lock, so that several processes may ask at once.
 void check_stageable(const std::filesystem::path& out);
 
+// Removes OUT.partial where it holds the marker alone: the run that wrote OUT was killed after its
+// last rename. Anything else of that name stays, without a word.
+void remove_empty_area(const std::filesystem::path& out);
+
 // Removes `folder`, so that a kill leaves it whole or gone, and what an unfinished write of it
 // left; nothing happens when there is neither.
 void remove_whole(const std::filesystem::path& folder);

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
+#include "core/io/staging_area.h"
 #include "core/train/run/snapshot.h"
 #include "core/train/run/starts.h"
 
@@ -76,10 +77,14 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
     plan.first_step = *plan.settings.steps;
     plan.notes.push_back(
         fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
+    io::remove_empty_area(folder.final_model());
     return {{}, false, /*is_done=*/true, nullptr};
   }
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   RunStart start = find_start(folder, state, plan);
+  if (start.resumed) {
+    io::remove_empty_area(start.folder);
+  }
   const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
   folder.begin(toml, state);
   start.log = std::make_unique<MetricsLog>(

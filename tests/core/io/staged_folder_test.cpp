@@ -349,6 +349,23 @@ TEST_CASE("a folder that is removed goes whole, with what a killed write of it l
   CHECK(tree_of(dir.path()) == before);
 }
 
+TEST_CASE("what a kill behind the last rename left goes, and nothing else", "[io]") {
+  const TempDir dir;
+  commit_number(dir / "out", false, 1);
+  make_unfinished(dir / "out");
+  const std::string unfinished = tree_of(dir.path());
+  moe::io::remove_empty_area(dir / "out");  // it may hold the folder that was replaced
+  CHECK(tree_of(dir.path()) == unfinished);
+  fs::remove_all(dir / "out.partial" / "new");
+  moe::io::remove_empty_area(dir / "out");
+  CHECK(whole_number(dir / "out") == 1);
+  CHECK_FALSE(fs::exists(dir / "out.partial"));
+  moe::test::write_file(dir / "out.partial" / "thesis.txt", "years");
+  const std::string foreign = tree_of(dir.path());
+  moe::io::remove_empty_area(dir / "out");
+  CHECK(tree_of(dir.path()) == foreign);
+}
+
 TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {
   const TempDir dir;
   const fs::path out = dir / "out";
