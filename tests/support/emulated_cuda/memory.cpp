@@ -5,6 +5,8 @@
 
 #include <sys/mman.h>
 
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -77,9 +79,12 @@ class Memory {
   std::map<void*, size_t> sizes_;
 };
 
+// Never destroyed: LibTorch's thread of the device gives the tensors of a last backward back after
+// main() has returned.
 Memory& memory() {
-  static Memory one;
-  return one;
+  alignas(Memory) static std::array<std::byte, sizeof(Memory)> storage;
+  static Memory* const memory = new (storage.data()) Memory;
+  return *memory;
 }
 
 }  // namespace
