@@ -188,15 +188,18 @@ ALL = ("logiqa,arc_easy,arc_challenge,piqa,hellaswag,commonsense_qa,openbookqa,w
 
 
 def data_folder(folder):
-    """The benchmark files, and BIG-Bench-Hard's worked examples in its own form, made of the harness's."""
+    """The benchmark files, and BIG-Bench-Hard's worked examples: the authors' files, or made in their form of the harness's."""
     import lm_eval
     import yaml
-    (folder / "bbh/cot-prompts").mkdir(parents=True)
+    (folder / "bbh").mkdir()
     for entry in (DATA / "bench").resolve().iterdir():
         if entry.name != "bbh":
             (folder / entry.name).symlink_to(entry)
     for entry in (DATA / "bench/bbh").resolve().iterdir():
         (folder / "bbh" / entry.name).symlink_to(entry)
+    if (folder / "bbh/cot-prompts").exists():
+        return folder
+    (folder / "bbh/cot-prompts").mkdir()
     for file in (pathlib.Path(lm_eval.__file__).parent / "tasks/leaderboard/bbh_mc").glob("[a-z]*.yaml"):
         shots = yaml.safe_load(file.read_text(encoding="utf-8"))["fewshot_config"]["samples"]
         text = "".join(f"\nQ: {s['input']}\nA: Let's think step by step.\nSo the answer is {s['target']}.\n" for s in shots)
