@@ -204,7 +204,7 @@ def main():
         ]
         bf16 = {"--precision": "bf16"}
         runs += [
-            ("dense, bf16", dense, 1e-3, 1e-8, whole, plain, bf16),
+            ("dense, bf16", dense, 1e-4, 1e-8, whole, plain, bf16),  # at 1e-3 the loss rises, and roundings with it
             ("top-2 dropless, bf16, layers computed again", child, 1e-5, 1e-8, whole, plain,
              off | bf16 | {"--recompute": "layer"}),
         ]
