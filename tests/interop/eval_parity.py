@@ -24,6 +24,9 @@ import sys
 import tempfile
 import types
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import Tally  # noqa: E402
+
 HARNESS = "0.4.13"
 # The harness's own batch 1 against batch 8 differs by up to 3e-5; fp32 sums over a few hundred tokens in another order.
 TOLERANCE = 1e-3
@@ -327,15 +330,6 @@ def run_moe(options, data, folder):
     return results, {path.stem.removeprefix("samples_"): read(path) for path in folder.glob("samples_*.jsonl")}
 
 
-class Tally:
-    def __init__(self):
-        self.passed = self.failed = 0
-
-    def check(self, what, good, detail=""):
-        self.passed, self.failed = self.passed + bool(good), self.failed + (not good)
-        print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail else ''}{detail}", flush=True)
-
-
 def compare_scores(tally, task, theirs, ours):
     worst, texts, picks, greedy, hashes, requests = 0.0, 0, 0, 0, 0, 0
     for a, b in zip(theirs, ours):
@@ -411,8 +405,7 @@ def main():
     for name, results in their_results.items():
         if any("," in key for key in results):
             compare_results(tally, name, results, our_results.get(name, {}), exact.get(name, all(exact.values())))
-    print(f"{tally.passed} passed, {tally.failed} failed, 0 skipped")
-    sys.exit(1 if tally.failed else 0)
+    tally.finish()
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -18,6 +18,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import Tally  # noqa: E402
+
 MOE = os.environ.get("MOE", "./moe")
 PARENT = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf"
 UPCYCLE = ["--layers", "even", "--experts", "8", "--router", "top2:cf=inf", "--verify"]
@@ -28,12 +31,8 @@ FP32 = 1e-4
 STRINGS = [PROMPT, "Hello world", "naïve café über straße", "日本語 and 👍 emoji", "1234567890 3.14",
            "tab\tand\nnew line", "a", "ZZZ qqq", "\"quoted\" 'text' (and) [more]", "don't won't can't"]
 
-outcomes = []
-
-
-def check(what, good, detail=""):
-    outcomes.append(bool(good))
-    print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+tally = Tally()
+check = tally.check
 
 
 def moe(*words, stdin=None):
@@ -155,5 +154,4 @@ if __name__ == "__main__":
     code = main()
     if code == 77:
         sys.exit(77)
-    print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed, 0 skipped")
-    sys.exit(0 if all(outcomes) else 1)
+    tally.finish()

@@ -22,6 +22,9 @@ import transformers
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import Tally  # noqa: E402
+
 MOE = os.environ.get("MOE", "./moe")
 TOKENIZER = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data")) / "stories260K-hf" / "tokenizer.model"
 REQUESTS = [("Once upon a time", ", there was a little girl named Lily."), ("The dog", " ran"), ("He said", " no, thank you")]
@@ -46,12 +49,8 @@ MODELS = {
         Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=True, decoder_sparse_step=2, qkv_bias=False), "1GB"),
 }
 
-outcomes = []
-
-
-def check(what, good, detail=""):
-    outcomes.append(bool(good))
-    print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+tally = Tally()
+check = tally.check
 
 
 def moe(*words):
@@ -195,5 +194,4 @@ if __name__ == "__main__":
     code = main()
     if code == 77:
         sys.exit(77)
-    print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed, 0 skipped")
-    sys.exit(0 if all(outcomes) else 1)
+    tally.finish()

@@ -23,6 +23,9 @@ import unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from tally import Tally  # noqa: E402
+
 MOE = os.environ.get("MOE", "./moe")
 DATA = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
 TEXTS = 1300
@@ -50,12 +53,8 @@ SAMPLES = [
 CONTROLS = [chr(c) for c in (*range(0x00, 0x20), 0x7f, *range(0x80, 0xA0))]
 SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n ", "\u00a0", "\u3000", "\u2009", "\x0b", "\x0c", "\x85", "\u2028"]
 
-outcomes = []
-
-
-def check(what, good, detail=""):
-    outcomes.append(bool(good))
-    print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+tally = Tally()
+check = tally.check
 
 
 def make_texts(rng, specials, count=TEXTS):
@@ -427,5 +426,4 @@ if __name__ == "__main__":
     code = main()
     if code == 77:
         sys.exit(77)
-    print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed, 0 skipped")
-    sys.exit(0 if all(outcomes) else 1)
+    tally.finish()

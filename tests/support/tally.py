@@ -1,0 +1,15 @@
+"""What a script has checked: a line for each check, and the last line that the runner counts (tests/support/tally.sh)."""
+import sys
+
+
+class Tally:
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def check(self, what, good, detail=""):
+        self.passed, self.failed = self.passed + bool(good), self.failed + (not good)
+        print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
+
+    def finish(self):
+        print(f"{self.passed} passed, {self.failed} failed, 0 skipped")
+        sys.exit(1 if self.failed else 0)
