@@ -5,10 +5,9 @@
 
 #include <sys/mman.h>
 
-#include <array>
-#include <cstddef>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -82,8 +81,7 @@ class Memory {
 // Never destroyed: LibTorch's thread of the device gives the tensors of a last backward back after
 // main() has returned.
 Memory& memory() {
-  alignas(Memory) static std::array<std::byte, sizeof(Memory)> storage;
-  static Memory* const memory = new (storage.data()) Memory;
+  static Memory* const memory = std::make_unique<Memory>().release();
   return *memory;
 }
 
