@@ -75,6 +75,7 @@ Measure add_bench_eval(CLI::App& command) {
   command.add_option("--repeats", settings.repeats, "after one to warm up (3)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
   add_router_flags(command, settings.router);
+  add_force_memory(command, settings.force_memory);
   return [flags](const BenchFlags& shared) {
     flags->device = device_of(shared.device);
     return measure(*flags);

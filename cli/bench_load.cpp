@@ -1,4 +1,4 @@
-// moe bench load: how long a folder takes to become a model in memory.
+// moe bench load: how long a folder takes to become a model, mapped or copied to f32.
 
 #include <fmt/format.h>
 
@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/bench/load.h"
 
@@ -16,19 +17,23 @@ namespace {
 struct LoadBenchFlags {
   std::string folder;
   int64_t repeats = 5;
+  bool force_memory = false;
 };
 
+std::string line_of(const std::string& what, const bench::Loading& loading) {
+  return fmt::format("{} of weights {} in {}; the first time {:.1f} ms; {} of anonymous memory\n",
+                     format_bytes(static_cast<double>(loading.bytes)), what, in_words(loading.load),
+                     1e3 * loading.first_s, format_bytes(static_cast<double>(loading.anonymous)));
+}
+
 BenchResult measure(const LoadBenchFlags& flags) {
-  const auto report = bench::bench_load(flags.folder, flags.repeats);
+  const auto report = bench::bench_load(flags.folder, flags.repeats, flags.force_memory);
   OrderedJson json = {{"settings", {{"model", flags.folder}, {"repeats", flags.repeats}}}};
   json.update(bench::to_json(report));
-  const auto bytes = static_cast<double>(report.bytes);
-  return {json,
-          fmt::format("{} of weights in {}, {}/s; the first time, into new memory, {:.0f} ms\n"
-                      "anonymous memory: {} above the start\n",
-                      format_bytes(bytes), in_words(report.load),
-                      format_bytes(bytes / report.load.median_s), 1e3 * report.first_s,
-                      format_bytes(static_cast<double>(report.anonymous)))};
+  return {json, fmt::format("{}loaded so, the first token after {:.0f} ms\n{}",
+                            line_of("mapped, as eval and generate do,", report.mapped),
+                            1e3 * report.first_token_s,
+                            line_of("copied to f32, as train does,", report.f32))};
 }
 
 }  // namespace
@@ -38,6 +43,7 @@ Measure add_bench_load(CLI::App& command) {
   command.add_option("MODEL", flags->folder, "a folder")->required();
   command.add_option("--repeats", flags->repeats, "after a first one (5)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  add_force_memory(command, flags->force_memory);
   return [flags](const BenchFlags&) { return measure(*flags); };
 }
 

@@ -63,6 +63,7 @@ Measure add_bench_train(CLI::App& command) {
   command.add_option("MODEL", settings.model,
                      "a folder, or a synthetic mixture: S (default, 35 M) or M (176 M)");
   add_router_flags(command, settings.router);
+  add_force_memory(command, settings.force_memory);
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20);
   command.add_option("--precision", flags->precision, "fp32 (default) or bf16");
   command.add_option("--rows", settings.rows, "of a step (2)")->check(size);

@@ -370,9 +370,11 @@ void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
       "auto (default: as tokenizer_config.json says), on or off: a BOS before the text");
   command.option_defaults()->group(group::kMemory);
   command
-      .add_option("--batch-tokens", flags.settings.batch_tokens,
-                  "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
-                  "activations would pass 1 GiB; scores do not depend on it")
+      .add_option(
+          "--batch-tokens", flags.settings.batch_tokens,
+          "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
+          "activations would pass 1 GiB, more where memory cannot hold the weights; scores do "
+          "not depend on it")
       ->transform(batch_tokens_of);
   command.option_defaults()->group(group::kRouter);
   command
@@ -394,6 +396,7 @@ void add_eval(CLI::App& app) {
   add_sweep_flags(*command, *flags);
   add_stats_flags(*command, *flags);
   add_scoring_flags(*command, *flags);
+  add_force_memory(*command, flags->settings.force_memory);
   add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);

@@ -42,6 +42,17 @@ class TomlConfig : public CLI::Config {
   std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    try {
+      return items_of(input);
+    } catch (const UserError& error) {  // opens with --config
+      const std::vector<std::string> files = app_.get_config_ptr()->results();
+      throw UserError("--config{}{}", files.empty() ? "" : " " + files.back(),
+                      std::string_view(error.what()).substr(std::string_view("--config").size()));
+    }
+  }
+
+ private:
+  std::vector<CLI::ConfigItem> items_of(std::istream& input) const {
     constexpr size_t kMaxBytes = size_t{1} << 20;
     std::string text(kMaxBytes + 1, '\0');
     input.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -69,7 +80,6 @@ class TomlConfig : public CLI::Config {
     return items;
   }
 
- private:
   const CLI::App& find_command(const std::string& name, const toml::node& node) const {
     std::vector<std::string> known;
     for (const auto* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
@@ -127,6 +137,13 @@ void add_json(CLI::App& command, bool& json) {
 void add_force(CLI::App& command, bool& force, const std::string& also) {
   command.add_flag("--force", force, "replace an output that is there already" + also)
       ->group(group::kOutput);
+}
+
+void add_force_memory(CLI::App& command, bool& force_memory) {
+  command
+      .add_flag("--force-memory", force_memory,
+                "go on where more memory is needed than this machine, cgroup or ulimit leaves")
+      ->group(group::kMemory);
 }
 
 void add_threads(CLI::App& command, int& threads) {

@@ -28,6 +28,9 @@ void add_json(CLI::App& command, bool& json);
 // `also` is what --force allows besides replacing the output.
 void add_force(CLI::App& command, bool& force, const std::string& also = "");
 
+// --force-memory: of commands that load a model.
+void add_force_memory(CLI::App& command, bool& force_memory);
+
 // --threads N (default: what LibTorch finds), applied when the command runs.
 void add_threads(CLI::App& command, int& threads);
 void apply_threads(int threads);

@@ -3,12 +3,17 @@
 #include "core/model/llama/generate.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
+#include "core/data/chat_template.h"
+#include "core/data/chat_tokens.h"
 #include "core/io/tokenizer/text_stream.h"
 #include "core/io/tokenizer/tokenizer.h"
 
@@ -16,12 +21,14 @@ namespace moe::cli {
 
 namespace {
 
+using TokenizerOfFolder = std::shared_ptr<const io::Tokenizer>;
+
 struct GenerateFlags {
-  std::string model, prompt, bos = "auto", device;
+  std::string model, prompt, bos = "auto", text_template, device;
   route::RouterRequest router;
   model::GenerateSettings settings;
   int threads = 0;
-  bool json = false, force = false;
+  bool json = false, force = false, force_memory = false, chat = false;
 };
 
 void check(const GenerateFlags& flags) {
@@ -31,12 +38,35 @@ void check(const GenerateFlags& flags) {
   }
 }
 
-model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Llama& llama) {
-  const model::RoutingOptions stored = llama.default_routing();
+void check_chat(const GenerateFlags& flags) {
+  if (!flags.chat && !flags.text_template.empty()) {
+    throw UserError("--template {} says how --chat asks; give --chat too", flags.text_template);
+  }
+  if (flags.chat && flags.bos != "auto") {
+    throw UserError("--bos {} with --chat: the template says where a BOS stands; leave it out",
+                    flags.bos);
+  }
+}
+
+// --prompt as a question, in the words of --template.
+data::Question question_of(const GenerateFlags& flags, const TokenizerOfFolder& tokenizer) {
+  const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
+  return data::ask(data::Template::parse(data::named_template(word, flags.model)), flags.prompt,
+                   data::codec_of(tokenizer));
+}
+
+bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {
+  return !end.empty() && ids.size() >= end.size() &&
+         std::equal(end.rbegin(), end.rend(), ids.rbegin());
+}
+
+model::RoutingOptions routing_for(const GenerateFlags& flags, const model::ModelConfig& config) {
+  const auto& moe = config.moe;
+  const model::RoutingOptions stored =
+      moe ? model::RoutingOptions{moe->router, moe->ep_ranks} : model::RoutingOptions{};
   if (!flags.router.any()) {
     return model::generation_routing(stored);
   }
-  const auto& moe = llama.config().moe;
   if (!moe) {
     throw UserError(
         "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
@@ -71,36 +101,47 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
 
 void run(const GenerateFlags& flags) {
   check(flags);
+  check_chat(flags);
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
-  const auto llama =
-      model::Llama::load(checkpoint, {}, device_of(flags.device), model::Storage::kStored);
-  const auto routing = routing_for(flags, llama);
-  const auto tokenizer = io::Tokenizer::load(flags.model, llama.config().vocab_size);
-  const std::vector<int64_t> prompt = prompt_ids(flags, tokenizer);
-  if (static_cast<int64_t>(prompt.size()) >= llama.config().max_position_embeddings) {
+  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
+  const auto routing = routing_for(flags, config);
+  const auto tokenizer =
+      std::make_shared<const io::Tokenizer>(io::Tokenizer::load(flags.model, config.vocab_size));
+  const data::Question asked = flags.chat ? question_of(flags, tokenizer)
+                                          : data::Question{prompt_ids(flags, *tokenizer), {}};
+  const std::vector<int64_t>& prompt = asked.ids;
+  if (static_cast<int64_t>(prompt.size()) >= config.max_position_embeddings) {
     throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
-                    llama.config().max_position_embeddings);
+                    config.max_position_embeddings);
   }
+  const c10::Device device = device_of(flags.device);
+  check_memory({model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()),
+                                      flags.settings, device),
+                1, fmt::format("generating with {}", flags.model),
+                "a shorter --prompt or fewer --max-tokens take less, most are the weights"},
+               flags.force_memory);
+  const auto llama = model::Llama::load(checkpoint, {}, device, model::Storage::kStored);
   model::GenerateSettings settings = flags.settings;
-  settings.eos_id = tokenizer.eos_id();
+  settings.eos_ids = tokenizer->stop_ids();
+  settings.stops = [&](const std::vector<int64_t>& ids) { return ends_with(ids, asked.end); };
 
-  io::TextStream stream(tokenizer);
+  io::TextStream stream(*tokenizer);
   const auto print_more = [&](int64_t id) {
     fmt::print("{}", stream.push({id}));
     std::fflush(stdout);
   };
-  if (!flags.json) {
+  if (!flags.json && !flags.chat) {
     fmt::print("{}", stream.push(prompt));
   }
   const auto ids = model::generate(llama, routing, prompt, settings,
                                    flags.json ? std::function<void(int64_t)>() : print_more);
   if (flags.json) {
-    std::vector<int64_t> all = prompt;
+    std::vector<int64_t> all = flags.chat ? std::vector<int64_t>() : prompt;
     all.insert(all.end(), ids.begin(), ids.end());
     fmt::print(
         "{}\n",
-        OrderedJson{{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer.decode(all)}}.dump());
+        OrderedJson{{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}}.dump());
   } else {
     fmt::print("{}\n", stream.finish());
   }
@@ -125,11 +166,17 @@ void add_generate(CLI::App& app) {
       ->add_option("--bos", flags->bos,
                    "auto (default: as the tokenizer says), on or off: begin with the BOS token")
       ->check(CLI::IsMember({"auto", "on", "off"}));
+  command->add_flag("--chat", flags->chat,
+                    "ask --prompt as a user's question, and print the answer alone");
+  command->add_option("--template", flags->text_template,
+                      "how --chat asks: auto (default: as the folder's chat template), or a "
+                      "template of moe train");
   add_router_flags(*command, flags->router);
   command->option_defaults()->group(group::kRouter);
   command->add_flag("--force", flags->force, "let --router change the stored gate=");
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);
+  add_force_memory(*command, flags->force_memory);
   add_json(*command, flags->json);
   add_config(*command);
   command->callback([flags] { run(*flags); });

@@ -18,7 +18,7 @@ namespace {
 
 struct InitFlags {
   std::string config, out, dtype = "keep", shard_size = "5GB", tokenizer,
-                           experts_init = "independent";
+                           experts_init = "independent", distribution = "normal";
   route::RouterRequest router;
   model::InitSettings settings;
   bool quiet = false, json = false;
@@ -45,6 +45,7 @@ model::InitSettings settings_from(const InitFlags& flags) {
                                            : "float32";
   settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
   settings.tokenizer = flags.tokenizer;
+  settings.scaled_outputs = flags.distribution == "megatron";
   settings.same_experts = flags.experts_init == "same";
   return settings;
 }
@@ -106,6 +107,12 @@ void add_init(CLI::App& app) {
       ->add_option("--experts-init", flags->experts_init,
                    "independent (default) or same: equal experts within a layer")
       ->check(CLI::IsMember({"independent", "same"}));
+  command
+      ->add_option(
+          "--init", flags->distribution,
+          "normal (default): every matrix N(0, initializer_range^2); megatron: attention's "
+          "and the feed-forwards' outputs divided by sqrt(2 layers)")
+      ->check(CLI::IsMember({"normal", "megatron"}));
   command->add_option("--seed", flags->settings.seed, "seed of all weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default: the config's), bf16, fp16 or fp32")

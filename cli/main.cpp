@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 
 #include "cli/commands.h"
@@ -66,6 +67,34 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return fmt::format("{}; see {} --help", error.what(), name);
 }
 
+// A value that is empty is a variable of a script that was not set. Two texts may be empty: that to
+// go on from, and that to tokenise.
+void refuse_empty_values(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() > 0 && !option->check_name("--prompt") &&
+        !option->check_name("TEXT")) {
+      option->check([](const std::string& value) {
+        return value.empty() ? "the value is empty; give one, or leave the flag out" : "";
+      });
+    }
+  }
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    refuse_empty_values(*command);
+  }
+}
+
+// What the standard library says of a name that cannot be: the user can give another.
+int print_filesystem_error(const std::filesystem::filesystem_error& error) {
+  const std::errc code = static_cast<std::errc>(error.code().value());
+  const bool is_of_name =
+      code == std::errc::filename_too_long || code == std::errc::not_a_directory ||
+      code == std::errc::permission_denied || code == std::errc::too_many_symbolic_link_levels ||
+      code == std::errc::read_only_file_system;
+  fmt::print(stderr, "moe: {}: {}{}\n", moe::message_text(error.path1().string()),
+             error.code().message(), is_of_name ? "; give another name" : "");
+  return is_of_name ? kUserError : kFailed;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "moe: turn a dense LLaMA checkpoint into a mixture of experts, train it, evaluate it", "moe"};
@@ -82,6 +111,7 @@ int run(int argc, char** argv) {
   moe::cli::add_generate(app);
   moe::cli::add_tokenize(app);
   moe::cli::read_recipes(app);
+  refuse_empty_values(app);
   app.add_flag_callback(
       "--reference",
       [&app] {
@@ -107,14 +137,16 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {
-    fmt::print(stderr, "moe: {}\n", moe::terminal_text(error.what(), /*one_line=*/true));
+    fmt::print(stderr, "moe: {}\n", moe::message_text(error.what()));
     return kUserError;
   } catch (const moe::Interrupted& stopped) {
-    fmt::print(stderr, "moe: {}\n", moe::terminal_text(stopped.what(), /*one_line=*/true));
+    fmt::print(stderr, "moe: {}\n", moe::message_text(stopped.what()));
     return kInterrupted;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "moe: out of memory\n");
     return kFailed;
+  } catch (const std::filesystem::filesystem_error& error) {
+    return print_filesystem_error(error);
   } catch (const std::exception& error) {
     fmt::print(stderr, "moe: {}\n", moe::terminal_text(error.what()));
     return kFailed;

@@ -1,4 +1,5 @@
-// moe report: the page of a run of moe train, also of one that still runs or was cut off.
+// moe report: the page of a run of moe train, also of one that still runs or was cut off, or of
+// numbers of any kind that a JSON file describes.
 
 #include "core/train/observe/report.h"
 
@@ -8,8 +9,11 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/option.h"
+#include "core/base/page/page.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/file.h"
 
 namespace moe::cli {
 
@@ -20,8 +24,31 @@ struct ReportFlags {
   bool force = false;
 };
 
+namespace fs = std::filesystem;
+
+// The page that a JSON file describes (core/base/page/page.h).
+void write_described_page(const ReportFlags& flags) {
+  const fs::path out =
+      flags.out.empty() ? fs::path(flags.run).replace_extension(".html") : flags.out;
+  eval::check_output({out}, flags.force || flags.out.empty(), "-o", {flags.run});
+  const Json described = read_json(flags.run, uint64_t{256} << 20);
+  std::string page;
+  try {
+    page = make_page(OrderedJson(described));
+  } catch (const Json::exception& error) {
+    throw UserError(
+        "{}: describes no page ({}); give the folder of a run, or a page as core/base/page/page.h "
+        "says",
+        flags.run.string(), error.what());
+  }
+  io::write_file(out, page);
+  fmt::print("{}\n", out.string());
+}
+
 void run(const ReportFlags& flags) {
-  namespace fs = std::filesystem;
+  if (fs::is_regular_file(flags.run)) {
+    return write_described_page(flags);
+  }
   const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
   const fs::path out = is_own ? flags.run / "report.html" : flags.out;
   if (!is_own) {
@@ -45,10 +72,16 @@ void run(const ReportFlags& flags) {
 void add_report(CLI::App& app) {
   auto flags = std::make_shared<ReportFlags>();
   CLI::App* command =
-      app.add_subcommand("report", "a run of moe train as a page: curves, load, samples, settings");
+      app.add_subcommand("report",
+                         "a run of moe train as a page: curves, load, samples, settings; or any "
+                         "numbers that a JSON file describes");
   command->option_defaults()->group(group::kOutput);
-  command->add_option("RUN", flags->run, "the folder of a run, finished or not")->required();
-  command->add_option("-o,--out", flags->out, "where the page goes (RUN/report.html)");
+  command
+      ->add_option(
+          "RUN", flags->run,
+          "the folder of a run, finished or not; or a page as JSON (core/base/page/page.h)")
+      ->required();
+  command->add_option("-o,--out", flags->out, "where the page goes (RUN/report.html, PAGE.html)");
   add_force(*command, flags->force);
   add_config(*command);
   command->callback([flags] { run(*flags); });

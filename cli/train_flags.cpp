@@ -38,10 +38,18 @@ Options cluster_options(TrainFlags& flags) {
        .group = group::kRanks,
        .help = "and to other machines"},
       {.name = "upcycled",
-       .member = &flags.upcycled,
+       .member = &flags.mixture.experts,
        .group = group::kRanks,
-       .help = "of a dense config, plan the mixture that upcycling to N experts makes",
+       .help = "of a dense config, plan the mixture of N experts that moe upcycle or init makes",
        .fallback = "the config as it is"},
+      {.name = "layers",
+       .member = &flags.mixture.layers,
+       .group = group::kRanks,
+       .help = "with --upcycled: even, odd, all or a list"},
+      {.name = "granularity",
+       .member = &flags.mixture.granularity,
+       .group = group::kRanks,
+       .help = "with --upcycled: each expert is cut into so many"},
   };
 }
 
@@ -85,6 +93,7 @@ void add_train_flags(CLI::App& command, TrainFlags& flags) {
   add_options(command, cluster_options(flags));
   add_options(command, call_options(flags));
   add_force(command, flags.settings.force, kForcedGate);
+  add_force_memory(command, flags.settings.force_memory);
   add_quiet(command, flags.quiet);
   add_json(command, flags.json);
   add_config(command);

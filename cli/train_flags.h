@@ -20,7 +20,7 @@ struct TrainFlags {
   distributed::RankSettings ranks;
   std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
   train::ClusterRates rates;
-  int64_t upcycled = 0;
+  train::PlannedMixture mixture;
   int64_t profile = 0;  // steps; 0 = none
   bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };

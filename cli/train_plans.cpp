@@ -90,7 +90,7 @@ void print_cluster(const TrainFlags& flags) {
   train::ClusterRates rates = flags.rates;
   rates.nodes = flags.nodes.value_or(1);
   rates.gpus = flags.gpus.value_or(8);
-  const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates, flags.upcycled);
+  const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates, flags.mixture);
   if (flags.json) {
     fmt::print("{}\n", to_json(plan).dump());
     return;

@@ -1,15 +1,17 @@
-// moe upcycle: a dense LLaMA folder becomes a mixture of experts.
+// moe upcycle: a dense folder of LLaMA or its kin becomes a mixture of experts.
 
 #include "core/model/convert/upcycle.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <optional>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "core/base/available_memory.h"
 #include "core/base/disk_probe.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
@@ -32,7 +34,7 @@ struct UpcycleFlags {
   double router_std = -1;
   route::RouterRequest router;
   model::UpcycleSettings settings;
-  bool dry_run = false, quiet = false, json = false, verify = false;
+  bool dry_run = false, quiet = false, json = false, verify = false, force_memory = false;
 };
 
 bool is_verified(const UpcycleFlags& flags) { return flags.verify || !flags.verify_text.empty(); }
@@ -60,6 +62,9 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   if (settings.gate_scale && !flags.calibration.empty()) {
     throw UserError("--calibration {}: only --gate-scale auto reads it; add that, or leave it out",
                     flags.calibration);
+  }
+  if (!std::isfinite(flags.router_std)) {
+    throw UserError("--router-std {}: must be 0 or a positive number", flags.router_std);
   }
   if (flags.router_std >= 0) {
     settings.router_std = flags.router_std;
@@ -117,12 +122,30 @@ model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
   };
 }
 
+bool looks_for_dead_experts(const UpcycleFlags& flags, const model::UpcycleSettings& settings) {
+  return is_verified(flags) && settings.router.family->can_leave_experts_dead;
+}
+
+// Writing is streamed: only models that are run take memory worth a look.
+void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
+                      const model::UpcycleSettings& settings, const model::UpcyclePlan& plan) {
+  const bool verifies = is_verified(flags);
+  if (!verifies && settings.gate_scale) {
+    return;
+  }
+  check_memory(
+      {model::verify_bytes(dense, verifies ? &plan.child : nullptr, device_of(flags.device)), 1,
+       fmt::format("running {}{}", flags.dense, verifies ? " and its mixture" : ""),
+       verifies ? "leaving --verify out takes almost none"
+                : "a number for --gate-scale in place of auto takes almost none"},
+      flags.force_memory);
+}
+
 // Without --gate-scale auto and --verify no model is ever held; a ReLU router that is verified is
 // looked over for dead experts too.
 model::Calibrate calibrator(const UpcycleFlags& flags, const io::Checkpoint& dense,
                             const model::UpcycleSettings& settings, std::function<void()> before) {
-  const bool looks_for_dead = is_verified(flags) && settings.router.family->can_leave_experts_dead;
-  if (settings.gate_scale && !looks_for_dead) {
+  if (settings.gate_scale && !looks_for_dead_experts(flags, settings)) {
     return {};
   }
   const bool own_text = !flags.calibration.empty();
@@ -171,6 +194,7 @@ void run(const UpcycleFlags& flags) {
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }
+  check_models_fit(flags, dense, settings, plan);
   Progress progress("upcycle", "B", plan.bytes, flags.quiet);
   const auto start = std::chrono::steady_clock::now();
   std::optional<double> seconds;  // of the writing, without the verification
@@ -195,10 +219,11 @@ void run(const UpcycleFlags& flags) {
 
 void add_upcycle(CLI::App& app) {
   auto flags = std::make_shared<UpcycleFlags>();
-  CLI::App* command =
-      app.add_subcommand("upcycle", "a dense LLaMA folder becomes a mixture of experts");
+  CLI::App* command = app.add_subcommand(
+      "upcycle", "a dense LLaMA (or Mistral, Qwen2, Qwen3) folder becomes a mixture of experts");
   command->option_defaults()->group(group::kModel);
-  command->add_option("DENSE", flags->dense, "a dense LLaMA folder")->required();
+  command->add_option("DENSE", flags->dense, "a dense folder: LLaMA, Mistral, Qwen2 or Qwen3")
+      ->required();
   command->add_option("-o,--out", flags->out, "the folder to write")
       ->required()
       ->group(group::kOutput);
@@ -231,6 +256,7 @@ void add_upcycle(CLI::App& app) {
   command->add_option("--verify-text", flags->verify_text,
                       "the text to verify on (an embedded one)");
   add_device(*command, flags->device);
+  add_force_memory(*command, flags->force_memory);
   command->option_defaults()->group(group::kOutput);
   command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
   add_force(*command, flags->settings.force);

@@ -21,12 +21,13 @@ fi
 "$root/recipes/setup.sh"
 
 cd -- "$root"
-tiny=recipes/tiny
+tiny=recipes/tiny/facts
 threads=$(nproc)
 [ "$threads" -le 8 ] || threads=8  # the model is too small for more
-made=(scores inspect seconds moe moe-tuned dense-tuned)  # what a quickstart makes, and nothing else is removed
+made=(scores inspect texts stats.json page.json quickstart.html moe moe-tuned dense-tuned dense-longer)  # what a quickstart makes;
+# nothing else is removed
 if [ -d "$run_folder" ]; then (cd -- "$run_folder" && rm -rf -- "${made[@]}"); fi
-mkdir -p "$run_folder"/{scores,inspect,seconds}
+mkdir -p "$run_folder"/{scores,inspect}
 touch "$run_folder/$marker"
 run=${run_folder#"$root/"}
 
@@ -36,23 +37,31 @@ step() {
   printf '\n'
   "$@"
 }
-tune() {  # MODEL OUT
-  local start=$SECONDS
-  step ./moe train "$1" -o "$run/$2" --data "$tiny/instruct.jsonl" --config "$tiny/tune.toml" --threads "$threads"
-  echo $((SECONDS - start)) >"$run/seconds/$2"
+tune() {  # MODEL OUT FLAGS...
+  local model=$1 out=$2
+  shift 2
+  step ./moe train "$model" -o "$run/$out" --data "$run/texts/instruct.jsonl" --config "$tiny/tune.toml" --threads "$threads" \
+    --eval-tasks "$run/texts/quiz.jsonl" --eval-limit 400 "$@"
 }
-evaluate() {  # MODEL NAME
-  step ./moe eval "$1" --tasks "$tiny/quiz.jsonl" --bos on -o "$run/scores/$2" --threads "$threads"
-  ./moe inspect "$1" --json >"$run/inspect/$2.json"
+evaluate() {  # MODEL NAME FLAGS...
+  local model=$1 name=$2
+  shift 2
+  step ./moe eval "$model" --tasks "$run/texts/quiz.jsonl" --bos on -o "$run/scores/$name" --threads "$threads" "$@"
+  ./moe inspect "$model" --json >"$run/inspect/$name.json"
 }
 
 step ./moe inspect "$tiny/model"
+step python3 recipes/tiny/facts.py "$run/texts"
 evaluate "$tiny/model" dense
-step ./moe upcycle "$tiny/model" -o "$run/moe" --experts 8 --layers even --router top1+ir+fr --verify
+step ./moe upcycle "$tiny/model" -o "$run/moe" --experts 8 --layers all --router top2 --verify
 tune "$run/moe" moe-tuned
-evaluate "$run/moe-tuned/final" moe-tuned
+evaluate "$run/moe-tuned/final" moe-tuned --stats "$run/stats.json" --stats-by source
 tune "$tiny/model" dense-tuned
 evaluate "$run/dense-tuned/final" dense-tuned
-step ./moe generate "$run/moe-tuned/final" --prompt $'What is the opposite of cold?\n' --max-tokens 8
+tune "$tiny/model" dense-longer --steps "$(python3 recipes/tiny/table.py steps "$run")"
+evaluate "$run/dense-longer/final" dense-longer
+subject=$(sed -n '/"Where does [A-Z][a-z]* live/{s/.*"Where does \([A-Z][a-z]*\) live.*/\1/p;q}' "$run/texts/instruct.jsonl")
+step ./moe generate "$run/moe-tuned/final" --prompt "Where does $subject live?"$'\n' --max-tokens 8
 
-python3 "$tiny/table.py" "$run" "$tiny/quiz.jsonl"
+python3 recipes/tiny/table.py "$run" "$run/texts/quiz.jsonl"
+step ./moe report "$run/page.json" -o "$run/quickstart.html"

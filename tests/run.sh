@@ -3,7 +3,8 @@
 #
 #   tests/run.sh          formatting; unit and command tests; readers, routing, data and kernels again under the sanitizers;
 #                         20 s of fuzzing; interop with stock transformers
-#   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow], 10 minutes of fuzzing
+#   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
+#                         before a release)
 #
 # A unit is a test case (Catch2), the formatting, one fuzz target, or one interop or slow script's own count.
 set -euo pipefail
@@ -78,7 +79,7 @@ build "${asan_targets[@]}" asan
 run_ctest asan -R "^($(IFS='|'; echo "${sanitized[*]}"))$"
 
 seconds=20
-[ "$all" = no ] || seconds=600
+[ "$all" = no ] || seconds=60
 say "fuzzing, $seconds s"
 run_script bash tests/fuzz/run.sh "$seconds"
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/base/utf8.h"
@@ -32,7 +33,40 @@ bool is_direction_mark(uint32_t point) {
          (point >= 0x2066 && point <= 0x2069) || point == 0x061C;
 }
 
+// At most `bytes` of well-formed UTF-8, from its beginning or its end.
+std::string_view first_of(std::string_view text, size_t bytes) {
+  while (bytes > 0 && (static_cast<uint8_t>(text[bytes]) & 0xC0U) == 0x80) {
+    --bytes;
+  }
+  return text.substr(0, bytes);
+}
+std::string_view last_of(std::string_view text, size_t bytes) {
+  size_t at = text.size() - bytes;
+  while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xC0U) == 0x80) {
+    ++at;
+  }
+  return text.substr(at);
+}
+
 }  // namespace
+
+std::string message_text(std::string_view message) {
+  constexpr size_t kWord = 200, kKept = 99, kAll = 4000;
+  const std::string line = terminal_text(message, /*one_line=*/true);
+  std::string shown;
+  for (size_t at = 0; at < line.size();) {
+    const size_t end = std::min(line.find(' ', at), line.size());
+    const std::string_view word = std::string_view(line).substr(at, end - at);
+    if (word.size() > kWord) {
+      shown += fmt::format("{}..{}", first_of(word, kKept), last_of(word, kKept));
+    } else {
+      shown += word;
+    }
+    shown += end < line.size() ? " " : "";
+    at = end + 1;
+  }
+  return shown.size() <= kAll ? shown : fmt::format("{}..", first_of(shown, kAll - 2));
+}
 
 std::string terminal_text(std::string_view text, bool one_line) {
   std::string out;

@@ -11,4 +11,8 @@ namespace moe {
 // the rest stays. Line breaks and tabs stay, unless `one_line`: then they are spelt out too.
 std::string terminal_text(std::string_view text, bool one_line = false);
 
+// A message as it is shown to the user: one line, in which words of more than 200 bytes, such as a
+// path that somebody pasted twice, are cut in their middle, and which ends after 4000.
+std::string message_text(std::string_view message);
+
 }  // namespace moe

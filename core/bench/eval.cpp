@@ -200,6 +200,10 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   const auto sets = settings.tasks.empty()
                         ? synthetic_sets(opened.config, settings.limit.value_or(60))
                         : task_sets(tasks, eval::encoder_of(opened, asked.compat));
+  asked.batch_tokens = settings.batch_tokens;
+  asked.group_tokens = settings.group_tokens;
+  asked.device = settings.device;
+  check_memory(eval::memory_need(asked, opened), settings.force_memory);
   const model::Llama llama =
       model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
   const eval::ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},

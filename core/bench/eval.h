@@ -24,6 +24,7 @@ struct EvalSettings {
   int64_t repeats = 3;  // after one to warm up
   route::RouterRequest router;
   c10::Device device = c10::kCPU;
+  bool force_memory = false;  // load the model although memory will be short
 };
 
 struct EvalReport {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/available_memory.h"
 #include "core/base/random.h"
 #include "core/data/batches.h"
 #include "core/model/convert/init.h"
@@ -15,6 +16,7 @@
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/optimizer.h"
 #include "core/train/loop/trainable.h"
+#include "core/train/plan/memory_plan.h"
 
 namespace moe::bench {
 
@@ -54,11 +56,31 @@ model::Llama synthetic(const std::string& name, c10::Device device) {
   return model::Llama::load(io::Checkpoint(settings.out), {}, device);
 }
 
-model::Llama load(const std::string& model, c10::Device device) {
+void check_folder_memory(const io::Checkpoint& checkpoint, const TrainBenchSettings& settings) {
+  const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
+  train::TrainSettings trained;
+  trained.micro_batch = trained.global_batch = settings.rows;
+  trained.compute.precision = settings.precision;
+  const route::RouterSettings router =
+      config.moe ? route::requested_router(settings.router, config.moe->router)
+                 : route::RouterSettings{};
+  const train::MemoryPlan plan =
+      train::plan_memory(config, trained, router, settings.rows * settings.length, /*program=*/0);
+  check_memory({plan.peak, 1, fmt::format("training {}", settings.model),
+                "fewer --rows or a smaller --seq-len take less"},
+               settings.force_memory);
+}
+
+model::Llama load(const TrainBenchSettings& settings) {
   const auto& names = synthetic_models();
-  return std::find(names.begin(), names.end(), model) != names.end()
-             ? synthetic(model, device)
-             : model::Llama::load(io::Checkpoint(model), {}, device);
+  if (std::find(names.begin(), names.end(), settings.model) != names.end()) {
+    return synthetic(settings.model, settings.device);
+  }
+  const io::Checkpoint checkpoint(settings.model);
+  if (settings.device.is_cpu()) {
+    check_folder_memory(checkpoint, settings);
+  }
+  return model::Llama::load(checkpoint, {}, settings.device);
 }
 
 data::Batch random_batch(const TrainBenchSettings& settings, int64_t vocabulary, Random& random) {
@@ -169,7 +191,7 @@ OrderedJson synthetic_config(const std::string& name) {
 TrainReport bench_train(const TrainBenchSettings& settings) {
   TrainReport report;
   const double start = clock_now_s();
-  model::Llama model = load(settings.model, settings.device);
+  model::Llama model = load(settings);
   report.load_s = clock_now_s() - start;
   Steps steps(settings, std::move(model));
   report.router = steps.router();

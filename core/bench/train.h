@@ -32,6 +32,7 @@ struct TrainBenchSettings {
   int64_t rows = 2, length = 512;  // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
   c10::Device device = c10::kCPU;
+  bool force_memory = false;  // load the model although memory will be short
 };
 
 struct TrainReport {

@@ -2,6 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/data/chat_tokens.h"
 
 namespace moe::data {
 
@@ -14,6 +15,16 @@ bool is_blank(std::string_view text) {
 void push(Example& example, int64_t id, bool learned) {
   example.ids.push_back(static_cast<int32_t>(id));
   example.labels.push_back(learned ? static_cast<int32_t>(id) : kNoLoss);
+}
+
+// What `encode` returns; its UserError is opened by `where`.
+template <typename Encode>
+auto at_place(const std::string& where, const Encode& encode) {
+  try {
+    return encode();
+  } catch (const UserError& error) {
+    throw UserError("{}: {}", where, error.what());
+  }
 }
 
 }  // namespace
@@ -86,6 +97,12 @@ void ExampleMaker::check_objective(const std::string& where) const {
 Example ExampleMaker::from_conversation(const Conversation& conversation,
                                         const std::string& where) {
   Example example;
+  if (const Template& form = settings_.text_template; form.is_chat()) {
+    push_chat(example,
+              chat_pieces(form.chat_form(), conversation, settings_.loss_on == LossOn::kLast),
+              where);
+    return example;
+  }
   for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
     TurnText text = settings_.text_template.render(conversation, turn);
     if (text.space_before_response && !codec().leading_space) {
@@ -156,20 +173,27 @@ void ExampleMaker::check_id(int64_t id, const char* key, size_t position,
 
 void ExampleMaker::push_text(Example& example, const std::string& text, bool learned,
                              const std::string& where) {
-  const auto encode = [&] {
-    try {
-      return codec().encode(text);
-    } catch (const UserError& error) {
-      throw UserError("{}: {}", where, error.what());
-    }
-  };
-  for (const int64_t id : encode()) {
-    if (id < 0 || id >= vocab_size_) {
-      throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
-                      id, vocab_size_);
-    }
-    push(example, id, learned);
+  const auto ids = at_place(where, [&] { return codec().encode(text); });
+  for (const int64_t id : ids) {
+    push_id(example, id, learned, where);
   }
+}
+
+void ExampleMaker::push_chat(Example& example, const std::vector<ChatPiece>& pieces,
+                             const std::string& where) {
+  const auto tokens = at_place(where, [&] { return chat_tokens(pieces, codec()); });
+  for (const auto& token : tokens) {
+    push_id(example, token.id, token.learned, where);
+  }
+}
+
+void ExampleMaker::push_id(Example& example, int64_t id, bool learned,
+                           const std::string& where) const {
+  if (id < 0 || id >= vocab_size_) {
+    throw UserError("{}: the tokenizer gives id {}, outside the model's vocabulary of {}", where,
+                    id, vocab_size_);
+  }
+  push(example, id, learned);
 }
 
 const TextCodec& ExampleMaker::codec() {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "core/data/chat_forms.h"
 #include "core/data/examples.h"
 #include "core/data/records.h"
 
@@ -36,6 +37,8 @@ class ExampleMaker {
   void check_id(int64_t id, const char* key, size_t position, const std::string& where) const;
   void push_bos(Example& example);  // where the tokenizer has one
   void push_text(Example& example, const std::string& text, bool learned, const std::string& where);
+  void push_chat(Example& example, const std::vector<ChatPiece>& pieces, const std::string& where);
+  void push_id(Example& example, int64_t id, bool learned, const std::string& where) const;
   const TextCodec& codec();
 
   const ReadSettings& settings_;

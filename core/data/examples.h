@@ -27,17 +27,11 @@
 #include "core/data/formats.h"
 #include "core/data/sources.h"
 #include "core/data/templates.h"
+#include "core/data/text_codec.h"
 
 namespace moe::data {
 
 enum class LossOn { kAll, kLast };  // responses of a conversation
-
-// How text becomes ids. `encode` adds neither BOS nor EOS.
-struct TextCodec {
-  std::function<std::vector<int64_t>(std::string_view)> encode;
-  int64_t bos = -1, eos = -1;  // -1: none; texts are put together without a BOS then
-  bool leading_space = false;  // encode() puts a space before every text, as sentencepiece does
-};
 
 struct ReadSettings {
   Objective objective = Objective::kInstruct;

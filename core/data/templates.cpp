@@ -1,23 +1,18 @@
 #include "core/data/templates.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <string_view>
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/data/chat_forms.h"
+#include "core/data/strip.h"
 
 namespace moe::data {
 
 namespace {
-
-constexpr std::string_view kSpace = " \t\n\v\f\r";  // what Python's strip() takes of ASCII
-
-std::string strip(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) {
-    return "";
-  }
-  return std::string(text.substr(begin, text.find_last_not_of(kSpace) - begin + 1));
-}
 
 // System text (of the first turn), instruction and input, a line each.
 std::string plain_instruct(const Conversation& conversation, size_t index) {
@@ -143,16 +138,24 @@ Template Template::parse(const std::string& word) {
     parsed.kind_ = word == "alpaca" ? Kind::kAlpaca : Kind::kLlama2;
     return parsed;
   }
+  const std::vector<std::string>& chats = chat_form_names();
+  if (std::find(chats.begin(), chats.end(), word) != chats.end()) {
+    parsed.kind_ = Kind::kChat;
+    parsed.form_ = word;
+    return parsed;
+  }
   if (find_invalid_utf8(word) != kValidUtf8) {
     throw UserError("--template '{}': is not UTF-8", printable(word));
   }
   if (word.find_first_of("{} \\\n") == std::string::npos) {
-    const std::string near = nearest_name(word, {"paper", "alpaca", "llama2"});
+    std::vector<std::string> known = {"paper", "alpaca", "llama2"};
+    known.insert(known.end(), chats.begin(), chats.end());
+    known.emplace_back("auto");
+    const std::string near = nearest_name(word, known);
     throw UserError(
-        "--template '{}' is unknown{}; known: paper, alpaca, llama2, or a text with "
-        "{{instruction}} "
-        "and {{response}}",
-        printable(word, 40), near.empty() ? "" : ", did you mean '" + near + "'?");
+        "--template '{}' is unknown{}; known: {}, or a text with {{instruction}} and {{response}}",
+        printable(word, 40), near.empty() ? "" : ", did you mean '" + near + "'?",
+        fmt::join(known, ", "));
   }
   Pieces pieces = cut(word);
   check_names(pieces.names, word);
@@ -164,8 +167,9 @@ Template Template::parse(const std::string& word) {
 }
 
 std::string Template::words() const {
-  return fmt::format("{} {} {} {} {}{}{}", static_cast<int>(kind_), before_.size(), between_.size(),
-                     after_.size(), before_, between_, after_);
+  return is_chat() ? "chat " + form_
+                   : fmt::format("{} {} {} {} {}{}{}", static_cast<int>(kind_), before_.size(),
+                                 between_.size(), after_.size(), before_, between_, after_);
 }
 
 TurnText Template::render(const Conversation& conversation, size_t turn) const {

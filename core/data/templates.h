@@ -10,6 +10,8 @@
 //            the opening sentences; later turns have none.
 //   llama2   LLaMA-2 chat as Meta's code has it: `[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A `, a
 //            BOS before every turn, texts stripped; the space after the answer is part of it.
+//   llama3, chatml, zephyr, mistral and its kin: chat forms, which write a conversation as a whole
+//            (chat_forms.h) and not turn by turn as above
 //   a text   the user's own, with {instruction} and {response}, once each and in this order; \n,
 //   \t,
 //            \\, \{ and \} are escapes. It is applied to every turn; system and input stand in
@@ -38,11 +40,16 @@ class Template {
   // Two templates with the same words render alike; says what a cache of tokens was made with.
   std::string words() const;
 
+  bool is_chat() const { return kind_ == Kind::kChat; }
+  const std::string& chat_form() const { return form_; }  // its name
+
+  // A turn of any other.
   TurnText render(const Conversation& conversation, size_t turn) const;
 
  private:
-  enum class Kind { kPaper, kAlpaca, kLlama2, kOwn };
+  enum class Kind { kPaper, kAlpaca, kLlama2, kOwn, kChat };
   Kind kind_ = Kind::kPaper;
+  std::string form_;                      // of a chat
   std::string before_, between_, after_;  // of the user's own: around {instruction} and {response}
 };
 

@@ -1,11 +1,13 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
+#include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/input_files.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"
+#include "core/model/llama/memory_need.h"
 #include "core/route/router.h"
 
 namespace moe::eval {
@@ -39,6 +41,7 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened)
 }
 
 model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened) {
+  distributed::check_memory(settings.ranks, memory_need(settings, opened), settings.force_memory);
   // Reading may take much longer on one rank than on another.
   const auto reading =
       settings.ranks == nullptr ? nullptr : settings.ranks->long_operation("reading the model");
@@ -46,6 +49,22 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened)
 }
 
 }  // namespace
+
+MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened) {
+  // Answers are generated one by one: a text of usual length, with its keys and values.
+  constexpr int64_t kGenerated = 4096;
+  const model::ModelConfig& config = opened.config;
+  const auto& router = opened.routing.router;
+  const int64_t batch =
+      settings.batch_tokens > 0 ? settings.batch_tokens : auto_batch_tokens(config, router);
+  const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
+  const uint64_t forward =
+      model::forward_bytes(config, router, std::max(batch, group_tokens(settings, opened)),
+                           std::min(kGenerated, config.max_position_embeddings), settings.device);
+  return {weights + forward, 1, fmt::format("evaluating {}", settings.model.string()),
+          fmt::format("a smaller --batch-tokens than {}{} less", batch,
+                      settings.ranks == nullptr ? " takes" : ", or fewer --ranks, take")};
+}
 
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
                                      const route::RouterRequest& request, bool force) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/available_memory.h"
 #include "core/eval/scoring/response_cache.h"
 #include "core/eval/scoring/token_tally.h"
 #include "core/eval/settings.h"
@@ -46,8 +47,11 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings);
 // Tokens of a routing group over all logical ranks; 0 where scores do not depend on groups.
 int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened);
 
+// Of the host's memory to load the opened model and score with it, above what this process has.
+MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened);
+
 // Scores requests, generates answers, and gathers statistics of the routing. Its arguments must
-// outlive it.
+// outlive it. Loads the model: UserError where memory is short on any rank (--force-memory).
 class Runner {
  public:
   Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events);

@@ -24,6 +24,7 @@ struct EvalSettings {
   std::filesystem::path data;      // --data
   std::filesystem::path out;       // empty = no files
   bool force = false;              // replace files in `out`; also allows a change of gate
+  bool force_memory = false;       // load the model although memory will be short
   std::optional<int64_t> limit;    // questions of each task
   Bos bos = Bos::kAuto;
   int64_t batch_tokens = 0;     // 0 = auto (scoring/batches.h)

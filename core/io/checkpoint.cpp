@@ -99,7 +99,7 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
 }
 
 void Checkpoint::open_file(const fs::path& path) {
-  files_.push_back(std::make_unique<SafetensorsFile>(path));
+  files_.push_back(std::make_shared<const SafetensorsFile>(path));
   for (const auto& tensor : files_.back()->tensors()) {
     const auto [place, is_new] = where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor});
     if (!is_new) {
@@ -162,6 +162,10 @@ const TensorInfo& Checkpoint::info(const std::string& name) const { return place
 
 const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
   return *files_.at(place_of(name).file);
+}
+
+std::shared_ptr<const SafetensorsFile> Checkpoint::shared_file_of(const std::string& name) const {
+  return files_.at(place_of(name).file);
 }
 
 }  // namespace moe::io

@@ -32,6 +32,8 @@ class Checkpoint {
   bool has(const std::string& name) const { return where_.count(name) > 0; }
   const TensorInfo& info(const std::string& name) const;          // UserError when missing
   const SafetensorsFile& file_of(const std::string& name) const;  // UserError when missing
+  // The same file, mapped for as long as somebody holds it, whether this checkpoint lives or not.
+  std::shared_ptr<const SafetensorsFile> shared_file_of(const std::string& name) const;
   std::span<const std::byte> bytes(const std::string& name) const {
     return file_of(name).bytes(name);
   }
@@ -47,7 +49,7 @@ class Checkpoint {
 
   std::filesystem::path folder_;
   Json config_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::shared_ptr<const SafetensorsFile>> files_;
   std::map<std::string, Place> where_;
 };
 

@@ -1,8 +1,9 @@
 #pragma once
-// A file mapped read-only. Moved, not copied; spans live as long as it does. The pages belong to
-// the kernel's cache and count as no anonymous memory of ours. A file that another program cuts
-// short while it is mapped is the one fault that cannot be checked beforehand: the process ends
-// when it reads there, with a sentence that names the file (mapped_ranges.h).
+// A file mapped read-only: a write through a span ends the process. Moved, not copied; spans live
+// as long as it does. The pages belong to the kernel's cache and count as no anonymous memory of
+// ours. A file that another program cuts short while it is mapped is the one fault that cannot be
+// checked beforehand: the process ends when it reads there, with a sentence that names the file
+// (mapped_ranges.h).
 
 #include <cstddef>
 #include <filesystem>

@@ -177,12 +177,17 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
 
 at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan) {
   const at::NoGradGuard no_grad;
-  const at::Tensor cell = (plan.token * 3 + kinds_of(input, plan))
-                              .masked_fill_(plan.expert == input.experts(), input.tokens() * 3);
-  return at::zeros({input.tokens() * 3 + 1}, cell.options())
+  const int64_t columns = 3 + input.experts();
+  const at::Tensor is_empty = plan.expert == input.experts();
+  const at::Tensor first = plan.token * columns;
+  const auto cells = [&](const at::Tensor& column) {
+    return (first + column).masked_fill_(is_empty, input.tokens() * columns);
+  };
+  const at::Tensor cell = at::cat({cells(kinds_of(input, plan)), cells(plan.expert + 3)});
+  return at::zeros({input.tokens() * columns + 1}, cell.options())
       .scatter_add_(0, cell, at::ones_like(cell))
-      .narrow(0, 0, input.tokens() * 3)
-      .view({input.tokens(), 3});
+      .narrow(0, 0, input.tokens() * columns)
+      .view({input.tokens(), columns});
 }
 
 void CounterValues::add(const CounterValues& other) {

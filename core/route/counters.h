@@ -62,8 +62,9 @@ Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSetti
 // One transfer for all layers.
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters);
 
-// [T, 3] i64: rows that each token has by its first k choices, by fill-in (0 or 1) and by IR (0 or
-// 1). For statistics by token or by source; not part of a normal forward.
+// [T, 3 + E] i64: rows that each token has by its first k choices, by fill-in (0 or 1) and by IR (0
+// or 1), then its rows of each expert. For statistics by token or by source; not part of a normal
+// forward.
 at::Tensor rows_of_tokens(const RouteInput& input, const Plan& plan);
 
 // The largest and the mean entry of a rank's counts; 0 without ranks.

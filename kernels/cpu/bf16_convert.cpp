@@ -10,6 +10,12 @@ MOE_VECTOR_CLONES void bf16_to_f32(const uint16_t* bf16, int64_t count, float* t
   }
 }
 
+MOE_VECTOR_CLONES void f16_to_f32(const uint16_t* f16, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = widen_f16(f16[i]);
+  }
+}
+
 MOE_VECTOR_CLONES void f32_to_bf16(const float* from, int64_t count, uint16_t* bf16) {
   for (int64_t i = 0; i < count; ++i) {
     narrow_to(from[i], bf16[i]);

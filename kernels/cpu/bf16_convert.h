@@ -1,5 +1,5 @@
 #pragma once
-// Arrays converted between f32 and bf16, as vector loops of the machine's instruction set. To
+// Arrays converted between f32 and 16 bits, as vector loops of the machine's instruction set. To
 // nearest, ties to even; NaN stays NaN.
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 namespace moe::kernels {
 
 void bf16_to_f32(const uint16_t* bf16, int64_t count, float* to);
+void f16_to_f32(const uint16_t* f16, int64_t count, float* to);  // IEEE half precision
 void f32_to_bf16(const float* from, int64_t count, uint16_t* bf16);
 // To bf16, kept as f32; `to` may be `from`.
 void round_to_bf16(const float* from, int64_t count, float* to);

@@ -79,23 +79,57 @@ struct Share {
   int64_t row, column;
 };
 
-// Calls run(Share) for each thread's share of a product.
+// Calls each(begin, end) on the threads' parts of 0 .. parts - 1.
+template <typename Each>
+void on_threads(int64_t parts, Each each) {
+  at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), each);
+}
+
 template <typename Run>
-void share_out(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
-  // A B that is transposed or rounded is so once: then threads take its columns, else rows of A.
-  const bool is_copied = b.column != 1 || b.dtype == Dtype::kF32RoundedToBF16;
-  const bool by_columns = is_copied || shape.m < shape.n / 4;
-  const TileKernel& kernel = tile_kernels().front();
-  const int64_t grain = by_columns ? kernel.vectors * kernel.width : kTileRows;
-  const int64_t parts = blocks(by_columns ? shape.n : shape.m, grain);
-  at::parallel_for(0, parts, blocks(parts, at::get_num_threads()), [&](int64_t begin, int64_t end) {
-    GemmShape share = shape;
-    int64_t& size = by_columns ? share.n : share.m;
-    const int64_t first = begin * grain;
-    size = std::min(size, end * grain) - first;
-    run(by_columns ? Share{share, a, b.from(0, first), 0, first}
-                   : Share{share, a.from(first, 0), b, first, 0});
+void share_out_rows(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
+  on_threads(blocks(shape.m, kTileRows), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kTileRows;
+    const int64_t rows = std::min(shape.m, end * kTileRows) - first;
+    run(Share{{rows, shape.n, shape.k}, a.from(first, 0), b, first, 0});
   });
+}
+
+// The widest tiles of all blocks, counted through, so that a thread's share is as large as others'
+// whatever the blocks are.
+template <typename Run>
+void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
+  const TileKernel& kernel = tile_kernels().front();
+  const int64_t grain = kernel.vectors * kernel.width;
+  int64_t parts = 0;
+  for (const ColumnBlock& block : b) {
+    parts += blocks(block.columns, grain);
+  }
+  on_threads(parts, [&](int64_t begin, int64_t end) {
+    int64_t part = 0, column = 0;  // where the block begins
+    for (const ColumnBlock& block : b) {
+      const int64_t next = part + blocks(block.columns, grain);
+      if (begin < next && end > part) {
+        const int64_t first = (std::max(begin, part) - part) * grain;
+        const int64_t last = std::min(block.columns, (std::min(end, next) - part) * grain);
+        run(Share{{shape.m, last - first, shape.k}, a, block.b.from(0, first), 0, column + first});
+      }
+      part = next;
+      column += block.columns;
+    }
+  });
+}
+
+// Calls run(Share) for the shares of each thread of a product.
+template <typename Run>
+void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
+  // A B that is transposed or rounded is so once: then threads take its columns, else rows of A.
+  const MatrixView& first = b.front().b;
+  const bool is_copied = first.column != 1 || first.dtype == Dtype::kF32RoundedToBF16;
+  if (b.size() > 1 || is_copied || shape.m < shape.n / 4) {
+    share_out_columns(shape, a, b, run);
+  } else {
+    share_out_rows(shape, a, first, run);
+  }
 }
 
 }  // namespace
@@ -134,13 +168,19 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
 
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
           bool accumulate) {
+  const ColumnBlock whole{b, shape.n};
+  gemm(shape, a, ColumnBlocks(&whole, 1), c, c_row, accumulate);
+}
+
+void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
+          bool accumulate) {
   share_out(shape, a, b, [&](const Share& share) {
     gemm_one_thread(share.shape, share.a, share.b, c + share.row * c_row + share.column, c_row,
                     accumulate);
   });
 }
 
-void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, uint16_t* c,
                   int64_t c_row) {
   constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
   share_out(shape, a, b, [&](const Share& share) {
@@ -168,6 +208,9 @@ float MatrixView::at(int64_t i, int64_t j) const {
   if (dtype == Dtype::kBF16) {
     return widen(*static_cast<const uint16_t*>(element.data));
   }
+  if (dtype == Dtype::kF16) {
+    return widen_f16(*static_cast<const uint16_t*>(element.data));
+  }
   if (dtype == Dtype::kF32) {
     return *element.floats();
   }
@@ -175,11 +218,14 @@ float MatrixView::at(int64_t i, int64_t j) const {
 }
 
 MatrixView view_of(const at::Tensor& matrix, at::ScalarType type) {
-  const bool is_bf16 = matrix.scalar_type() == at::kBFloat16;
-  TORCH_CHECK(matrix.is_cpu() && (is_bf16 || matrix.scalar_type() == at::kFloat));
-  const Dtype wide = type == at::kBFloat16 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
-  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1),
-          is_bf16 ? Dtype::kBF16 : wide};
+  const auto stored = matrix.scalar_type();
+  const bool is_f16 = stored == at::kHalf && type == at::kFloat;
+  TORCH_CHECK(matrix.is_cpu() && (is_f16 || stored == at::kBFloat16 || stored == at::kFloat));
+  Dtype dtype = type == at::kBFloat16 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
+  if (stored != at::kFloat) {
+    dtype = is_f16 ? Dtype::kF16 : Dtype::kBF16;
+  }
+  return {matrix.const_data_ptr(), matrix.stride(0), matrix.stride(1), dtype};
 }
 
 bool serves_gemm(const GemmShape& shape) {

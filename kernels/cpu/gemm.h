@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace moe::kernels {
 
@@ -23,6 +24,7 @@ enum class Dtype {
   kF32,
   kF32RoundedToBF16,  // f32, each number rounded to bf16 before it is multiplied
   kBF16,              // the bits of bf16
+  kF16,               // the bits of IEEE half precision
 };
 
 // Element (i, j) is number i * row + j * column from `data` on.
@@ -33,10 +35,11 @@ struct MatrixView {
 
   MatrixView transposed() const { return {data, column, row, dtype}; }
   MatrixView from(int64_t i, int64_t j) const {
-    const int64_t bytes = dtype == Dtype::kBF16 ? 2 : 4;
+    const int64_t bytes = is_16_bit() ? 2 : 4;
     return {static_cast<const std::byte*>(data) + (i * row + j * column) * bytes, row, column,
             dtype};
   }
+  bool is_16_bit() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF16; }
   const float* floats() const { return static_cast<const float*>(data); }
   float at(int64_t i, int64_t j) const;
 };
@@ -44,6 +47,13 @@ struct MatrixView {
 struct GemmShape {
   int64_t m, n, k;
 };
+
+// Some columns of a B whose parts lie apart; together they make one B of all their columns.
+struct ColumnBlock {
+  MatrixView b;  // [k, columns]
+  int64_t columns;
+};
+using ColumnBlocks = std::span<const ColumnBlock>;
 
 // c [m, n], whose rows lie c_row floats apart, = a [m, k] b [k, n]; added to what is there where
 // `accumulate`. In this thread alone.
@@ -53,13 +63,17 @@ void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixVi
 // The same by all threads of LibTorch's pool.
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,
           bool accumulate);
+// The same of a B whose n columns lie in blocks, left to right: the same bits as if they were one
+// matrix, in one sharing out among the threads.
+void gemm(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, float* c, int64_t c_row,
+          bool accumulate);
 
 // The same to c of bf16, rounded once from the whole sum; what was there goes.
-void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, const MatrixView& b, uint16_t* c,
+void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, uint16_t* c,
                   int64_t c_row);
 
-// How gemm() reads an f32 or bf16 tensor on the CPU as an operand in `type` (f32 or bf16; a bf16
-// tensor is read as it is in both).
+// How gemm() reads an f32, bf16 or f16 tensor on the CPU as an operand in `type` (f32 or bf16; a
+// bf16 tensor is read as it is in both, one of f16 in f32 alone).
 MatrixView view_of(const at::Tensor& matrix, at::ScalarType type);
 // Whether gemm() is worth it for a product of this size; smaller ones are LibTorch's.
 bool serves_gemm(const GemmShape& shape);

@@ -23,6 +23,8 @@ void read(const MatrixView& from, int64_t count, float* to) {
       return round_to_bf16(from.floats(), count, to);
     case Dtype::kBF16:
       return bf16_to_f32(static_cast<const uint16_t*>(from.data), count, to);
+    case Dtype::kF16:
+      return f16_to_f32(static_cast<const uint16_t*>(from.data), count, to);
   }
 }
 
@@ -109,13 +111,39 @@ void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t wid
   }
 }
 
+// The same of f16, widened first: its numbers cannot be widened by a place in memory.
+void transpose_four(const MatrixView& from, int64_t k, int64_t width, float* to) {
+  constexpr int64_t kPiece = 128;
+  std::array<float, 4 * kPiece> wide;
+  for (int64_t p = 0; p < k; p += kPiece) {
+    const int64_t count = std::min(kPiece, k - p);
+    for (int64_t r = 0; r < 4; ++r) {
+      read(from.from(p, r), count, wide.data() + r * kPiece);
+    }
+    transpose_four(wide.data(), kPiece, count, width, to + p * width);
+  }
+}
+
+// Asks for numbers that follow each other in memory; what is past its end is not read.
+void fetch(const MatrixView& from, int64_t count) {
+  const int64_t bytes = count * (from.is_16_bit() ? 2 : 4);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
+  }
+}
+
 // to[p * width + j] = b(p, j) of a b whose columns are contiguous, zeros in columns past `columns`.
 void transpose_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
   int64_t j = 0;
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
+    for (int64_t r = 4; r < 8; ++r) {
+      fetch(b.from(0, j + r), k);  // the next, of this strip or another: no core foresees them
+    }
     if (b.dtype == Dtype::kBF16) {
       transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
+    } else if (b.dtype == Dtype::kF16) {
+      transpose_four(b.from(0, j), k, width, to + j);
     } else {
       transpose_four(static_cast<const float*>(from), b.column, k, width, to + j);
     }
@@ -140,14 +168,6 @@ void copy_strips(const MatrixView& b, int64_t k, std::span<const Strip> strips, 
       std::fill(row + strip.columns, row + strip.stride, 0.0F);
       to += k * strip.stride;
     }
-  }
-}
-
-// Asks for numbers that follow each other in memory; what is past its end is not read.
-void fetch(const MatrixView& from, int64_t count) {
-  const int64_t bytes = count * (from.dtype == Dtype::kBF16 ? 2 : 4);
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(static_cast<const std::byte*>(from.data) + at);
   }
 }
 

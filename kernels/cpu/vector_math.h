@@ -42,6 +42,18 @@ inline float widen(float value) { return value; }
 inline double widen(double value) { return value; }
 inline float widen(uint16_t bf16) { return std::bit_cast<float>(uint32_t{bf16} << 16); }
 
+// The bits of IEEE half precision as f32, which holds all of them exactly.
+inline float widen_f16(uint16_t f16) {
+  constexpr uint32_t kExponent = 0x7C00U << 13, kBias = 112U << 23;  // 127 - 15
+  const uint32_t bits = (uint32_t{f16} & 0x7FFFU) << 13, exponent = bits & kExponent;
+  uint32_t value = bits + kBias;
+  value = exponent == kExponent ? value + kBias : value;  // infinity and NaN
+  // A subnormal is what stands behind the 1 of 2^-14.
+  const float subnormal = std::bit_cast<float>(bits + kBias + (1U << 23)) - 0x1p-14F;
+  value = exponent == 0 ? std::bit_cast<uint32_t>(subnormal) : value;
+  return std::bit_cast<float>(value | (uint32_t{f16} & 0x8000U) << 16);
+}
+
 // To nearest, ties to even; NaN stays NaN.
 inline void narrow_to(float value, float& out) { out = value; }
 inline void narrow_to(double value, double& out) { out = value; }

@@ -31,6 +31,21 @@ void for_each_expert(const std::vector<int64_t>& rows_per_expert, Each each) {
   }
 }
 
+// [total, outer]: product(expert, its rows of `in`, its rows of the result), then zeros.
+template <typename Product>
+Tensor by_expert(const Tensor& in, int64_t outer, int64_t total,
+                 const std::vector<int64_t>& rows_per_expert, Product product) {
+  Tensor out = at::empty({total, outer}, in.options());
+  int64_t used = 0;
+  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
+    used = first + count;
+    Tensor target = out.narrow(0, first, count);
+    product(expert, in.narrow(0, first, count), target);
+  });
+  out.narrow(0, used, total - used).zero_();
+  return out;
+}
+
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
                         std::vector<int64_t> rows_per_expert) {
@@ -92,17 +107,22 @@ std::vector<int64_t> rows_per_expert_of(const Tensor& ends) {
 
 Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed, int64_t total,
                        const std::vector<int64_t>& rows_per_expert) {
+  if (transposed) {
+    return grouped_product(in, weights, total, rows_per_expert);
+  }
   const auto type = in.scalar_type();
-  Tensor out = at::empty({total, weights.size(transposed ? 1 : 2)}, in.options());
-  int64_t used = 0;
-  for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
-    used = first + count;
-    Tensor target = out.narrow(0, first, count);
-    const Tensor weight = transposed ? weights[expert].t() : weights[expert];
-    operand_product_out(target, {in.narrow(0, first, count), type}, {weight, type});
-  });
-  out.narrow(0, used, total - used).zero_();
-  return out;
+  return by_expert(in, weights.size(2), total, rows_per_expert,
+                   [&](int64_t expert, const Tensor& rows, Tensor& out) {
+                     operand_product_out(out, {rows, type}, {weights[expert], type});
+                   });
+}
+
+Tensor grouped_product(const Tensor& in, const Weight& weights, int64_t total,
+                       const std::vector<int64_t>& rows_per_expert) {
+  return by_expert(in, weights.outer(), total, rows_per_expert,
+                   [&](int64_t expert, const Tensor& rows, Tensor& out) {
+                     weight_product_out(out, {rows, in.scalar_type()}, weights.matrix(expert));
+                   });
 }
 
 Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,

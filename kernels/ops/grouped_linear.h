@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops/weight.h"
+
 namespace moe::kernels {
 
 // rows [R, D], expert order; weight [E, N, D]; rows_per_expert [E] with a sum <= R. Returns [R, N];
@@ -24,6 +26,10 @@ at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, cons
 // past the experts' are 0.
 at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
                            int64_t total, const std::vector<int64_t>& rows_per_expert);
+
+// The same, transposed, of weights that may lie apart.
+at::Tensor grouped_product(const at::Tensor& in, const Weight& weights, int64_t total,
+                           const std::vector<int64_t>& rows_per_expert);
 
 // [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
 // none.

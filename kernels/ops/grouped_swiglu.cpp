@@ -107,6 +107,24 @@ Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& d
   return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
 }
 
+Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& down,
+                      const std::vector<int64_t>& rows_per_expert) {
+  if (gate_up.is_one_tensor() && down.is_one_tensor()) {
+    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert);
+  }
+  RECORD_USER_SCOPE("experts");
+  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
+  const auto experts = static_cast<int64_t>(rows_per_expert.size());
+  TORCH_CHECK(!(at::GradMode::is_enabled() && rows.requires_grad()) && rows.is_cpu() &&
+                  used <= rows.size(0) && gate_up.count() == experts && down.count() == experts &&
+                  gate_up.inner() == rows.size(1) && down.outer() == rows.size(1) &&
+                  down.inner() * 2 == gate_up.outer(),
+              "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
+              gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down apart");
+  const Tensor hidden = grouped_product(rows, gate_up, used, rows_per_expert);
+  return grouped_product(swiglu_forward(hidden), down, rows.size(0), rows_per_expert);
+}
+
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Tensor& ends) {
   check_shapes(rows, gate_up, down, ends.numel());

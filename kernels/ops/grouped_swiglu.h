@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops/weight.h"
+
 namespace moe::kernels {
 
 // rows [R, D], expert order; gate_up [E, 2F, D], gate rows first; down [E, D, F]; rows_per_expert
@@ -17,6 +19,11 @@ namespace moe::kernels {
 // tensors: an expert without rows gets gradient 0. Saved for backward: the inputs and the hidden
 // products [sum, 2F]; the activation is computed again.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
+                          const std::vector<int64_t>& rows_per_expert);
+
+// The same bits of weights whose matrices may lie apart; on the CPU and not differentiable where
+// they do.
+at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
                           const std::vector<int64_t>& rows_per_expert);
 
 // The same where the tokens per expert stay on the device: segments end at `ends` [E] i32

@@ -7,6 +7,9 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
@@ -49,23 +52,50 @@ bool is_f32_or_bf16(const Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16;
 }
 
-// Whether kernels/cpu/gemm.h makes it, which on the CPU is whatever is large enough.
-bool is_for_gemm(const Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
-  return out.is_cpu() && is_f32_or_bf16(out) && is_f32_or_bf16(left.tensor) &&
-         is_f32_or_bf16(right.tensor) && out.stride(1) == 1 &&
-         !(accumulate && out.scalar_type() == at::kBFloat16) &&
+// The right operand of a product: matrices [K, N_i] side by side, as one [K, N].
+struct SideBySide {
+  at::ArrayRef<Tensor> matrices;
+  at::ScalarType type;
+
+  template <typename Is>
+  bool all(Is is) const {
+    return std::all_of(matrices.begin(), matrices.end(), is);
+  }
+  std::vector<ColumnBlock> blocks() const {
+    std::vector<ColumnBlock> views;
+    for (const Tensor& matrix : matrices) {
+      views.push_back({view_of(matrix, type), matrix.size(1)});
+    }
+    return views;
+  }
+};
+
+// Whether kernels/cpu/gemm.h makes it, which on the CPU is whatever is large enough. The whole
+// product decides, so that it is the same sum however the right operand lies.
+bool is_for_gemm(const Tensor& out, const Operand& left, const SideBySide& right, bool accumulate) {
+  const auto is_read = [&](const Tensor& matrix) {
+    return is_f32_or_bf16(matrix) ||
+           (matrix.scalar_type() == at::kHalf && right.type == at::kFloat);
+  };
+  return out.is_cpu() && is_f32_or_bf16(out) && is_f32_or_bf16(left.tensor) && right.all(is_read) &&
+         out.stride(1) == 1 && !(accumulate && out.scalar_type() == at::kBFloat16) &&
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
-// Computes a product of few rows with a bf16 matrix (kernels/cpu/skinny_gemm.h); false where it is
-// not one.
-bool try_skinny_gemm(Tensor& out, const Operand& left, const Operand& right) {
-  if (!out.is_cpu() || right.tensor.scalar_type() != at::kBFloat16) {
+// Computes a product of few rows with a matrix of 16 bits (kernels/cpu/skinny_gemm.h); false where
+// it is not one.
+bool try_skinny_gemm(Tensor& out, const Operand& left, const SideBySide& right) {
+  const auto is_16_bit = [&](const Tensor& matrix) {
+    return matrix.scalar_type() == at::kBFloat16 ||
+           (matrix.scalar_type() == at::kHalf && right.type == at::kFloat);
+  };
+  if (!out.is_cpu() || !right.all(is_16_bit)) {
     return false;
   }
   const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
-  const MatrixView b = view_of(right.tensor, right.type);
-  if (!serves_skinny_gemm(shape, b)) {
+  const std::vector<ColumnBlock> b = right.blocks();
+  if (!std::all_of(b.begin(), b.end(),
+                   [&](const ColumnBlock& block) { return serves_skinny_gemm(shape, block.b); })) {
     return false;
   }
   const Tensor a = operand(left.tensor, left.type).contiguous();
@@ -76,6 +106,46 @@ bool try_skinny_gemm(Tensor& out, const Operand& left, const Operand& right) {
     out.copy_(sums);
   }
   return true;
+}
+
+void libtorch_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
+  const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
+  if (a.scalar_type() == out.scalar_type()) {
+    product_out(out, a, b, accumulate);
+  } else if (accumulate) {
+    out.add_(product_to_f32(a, b));
+  } else if (out.scalar_type() == at::kFloat) {
+    at::mm_out(out, a, b, at::kFloat);
+  } else {
+    out.copy_(product(a, b));
+  }
+}
+
+void side_by_side_product_out(Tensor& out, const Operand& left, const SideBySide& right,
+                              bool accumulate) {
+  if (!accumulate && try_skinny_gemm(out, left, right)) {
+    return;
+  }
+  if (is_for_gemm(out, left, right, accumulate)) {
+    const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
+    const MatrixView a = view_of(left.tensor, left.type);
+    if (out.scalar_type() == at::kFloat) {
+      gemm(shape, a, right.blocks(), out.data_ptr<float>(), out.stride(0), accumulate);
+    } else {
+      gemm_to_bf16(shape, a, right.blocks(), static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
+    }
+    return;
+  }
+  int64_t first = 0;
+  for (const Tensor& matrix : right.matrices) {
+    Tensor columns = out.narrow(1, first, matrix.size(1));
+    // One by one, those of 16 bits among others of f32 may be skinny.
+    if (right.matrices.size() == 1 || accumulate ||
+        !try_skinny_gemm(columns, left, {matrix, right.type})) {
+      libtorch_product_out(columns, left, {matrix, right.type}, accumulate);
+    }
+    first += matrix.size(1);
+  }
 }
 
 // f64 where x is, for gradient checks.
@@ -154,34 +224,40 @@ Tensor product_to_f32(const Tensor& left, const Tensor& right) {
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
   TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
               out.size(1) == right.tensor.size(1));
-  if (!accumulate && try_skinny_gemm(out, left, right)) {
-    return;
+  side_by_side_product_out(out, left, {right.tensor, right.type}, accumulate);
+}
+
+void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows) {
+  std::vector<Tensor> columns;
+  int64_t outer = 0;
+  for (const Tensor& block : rows) {
+    TORCH_CHECK(left.tensor.size(1) == block.size(1), "left ", left.tensor.sizes(), ", rows ",
+                block.sizes());
+    columns.push_back(block.t());
+    outer += block.size(0);
   }
-  if (is_for_gemm(out, left, right, accumulate)) {
-    const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
-    const MatrixView a = view_of(left.tensor, left.type), b = view_of(right.tensor, right.type);
-    if (out.scalar_type() == at::kFloat) {
-      gemm(shape, a, b, out.data_ptr<float>(), out.stride(0), accumulate);
-    } else {
-      gemm_to_bf16(shape, a, b, static_cast<uint16_t*>(out.data_ptr()), out.stride(0));
-    }
-    return;
-  }
-  const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
-  if (a.scalar_type() == out.scalar_type()) {
-    product_out(out, a, b, accumulate);
-  } else if (accumulate) {
-    out.add_(product_to_f32(a, b));
-  } else if (out.scalar_type() == at::kFloat) {
-    at::mm_out(out, a, b, at::kFloat);
-  } else {
-    out.copy_(product(a, b));
-  }
+  TORCH_CHECK(out.size(0) == left.tensor.size(0) && out.size(1) == outer);
+  side_by_side_product_out(out, left, {columns, left.type}, /*accumulate=*/false);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
   return apply(x, weight, given, x.scalar_type(), x.scalar_type());
+}
+
+Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
+  if (weight.is_one_tensor()) {
+    return linear(x, weight.tensor, bias);
+  }
+  RECORD_USER_SCOPE("projections");
+  const auto type = x.scalar_type();
+  TORCH_CHECK(!(at::GradMode::is_enabled() && x.requires_grad()) && weight.count() == 1 &&
+                  x.dim() == 2 && x.is_cpu() && weight.inner() == x.size(1),
+              "x ", x.sizes(), ", weight [", weight.outer(), ", ", weight.inner(), "] apart");
+  Tensor y = at::empty({x.size(0), weight.outer()},
+                       x.options().dtype(bias.defined() ? f32_beside(x) : type));
+  weight_product_out(y, {x, type}, weight.matrix(0));
+  return bias.defined() ? y.add_(bias).to(type) : y;
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {

@@ -13,12 +13,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/ops/weight.h"
+
 namespace moe::kernels {
 
 // x [T, D] f32, bf16 or f64; weight [N, D], bias [N] (undefined = none) f32, or f64 as x; a weight
 // without gradient bf16 too.
 // -> [T, N] in x's type. Differentiable in all.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+// The same bits of a weight whose rows may lie apart; on the CPU and not differentiable where they
+// do.
+at::Tensor linear(const at::Tensor& x, const Weight& weight, const at::Tensor& bias = {});
 
 // The same without the last rounding, -> [T, N] f32 of bf16 x: logits.
 at::Tensor linear_to_f32(const at::Tensor& x, const at::Tensor& weight);
@@ -50,5 +55,10 @@ struct Operand {
 // are multiplied, without copies.
 void operand_product_out(at::Tensor& out, const Operand& left, const Operand& right,
                          bool accumulate = false);
+
+// The same with the matrix [N, K] whose rows lie in `rows`: out [M, N] = left [M, K] rows^T, the
+// rows rounded as the type of `left` says. Rows are read where they lie. Sums do not depend on how
+// they are divided into blocks, products that are LibTorch's apart (kernels/cpu/gemm.h).
+void weight_product_out(at::Tensor& out, const Operand& left, const RowBlocks& rows);
 
 }  // namespace moe::kernels

@@ -21,8 +21,8 @@ INSTRUCTIONS_PER_KIND = 700
 PARAGRAPHS = 48000
 
 
-def corpus(dice, known):
-    for _ in range(PARAGRAPHS):
+def corpus(dice, known, paragraphs=PARAGRAPHS):
+    for _ in range(paragraphs):
         yield {"text": paragraph(dice, known)}
 
 

@@ -221,17 +221,22 @@ def loading(bench):
     need_peer("make_toy_checkpoint.py")
     folder = bench.scratch / "M"
     json_of([sys.executable, PEERS / "make_toy_checkpoint.py", folder, "--hidden", 512, "--ffn", 1376, "--layers", 8])
-    ratios, firsts, copies = [], [], []
+    ratios, firsts, copies, mapped, mapped_firsts = [], [], [], [], []
     for _ in range(bench.rounds):
         theirs = json_of([sys.executable, "-c", LOAD, folder])
         ours = json_of([MOE, "bench", "load", folder, "--threads", 1, "--json"])
         ratios.append(1e3 * theirs["median_s"] / ours["load"]["median_ms"])
         firsts.append(1e3 * theirs["first_s"] / ours["first_ms"])
+        mapped.append(1e3 * theirs["median_s"] / ours["mapped"]["load"]["median_ms"])
+        mapped_firsts.append(1e3 * theirs["first_s"] / ours["mapped"]["first_ms"])
         copies.append(ours["anonymous_bytes"] / ours["weight_bytes"])
     shutil.rmtree(folder)
     command = "moe bench load M --threads 1"
     return [Result("loading a folder of 706 MB, again in one process", "from_pretrained", 4, command, ratios,
                    note=f"{ours['load']['median_ms']:.0f} ms; the first time in a process {statistics.median(firsts):.1f}"),
+            Result("the same, mapped as eval and generate do", "from_pretrained", 20, command, mapped,
+                   note=f"{ours['mapped']['load']['median_ms']:.1f} ms; first token after {ours['mapped']['first_token_ms']:.0f} ms"),
+            Result("the same, the first time in a process", "from_pretrained", 20, command, mapped_firsts),
             Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
 
 

@@ -123,7 +123,7 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   CHECK_THAT(missing.err, Catch::Matchers::Contains("give what moe bench --json printed"));
 }
 
-TEST_CASE("bench load holds one copy of the weights", "[cli]") {
+TEST_CASE("bench load holds one copy of the weights, and none of those that are mapped", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.hidden = 512;  // 4.2 MB of embedding and head, which a second copy would show beside
@@ -137,6 +137,11 @@ TEST_CASE("bench load holds one copy of the weights", "[cli]") {
   CHECK(json["load"]["median_ms"] > 0);
   CHECK(json["anonymous_bytes"].get<double>() <
         1.5 * json["weight_bytes"].get<double>() + (2 << 20));
+  const Json& mapped = json["mapped"];
+  CHECK(mapped["weight_bytes"] == json["weight_bytes"]);  // the folder is f32
+  CHECK(mapped["load"]["median_ms"] > 0);
+  CHECK(mapped["first_token_ms"] > 0);
+  CHECK(mapped["anonymous_bytes"].get<double>() < 0.5 * mapped["weight_bytes"].get<double>());
 }
 
 TEST_CASE("bench upcycle leaves nothing behind", "[cli]") {

@@ -47,6 +47,21 @@ std::string first_line_with(const std::string& text, const std::string& part) {
   return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
 }
 
+// Folders of `world` score a continuation and generate.
+void check_scores_and_generates(const World& world, const std::vector<const char*>& models) {
+  test::write_file(world.dir / "requests.jsonl",
+                   "{\"context\": \"Once upon\", \"continuation\": \" a time\"}\n");
+  for (const char* model : models) {
+    const auto scored =
+        run_moe({"eval", world.path(model), "--requests", world.path("requests.jsonl")});
+    INFO(scored.err);
+    REQUIRE(scored.exit_code == 0);
+    CHECK(parse_json(scored.out, "stdout").at("logprob").get<double>() < 0);
+    CHECK(run_moe({"generate", world.path(model), "--prompt", "Once", "--max-tokens", "3"})
+              .exit_code == 0);
+  }
+}
+
 TEST_CASE("a Mixtral folder is inspected and trained, and stays one", "[cli]") {
   const World world(Foreign::kMixtral);
   const auto inspected = run_moe({"inspect", world.path("stock")});
@@ -100,16 +115,37 @@ TEST_CASE("a Qwen2-MoE folder trains, evaluates and generates", "[cli]") {
   REQUIRE(trained.exit_code == 0);
   CHECK(world.final_config().at("model_type") == "qwen2_moe");
   CHECK(world.final_config().at("moe").at("form") == "qwen2_moe");
-  test::write_file(world.dir / "requests.jsonl",
-                   "{\"context\": \"Once upon\", \"continuation\": \" a time\"}\n");
-  for (const char* model : {"stock", "run/final"}) {
-    const auto scored =
-        run_moe({"eval", world.path(model), "--requests", world.path("requests.jsonl")});
-    INFO(scored.err);
-    REQUIRE(scored.exit_code == 0);
-    CHECK(parse_json(scored.out, "stdout").at("logprob").get<double>() < 0);
-    CHECK(run_moe({"generate", world.path(model), "--prompt", "Once", "--max-tokens", "3"})
-              .exit_code == 0);
+  check_scores_and_generates(world, {"stock", "run/final"});
+}
+
+TEST_CASE("kin of LLaMA are upcycled, trained and evaluated, and dense ones stay what they are",
+          "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  for (const auto& [kind, type, mixture] : {std::tuple{Foreign::kMistral, "mistral", "qwen2_moe"},
+                                            std::tuple{Foreign::kQwen2, "qwen2", "qwen2_moe"},
+                                            std::tuple{Foreign::kQwen3, "qwen3", "qwen3_moe"}}) {
+    INFO(type);
+    const World world(kind);
+    std::filesystem::copy(test::shared_data() / "stories260K-hf" / "tokenizer.model",
+                          world.dir / "stock/tokenizer.model");
+    const auto inspected = run_moe({"inspect", world.path("stock")});
+    REQUIRE(inspected.exit_code == 0);
+    CHECK(first_line_with(inspected.out, "model type") == fmt::format("model type    {}", type));
+    const auto upcycled = run_moe({"upcycle", world.path("stock"), "-o", world.path("moe"),
+                                   "--experts", "4", "--router", "top2:cf=inf", "--verify"});
+    INFO(upcycled.err);
+    REQUIRE(upcycled.exit_code == 0);
+    const Json config = read_json(world.dir / "moe/config.json");
+    CHECK(config.at("model_type") == mixture);
+    CHECK(read_json(world.dir / "moe/upcycle.json")
+              .at("certificate")
+              .at("max_abs_logit_difference")
+              .get<double>() < 1e-4);
+    REQUIRE(world.train({"--lora", "2"}).exit_code == 0);
+    REQUIRE(world.train({}).exit_code == 0);
+    CHECK(world.final_config().at("model_type") == type);
+    CHECK_FALSE(world.final_config().contains("moe"));
+    check_scores_and_generates(world, {"moe", "run/final"});
   }
 }
 

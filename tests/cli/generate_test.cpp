@@ -1,5 +1,7 @@
 // moe generate as a user runs it.
 
+#include <algorithm>
+
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -34,6 +36,29 @@ TEST_CASE("sampling depends on the seed alone", "[cli]") {
   CHECK(ids.at("ids").size() <= 30);
 }
 
+TEST_CASE("generation ends after any of the end tokens of the folder", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const moe::test::TempDir folder;
+  const auto model = folder / "m";
+  std::filesystem::create_directories(model);
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer.model"}) {
+    std::filesystem::copy(moe::test::shared_data() / "stories260K-hf" / file, model / file);
+  }
+  const auto ids = [&] {
+    const auto result = run_moe(
+        {"generate", model.string(), "--prompt", "Once upon", "--max-tokens", "12", "--json"});
+    REQUIRE(result.exit_code == 0);
+    return moe::Json::parse(result.out).at("ids").get<std::vector<int64_t>>();
+  };
+  const auto free = ids();
+  REQUIRE(free.size() == 12);
+  moe::test::write_file(model / "generation_config.json",
+                        moe::Json{{"eos_token_id", {2, free[7], free[5]}}}.dump());
+  const auto stopped = ids();
+  CHECK(stopped.size() <= 6);
+  CHECK((stopped.back() == free[5] || stopped.back() == free[7]));
+}
+
 TEST_CASE("generate names what it cannot do", "[cli]") {
   const moe::test::TempDir folder;
   moe::test::write_tiny_checkpoint(folder / "m", {});
@@ -47,4 +72,40 @@ TEST_CASE("generate names what it cannot do", "[cli]") {
   const auto hot = run_moe({"generate", model, "--prompt", "a", "--temperature", "-1"});
   CHECK(hot.exit_code == 2);
   CHECK(hot.err.find("--temperature") != std::string::npos);
+}
+
+TEST_CASE("generate --chat asks in the folder's form and stops where the answer ends", "[cli]") {
+  const moe::test::TempDir dir;
+  const auto tiny = moe::test::source_folder() / "recipes/tiny/model";
+  std::filesystem::copy(tiny, dir / "m", std::filesystem::copy_options::recursive);
+  const std::string model = (dir / "m").string();
+  const auto ask = [&](std::vector<std::string> flags) {
+    std::vector<std::string> words = {"generate", model, "--prompt", "Name a river."};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return run_moe(words);
+  };
+  const auto check_refused = [&](const std::vector<std::string>& flags, const std::string& part) {
+    const auto result = ask(flags);
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.find(part) != std::string::npos);
+  };
+  check_refused({"--chat"}, "has no chat template");
+  check_refused({"--chat", "--template", "chatmle"}, "did you mean 'chatml'?");
+  check_refused({"--template", "chatml"}, "give --chat too");
+  check_refused({"--chat", "--template", "zephyr", "--bos", "on"}, "--bos on with --chat");
+  moe::test::write_file(dir / "m/chat_template.jinja", "{{ '<|user|>' + content + eos_token }}");
+  const auto by_folder = ask({"--chat", "--json"});
+  INFO(by_folder.err);
+  REQUIRE(by_folder.exit_code == 0);
+  CHECK(by_folder.out == ask({"--chat", "--template", "zephyr", "--json"}).out);
+  CHECK(by_folder.out != ask({"--chat", "--template", "mistral", "--json"}).out);
+  const auto json = moe::Json::parse(by_folder.out);
+  const std::vector<int64_t> ids = json.at("prompt_ids");
+  CHECK(std::count(ids.begin(), ids.end(), 2) == 1);  // the EOS behind the question, as a token
+  CHECK(json.at("text").get<std::string>().find("river") == std::string::npos);  // the answer alone
+  // The template it was trained with: the answer comes without the question, and ends.
+  const auto paper = ask({"--chat", "--template", "paper", "--max-tokens", "200", "--json"});
+  REQUIRE(paper.exit_code == 0);
+  CHECK(moe::Json::parse(paper.out).at("ids").size() <= 200);
 }

@@ -111,7 +111,7 @@ class Started {
 
 // Whether it becomes so within a minute.
 bool becomes(const std::function<bool()>& statement) {
-  for (int look = 0; look < 3000; ++look) {
+  for (int look = 0; look < 9000; ++look) {
     if (statement()) {
       return true;
     }

@@ -247,6 +247,66 @@ TEST_CASE("moe train resolves a row to the settings that the old recipe resolved
   CHECK(compared > 20);
 }
 
+// LLaMA-2-7B's shape, the parent of the first paper.
+void write_llama_2_7b(const path& file) {
+  Json config = read_json(recipes() / "tiny/config.json");
+  config.merge_patch({{"vocab_size", 32000},
+                      {"hidden_size", 4096},
+                      {"intermediate_size", 11008},
+                      {"num_hidden_layers", 32},
+                      {"num_attention_heads", 32},
+                      {"num_key_value_heads", 32},
+                      {"head_dim", 128},
+                      {"max_position_embeddings", 4096},
+                      {"tie_word_embeddings", false}});
+  test::write_file(file, config.dump());
+}
+
+// `moe train --dry-run` of a row on a cluster: bytes of one GPU at the peak.
+double planned_peak(const std::string& row, const path& config, const std::string& maker,
+                    const std::string& nodes) {
+  const auto [recipe, flags] = row_flags(row, "train");
+  auto arguments = words_of("train " + config.string() + " --dry-run --json --gpus 8 --nodes " +
+                            nodes + " --config " + recipe.string() + " " + flags);
+  if (row.find("dense") == std::string::npos) {
+    const auto [maker_recipe, maker_flags] = row_flags(row, maker);
+    for (const auto& [key, value] : told(maker_recipe, maker, maker_flags)) {
+      if (key != "seed" && key != "init") {
+        arguments.insert(arguments.end(),
+                         {"--" + (key == "experts" ? "upcycled" : key), plain(value)});
+      }
+    }
+  }
+  const auto run = run_moe(arguments);
+  CAPTURE(run.err);
+  REQUIRE(run.exit_code == 0);
+  return Json::parse(run.out).at("peak_bytes").get<double>();
+}
+
+TEST_CASE("every row fits the machine it is meant for", "[cli][recipes]") {
+  // A GPU of "80 GB" has 80 GiB, of which its driver shows 79.
+  constexpr double kGpu = 79.0 * (uint64_t{1} << 30);
+  const TempDir work;
+  write_llama_2_7b(work / "llama.json");
+  size_t compared = 0;
+  for (const auto& [paper, maker, nodes] :
+       {std::tuple("rectify_router", "upcycle", "4"),  // its 32 GPUs of 80 GB
+        std::tuple("top_p", "init", "1"), std::tuple("remoe", "init", "1")}) {
+    for (const auto& name : words_of(run_script("row.sh", std::string("recipes/") + paper).out)) {
+      const std::string row = std::string(paper) + "/" + name;
+      const path config = std::string(maker) == "upcycle"
+                              ? work / "llama.json"
+                              : recipes() / paper / (name.substr(0, name.find('-')) + ".json");
+      CAPTURE(row);
+      const double peak = planned_peak(row, config, maker, nodes);
+      CHECK(peak < kGpu);
+      CHECK(peak > 2e9);
+      ++compared;
+    }
+  }
+  CHECK(compared == 51);
+}
+
 // Runs one command of a row as far as it goes without the user's own files: whole where that is
 // cheap, else to the error that names the missing file, which stands behind every check of the
 // flags.
@@ -377,6 +437,30 @@ TEST_CASE("at_test.sh runs the rows of a table, and names the tables it knows", 
     CHECK(table.out.find(std::string("router top2+ir, ") + ranks + " logical ranks") !=
           std::string::npos);
   }
+}
+
+TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli][recipes]") {
+  const TempDir work;
+  for (const auto& [block, row] : {std::pair("rectify_router", "top1"), std::pair("top_p", "top-p"),
+                                   std::pair("remoe", "relu, plain L1")}) {
+    const std::string arguments =
+        fmt::format("{} --tiny --row '{}' --work {}", block, row, work.path().string());
+    const auto run = run_script("study/run.py", arguments);
+    CAPTURE(run.out);
+    CHECK(run.exit_code == 0);
+    const path results = work / "tiny" / block;
+    REQUIRE(std::distance(std::filesystem::directory_iterator(results), {}) == 1);
+    const path file = std::filesystem::directory_iterator(results)->path();
+    const Json result = read_json(file);
+    CHECK(result.at("settings").at("row") == row);
+    CHECK(result.at("steps") == 3);
+    CHECK(result.contains(block == std::string("rectify_router") ? "accuracy" : "held_out"));
+    CHECK(run_script("study/run.py", arguments).out.find(": is there\n") != std::string::npos);
+  }
+  const auto unknown =
+      run_script("study/run.py", "remoe --tiny --row top9 --work " + work.path().string());
+  CHECK(unknown.exit_code == 1);
+  CHECK(unknown.out.find("remoe has no row 'top9'; known: dense, ") != std::string::npos);
 }
 
 TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is there",

@@ -43,6 +43,27 @@ bool says(const std::string& text, const std::string& part) {
 
 }  // namespace
 
+TEST_CASE("moe report draws a page that a JSON file describes", "[cli]") {
+  const TempDir dir;
+  const std::string page = (dir / "page.json").string();
+  write_file(dir / "page.json",
+             R"({"title": "two <runs>", "x": {"label": "step"}, "sections": [{"id": "a",
+             "title": "curves", "panels": [{"kind": "lines", "title": "loss", "series":
+             [{"name": "one", "x": [1, 2], "y": [3, 2.5], "low": [2, 2], "high": [4, 3]}]}]}]})");
+  const auto drawn = run_moe({"report", page});
+  CHECK(drawn.exit_code == 0);
+  CHECK(drawn.out == (dir / "page.html").string() + "\n");
+  CHECK(says(read_file(dir / "page.html"), "two &lt;runs&gt;"));
+  CHECK(run_moe({"report", page}).exit_code == 0);  // drawn anew, as a run's is
+
+  write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
+  const auto refused = run_moe({"report", page, "-o", (dir / "other.html").string()});
+  CHECK(refused.exit_code == 2);
+  CHECK(says(refused.err, "page.json: describes no page ("));
+  CHECK(!std::filesystem::exists(dir / "other.html"));
+  CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
+}
+
 TEST_CASE("moe train evaluates along the way and its settings make the same run again", "[cli]") {
   const TempDir dir;
   const auto result =

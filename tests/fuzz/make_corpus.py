@@ -107,6 +107,15 @@ def config():
     yield "stock-qwen2-moe-sparse-step", llama(**{**qwen, "decoder_sparse_step": 2, "norm_topk_prob": False})
     yield "stock-qwen2-moe-shared", llama(**{**qwen, "shared_expert_intermediate_size": 8})
     yield "stock-qwen2-moe-own", llama(**qwen, moe={**own, "form": "qwen2_moe"})
+    kin = dict(use_sliding_window=False, max_window_layers=28, layer_types=["full_attention"] * 3, num_key_value_heads=2)
+    yield "mistral", llama(architectures=["MistralForCausalLM"], model_type="mistral", num_key_value_heads=2, sliding_window=128,
+                           max_position_embeddings=128)
+    yield "qwen2", llama(architectures=["Qwen2ForCausalLM"], model_type="qwen2", **kin)
+    yield "qwen3", llama(architectures=["Qwen3ForCausalLM"], model_type="qwen3", head_dim=8, attention_bias=False, **kin)
+    qwen3 = dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_key_value_heads=2, num_local_experts=4,
+                 num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[], decoder_sparse_step=1)
+    yield "stock-qwen3-moe", llama(**qwen3)
+    yield "stock-qwen3-moe-own", llama(**qwen3, num_experts=4, moe={**own, "form": "qwen3_moe"})
 
 
 def data():

@@ -6,8 +6,10 @@ benchmarks' own files into records of the Hub data sets (which cannot be fetched
 sentencepiece's own, because transformers' LlamaTokenizer built from tokenizer.model alone differs on runs of spaces.
 
 usage: eval_parity.py [--tasks logiqa,mmlu_anatomy,..|all] [--limit 100] [--model FOLDER] [--bos on|off] [--num-fewshot K] [--batch 8]
-  --limit 0 compares every question; --model takes any folder that both load (LLaMA or Mixtral, with a tokenizer.model); written answers
-  (bbh_zeroshot) are not in `all`, they take hours. The last line is `N passed, N failed, N skipped`.
+  --limit 0 compares every question; --model takes any folder that both load (LLaMA, its kin or a stock mixture, with sentencepiece's
+  tokenizer.model or a tokenizer.json), or the name of a random one (tests/support/kin_folders.py), with "+moe" behind it of its
+  upcycled child; written answers (bbh_zeroshot) are not in `all`, they take hours. Without --model the real one is followed by random
+  ones of other shapes, with fewer questions. The last line is `N passed, N failed, N skipped`.
 environment: MOE (the binary), MOE_SHARED_DATA, MOE_LM_EVAL_PYTHON (a Python that imports lm_eval 0.4.13 and torch)
 """
 import argparse
@@ -27,6 +29,10 @@ import types
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from tally import Tally  # noqa: E402
 
+# Beside the real model: (random folder, tasks or the ones asked for, questions a task at most, the harness's batch size). Llama 3's
+# vocabulary makes its logits large.
+KIN = [("llama3", None, 10, 1), ("mistral", "hellaswag,lambada_openai", 20, 8), ("qwen2+moe", "hellaswag,lambada_openai", 20, 8),
+       ("qwen3", "hellaswag,lambada_openai", 20, 8), ("qwen3+moe", "hellaswag,lambada_openai", 20, 8)]
 HARNESS = "0.4.13"
 # The harness's own batch 1 against batch 8 differs by up to 3e-5; fp32 sums over a few hundred tokens in another order.
 TOLERANCE = 1e-3
@@ -270,6 +276,15 @@ def sentencepiece_tokenizer(path):
     return SentencePieceTokenizer()
 
 
+def harness_tokenizer(folder):
+    if not (folder / "tokenizer.json").exists():
+        return sentencepiece_tokenizer(folder / "tokenizer.model")
+    from transformers import PreTrainedTokenizerFast
+    names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), bos_token=names["bos_token"],
+                                   eos_token=names["eos_token"], clean_up_tokenization_spaces=False)
+
+
 def cut_to_window(model_class):
     """The harness stops at a continuation longer than the model's window; ours scores its end, and so does it after this."""
     score = model_class._loglikelihood_tokens
@@ -284,10 +299,9 @@ def cut_to_window(model_class):
     model_class._loglikelihood_tokens = cut
 
 
-def run_harness(options):
-    """(results, {task: samples})"""
+def prepare_harness():
+    """Its own downloads and windows give way to ours; returns what knows its tasks."""
     import datasets
-    import lm_eval
     import torch
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.huggingface import HFLM
@@ -305,13 +319,20 @@ def run_harness(options):
                 setattr(self.config, key, None)
 
     ConfigurableTask.download = download
-    tokenizer = sentencepiece_tokenizer(options.model / "tokenizer.model")
+    return TaskManager()
+
+
+def run_harness(options, task_manager):
+    """(results, {task: samples})"""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    tokenizer = harness_tokenizer(options.model)
     tokenizer.padding_side = "left"
     model = HFLM(pretrained=str(options.model), tokenizer=tokenizer, device="cpu", dtype="float32", batch_size=options.batch,
                  add_bos_token=options.bos == "on")
     model.get_model_info = dict  # asks the Hub
     with contextlib.redirect_stdout(io.StringIO()):
-        run = lm_eval.simple_evaluate(model=model, tasks=options.tasks.split(","), limit=options.limit, task_manager=TaskManager(),
+        run = lm_eval.simple_evaluate(model=model, tasks=options.tasks.split(","), limit=options.limit, task_manager=task_manager,
                                       num_fewshot=options.num_fewshot, log_samples=True)
     return run["results"], run["samples"]
 
@@ -374,6 +395,41 @@ def compare_results(tally, name, theirs, ours, exact):
     tally.check(f"{name}: means and standard errors", same == keys, ", ".join(f"{key} {ours.get(key)}" for key in keys))
 
 
+def compare_model(tally, options, data, task_manager, label):
+    with tempfile.TemporaryDirectory() as folder:
+        our_results, our_samples = run_moe(options, data, pathlib.Path(folder))
+    their_results, their_samples = run_harness(options, task_manager)
+    exact = {task: compare_task(tally, label + task, samples, our_samples.get(task, [])) for task, samples in their_samples.items()}
+    for name, results in their_results.items():
+        if any("," in key for key in results):
+            compare_results(tally, label + name, results, our_results.get(name, {}), exact.get(name, all(exact.values())))
+
+
+def named_folder(name, work):
+    """A random folder of that name, upcycled where it ends with "+moe"."""
+    import kin_folders
+    dense = work / name.removesuffix("+moe")
+    if not dense.exists():
+        kin_folders.make_folder(dense.name, dense)
+    if not name.endswith("+moe"):
+        return dense
+    words = ["upcycle", dense, "-o", work / name, "--experts", "4", "--router", "top2:cf=inf", "--router-std", "1"]
+    subprocess.run([os.environ.get("MOE", "./moe"), *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    return work / name
+
+
+def compare_kin(tally, options, data, task_manager, work):
+    import kin_folders
+    for name, tasks, limit, batch in KIN:
+        if name == "llama3" and not kin_folders.LLAMA3.is_file():
+            print(f"skipped: {name}: no {kin_folders.LLAMA3}")
+            continue
+        its = argparse.Namespace(**vars(options))
+        its.model, its.tasks, its.batch = named_folder(name, work), tasks or options.tasks, batch
+        its.limit = min(limit, options.limit or limit)
+        compare_model(tally, its, data, task_manager, f"{name}: ")
+
+
 def compare_task(tally, task, theirs, ours):
     tally.check(f"{task}: as many items", len(theirs) == len(ours), f"{len(ours)}")
     (compare_answers if isinstance(theirs[0]["arguments"][0][1], dict) else compare_scores)(tally, task, theirs, ours)
@@ -389,7 +445,7 @@ def main():
     parser.add_argument("--tasks", default="logiqa,hellaswag,mmlu_anatomy,lambada_openai",
                         help="tasks and groups; all = everything whose files are there, but for written answers")
     parser.add_argument("--limit", type=int, default=100, help="questions a task; 0 = all")
-    parser.add_argument("--model", type=pathlib.Path, default=DATA / "stories260K-hf")
+    parser.add_argument("--model", help="a folder, or one of kin_folders; without it the real model, then random ones")
     parser.add_argument("--bos", choices=("on", "off"), default="on")
     parser.add_argument("--num-fewshot", type=int)
     parser.add_argument("--batch", type=int, default=8, help="the harness's batch size")
@@ -398,13 +454,16 @@ def main():
     options.tasks = ALL if options.tasks == "all" else options.tasks
     find_harness()
     tally = Tally()
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as data:
-        our_results, our_samples = run_moe(options, data_folder(pathlib.Path(data)), pathlib.Path(folder))
-    their_results, their_samples = run_harness(options)
-    exact = {task: compare_task(tally, task, samples, our_samples.get(task, [])) for task, samples in their_samples.items()}
-    for name, results in their_results.items():
-        if any("," in key for key in results):
-            compare_results(tally, name, results, our_results.get(name, {}), exact.get(name, all(exact.values())))
+    task_manager = prepare_harness()
+    with tempfile.TemporaryDirectory() as work, tempfile.TemporaryDirectory() as data:
+        work, data = pathlib.Path(work), data_folder(pathlib.Path(data))
+        asked = options.model or str(DATA / "stories260K-hf")
+        is_folder = pathlib.Path(asked).is_dir()
+        is_default = options.model is None
+        options.model = pathlib.Path(asked) if is_folder else named_folder(asked, work)
+        compare_model(tally, options, data, task_manager, "")
+        if is_default:
+            compare_kin(tally, options, data, task_manager, work)
     tally.finish()
 
 

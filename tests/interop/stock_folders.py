@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Mixtral and Qwen2-MoE folders that stock transformers makes, read by moe and, after training, read back by transformers.
+"""Folders that stock transformers makes, read by moe and, after training, read back by transformers.
 
 Tiny random models: Mixtral; Qwen2-MoE without shared experts, with and without norm_topk_prob and biases, with dense layers by
-mlp_only_layers and by decoder_sparse_step; one in shards. For each: `moe eval --requests` gives transformers'
-log-probabilities; `moe train` takes transformers' steps; RUN/final keeps names, config and model_type, loads with a clean
-report, and its logits are moe's.
+mlp_only_layers and by decoder_sparse_step; Qwen3-MoE; one in shards; and LLaMA's dense kin (tests/support/kin_folders.py: Llama 3's
+shape, Mistral, Qwen2, Qwen3, tied and not). For each: `moe eval --requests` gives transformers' log-probabilities; `moe train` takes
+transformers' steps; RUN/final keeps names, config and model_type, loads with a clean report, and its logits are moe's. The dense ones
+are upcycled too: the child is the stock mixture that holds them, with its parent's logits in transformers as well, and trains alike.
 
 usage: stock_folders.py       environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -20,9 +21,10 @@ import warnings
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import kin_folders  # noqa: E402
 from tally import Tally  # noqa: E402
 
 MOE = os.environ.get("MOE", "./moe")
@@ -36,7 +38,8 @@ STEPS, LR, EPS, LENGTH, BATCH = 3, 1e-3, 1e-6, 24, 2
 
 SIZES = dict(vocab_size=512, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=128, initializer_range=0.2, num_experts_per_tok=2)
-QWEN = dict(SIZES, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=0)
+QWEN3 = dict(SIZES, num_experts=4, moe_intermediate_size=24)
+QWEN = dict(QWEN3, shared_expert_intermediate_size=0)
 MODELS = {
     "mixtral": (MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=4), "1GB"),
     "mixtral in shards": (MixtralConfig(**SIZES, num_hidden_layers=2, num_local_experts=8, head_dim=16), "60KB"),
@@ -47,7 +50,15 @@ MODELS = {
         Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=False, mlp_only_layers=[0, 2]), "1GB"),
     "qwen2_moe, no biases, decoder_sparse_step 2": (
         Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=True, decoder_sparse_step=2, qkv_bias=False), "1GB"),
+    "qwen3_moe": (Qwen3MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=True), "1GB"),
+    "qwen3_moe in shards, one mixture, tied": (
+        Qwen3MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=True, mlp_only_layers=[0], router_aux_loss_coef=0.5, head_dim=12,
+                       tie_word_embeddings=True), "60KB"),
 }
+# What each of kin_folders becomes; mixtures of equal experts have their parent's logits.
+CHILDREN = {"llama3": "Qwen2MoeForCausalLM", "mistral": "Qwen2MoeForCausalLM", "mistral, no window": "Qwen2MoeForCausalLM",
+            "qwen2": "Qwen2MoeForCausalLM", "qwen2, tied": "Qwen2MoeForCausalLM", "qwen3": "Qwen3MoeForCausalLM",
+            "qwen3, tied": "Qwen3MoeForCausalLM"}
 
 tally = Tally()
 check = tally.check
@@ -86,6 +97,15 @@ def score_gap(model, ids, folder, requests):
     return worst
 
 
+def clip(parameters):
+    """torch's clip_grad_norm_ to 1, with the norm in fp64: over the 4 million numbers of Llama 3's embedding it is 1e-5 off in fp32."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, 1.0 / (norm.item() + 1e-6)))
+    return norm
+
+
 def train_here(folder, rows, aux):
     """The language model's loss and the norm of all gradients at each step, by transformers and torch. `aux` is the weight of
     the load-balance loss."""
@@ -98,7 +118,7 @@ def train_here(folder, rows, aux):
         logits = out.logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.size(-1)), ids[:, 1:].reshape(-1))
         (loss + aux * out.aux_loss if aux > 0 else loss).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = clip(model.parameters())
         optimizer.step()
         optimizer.zero_grad()
         steps.append((loss.item(), norm.item()))
@@ -116,33 +136,59 @@ def train_moe(folder, rows, run, *flags):
 
 
 def check_config(name, before, after, coefficient):
-    """`coefficient` is what training multiplied the load-balance loss by, which the folder then says."""
-    before = before | {"router_aux_loss_coef": coefficient}
+    """`coefficient` is what training multiplied the load-balance loss by, which the folder then says; None: it has none."""
+    ours = "moe" in before  # its coefficient stands in our object
+    before = {key: value for key, value in before.items() if key != "moe"}
+    if coefficient is not None and not ours:
+        before["router_aux_loss_coef"] = coefficient
     changed = {key: (value, after.get(key)) for key, value in before.items()
                if after.get(key) != value and key not in ("head_dim", "transformers_version")}
     check(f"{name}: every key of config.json is kept, the loss coefficient is the one trained with", not changed, changed or "")
 
 
-def check_model(name, config, shard, work, requests, ids):
-    made, run = work / "stock", work / "run"
+def check_mixture(name, config, shard, work, requests):
+    made = work / "stock"
     torch.manual_seed(1)
     stock = AutoModelForCausalLM.from_config(config).eval()
-    for key, value in stock.named_parameters():
-        if key.endswith("bias"):
-            torch.nn.init.normal_(value, std=0.5)  # zero from the start, which would test nothing
+    kin_folders.spread(stock)
     stock.save_pretrained(made, max_shard_size=shard)
     shutil.copy(TOKENIZER, made)
     if shard != "1GB":
         check(f"{name}: there are shards", len(list(made.glob("*.safetensors"))) > 2)
+    # Stock pools the load-balance loss over layers and batch: the same as ours for one layer on one rank.
+    one_mixture = config.model_type != "mixtral" and config.num_hidden_layers - len(config.mlp_only_layers) == 1
+    check_folder(name, stock, made, work / "run", requests, config.router_aux_loss_coef if one_mixture else 0)
+
+
+def check_kin(name, work, requests):
+    """A dense folder and its child."""
+    made, child = work / "stock", work / "child"
+    stock = kin_folders.make_folder(name, made)
+    check_folder(name, stock, made, work / "run", requests, None)
+    moe("upcycle", made, "-o", child, "--experts", 4, "--layers", "even", "--router", "top2:cf=inf,st=off", "--verify")
+    certificate = json.loads((child / "upcycle.json").read_text())["certificate"]
+    gap = certificate["max_abs_logit_difference"]
+    check(f"{name}: the certificate of the upcycled folder", certificate["preserves_function"] and gap < SCORES, f"{gap:.1e}")
+    mixture, report = load(child)
+    kind = type(mixture).__name__
+    check(f"{name}: upcycled it is a {CHILDREN[name]} with a clean report", kind == CHILDREN[name] and not report, report or kind)
+    ids = torch.randint(3, 512, (1, 100))
+    with torch.no_grad():
+        gap = (stock(ids).logits - mixture(ids).logits).abs().max().item()
+    check(f"{name}: transformers gives parent and child the same logits", gap < 1e-4, f"{gap:.1e}")
+    check_folder(f"{name}, upcycled", mixture, child, work / "child-run", requests, 0)
+
+
+def check_folder(name, stock, made, run, requests, aux):
+    """`aux` is the weight of the load-balance loss in training; None: of a dense model, which has none."""
+    encode, bos = kin_folders.encoder(made)
+    ids = [([bos, *encode(a)], [bos, *encode(a + b)]) for a, b in REQUESTS]
     gap = score_gap(stock, ids, made, requests)
     check(f"{name}: moe eval gives transformers' log-probabilities within {SCORES} a token", gap < SCORES, f"{gap:.1e}")
 
     rows = torch.randint(3, 512, (STEPS * BATCH, LENGTH)).tolist()
-    # Stock pools the load-balance loss over layers and batch: the same as ours for one layer on one rank.
-    one_mixture = "num_experts" in config.to_dict() and config.num_hidden_layers - len(config.mlp_only_layers) == 1
-    aux = config.router_aux_loss_coef if one_mixture else 0
-    flags = ["--ep-ranks", 1] if one_mixture else ["--lb-coef", 0]
-    theirs, ours = train_here(made, rows, aux), train_moe(made, rows, run, *flags)
+    flags = [] if aux is None else ["--ep-ranks", 1] if aux else ["--lb-coef", 0]
+    theirs, ours = train_here(made, rows, aux or 0), train_moe(made, rows, run, *flags)
     gap = max(abs(a - b) / a for pair in zip(theirs, ours, strict=True) for a, b in zip(*pair))
     with_loss = ", load-balance loss included" if aux else ""
     check(f"{name}: moe train takes transformers' steps within {STEPS_APART}{with_loss}", gap < STEPS_APART,
@@ -156,8 +202,10 @@ def check_model(name, config, shard, work, requests, ids):
     check(f"{name}: RUN/final gives the same log-probabilities in both", gap < SCORES, f"{gap:.1e}")
 
 
-def check_other_routers(work, requests, ids):
+def check_other_routers(work, requests):
     """What a Mixtral's folder becomes after training with routers that stock tools do not know."""
+    encode, bos = kin_folders.encoder(work / "mixtral" / "stock")
+    ids = [([bos, *encode(a)], [bos, *encode(a + b)]) for a, b in REQUESTS]
     for router, kind in (("top2+ir+fr:cf=1", "MixtralForCausalLM"), ("top2:gate=none", "Qwen2MoeForCausalLM")):
         run = work / kind
         train_moe(work / "mixtral" / "stock", [list(range(3, 3 + LENGTH))] * (STEPS * BATCH), run, "--router", router, "--force")
@@ -179,14 +227,16 @@ def main():
         work = pathlib.Path(work)
         requests = work / "requests.jsonl"
         requests.write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in REQUESTS))
-        from sentencepiece import SentencePieceProcessor
-        pieces = SentencePieceProcessor(model_file=str(TOKENIZER))
-        encode = lambda text: [pieces.bos_id(), *pieces.encode(text)]
-        ids = [(encode(a), encode(a + b)) for a, b in REQUESTS]
         for name, (config, shard) in MODELS.items():
             (work / name).mkdir()
-            check_model(name, config, shard, work / name, requests, ids)
-        check_other_routers(work, requests, ids)
+            check_mixture(name, config, shard, work / name, requests)
+        for name in CHILDREN:
+            if name == "llama3" and not kin_folders.LLAMA3.is_file():
+                print(f"skipped: {name}: no {kin_folders.LLAMA3}")
+                continue
+            (work / name).mkdir()
+            check_kin(name, work / name, requests)
+        check_other_routers(work, requests)
     return 0
 
 

@@ -4,7 +4,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
@@ -108,8 +110,71 @@ TEST_CASE("gemm of numbers in bf16 is gemm of what they say in f32, bit for bit"
       left.dtype = Dtype::kF32RoundedToBF16;
       right.dtype = Dtype::kBF16;
       std::vector<uint16_t> rounded(expected.size());
-      gemm_to_bf16({m, n, k}, left, right, rounded.data(), n);
+      const ColumnBlock whole{right, n};
+      gemm_to_bf16({m, n, k}, left, {&whole, 1}, rounded.data(), n);
       CHECK((rounded == narrowed(expected)));
+    }
+  }
+}
+
+TEST_CASE("half precision is widened exactly, infinities, subnormals and all", "[kernels]") {
+  std::vector<uint16_t> all(1 << 16);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  std::vector<float> wide(all.size());
+  f16_to_f32(all.data(), static_cast<int64_t>(all.size()), wide.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const float expected = at::Half(all[i], at::Half::from_bits());
+    CAPTURE(all[i], wide[i], expected);
+    REQUIRE((std::bit_cast<uint32_t>(wide[i]) == std::bit_cast<uint32_t>(expected) ||
+             (std::isnan(wide[i]) && std::isnan(expected))));
+  }
+}
+
+TEST_CASE("gemm of numbers in f16 is gemm of what they say in f32, bit for bit", "[kernels]") {
+  for (const auto& [m, n, k] : kCases) {
+    const auto a = numbers(m * k, 1);
+    std::vector<uint16_t> b;
+    std::vector<float> wide;
+    for (const float value : numbers(k * n, 2)) {
+      b.push_back(at::Half(value).x);
+      wide.push_back(at::Half(value));
+    }
+    for (const bool transposed : {false, true}) {
+      CAPTURE(m, n, k, transposed);
+      const MatrixView left = view(a, m, k, false);
+      MatrixView right = view(wide, k, n, transposed);
+      std::vector<float> expected(static_cast<size_t>(m * n)), found = expected;
+      gemm({m, n, k}, left, right, expected.data(), n, false);
+      right.data = b.data();
+      right.dtype = Dtype::kF16;
+      gemm({m, n, k}, left, right, found.data(), n, false);
+      CHECK((found == expected));
+    }
+  }
+}
+
+TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", "[kernels]") {
+  const int threads = at::get_num_threads();
+  for (const auto& [m, n, k] : kCases) {
+    const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+    for (int form = 0; form < 4; ++form) {
+      const bool accumulate = form & 2;
+      const MatrixView left = view(a, m, k, false), right = view(b, k, n, form & 1);
+      const auto before = numbers(m * n, 3);
+      auto expected = before;
+      gemm({m, n, k}, left, right, expected.data(), n, accumulate);
+      for (const int64_t first : {int64_t{0}, n / 7, n / 2, n}) {
+        CAPTURE(m, n, k, form, first);
+        const std::vector<ColumnBlock> blocks = {
+            {right, first}, {right.from(0, first), 0}, {right.from(0, first), n - first}};
+        for (const int count : {1, 2, 3}) {
+          at::set_num_threads(count);
+          auto found = before;
+          gemm({m, n, k}, left, blocks, found.data(), n, accumulate);
+          CHECK((found == expected));
+        }
+        at::set_num_threads(threads);
+      }
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "kernels/ops/grouped_swiglu.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/support/catch.h"
@@ -97,6 +98,34 @@ TEST_CASE("grouped_swiglu refuses shapes that do not fit", "[kernels]") {
   CHECK_THROWS(moe::kernels::grouped_swiglu(in.rows, in.gate_up, in.down, {2, 3}));
   CHECK_THROWS(moe::kernels::grouped_swiglu(in.rows, in.gate_up, in.down, {2, 1, 1}));
   CHECK_THROWS(moe::kernels::grouped_swiglu(in.rows, in.down, in.gate_up, {2, 2}));
+}
+
+TEST_CASE("experts whose matrices lie apart give the bits of one tensor", "[kernels]") {
+  at::manual_seed(6);
+  const at::NoGradGuard no_gradients;
+  const int64_t inner = 20, width = 24;
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Tensor gate_up = (at::randn({3, 2 * inner, width}) / 5).to(dtype);
+    const Tensor down = (at::randn({3, width, inner}) / 5).to(dtype);
+    std::vector<moe::kernels::RowBlocks> gates_and_ups, downs;
+    for (int64_t expert = 0; expert < 3; ++expert) {
+      gates_and_ups.push_back({gate_up[expert].narrow(0, 0, inner).clone(),
+                               gate_up[expert].narrow(0, inner, inner).clone()});
+      downs.push_back({down[expert].clone()});
+    }
+    const moe::kernels::Weight gate_up_apart(gates_and_ups), down_apart(downs);
+    for (const std::vector<int64_t>& loads :
+         {std::vector<int64_t>{7, 0, 9}, {0, 0, 0}, {0, 16, 0}, {6, 6, 6}}) {
+      CAPTURE(dtype, loads);
+      const Tensor rows = at::randn({18, width});
+      const Tensor whole = moe::kernels::grouped_swiglu(rows, gate_up, down, loads);
+      CHECK(at::equal(moe::kernels::grouped_swiglu(rows, gate_up_apart, down_apart, loads), whole));
+    }
+    const Tensor rows = at::randn({18, width});
+    CHECK_THROWS(moe::kernels::grouped_swiglu(rows, gate_up_apart, down_apart, {9, 9, 9}));
+    CHECK_THROWS(moe::kernels::grouped_swiglu(rows, gate_up_apart, down_apart, {9, 9}));
+    CHECK_THROWS(moe::kernels::grouped_swiglu(rows, down_apart, gate_up_apart, {6, 6, 6}));
+  }
 }
 
 TEST_CASE("grouped_swiglu with its loads on the device equals that with loads on the host",

@@ -1,6 +1,10 @@
 #include "kernels/ops/linear.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+
+#include <numeric>
+#include <vector>
 
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
@@ -39,6 +43,45 @@ TEST_CASE("linear has the gradients of a product in x, weight and bias", "[kerne
   check([&](const Tensor& in) { return (linear(x, weight, in) * upstream).sum(); }, bias);
   check([&](const Tensor& in) { return (linear_to_f32(x, in) * upstream).sum(); }, weight);
   check([&](const Tensor& in) { return (linear_in_f32(in, weight) * upstream).sum(); }, x);
+}
+
+TEST_CASE("a weight in blocks of rows gives the bits of one tensor, whatever its dtype",
+          "[kernels]") {
+  at::manual_seed(5);
+  const at::NoGradGuard no_gradients;
+  for (const int64_t rows : {0, 1, 5, 6, 31, 70}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      // One too narrow for our own product, were it not for the rows beside it.
+      for (const std::vector<int64_t>& outer : {std::vector<int64_t>{40, 8, 8}, {64}, {3, 172}}) {
+        const int64_t sum = std::accumulate(outer.begin(), outer.end(), int64_t{0});
+        CAPTURE(rows, dtype, outer);
+        const Tensor x = at::randn({rows, 96});
+        const Tensor weight = (at::randn({sum, 96}) / 8).to(dtype), bias = at::randn({sum});
+        moe::kernels::RowBlocks blocks;
+        for (const Tensor& block : weight.split_with_sizes(outer, 0)) {
+          blocks.push_back(block.clone());
+        }
+        const moe::kernels::Weight apart({blocks});
+        CHECK(apart.outer() == sum);
+        for (const Tensor& with : {Tensor(), bias}) {
+          const Tensor whole = linear(x, weight, with), found = linear(x, apart, with);
+          // Few rows of f32 are LibTorch's product, which sums as it likes for each width.
+          const bool is_ours = rows >= 6 || dtype != at::kFloat;
+          CHECK((found - whole).abs().sum().item<double>() <= (is_ours ? 0 : 1e-3));
+        }
+        Tensor fused = at::empty({rows, sum});
+        moe::kernels::weight_product_out(fused, {x, at::kFloat}, {weight});
+        CHECK(at::equal(fused, moe::kernels::linear(x, weight)));
+      }
+    }
+  }
+  const moe::kernels::Weight mixed({{at::randn({9, 16}), at::randn({7, 16}).to(at::kBFloat16)}});
+  const Tensor x = at::randn({2, 16});
+  CHECK(at::equal(moe::kernels::linear(x, mixed).narrow(1, 9, 7),
+                  moe::kernels::linear(x, mixed.matrix(0)[1])));
+  const at::AutoGradMode on(true);
+  CHECK_THROWS(moe::kernels::linear(at::randn({2, 16}).requires_grad_(true), mixed));
+  CHECK_THROWS(moe::kernels::linear(at::randn({2, 15}), mixed));
 }
 
 TEST_CASE("linear of bf16 rounds its operands and its result, never the weight's gradient",

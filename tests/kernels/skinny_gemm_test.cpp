@@ -1,5 +1,6 @@
 #include "kernels/cpu/skinny_gemm.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -28,6 +29,25 @@ std::vector<uint16_t> in_bf16(const std::vector<float>& wide) {
   return bits;
 }
 
+std::vector<uint16_t> in_f16(const std::vector<float>& wide) {
+  std::vector<uint16_t> bits;
+  for (const float value : wide) {
+    bits.push_back(at::Half(value).x);
+  }
+  return bits;
+}
+
+// b [k, n] with contiguous columns in blocks of 1, 2, 3, .. columns.
+std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
+  std::vector<ColumnBlock> blocks;
+  for (int64_t first = 0; first < n;) {
+    const int64_t columns = std::min(static_cast<int64_t>(blocks.size()) + 1, n - first);
+    blocks.push_back({b.from(0, first), columns});
+    first += columns;
+  }
+  return blocks;
+}
+
 }  // namespace
 
 TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
@@ -36,22 +56,28 @@ TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}}) {
       CAPTURE(m, n, k);
       const auto a = numbers(m * k, 0.7);
-      const auto b = in_bf16(numbers(k * n, 1.3));
-      const MatrixView right{b.data(), 1, k, Dtype::kBF16};
-      const GemmShape shape{m, n, k};
-      REQUIRE(serves_skinny_gemm(shape, right));
-      const int64_t c_row = n + 2;  // what lies between the rows stays
-      const auto before = numbers(m * c_row, 0.1);
-      auto fast = before, slow = before;
-      skinny_gemm(shape, a.data(), right, fast.data(), c_row);
-      moe::test::gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
-      double apart = 0;
-      for (size_t i = 0; i < fast.size(); ++i) {
-        apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
+      for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16}) {
+        const auto wide = numbers(k * n, 1.3);
+        const auto b = dtype == Dtype::kBF16 ? in_bf16(wide) : in_f16(wide);
+        const MatrixView right{b.data(), 1, k, dtype};
+        const ColumnBlock whole{right, n};
+        const GemmShape shape{m, n, k};
+        REQUIRE(serves_skinny_gemm(shape, right));
+        const int64_t c_row = n + 2;  // what lies between the rows stays
+        const auto before = numbers(m * c_row, 0.1);
+        auto fast = before, slow = before, in_blocks = before;
+        skinny_gemm(shape, a.data(), {&whole, 1}, fast.data(), c_row);
+        skinny_gemm(shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row);
+        CHECK((in_blocks == fast));
+        moe::test::gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
+        double apart = 0;
+        for (size_t i = 0; i < fast.size(); ++i) {
+          apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
+        }
+        // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
+        // practice its root.
+        CHECK(apart <= (1 + static_cast<double>(k)) * 0x1p-22);
       }
-      // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
-      // practice its root.
-      CHECK(apart <= (1 + static_cast<double>(k)) * 0x1p-22);
     }
   }
 }
@@ -61,18 +87,20 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
   const auto a = numbers(m * k, 0.7);
   const auto b = in_bf16(numbers(k * n, 1.3));
   std::vector<float> one(m * n), two(m * n);
+  const ColumnBlock right{{b.data(), 1, k, Dtype::kBF16}, n};
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  skinny_gemm({m, n, k}, a.data(), {b.data(), 1, k, Dtype::kBF16}, one.data(), n);
+  skinny_gemm({m, n, k}, a.data(), {&right, 1}, one.data(), n);
   at::set_num_threads(2);
-  skinny_gemm({m, n, k}, a.data(), {b.data(), 1, k, Dtype::kBF16}, two.data(), n);
+  skinny_gemm({m, n, k}, a.data(), {&right, 1}, two.data(), n);
   at::set_num_threads(threads);
   CHECK((one == two));
 }
 
-TEST_CASE("a thin product is for few rows and a matrix of bf16 along its columns", "[kernels]") {
+TEST_CASE("a thin product is for few rows and a matrix of 16 bits along its columns", "[kernels]") {
   const std::vector<uint16_t> b(64);
   CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF16}));
   CHECK_FALSE(serves_skinny_gemm({6, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
   CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
   CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));

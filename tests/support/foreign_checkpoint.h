@@ -1,23 +1,67 @@
 #pragma once
-// Small random Mixtral and Qwen2-MoE folders as stock tools leave them: their config keys, their
-// tensor names, no "moe" object. Names and shapes are listed here by hand, from files that
-// transformers 5.23 wrote.
+// Small random folders as stock tools leave them: kin of LLaMA (Mistral, Qwen2, Qwen3) and the
+// stock mixtures, with their config keys, their tensor names, no "moe" object. Names and shapes are
+// listed here by hand, from files that transformers 5.23 wrote.
 
 #include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {
 
-enum class Foreign { kMixtral, kQwen2Moe };
+enum class Foreign { kMixtral, kQwen2Moe, kQwen3Moe, kMistral, kQwen2, kQwen3 };
 
 struct ForeignCheckpoint {
   Foreign kind = Foreign::kMixtral;
-  bool normalised = true;     // Qwen2-MoE: norm_topk_prob
-  bool biases = true;         // Qwen2-MoE: qkv_bias
-  int64_t experts = 4;        // E
-  int64_t expert_width = 12;  // Qwen2-MoE; a Mixtral's experts are as wide as `tiny.intermediate`
-  std::vector<int64_t> dense_layers;  // Qwen2-MoE: mlp_only_layers
+  bool normalised = true;  // Qwen2-MoE, Qwen3-MoE: norm_topk_prob
+  bool biases = true;      // Qwen2-MoE: qkv_bias
+  int64_t experts = 4;     // E
+  int64_t expert_width =
+      12;  // Qwen2-MoE, Qwen3-MoE; a Mixtral's experts are as wide as `tiny.intermediate`
+  std::vector<int64_t> dense_layers;  // Qwen2-MoE, Qwen3-MoE: mlp_only_layers
   TinyCheckpoint tiny = {};           // head_dim 0 and untied
 };
+
+inline bool is_mixture(Foreign kind) {
+  return kind == Foreign::kMixtral || kind == Foreign::kQwen2Moe || kind == Foreign::kQwen3Moe;
+}
+
+inline bool has_biases(const ForeignCheckpoint& options) {
+  return options.kind == Foreign::kQwen2 || (options.kind == Foreign::kQwen2Moe && options.biases);
+}
+
+inline bool has_head_norms(Foreign kind) {
+  return kind == Foreign::kQwen3 || kind == Foreign::kQwen3Moe;
+}
+
+// The keys of dense kin.
+inline void set_kin_keys(const ForeignCheckpoint& options, OrderedJson& config) {
+  const bool is_mistral = options.kind == Foreign::kMistral;
+  const bool is_qwen2 = options.kind == Foreign::kQwen2;
+  config["architectures"] = {is_mistral ? "MistralForCausalLM"
+                             : is_qwen2 ? "Qwen2ForCausalLM"
+                                        : "Qwen3ForCausalLM"};
+  config["model_type"] = is_mistral ? "mistral" : is_qwen2 ? "qwen2" : "qwen3";
+  config["rope_parameters"] = {{"rope_theta", is_mistral ? 10000.0 : 1000000.0},
+                               {"rope_type", "default"}};
+  config["sliding_window"] = nullptr;
+  if (is_mistral) {
+    config["head_dim"] = nullptr;
+    if (options.tiny.head_dim > 0) {
+      config["head_dim"] = options.tiny.head_dim;
+    }
+    return;
+  }
+  config["bos_token_id"] = nullptr;
+  config["eos_token_id"] = nullptr;
+  config["max_window_layers"] = 28;
+  config["use_sliding_window"] = false;
+  config["layer_types"] =
+      std::vector<std::string>(static_cast<size_t>(options.tiny.layers), "full_attention");
+  if (!is_qwen2) {
+    config["attention_bias"] = false;
+    config["head_dim"] = options.tiny.head_dim > 0 ? options.tiny.head_dim
+                                                   : options.tiny.hidden / options.tiny.heads;
+  }
+}
 
 inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
   OrderedJson config = tiny_config(options.tiny);
@@ -25,6 +69,10 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
     config.erase(key);
   }
   config["dtype"] = tiny_config(options.tiny)["torch_dtype"];
+  if (!is_mixture(options.kind)) {
+    set_kin_keys(options, config);
+    return config;
+  }
   config["num_experts_per_tok"] = 2;
   config["output_router_logits"] = false;
   config["router_aux_loss_coef"] = 0.02;
@@ -38,17 +86,26 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
     config["rope_parameters"] = {{"rope_theta", 1000000.0}, {"rope_type", "default"}};
     return config;
   }
-  config["architectures"] = {"Qwen2MoeForCausalLM"};
-  config["model_type"] = "qwen2_moe";
   config["bos_token_id"] = nullptr;
-  config["num_experts"] = options.experts;
   config["norm_topk_prob"] = options.normalised;
   config["moe_intermediate_size"] = options.expert_width;
-  config["shared_expert_intermediate_size"] = 0;
   config["decoder_sparse_step"] = 1;
   config["mlp_only_layers"] = options.dense_layers;
-  config["qkv_bias"] = options.biases;
   config["use_sliding_window"] = false;
+  if (options.kind == Foreign::kQwen3Moe) {
+    config["architectures"] = {"Qwen3MoeForCausalLM"};
+    config["model_type"] = "qwen3_moe";
+    config["num_local_experts"] = options.experts;
+    config["attention_bias"] = false;
+    config["sliding_window"] = nullptr;
+    config["rope_parameters"] = {{"rope_theta", 1000000.0}, {"rope_type", "default"}};
+    return config;
+  }
+  config["architectures"] = {"Qwen2MoeForCausalLM"};
+  config["model_type"] = "qwen2_moe";
+  config["num_experts"] = options.experts;
+  config["shared_expert_intermediate_size"] = 0;
+  config["qkv_bias"] = options.biases;
   config["sliding_window"] = 0;
   config["max_window_layers"] = 28;
   config["layer_types"] =
@@ -72,7 +129,7 @@ inline std::vector<io::TensorInfo> foreign_mixture(const ForeignCheckpoint& opti
     tensors.push_back({name + (mixtral ? "w3.weight" : "up_proj.weight"), dtype, {f, d}});
     tensors.push_back({name + (mixtral ? "w2.weight" : "down_proj.weight"), dtype, {d, f}});
   }
-  if (!mixtral) {
+  if (options.kind == Foreign::kQwen2Moe) {
     tensors.push_back({block + "shared_expert.gate_proj.weight", dtype, {0, d}});
     tensors.push_back({block + "shared_expert.up_proj.weight", dtype, {0, d}});
     tensors.push_back({block + "shared_expert.down_proj.weight", dtype, {d, 0}});
@@ -86,7 +143,7 @@ inline std::vector<io::TensorInfo> foreign_tensors(const ForeignCheckpoint& opti
   for (const auto& info : tiny_tensors(options.tiny)) {
     const std::string layer = info.name.substr(0, info.name.find('.', 13) + 1);  // model.layers.N.
     const bool dense =
-        info.name.find(".mlp.") == std::string::npos ||
+        !is_mixture(options.kind) || info.name.find(".mlp.") == std::string::npos ||
         std::any_of(options.dense_layers.begin(), options.dense_layers.end(),
                     [&](int64_t each) { return layer == fmt::format("model.layers.{}.", each); });
     if (dense) {
@@ -96,12 +153,16 @@ inline std::vector<io::TensorInfo> foreign_tensors(const ForeignCheckpoint& opti
       tensors.insert(tensors.end(), mixture.begin(), mixture.end());
     }
     const size_t at = info.name.find("_proj.weight");
-    const bool biased = options.kind == Foreign::kQwen2Moe && options.biases &&
-                        at != std::string::npos &&
+    const bool biased = has_biases(options) && at != std::string::npos &&
                         std::string("qkv").find(info.name[at - 1]) != std::string::npos &&
                         info.name.find("self_attn") != std::string::npos;
     if (biased) {
       tensors.push_back({info.name.substr(0, at) + "_proj.bias", info.dtype, {info.shape.front()}});
+    }
+    if (has_head_norms(options.kind) && info.name.ends_with(".o_proj.weight")) {
+      const int64_t head_dim = info.shape.back() / options.tiny.heads;
+      tensors.push_back({layer + "self_attn.q_norm.weight", info.dtype, {head_dim}});
+      tensors.push_back({layer + "self_attn.k_norm.weight", info.dtype, {head_dim}});
     }
   }
   return tensors;
@@ -119,8 +180,12 @@ inline void write_foreign_checkpoint(const std::filesystem::path& folder,
                          if (info.name.ends_with(".bias")) {
                            matrix.shape = {1, info.shape.front()};
                          }
-                         const std::string bytes = tensor_bytes(
-                             tiny_values(matrix, options.tiny.std, random), info.dtype);
+                         // Norms of heads far enough from 1 that leaving them out is seen.
+                         const bool is_head_norm = info.name.ends_with("q_norm.weight") ||
+                                                   info.name.ends_with("k_norm.weight");
+                         const double std = is_head_norm ? 5.0 : options.tiny.std;
+                         const std::string bytes =
+                             tensor_bytes(tiny_values(matrix, std, random), info.dtype);
                          writer.write(std::as_bytes(std::span(bytes)));
                        }});
   }

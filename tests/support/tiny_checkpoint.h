@@ -156,4 +156,29 @@ inline void write_tiny_checkpoint(const std::filesystem::path& folder,
   io::write_tensors(folder, sources, options.shard_bytes);
 }
 
+// The same with all numbers zero, in a file that has no blocks on the disk: a folder as large as
+// one likes. Returns the bytes of its tensors.
+inline uint64_t write_sparse_checkpoint(const std::filesystem::path& folder,
+                                        const TinyCheckpoint& options) {
+  std::filesystem::create_directories(folder);
+  io::write_file(folder / "config.json", tiny_config(options).dump(2) + "\n");
+  OrderedJson header;
+  uint64_t end = 0;
+  for (const auto& info : tiny_tensors(options)) {
+    const uint64_t begin = end;
+    end += static_cast<uint64_t>(info.bytes());
+    header[info.name] = {{"dtype", io::dtype_name(info.dtype)},
+                         {"shape", info.shape},
+                         {"data_offsets", {begin, end}}};
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::string start(8, '\0');
+  std::memcpy(start.data(), &length, 8);
+  io::write_file(folder / "model.safetensors", start + text);
+  std::filesystem::resize_file(folder / "model.safetensors", 8 + length + end);
+  return end;
+}
+
 }  // namespace moe::test

@@ -1,5 +1,9 @@
 #include "core/eval/report/routing_stats.h"
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
 #include "core/base/error.h"
 #include "core/base/utf8.h"
 #include "core/base/version.h"
@@ -50,6 +54,7 @@ OrderedJson token_layers_json(const std::vector<TokenCounts>& layers, const Rout
     sum.add(layers[i]);
     OrderedJson layer = {{"layer", stats.moe_layers.at(i)}};
     layer.update(token_counts_json(layers[i], stats));
+    layer["tokens_per_expert"] = layers[i].tokens_per_expert;
     list.push_back(std::move(layer));
   }
   OrderedJson total = token_counts_json(sum, stats);
@@ -80,6 +85,51 @@ OrderedJson sources_json(const RoutingStats& stats) {
     OrderedJson entry = {{"source", source.name}};
     entry.update(token_layers_json(source.layers, stats));
     list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+// Bits that the source of a row tells of its expert. `rows` [S][E].
+double mutual_information(const std::vector<std::vector<int64_t>>& rows) {
+  std::vector<double> by_source(rows.size()), by_expert;
+  double all = 0;
+  for (size_t source = 0; source < rows.size(); ++source) {
+    by_expert.resize(std::max(by_expert.size(), rows[source].size()));
+    for (size_t expert = 0; expert < rows[source].size(); ++expert) {
+      const auto count = static_cast<double>(rows[source][expert]);
+      by_source[source] += count;
+      by_expert[expert] += count;
+      all += count;
+    }
+  }
+  double bits = 0;
+  for (size_t source = 0; source < rows.size(); ++source) {
+    for (size_t expert = 0; expert < rows[source].size(); ++expert) {
+      if (const auto count = static_cast<double>(rows[source][expert]); count > 0) {
+        bits += count / all * std::log2(count * all / (by_source[source] * by_expert[expert]));
+      }
+    }
+  }
+  return bits;
+}
+
+OrderedJson source_information_json(const RoutingStats& stats) {
+  OrderedJson list = OrderedJson::array();
+  const auto& sources = stats.tokens.sources;
+  for (size_t layer = 0; layer < stats.moe_layers.size(); ++layer) {
+    std::vector<std::vector<int64_t>> rows;
+    int64_t all = 0;
+    for (const auto& source : sources) {
+      rows.push_back(source.layers.at(layer).tokens_per_expert);
+      all += source.layers.at(layer).rows();
+    }
+    const auto freedoms =
+        static_cast<double>((stats.experts - 1) * (static_cast<int64_t>(sources.size()) - 1));
+    const double chance =
+        all == 0 ? 0 : freedoms / (2 * static_cast<double>(all) * std::numbers::ln2);
+    list.push_back({{"layer", stats.moe_layers[layer]},
+                    {"bits", mutual_information(rows)},
+                    {"bits_by_chance", chance}});
   }
   return list;
 }
@@ -145,6 +195,7 @@ OrderedJson stats_json(const RoutingStats& stats) {
   }
   if (stats.by.source) {
     json["source"] = sources_json(stats);
+    json["source_information"] = source_information_json(stats);
   }
   if (stats.by.token) {
     json["token"] = vocabulary_json(stats);

@@ -8,8 +8,14 @@
 //   task     [{"task": name, "total", "layers", "gold"}] in the order of --tasks; counters of all
 //            choices, and in gold the token counts of context + right answer alone (Dynamic MoE,
 //            Table 3: question + gold answer as one text), total and layers
-//   source   [{"source": name, "total", "layers"}]: token counts. A source is the string "source"
-//            of a record (quiz, requests, JSON texts), else its file: as given, or under --data
+//   source   [{"source": name, "total", "layers"}]: token counts, in layers with
+//   "tokens_per_expert": rows
+//            of each expert. A source is the string "source" of a record (quiz, requests, JSON
+//            texts), else its file: as given, or under --data
+//   source_information  [{"layer", "bits", "bits_by_chance"}]: the mutual information between the
+//            expert and the source of a row, which says how far experts specialise by domain, and
+//            what it would be if they did not: (E - 1) (S - 1) / (2 N ln 2), its mean over N
+//            independent rows of S sources
 //   token    [{"id", "piece", "count", "experts_per_token", "complete_word_share"}] by id, of those
 //            that occur: experts per token = rows / (count x MoE layers), complete_word_share =
 //            share of the occurrences where the piece stands as a complete word (token_tally.h; 0

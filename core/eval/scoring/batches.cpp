@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/model/llama/memory_need.h"
 #include "core/route/router.h"
 
 namespace moe::eval {
@@ -36,22 +37,30 @@ std::vector<size_t> file_order(const std::vector<Request>& requests) {
 
 }  // namespace
 
-int64_t layer_bytes_per_token(const model::ModelConfig& config,
-                              const route::RouterSettings& router) {
-  const int64_t width = config.hidden_size;
-  const int64_t heads = (config.heads + 2 * config.kv_heads) * config.head_dim;
-  const int64_t dense = 3 * config.intermediate_size + width;  // gate, up, their product; the sum
-  const int64_t expert = config.moe ? router.family->usual_experts(router, config.moe->experts) *
-                                          (3 * config.moe->expert_width + 2 * width)
-                                    : 0;
-  return static_cast<int64_t>(sizeof(float)) * (4 * width + 2 * heads + std::max(dense, expert));
-}
-
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router) {
-  const int64_t per_token = layer_bytes_per_token(config, router);
+  const int64_t per_token = model::layer_bytes_per_token(config, router);
   int64_t tokens = kMost;
   while (tokens > kLeast && tokens > kLayerBytes / per_token) {
     tokens /= 2;
+  }
+  return tokens;
+}
+
+int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
+                          const MappedWeights& weights) {
+  const int64_t usual = auto_batch_tokens(config, router);
+  if (weights.bytes <= weights.available_memory) {
+    return usual;
+  }
+  const int64_t experts = config.moe ? config.moe->experts : 1;
+  const int64_t chosen =
+      config.moe ? std::max<int64_t>(1, router.family->usual_experts(router, experts)) : 1;
+  const int64_t wanted = kMost * std::max<int64_t>(1, experts / chosen);
+  const auto room = static_cast<int64_t>(weights.available_memory / 4) /
+                    model::layer_bytes_per_token(config, router);
+  int64_t tokens = usual;
+  while (2 * tokens <= std::min(wanted, room)) {
+    tokens *= 2;
   }
   return tokens;
 }

@@ -10,16 +10,22 @@
 
 namespace moe::eval {
 
-// Bytes that a token takes while it goes through one layer, f32: the residual stream, queries, keys
-// and values with what attention makes of them, and the feed-forward's rows.
-int64_t layer_bytes_per_token(const model::ModelConfig& config,
-                              const route::RouterSettings& router);
-
 // --batch-tokens auto: 4096, where the products of a narrow model are at full speed (a sweep from
 // 256 to 4096 found HellaSwag fastest there and MMLU within 3 % of its best); half of it, and so on
 // down to 512, where a layer would take more than 1 GiB. A rule of the model alone: the same on
 // every machine, so a run can be repeated to the last bit.
 int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router);
+
+// A file that is larger than memory is read anew for each forward.
+struct MappedWeights {
+  uint64_t bytes = 0;  // of the weights in the file, 0 where memory holds them
+  uint64_t available_memory = 0;
+};
+// The same of such weights: where memory cannot hold them, as many tokens as give each expert the
+// rows that a dense model would have (4096), so that products take longer than the disk; no more
+// than go through a layer in a quarter of the memory. That depends on the machine.
+int64_t auto_batch_tokens(const model::ModelConfig& config, const route::RouterSettings& router,
+                          const MappedWeights& weights);
 
 using Batches = std::vector<std::vector<size_t>>;  // indices of requests
 

@@ -48,13 +48,14 @@ std::vector<std::string> generate_answers(const model::Llama& llama,
   };
   model::GenerateSettings settings;
   settings.max_tokens = generation.max_tokens;
-  settings.eos_id = tokenizer.eos_id();
+  settings.eos_ids = tokenizer.stop_ids();
   settings.stops = has_stop_word;
   std::vector<std::string> answers;
   for (const auto& prompt : prompts) {
     std::vector<int64_t> ids =
         model::generate(llama, model::generation_routing(routing), prompt, settings);
-    if (!ids.empty() && ids.back() == settings.eos_id) {
+    const auto& ends = settings.eos_ids;
+    if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
       ids.pop_back();
     }
     answers.push_back(cut_at(tokenizer.decode(ids), generation.until));

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/shared_forwards.h"
@@ -204,15 +205,28 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
   }
 }
 
+// Ranks plan the same forwards, and take the least that one of them has memory for.
+int64_t batch_tokens_of(const model::Llama& llama, const ScoreSettings& settings) {
+  if (settings.batch_tokens > 0) {
+    return settings.batch_tokens;
+  }
+  int64_t tokens = auto_batch_tokens(llama.config(), settings.routing.router,
+                                     {llama.mapped_bytes(), available_memory_bytes()});
+  if (settings.ranks != nullptr) {
+    for (const auto& of_rank : distributed::gather_numbers(*settings.ranks, {tokens})) {
+      tokens = std::min(tokens, of_rank.front());
+    }
+  }
+  return tokens;
+}
+
 PrefixBatches plan_forwards(const model::Llama& llama, const std::vector<Request>& requests,
                             const ScoreSettings& settings) {
   if (routes_in_groups(llama.config(), settings.routing.router)) {
     return each_alone(requests,
                       groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
   }
-  const int64_t batch_tokens = settings.batch_tokens > 0
-                                   ? settings.batch_tokens
-                                   : auto_batch_tokens(llama.config(), settings.routing.router);
+  const int64_t batch_tokens = batch_tokens_of(llama, settings);
   return settings.observe ? each_alone(requests, batches_by_length(requests, batch_tokens))
                           : pack_prefix_groups(find_prefix_groups(requests), batch_tokens);
 }

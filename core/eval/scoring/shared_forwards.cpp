@@ -12,23 +12,29 @@ using at::Tensor;
 
 namespace {
 
-// [L, T, 3] i64 as bytes; "" where tokens are not counted.
+// [L, T, 3 + E] i64 as bytes, E first; "" where tokens are not counted.
 std::string bytes_of(const std::vector<Tensor>& token_rows) {
   if (token_rows.empty()) {
     return "";
   }
   const Tensor rows = at::stack(token_rows).cpu().contiguous();
-  return {static_cast<const char*>(rows.const_data_ptr()), rows.nbytes()};
+  const int64_t columns = rows.size(2);
+  std::string bytes(reinterpret_cast<const char*>(&columns), sizeof columns);
+  return bytes.append(static_cast<const char*>(rows.const_data_ptr()), rows.nbytes());
 }
 
 std::vector<Tensor> token_rows_of(const std::string& bytes, int64_t layers) {
   if (bytes.empty()) {
     return {};
   }
-  const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
-  const Tensor rows = at::empty({layers, numbers / (3 * layers), 3}, at::kLong);
-  MOE_CHECK(rows.nbytes() == bytes.size(), "{} bytes of {} layers", bytes.size(), layers);
-  std::memcpy(rows.data_ptr(), bytes.data(), bytes.size());
+  int64_t columns = 0;
+  MOE_CHECK(bytes.size() > sizeof columns);
+  std::memcpy(&columns, bytes.data(), sizeof columns);
+  const auto numbers = static_cast<int64_t>(bytes.size() / sizeof(int64_t)) - 1;
+  const Tensor rows = at::empty({layers, numbers / (columns * layers), columns}, at::kLong);
+  MOE_CHECK(rows.nbytes() + sizeof columns == bytes.size(), "{} bytes of {} layers", bytes.size(),
+            layers);
+  std::memcpy(rows.data_ptr(), bytes.data() + sizeof columns, rows.nbytes());
   return rows.unbind(0);
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 
@@ -19,13 +20,17 @@ PieceShape shape_of(const std::string& piece) {
   return {piece.starts_with(kSpaceMark) || piece.starts_with(' '), begins_with_letter(piece)};
 }
 
-void TokenCounts::add_token(const int64_t* rows) {
+void TokenCounts::add_token(const int64_t* rows, int64_t experts) {
   ++tokens;
   accepted += rows[0];
   filled += rows[1];
   rectified += rows[2];
   dropped_tokens += rows[0] + rows[1] == 0;
   unserved_tokens += rows[0] + rows[1] + rows[2] == 0;
+  tokens_per_expert.resize(static_cast<size_t>(experts));
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    tokens_per_expert[static_cast<size_t>(expert)] += rows[3 + expert];
+  }
 }
 
 void TokenCounts::add(const TokenCounts& other) {
@@ -35,6 +40,10 @@ void TokenCounts::add(const TokenCounts& other) {
   rectified += other.rectified;
   dropped_tokens += other.dropped_tokens;
   unserved_tokens += other.unserved_tokens;
+  tokens_per_expert.resize(std::max(tokens_per_expert.size(), other.tokens_per_expert.size()));
+  for (size_t expert = 0; expert < other.tokens_per_expert.size(); ++expert) {
+    tokens_per_expert[expert] += other.tokens_per_expert[expert];
+  }
 }
 
 TokenTally::TokenTally(const io::Tokenizer& tokenizer, int64_t vocab_size, size_t layers)
@@ -75,16 +84,17 @@ bool TokenTally::is_complete_word(int64_t id, int64_t next) const {
          (after.starts_word || !after.starts_letter);
 }
 
-// `rows` [L, T, 3] from the request's first token on, T = all_tokens.
-void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens) {
+// `rows` [L, T, 3 + E] from the request's first token on, T = all_tokens, 3 + E = columns.
+void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_tokens,
+                             int64_t columns) {
   const Request& request = (*requests_)[index];
   auto& source = sources_[source_of_[index]].layers;
   for (size_t layer = 0; layer < layers_; ++layer) {
-    const int64_t* next = rows + static_cast<int64_t>(layer) * all_tokens * 3;
-    for (int64_t i = 0; i < request.inputs(); ++i, next += 3) {
-      source[layer].add_token(next);
+    const int64_t* next = rows + static_cast<int64_t>(layer) * all_tokens * columns;
+    for (int64_t i = 0; i < request.inputs(); ++i, next += columns) {
+      source[layer].add_token(next, columns - 3);
       if ((*labels_)[index].is_gold) {
-        gold_[layer].add_token(next);
+        gold_[layer].add_token(next, columns - 3);
       }
       vocabulary_[static_cast<size_t>(request.tokens[static_cast<size_t>(i)])].rows +=
           next[0] + next[1] + next[2];
@@ -100,11 +110,11 @@ void TokenTally::add_request(size_t index, const int64_t* rows, int64_t all_toke
 void TokenTally::add(const Forward& forward) {
   MOE_CHECK(forward.token_rows.size() == layers_, "{} of {} layers", forward.token_rows.size(),
             layers_);
-  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3]
+  const at::Tensor rows = at::stack(forward.token_rows).cpu();  // [L, T, 3 + E]
   const int64_t* first = rows.const_data_ptr<int64_t>();
   for (const size_t index : forward.requests) {
-    add_request(index, first, rows.size(1));
-    first += (*requests_)[index].inputs() * 3;
+    add_request(index, first, rows.size(1), rows.size(2));
+    first += (*requests_)[index].inputs() * rows.size(2);
   }
 }
 

@@ -17,8 +17,9 @@ struct TokenCounts {
   int64_t tokens = 0;
   int64_t accepted = 0, filled = 0, rectified = 0;  // rows: of the first k choices, FR, IR
   int64_t dropped_tokens = 0, unserved_tokens = 0;  // as in route::CounterValues
+  std::vector<int64_t> tokens_per_expert;           // [E]; empty before the first token
 
-  void add_token(const int64_t* rows);  // [3], of route::rows_of_tokens
+  void add_token(const int64_t* rows, int64_t experts);  // [3 + E], of route::rows_of_tokens
   void add(const TokenCounts& other);
   int64_t rows() const { return accepted + filled + rectified; }
 };
@@ -68,7 +69,7 @@ class TokenTally {
   TokenStats finish() const;
 
  private:
-  void add_request(size_t index, const int64_t* rows, int64_t all_tokens);
+  void add_request(size_t index, const int64_t* rows, int64_t all_tokens, int64_t columns);
   bool is_complete_word(int64_t id, int64_t next) const;
 
   const io::Tokenizer& tokenizer_;

@@ -65,6 +65,9 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
       throw UserError("{}: the added token {} ('{}') is there twice, by its id or its text", where,
                       token.id, name);
     }
+    if (!token.special) {
+      (token.normalized ? plain_normalized_ : plain_raw_).add(token.normal_form, token.id);
+    }
   }
 }
 

@@ -25,6 +25,9 @@ struct AddedToken {
   std::string normal_form = {};  // `content` as it is looked for and decoded
 };
 
+// Which of them are looked for: in what people wrote beside marks the special ones are text.
+enum class Looked { kAll, kNotSpecial };
+
 // Part [begin, end) of a text: the token `id`, or text between tokens where it is kNone.
 struct TokenOrText {
   int64_t id = Vocabulary::kNone;
@@ -43,9 +46,12 @@ class AddedTokens {
   // Cut `text`, well-formed UTF-8, at the tokens that are looked for before normalization, and at
   // those that are looked for after it. Parts may be empty of text, and a token that takes white
   // space along may begin before the end of the one before it.
-  std::vector<TokenOrText> split_raw(std::string_view text) const { return split(text, raw_); }
-  std::vector<TokenOrText> split_normalized(std::string_view text) const {
-    return split(text, normalized_);
+  std::vector<TokenOrText> split_raw(std::string_view text, Looked looked = Looked::kAll) const {
+    return split(text, looked == Looked::kAll ? raw_ : plain_raw_);
+  }
+  std::vector<TokenOrText> split_normalized(std::string_view text,
+                                            Looked looked = Looked::kAll) const {
+    return split(text, looked == Looked::kAll ? normalized_ : plain_normalized_);
   }
 
   const AddedToken* find(int64_t id) const;  // null where none has the id
@@ -72,7 +78,7 @@ class AddedTokens {
 
   std::map<int64_t, AddedToken> tokens_;
   std::map<std::string, int64_t, std::less<>> ids_;
-  Tree raw_, normalized_;
+  Tree raw_, normalized_, plain_raw_, plain_normalized_;  // the plain ones without special tokens
 };
 
 // The list in tokenizer.json; null and absent: none.

@@ -8,27 +8,37 @@
 namespace moe::io {
 
 std::vector<int64_t> Pipeline::encode(std::string_view text) const {
+  return encode(text, /*begins_text=*/true, Looked::kAll);
+}
+
+std::vector<int64_t> Pipeline::encode_plain(std::string_view text, bool begins_text) const {
+  return encode(text, begins_text, Looked::kNotSpecial);
+}
+
+std::vector<int64_t> Pipeline::encode(std::string_view text, bool begins_text,
+                                      Looked looked) const {
   std::string mended;
   if (find_invalid_utf8(text) != kValidUtf8) {
     mended = replace_invalid_utf8(text);
     text = mended;
   }
   std::vector<int64_t> ids;
-  for (const auto& part : parts_.added.split_raw(text)) {
+  for (const auto& part : parts_.added.split_raw(text, looked)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {
-      encode_text(text.substr(part.begin, part.end - part.begin), part.begin == 0, ids);
+      encode_text(text.substr(part.begin, part.end - part.begin), begins_text && part.begin == 0,
+                  looked, ids);
     }
   }
   return ids;
 }
 
 // Each text between added tokens is normalized by itself.
-void Pipeline::encode_text(std::string_view text, bool begins_text,
+void Pipeline::encode_text(std::string_view text, bool begins_text, Looked looked,
                            std::vector<int64_t>& ids) const {
   const std::string normal = parts_.normalizer(std::string(text));
-  for (const auto& part : parts_.added.split_normalized(normal)) {
+  for (const auto& part : parts_.added.split_normalized(normal, looked)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {

@@ -32,11 +32,13 @@ class Pipeline : public TokenizerModel {
   explicit Pipeline(PipelineParts parts) : parts_(std::move(parts)) {}
 
   std::vector<int64_t> encode(std::string_view text) const override;
+  std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   bool has(int64_t id) const override;
   std::string piece(int64_t id) const override;
   std::string bytes(int64_t id) const override;
   int64_t find(const std::string& token) const override;
+  int64_t special_id(const std::string& token) const override { return parts_.added.find(token); }
   int64_t vocab_size() const override;
   int64_t bos_id() const override { return parts_.bos; }
   int64_t eos_id() const override { return parts_.eos; }
@@ -44,7 +46,9 @@ class Pipeline : public TokenizerModel {
   std::vector<int64_t> after_text() const override { return parts_.special.after; }
 
  private:
-  void encode_text(std::string_view text, bool begins_text, std::vector<int64_t>& ids) const;
+  std::vector<int64_t> encode(std::string_view text, bool begins_text, Looked looked) const;
+  void encode_text(std::string_view text, bool begins_text, Looked looked,
+                   std::vector<int64_t>& ids) const;
   void encode_words(std::string_view text, bool begins_text, std::vector<int64_t>& ids) const;
 
   PipelineParts parts_;

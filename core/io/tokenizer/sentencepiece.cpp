@@ -25,6 +25,9 @@ class Sentencepiece : public TokenizerModel {
   }
 
   std::vector<int64_t> encode(std::string_view text) const override;
+  std::vector<int64_t> encode_plain(std::string_view text, bool /*begins_text*/) const override {
+    return encode(text);  // a space stands before any text, and no text becomes a control piece
+  }
   std::string decode(const std::vector<int64_t>& ids) const override;
 
   bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }
@@ -36,6 +39,10 @@ class Sentencepiece : public TokenizerModel {
   int64_t find(const std::string& token) const override {
     const int id = processor_.PieceToId(token);
     return has(id) && processor_.IdToPiece(id) == token ? id : -1;
+  }
+  int64_t special_id(const std::string& token) const override {
+    const int64_t id = find(token);
+    return id >= 0 && processor_.IsControl(static_cast<int>(id)) ? id : -1;
   }
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }
   int64_t bos_id() const override { return processor_.bos_id(); }

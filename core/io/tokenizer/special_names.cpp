@@ -22,6 +22,16 @@ void read_text(const Json& json, const std::string& key, const std::string& wher
   }
 }
 
+// The id or the ids of `key`; none where it is absent or null.
+std::vector<int64_t> read_ids(const Json& json, const std::string& key, const std::string& where) {
+  const auto value = json.find(key);
+  if (value == json.end() || value->is_null()) {
+    return {};
+  }
+  return value->is_array() ? get_ints(json, key, where)
+                           : std::vector<int64_t>{get_int(json, key, where)};
+}
+
 void read_id(const Json& json, const std::string& key, const std::string& where,
              SpecialName& name) {
   const auto value = json.find(key);
@@ -29,10 +39,8 @@ void read_id(const Json& json, const std::string& key, const std::string& where,
     return;
   }
   name.is_named = true;
-  if (!value->is_array()) {
-    name.id = get_int(json, key, where);
-  } else if (!value->empty()) {
-    name.id = get_ints(json, key, where).front();
+  if (const std::vector<int64_t> ids = read_ids(json, key, where); !ids.empty()) {
+    name.id = ids.front();
   }
 }
 
@@ -74,6 +82,17 @@ SpecialNames read_special_names(const fs::path& folder) {
   read_id(json, "bos_token_id", where, names.bos);
   read_id(json, "eos_token_id", where, names.eos);
   return names;
+}
+
+std::vector<int64_t> read_stop_ids(const fs::path& folder) {
+  std::vector<int64_t> ids;
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    if (ids.empty()) {
+      ids = read_ids(read_object(folder / file), "eos_token_id", (folder / file).string());
+    }
+  }
+  std::erase_if(ids, [](int64_t id) { return id < 0; });
+  return ids;
 }
 
 }  // namespace moe::io

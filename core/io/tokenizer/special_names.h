@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace moe::io {
 
@@ -28,5 +29,9 @@ struct SpecialNames {
 // special_tokens_map.json, then config.json ("bos_token_id", of several the first). Files that are
 // not there say nothing. UserError: a broken one, a value of another type.
 SpecialNames read_special_names(const std::filesystem::path& folder);
+
+// "eos_token_id" of FOLDER/generation_config.json, one id or a list, and where that says none of
+// FOLDER/config.json, as transformers takes them. Ids below 0 are none. UserError as above.
+std::vector<int64_t> read_stop_ids(const std::filesystem::path& folder);
 
 }  // namespace moe::io

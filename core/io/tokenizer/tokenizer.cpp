@@ -83,6 +83,7 @@ Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
   }
   tokenizer.adds_space_ = puts_space_first(*tokenizer.model_);
   tokenizer.take_special_ids(folder);
+  tokenizer.take_stop_ids(folder);
   return tokenizer;
 }
 
@@ -100,6 +101,13 @@ void Tokenizer::take_special_ids(const fs::path& folder) {
   eos_id_ = id_of(names.eos, *model_, eos_id_);
   const auto before = model_->before_text();
   adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
+}
+
+void Tokenizer::take_stop_ids(const fs::path& folder) {
+  stop_ids_ = read_stop_ids(folder);
+  if (eos_id_ >= 0 && std::find(stop_ids_.begin(), stop_ids_.end(), eos_id_) == stop_ids_.end()) {
+    stop_ids_.insert(stop_ids_.begin(), eos_id_);
+  }
 }
 
 std::vector<int64_t> Tokenizer::with_special(const std::vector<int64_t>& ids) const {

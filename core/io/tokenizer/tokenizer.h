@@ -29,6 +29,14 @@ class Tokenizer {
   // must refuse them asks find_invalid_utf8). Adds no BOS or EOS: who wants them adds bos_id() or
   // eos_id(). The text of a special token becomes that token, but not with sentencepiece.
   std::vector<int64_t> encode(std::string_view text) const { return model_->encode(text); }
+  // The same of what people wrote between special tokens: no text becomes a special token. Without
+  // `begins_text` a special token stands before it, where some kinds put no space first.
+  std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const {
+    return model_->encode_plain(text, begins_text);
+  }
+  // The id of a token that stands for more than its text, such as "<|eot_id|>"; -1 where `token` is
+  // none.
+  int64_t special_id(const std::string& token) const { return model_->special_id(token); }
   // `ids` with the special tokens around them that the file of the tokenizer puts there; a
   // sentencepiece model has only BOS, where adds_bos() says so.
   std::vector<int64_t> with_special(const std::vector<int64_t>& ids) const;
@@ -42,6 +50,9 @@ class Tokenizer {
   std::string bytes(int64_t id) const { return model_->has(id) ? model_->bytes(id) : ""; }
   int64_t bos_id() const { return bos_id_; }  // -1 where the model has none, as eos_id()
   int64_t eos_id() const { return eos_id_; }
+  // The tokens that end what a model generates: eos_id(), and those that read_stop_ids() names. A
+  // chat model ends a turn by another token than a text.
+  const std::vector<int64_t>& stop_ids() const { return stop_ids_; }
   int64_t vocab_size() const { return model_->vocab_size(); }  // one more than the greatest id
   // Whether a BOS comes before every text: as "add_bos_token" of tokenizer_config.json says; where
   // it says nothing, whether tokenizer.json puts one there.
@@ -54,10 +65,12 @@ class Tokenizer {
  private:
   Tokenizer() = default;
   void take_special_ids(const std::filesystem::path& folder);
+  void take_stop_ids(const std::filesystem::path& folder);
 
   std::unique_ptr<const TokenizerModel> model_;
   TokenizerKind kind_ = TokenizerKind::kSentencepiece;
   int64_t bos_id_ = -1, eos_id_ = -1;
+  std::vector<int64_t> stop_ids_;
   bool adds_bos_ = false, adds_space_ = false;
 };
 

@@ -19,12 +19,16 @@ class TokenizerModel {
   virtual ~TokenizerModel() = default;
 
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  // The same where no text becomes a special token; `begins_text`: nothing stands before it.
+  virtual std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const = 0;
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
   virtual bool has(int64_t id) const = 0;
   virtual std::string piece(int64_t id) const = 0;  // of an id that it has
   virtual std::string bytes(int64_t id) const = 0;
   virtual int64_t find(const std::string& token) const = 0;  // the id of a token's text, or -1
+  // Of a token that is looked for before a text is cut, or that no text can become; else -1.
+  virtual int64_t special_id(const std::string& token) const = 0;
   virtual int64_t vocab_size() const = 0;
 
   // What its own file says of BOS and EOS; -1 where it has none.

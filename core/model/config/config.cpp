@@ -1,16 +1,14 @@
-// Reads config.json: LLaMA's keys (rope and "moe" have files of their own). Whatever would change
-// the function that the weights compute and is not computed here is refused by its name, never
-// ignored. Sizes are bounded so that no product of them overflows later.
+// Reads config.json: LLaMA's keys (the architectures, rope and "moe" have files of their own).
+// Whatever would change the function that the weights compute and is not computed here is refused
+// by its name, never ignored. Sizes are bounded so that no product of them overflows later.
 
 #include "core/model/config/config.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/model/config/config_fields.h"
-#include "core/route/router.h"
 
 namespace moe::model {
 namespace {
@@ -18,61 +16,27 @@ namespace {
 constexpr int64_t kMaxLayers = int64_t{1} << 14;
 constexpr double kMaxParameters = 0x1p50;  // so that bytes and sums stay far from 2^63
 
-// The kind of folder, by model_type or, where that is absent, by architecture.
-std::string read_model_type(const Json& json, const std::string& where) {
-  const std::string type = get_string(json, "model_type", where, "");
-  std::string architecture;
-  if (given(json, "architectures")) {
-    const Json& list = json.at("architectures");
-    if (!list.is_array() || list.empty() || !list.front().is_string()) {
-      throw UserError("{}: architectures must be a list of names, such as [\"LlamaForCausalLM\"]",
-                      where);
-    }
-    architecture = list.front().get<std::string>();
-  }
-  if (type.empty() && architecture.empty()) {
-    throw UserError(
-        "{}: neither model_type nor architectures is there; a LLaMA folder has model_type "
-        "\"llama\"",
-        where);
-  }
-  std::vector<std::pair<std::string, std::string>> known = {{"llama", "LlamaForCausalLM"},
-                                                            {"mixtral", "MixtralForCausalLM"},
-                                                            {"qwen2_moe", "Qwen2MoeForCausalLM"}};
-  std::vector<std::string> own;
-  for (const auto& family : route::router_families()) {
-    if (!family.own_model_type.empty()) {
-      known.emplace_back(family.own_model_type, family.own_architecture);
-      own.push_back(family.own_model_type);
-    }
-  }
-  known.emplace_back("moe_scaled", "MoeScaledForCausalLM");
-  for (const auto& [name, its_architecture] : known) {
-    if ((type.empty() || type == name) &&
-        (architecture.empty() || architecture == its_architecture)) {
-      return name;
-    }
-  }
-  throw UserError(
-      "{}: architecture '{}' with model_type '{}' is not read; known are LlamaForCausalLM (llama), "
-      "MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), and {} or moe_scaled as moe "
-      "writes them",
-      where, architecture, type, fmt::join(own, ", "));
+// Whether the model has a part that `key` may speak of.
+bool has_part(Presence presence, const Json& json, const std::string& key, const std::string& where,
+              bool if_absent) {
+  return presence == Presence::kAlways ||
+         (presence == Presence::kByKey && get_bool(json, key, where, if_absent));
 }
 
-bool may_have_qkv_bias(const std::string& type) { return type != "llama" && type != "mixtral"; }
-
-void refuse_what_is_not_computed(const Json& json, const std::string& type,
+void refuse_what_is_not_computed(const Json& json, const Architecture& architecture,
                                  const std::string& where) {
   const std::string activation = get_string(json, "hidden_act", where, "silu");
   if (activation != "silu") {
     throw UserError("{}: hidden_act '{}' is not supported; LLaMA's is silu", where, activation);
   }
-  for (const char* key : {"attention_bias", "mlp_bias", "qkv_bias", "use_sliding_window"}) {
-    if (key == std::string("qkv_bias") && may_have_qkv_bias(type)) {
-      continue;
-    }
-    if (get_bool(json, key, where, false)) {
+  const std::vector<std::pair<const char*, bool>> keys = {
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"qkv_bias", architecture.qkv_bias != Presence::kNever},
+      {"use_qk_norm", architecture.qk_norm != Presence::kNever},
+      {"use_sliding_window", false}};
+  for (const auto& [key, is_computed] : keys) {
+    if (!is_computed && get_bool(json, key, where, false)) {
       throw UserError("{}: {} is true; such models are not supported, only those without it", where,
                       key);
     }
@@ -97,34 +61,43 @@ std::string read_dtype(const Json& json, const std::string& where) {
   return name;
 }
 
-void read_attention(const Json& json, const TypeDefaults& defaults, const std::string& where,
+void read_attention(const Json& json, const Architecture& architecture, const std::string& where,
                     ModelConfig& config) {
   config.heads = read_size(json, "num_attention_heads", where);
   const bool written = json.contains("num_key_value_heads");  // null means as many as query heads
-  config.kv_heads = read_size_or(json, "num_key_value_heads", where,
-                                 written ? config.heads : defaults.kv_heads.value_or(config.heads));
+  config.kv_heads =
+      read_size_or(json, "num_key_value_heads", where,
+                   written ? config.heads : architecture.kv_heads.value_or(config.heads));
   if (config.heads % config.kv_heads != 0) {
     throw UserError("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", where,
                     config.heads, config.kv_heads);
   }
-  if (!given(json, "head_dim") && config.hidden_size % config.heads != 0) {
+  if (!given(json, "head_dim") && !architecture.head_dim &&
+      config.hidden_size % config.heads != 0) {
     throw UserError(
         "{}: hidden_size {} is not a multiple of num_attention_heads {} and head_dim is not given",
         where, config.hidden_size, config.heads);
   }
-  config.head_dim = read_size_or(json, "head_dim", where, config.hidden_size / config.heads);
+  config.head_dim = read_size_or(json, "head_dim", where,
+                                 architecture.head_dim.value_or(config.hidden_size / config.heads));
   if (config.head_dim % 2 != 0) {
     throw UserError("{}: head_dim {} is odd; rotary positions turn pairs, it must be even", where,
                     config.head_dim);
   }
+  config.qkv_bias =
+      has_part(architecture.qkv_bias, json, "qkv_bias", where, architecture.qkv_bias_if_absent);
+  config.qk_norm = has_part(architecture.qk_norm, json, "use_qk_norm", where, false);
+  if (config.qkv_bias && config.qk_norm) {
+    throw UserError("{}: qkv_bias and use_qk_norm are both true, which no stock model has: set one",
+                    where);
+  }
 }
 
-void read_mixture(const Json& json, const std::string& type, const std::string& where,
+void read_mixture(const Json& json, const Architecture& architecture, const std::string& where,
                   ModelConfig& config) {
-  refuse_stock_extras(json, type, where, config.max_position_embeddings);
-  config.moe = given(json, "moe") ? read_moe(json, type, where, config)
-                                  : read_stock_moe(json, type, where, config);
-  if (type == "mixtral") {
+  config.moe = given(json, "moe") ? read_moe(json, architecture, where, config)
+                                  : read_stock_moe(json, architecture, where, config);
+  if (architecture.form == FolderForm::kMixtral) {
     config.moe->router_jitter = finite(get_double(json, "router_jitter_noise", where, 0),
                                        "router_jitter_noise", where, true);
   }
@@ -161,31 +134,31 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
   if (!json.is_object()) {
     throw UserError("{}: a config must be a JSON object, not {}", where, json.type_name());
   }
-  const std::string type = read_model_type(json, where);
-  if (type.rfind("moe_", 0) == 0 && !given(json, "moe")) {
+  const Architecture& architecture = read_architecture(json, where);
+  if (architecture.is_mixture && architecture.form == FolderForm::kMoe && !given(json, "moe")) {
     throw UserError("{}: a {} folder without the \"moe\" object that moe writes into it", where,
-                    type);
+                    architecture.model_type);
   }
-  refuse_what_is_not_computed(json, type, where);
-  const TypeDefaults& defaults = type_defaults(type);
+  refuse_what_is_not_computed(json, architecture, where);
   ModelConfig config;
+  config.model_type = architecture.model_type;
   config.vocab_size = read_size(json, "vocab_size", where);
   config.hidden_size = read_size(json, "hidden_size", where);
   config.intermediate_size = read_size(json, "intermediate_size", where);
   config.layers = read_size(json, "num_hidden_layers", where, kMaxLayers);
-  read_attention(json, defaults, where, config);
+  read_attention(json, architecture, where, config);
   config.max_position_embeddings =
-      read_size_or(json, "max_position_embeddings", where, defaults.max_position_embeddings);
-  config.rms_norm_eps = finite(get_double(json, "rms_norm_eps", where, defaults.rms_norm_eps),
+      read_size_or(json, "max_position_embeddings", where, architecture.max_position_embeddings);
+  config.rms_norm_eps = finite(get_double(json, "rms_norm_eps", where, architecture.rms_norm_eps),
                                "rms_norm_eps", where, false);
   config.tie_word_embeddings = get_bool(json, "tie_word_embeddings", where, false);
-  config.qkv_bias = may_have_qkv_bias(type) && get_bool(json, "qkv_bias", where, defaults.qkv_bias);
   config.initializer_range =
       finite(get_double(json, "initializer_range", where, 0.02), "initializer_range", where, true);
-  config.rope = read_rope(json, where, defaults.rope_theta);
+  config.rope = read_rope(json, where, architecture.rope_theta);
   config.dtype = read_dtype(json, where);
-  if (type != "llama" || given(json, "moe")) {
-    read_mixture(json, type, where, config);
+  refuse_stock_extras(json, architecture, where, config.max_position_embeddings);
+  if (architecture.is_mixture || given(json, "moe")) {
+    read_mixture(json, architecture, where, config);
   }
   check_total_size(config, where);
   return config;

@@ -1,6 +1,6 @@
 #pragma once
-// What config.json says of the model: LLaMA's keys, those of Mixtral and Qwen2-MoE, and our
-// "moe" object (core/io/formats.md). No tensors.
+// What config.json says of the model: LLaMA's keys, those of its kin (architecture.h) and of the
+// stock mixtures, and our "moe" object (core/io/formats.md). No tensors.
 
 #include <cstdint>
 #include <optional>
@@ -23,8 +23,8 @@ struct RopeConfig {
 };
 
 // How the folder of a mixture spells itself: the names of its tensors and the keys of its config.
-// kMoe is what moe makes; the other two were made by other tools and are written back as they came.
-enum class FolderForm { kMoe, kQwen2Moe, kMixtral };
+// kMoe is what moe makes; the others were made by other tools and are written back as they came.
+enum class FolderForm { kMoe, kQwen2Moe, kMixtral, kQwen3Moe };
 
 struct MoeConfig {
   FolderForm form = FolderForm::kMoe;
@@ -48,9 +48,10 @@ struct MoeConfig {
 FolderForm written_form(const MoeConfig& moe);
 
 struct ModelConfig {
-  int64_t vocab_size = 0;         // V
-  int64_t hidden_size = 0;        // D
-  int64_t intermediate_size = 0;  // F of a dense layer
+  std::string model_type = "llama";  // as it was read; a dense model is written as this one again
+  int64_t vocab_size = 0;            // V
+  int64_t hidden_size = 0;           // D
+  int64_t intermediate_size = 0;     // F of a dense layer
   int64_t layers = 0;
   int64_t heads = 0;     // H
   int64_t kv_heads = 0;  // G
@@ -58,7 +59,8 @@ struct ModelConfig {
   int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;  // queries, keys and values have biases (Qwen2-MoE)
+  bool qkv_bias = false;  // queries, keys and values have biases (Qwen2, Qwen2-MoE)
+  bool qk_norm = false;   // every query and key head is RMS-normed before it is rotated (Qwen3)
   double initializer_range = 0.02;
   RopeConfig rope;
   std::string dtype = "float32";  // torch_dtype / dtype: float32, bfloat16 or float16
@@ -67,14 +69,15 @@ struct ModelConfig {
   bool is_moe_layer(int64_t layer) const;
 };
 
-// Reads and checks a config: LlamaForCausalLM, MixtralForCausalLM, Qwen2MoeForCausalLM without
-// shared experts, and what `moe` writes; an absent key means what transformers takes for that
-// model_type. UserError, opened by `where`, for a missing key, an impossible number, an unknown
-// architecture, activation or rope type (named), biases of other kinds, windowed attention.
+// Reads and checks a config: LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE without shared
+// experts, Qwen3-MoE, and what `moe` writes; an absent key means what transformers takes for that
+// model_type (architecture.h). UserError, opened by `where`, for a missing key, an impossible
+// number, an unknown architecture, activation or rope type (named), biases of other kinds, windowed
+// attention.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
-// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: a
-// LlamaForCausalLM config; with moe: by written_form() mixtral or qwen2_moe, moe_relu for ReLU
+// The config.json of `config`: every key of `parent` kept, ours set over them. Dense: of
+// config.model_type; with moe: by written_form() mixtral, qwen2_moe or qwen3_moe, moe_relu for ReLU
 // routers, moe_scaled for gate scales (core/io/formats.md); always with the "moe" object.
 OrderedJson config_json(const ModelConfig& config, const Json& parent);
 

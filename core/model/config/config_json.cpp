@@ -1,7 +1,7 @@
-// Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe or
-// mixtral config, so that stock tools load it (core/io/formats.md); where they would load it and
-// compute something else, model_type says a name that they refuse. Rope and dtype are written in
-// both spellings, for transformers before and after version 5.
+// Writes config.json: the parent's keys, ours over them. An MoE folder is a valid qwen2_moe,
+// qwen3_moe or mixtral config, so that stock tools load it (core/io/formats.md); where they would
+// load it and compute something else, model_type says a name that they refuse. Rope and dtype are
+// written in both spellings, for transformers before and after version 5.
 
 #include <algorithm>
 
@@ -78,7 +78,7 @@ void set_llama_keys(const ModelConfig& config, const Json& parent, OrderedJson& 
   out["torch_dtype"] = config.dtype;
   out["dtype"] = config.dtype;
   set_rope(config.rope, parent, out);
-  if (config.moe && written_form(*config.moe) == FolderForm::kQwen2Moe) {
+  if (!architecture_of(config.model_type).has_llama_tokens) {
     return;
   }
   // LlamaConfig's defaults, which qwen2_moe does not share.
@@ -102,10 +102,10 @@ void set_mixtral_keys(const MoeConfig& moe, OrderedJson& out) {
 }
 
 // The parent's own rule stays if it names these layers.
-void set_qwen2_moe_layers(const ModelConfig& config, OrderedJson& out) {
+void set_qwen_moe_layers(const ModelConfig& config, OrderedJson& out) {
   const Json stock = {{"mlp_only_layers", out.value("mlp_only_layers", OrderedJson())},
                       {"decoder_sparse_step", out.value("decoder_sparse_step", OrderedJson())}};
-  if (config.moe->form == FolderForm::kQwen2Moe &&
+  if (config.moe->form != FolderForm::kMoe && config.moe->form != FolderForm::kMixtral &&
       stock_moe_layers(stock, "the parent's config", config.layers) == config.moe->layers) {
     return;
   }
@@ -118,16 +118,33 @@ void set_qwen2_moe_layers(const ModelConfig& config, OrderedJson& out) {
   }
 }
 
-void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
+// What Qwen2-MoE has and Qwen3-MoE has not, and the other way round. The key of the norms is for
+// our own architectures: the stock ones have them always or never.
+void set_qwen_moe_attention(const ModelConfig& config, const Architecture& architecture,
+                            OrderedJson& out) {
+  out.erase("use_qk_norm");
+  if (architecture.form == FolderForm::kQwen3Moe) {
+    out["num_local_experts"] = config.moe->experts;
+    out.erase("shared_expert_intermediate_size");
+    out.erase("qkv_bias");
+    return;
+  }
+  out["shared_expert_intermediate_size"] = 0;
+  out["qkv_bias"] = config.qkv_bias;
+  if (config.qk_norm) {
+    out["use_qk_norm"] = true;
+  }
+}
+
+void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architecture,
+                       OrderedJson& out) {
   const MoeConfig& moe = *config.moe;
   const bool ours = written_form(moe) == FolderForm::kMoe;
   out["num_experts"] = moe.experts;
   out["num_experts_per_tok"] = experts_per_token(moe);
   out["norm_topk_prob"] = route::weights_sum_to_one(moe.router);
-  set_qwen2_moe_layers(config, out);
+  set_qwen_moe_layers(config, out);
   out["moe_intermediate_size"] = moe.expert_width;
-  out["shared_expert_intermediate_size"] = 0;
-  out["qkv_bias"] = config.qkv_bias;
   out["use_sliding_window"] = false;
   if (ours) {
     out["output_router_logits"] = false;
@@ -139,20 +156,21 @@ void set_qwen2_moe_keys(const ModelConfig& config, OrderedJson& out) {
       out.erase(key);
     }
   }
+  set_qwen_moe_attention(config, architecture, out);
+}
+
+void set_architecture(const Architecture& architecture, OrderedJson& out) {
+  out["architectures"] = {architecture.name};
+  out["model_type"] = architecture.model_type;
 }
 
 void set_stock_moe_keys(const ModelConfig& config, OrderedJson& out) {
-  const std::string type = written_model_type(*config.moe);
-  out["model_type"] = type;
-  const route::RouterFamily& family = *config.moe->router.family;
-  out["architectures"] = {type == family.own_model_type ? family.own_architecture
-                          : type == "mixtral"           ? "MixtralForCausalLM"
-                          : type == "moe_scaled"        ? "MoeScaledForCausalLM"
-                                                        : "Qwen2MoeForCausalLM"};
-  if (type == "mixtral") {
+  const Architecture& architecture = written_architecture(*config.moe, config.qk_norm);
+  set_architecture(architecture, out);
+  if (architecture.form == FolderForm::kMixtral) {
     set_mixtral_keys(*config.moe, out);
   } else {
-    set_qwen2_moe_keys(config, out);
+    set_qwen_moe_keys(config, architecture, out);
   }
 }
 
@@ -164,7 +182,7 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
   own["format"] = 1;
   own.erase("form");
   if (written_form(moe) != FolderForm::kMoe) {
-    own["form"] = written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+    own["form"] = stock_mixture(written_form(moe), /*qk_norm=*/false).model_type;
   }
   own["layers"] = moe.layers;
   own["granularity"] = moe.granularity;
@@ -196,20 +214,17 @@ FolderForm written_form(const MoeConfig& moe) {
              : moe.form;
 }
 
-std::string written_model_type(const MoeConfig& moe) {
+const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
   if (const auto& own = moe.router.family->own_model_type; !own.empty()) {
-    return own;
+    return architecture_of(own);
   }
-  if (moe.gate_scale != 1.0) {
-    return "moe_scaled";
-  }
-  return written_form(moe) == FolderForm::kMixtral ? "mixtral" : "qwen2_moe";
+  return moe.gate_scale != 1.0 ? architecture_of("moe_scaled")
+                               : stock_mixture(written_form(moe), qk_norm);
 }
 
 OrderedJson config_json(const ModelConfig& config, const Json& parent) {
   OrderedJson out = OrderedJson::object();
-  out["architectures"] = {"LlamaForCausalLM"};
-  out["model_type"] = "llama";
+  set_architecture(architecture_of(config.model_type), out);
   if (parent.is_object()) {
     for (const auto& [key, value] : parent.items()) {
       out[key] = value;
@@ -220,8 +235,7 @@ OrderedJson config_json(const ModelConfig& config, const Json& parent) {
     set_stock_moe_keys(config, out);
     set_own_moe_object(*config.moe, out);
   } else {
-    out["architectures"] = {"LlamaForCausalLM"};
-    out["model_type"] = "llama";
+    set_architecture(architecture_of(config.model_type), out);
     out.erase("moe");
   }
   return out;

@@ -30,14 +30,15 @@ std::vector<int64_t> read_moe_layers(const Json& moe, const std::string& where, 
 }
 
 // What stock tools take for mixtures must be what we take for them.
-void check_stock_layers(const Json& json, const std::string& type, const std::string& where,
-                        int64_t layers, const std::vector<int64_t>& list) {
-  if (type == "mixtral" && static_cast<int64_t>(list.size()) != layers) {
+void check_stock_layers(const Json& json, const Architecture& architecture,
+                        const std::string& where, int64_t layers,
+                        const std::vector<int64_t>& list) {
+  const bool is_mixtral = architecture.form == FolderForm::kMixtral;
+  if (is_mixtral && static_cast<int64_t>(list.size()) != layers) {
     throw UserError("{}: moe.layers names {} of {} layers, but every layer of a mixtral is MoE",
                     where, list.size(), layers);
   }
-  if (type == "mixtral" ||
-      (!given(json, "mlp_only_layers") && !given(json, "decoder_sparse_step"))) {
+  if (is_mixtral || (!given(json, "mlp_only_layers") && !given(json, "decoder_sparse_step"))) {
     return;
   }
   const std::vector<int64_t> stock_list = stock_moe_layers(json, where, layers);
@@ -52,29 +53,30 @@ void check_stock_layers(const Json& json, const std::string& type, const std::st
   }
 }
 
-// A mixtral folder spells itself as a Mixtral; a qwen2_moe folder is ours unless it says that it
-// came from elsewhere.
-FolderForm read_form(const Json& moe, const std::string& type, const std::string& where) {
-  if (type == "mixtral") {
+// A mixtral folder spells itself as a Mixtral; a qwen2_moe or qwen3_moe folder is ours unless it
+// says that it came from elsewhere.
+FolderForm read_form(const Json& moe, const Architecture& architecture, const std::string& where) {
+  if (architecture.form == FolderForm::kMixtral) {
     return FolderForm::kMixtral;
   }
   const std::string form = get_string(moe, "form", where + ": moe", "moe");
   if (form == "moe") {
     return FolderForm::kMoe;
   }
-  if (form != "qwen2_moe" || type != "qwen2_moe") {
+  if (architecture.form == FolderForm::kMoe || form != architecture.model_type) {
     throw UserError(
-        "{}: moe.form is '{}', which a folder with model_type {} cannot have; known "
-        "are moe, and qwen2_moe in a qwen2_moe folder",
-        where, form, type);
+        "{}: moe.form is '{}', which a folder with model_type {} cannot have; known are moe, and "
+        "qwen2_moe in a qwen2_moe folder, qwen3_moe in a qwen3_moe folder",
+        where, form, architecture.model_type);
   }
-  return FolderForm::kQwen2Moe;
+  return architecture.form;
 }
 
 // model_type tells stock tools whether they may load the folder: one that they would route wrongly
-// must not say qwen2_moe or mixtral.
-void check_model_type(const std::string& type, const MoeConfig& moe, const std::string& where) {
-  const std::string expected = written_model_type(moe);
+// must not say the name of a stock mixture.
+void check_model_type(const std::string& type, const MoeConfig& moe, bool qk_norm,
+                      const std::string& where) {
+  const std::string& expected = written_architecture(moe, qk_norm).model_type;
   if (type != "llama" && type != expected) {
     throw UserError(
         "{}: model_type is {}, but a folder with router {} and gate_scale {} must say {}", where,
@@ -119,7 +121,7 @@ void read_moe_provenance(const Json& moe, const std::string& where, MoeConfig& o
 
 }  // namespace
 
-MoeConfig read_moe(const Json& json, const std::string& type, const std::string& where,
+MoeConfig read_moe(const Json& json, const Architecture& architecture, const std::string& where,
                    const ModelConfig& config) {
   const Json& moe = object_at(json, "moe", where);
   const std::string inside = where + ": moe";
@@ -128,10 +130,10 @@ MoeConfig read_moe(const Json& json, const std::string& type, const std::string&
     throw UserError("{}: moe.format is {}; this version of moe reads format 1", where, format);
   }
   MoeConfig out;
-  out.form = read_form(moe, type, where);
+  out.form = read_form(moe, architecture, where);
   out.layers = read_moe_layers(moe, where, config.layers);
-  check_stock_layers(json, type, where, config.layers, out.layers);
-  out.experts = read_experts(json, type, where, out.layers.size());
+  check_stock_layers(json, architecture, where, config.layers, out.layers);
+  out.experts = read_experts(json, architecture, where, out.layers.size());
   out.granularity =
       bounded(get_int(moe, "granularity", inside, 1), "moe.granularity", where, kMaxSize);
   out.expert_width =
@@ -151,7 +153,7 @@ MoeConfig read_moe(const Json& json, const std::string& type, const std::string&
   }
   read_moe_numbers(moe, where, out);
   read_moe_provenance(moe, inside, out);
-  check_model_type(type, out, where);
+  check_model_type(architecture.model_type, out, config.qk_norm, where);
   return out;
 }
 

@@ -1,6 +1,5 @@
-// Mixtral and Qwen2-MoE folders made by other tools. Their config.json says less than ours: no
-// capacity, no logical ranks; what it leaves out means what transformers takes (5.23,
-// configuration_mixtral.py and configuration_qwen2_moe.py), which differs from LLaMA's.
+// Folders made by other tools: windows and shared experts, and the mixtures of Mixtral, Qwen2-MoE
+// and Qwen3-MoE. Their config.json says less than ours: no capacity, no logical ranks.
 
 #include <algorithm>
 #include <numeric>
@@ -14,33 +13,20 @@ namespace {
 constexpr int64_t kMaxExperts = int64_t{1} << 18;  // over all layers; each is three tensors by name
 constexpr double kDefaultAuxLossCoef = 0.001;
 
-constexpr TypeDefaults kLlama{};
-constexpr TypeDefaults kMixtral{.kv_heads = 8,
-                                .max_position_embeddings = 131072,
-                                .rms_norm_eps = 1e-5,
-                                .rope_theta = 1e6,
-                                .experts = 8,
-                                .experts_per_token = 2};
-constexpr TypeDefaults kQwen2Moe{.kv_heads = 16,
-                                 .max_position_embeddings = 32768,
-                                 .qkv_bias = true,
-                                 .experts = 60,
-                                 .experts_per_token = 4,
-                                 .expert_width = 1408,
-                                 .shared_expert_width = 5632};
-
 // A window at least as long as the context is none.
-void refuse_window(const Json& json, const std::string& where, int64_t max_positions) {
-  if (!given(json, "sliding_window")) {
+void refuse_window(const Json& json, const Architecture& architecture, const std::string& where,
+                   int64_t max_positions) {
+  const bool absent = !json.contains("sliding_window");
+  if (absent ? architecture.window_if_absent == 0 : json.at("sliding_window").is_null()) {
     return;
   }
-  const int64_t window = get_int(json, "sliding_window", where);
+  const int64_t window = get_int(json, "sliding_window", where, architecture.window_if_absent);
   if (window < max_positions) {
     throw UserError(
-        "{}: sliding_window is {}, shorter than the {} of max_position_embeddings; windowed "
+        "{}: sliding_window is {}{}, shorter than the {} of max_position_embeddings; windowed "
         "attention is not supported: set max_position_embeddings to {}, or sliding_window to null "
         "if the model was trained without one",
-        where, window, max_positions, window);
+        where, absent ? "absent, which means " : "", window, max_positions, window);
   }
 }
 
@@ -60,20 +46,20 @@ void refuse_window_layers(const Json& json, const std::string& where) {
 
 }  // namespace
 
-const TypeDefaults& type_defaults(const std::string& type) {
-  return type == "mixtral" ? kMixtral : type == "qwen2_moe" ? kQwen2Moe : kLlama;
-}
-
-void refuse_stock_extras(const Json& json, const std::string& type, const std::string& where,
-                         int64_t max_positions) {
-  if (type == "mixtral") {
-    refuse_window(json, where, max_positions);
+void refuse_stock_extras(const Json& json, const Architecture& architecture,
+                         const std::string& where, int64_t max_positions) {
+  if (architecture.reads_sliding_window) {
+    refuse_window(json, architecture, where, max_positions);
+  }
+  if (architecture.reads_layer_types) {
+    refuse_window_layers(json, where);
+  }
+  if (!architecture.may_have_shared_experts) {
     return;
   }
-  refuse_window_layers(json, where);
   const bool absent = !given(json, "shared_expert_intermediate_size");
-  const int64_t shared = get_int(json, "shared_expert_intermediate_size", where,
-                                 type_defaults(type).shared_expert_width);
+  const int64_t shared =
+      get_int(json, "shared_expert_intermediate_size", where, architecture.shared_expert_width);
   if (shared != 0) {
     throw UserError(
         "{}: shared_expert_intermediate_size is {}; shared experts are not supported, "
@@ -82,10 +68,21 @@ void refuse_stock_extras(const Json& json, const std::string& type, const std::s
   }
 }
 
-int64_t read_experts(const Json& json, const std::string& type, const std::string& where,
+int64_t read_experts(const Json& json, const Architecture& architecture, const std::string& where,
                      size_t moe_layers) {
-  const std::string key = type == "mixtral" ? "num_local_experts" : "num_experts";
-  const int64_t fallback = type_defaults(type).experts;
+  const bool is_mixtral = architecture.form == FolderForm::kMixtral;
+  const bool has_both = architecture.form == FolderForm::kQwen3Moe && given(json, "num_experts") &&
+                        given(json, "num_local_experts");
+  if (has_both &&
+      get_int(json, "num_experts", where) != get_int(json, "num_local_experts", where)) {
+    throw UserError("{}: num_experts is {}, num_local_experts is {}; make them equal", where,
+                    get_int(json, "num_experts", where), get_int(json, "num_local_experts", where));
+  }
+  // transformers before version 5 writes num_experts for a Qwen3-MoE, later ones num_local_experts.
+  const bool is_local = is_mixtral || (architecture.form == FolderForm::kQwen3Moe &&
+                                       given(json, "num_local_experts"));
+  const std::string key = is_local ? "num_local_experts" : "num_experts";
+  const int64_t fallback = architecture.experts;
   const int64_t experts =
       fallback > 0 ? read_size_or(json, key, where, fallback) : read_size(json, key, where);
   if (experts > kMaxExperts / static_cast<int64_t>(moe_layers)) {
@@ -119,12 +116,11 @@ void check_stored_router(const MoeConfig& moe, const std::string& where) {
   }
 }
 
-MoeConfig read_stock_moe(const Json& json, const std::string& type, const std::string& where,
-                         const ModelConfig& config) {
-  const bool mixtral = type == "mixtral";
-  const TypeDefaults& defaults = type_defaults(type);
+MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
+                         const std::string& where, const ModelConfig& config) {
+  const bool mixtral = architecture.form == FolderForm::kMixtral;
   MoeConfig out;
-  out.form = mixtral ? FolderForm::kMixtral : FolderForm::kQwen2Moe;
+  out.form = architecture.form;
   if (mixtral) {
     out.layers.resize(static_cast<size_t>(config.layers));
     std::iota(out.layers.begin(), out.layers.end(), 0);
@@ -133,16 +129,16 @@ MoeConfig read_stock_moe(const Json& json, const std::string& type, const std::s
   }
   if (out.layers.empty()) {
     throw UserError(
-        "{}: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense folder must "
-        "be a LLaMA",
+        "{}: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense folder has "
+        "the model_type of a dense model, such as llama or qwen3",
         where);
   }
-  out.experts = read_experts(json, type, where, out.layers.size());
+  out.experts = read_experts(json, architecture, where, out.layers.size());
   out.expert_width =
       mixtral ? config.intermediate_size
-              : read_size_or(json, "moe_intermediate_size", where, defaults.expert_width);
+              : read_size_or(json, "moe_intermediate_size", where, architecture.expert_width);
   out.ep_ranks = out.experts;
-  out.router.k = read_size_or(json, "num_experts_per_tok", where, defaults.experts_per_token);
+  out.router.k = read_size_or(json, "num_experts_per_tok", where, architecture.experts_per_token);
   out.router.capacity_factor = std::nullopt;
   out.router.gate_norm = mixtral || get_bool(json, "norm_topk_prob", where, false)
                              ? route::GateNorm::kSelected

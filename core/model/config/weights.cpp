@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "core/model/config/config_fields.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -61,6 +62,10 @@ void add_layer(std::vector<io::TensorInfo>& out, const ModelConfig& config, int6
     out.push_back({prefix + "self_attn.v_proj.bias", dtype, Shape{keys}});
   }
   out.push_back({prefix + "self_attn.o_proj.weight", dtype, Shape{hidden, queries}});
+  if (config.qk_norm) {
+    out.push_back({prefix + "self_attn.q_norm.weight", dtype, Shape{config.head_dim}});
+    out.push_back({prefix + "self_attn.k_norm.weight", dtype, Shape{config.head_dim}});
+  }
   out.push_back({prefix + "post_attention_layernorm.weight", dtype, Shape{hidden}});
   if (config.is_moe_layer(layer)) {
     add_mixture(out, config, layer);
@@ -103,6 +108,10 @@ void check_one(const io::TensorInfo& found, const io::TensorInfo& expected,
   }
 }
 
+bool may_have_shared_experts(const ModelConfig& config) {
+  return written_architecture(*config.moe, config.qk_norm).may_have_shared_experts;
+}
+
 }  // namespace
 
 MoeNames moe_names(FolderForm form) {
@@ -134,7 +143,7 @@ std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
 
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
   std::vector<io::TensorInfo> out;
-  if (!config.moe || written_form(*config.moe) == FolderForm::kMixtral) {
+  if (!config.moe || !may_have_shared_experts(config)) {
     return out;
   }
   const io::DType dtype = stored_dtype(config);

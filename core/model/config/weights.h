@@ -27,7 +27,7 @@ bool is_router(const std::string& name);  // in any form
 
 // The tensors that make stock transformers load a qwen2_moe folder without a complaint: per MoE
 // layer four shared-expert tensors, three of them empty (core/io/formats.md). The fourth, a gate on
-// nothing, is zero in ours. None in a Mixtral.
+// nothing, is zero in ours. None in a Mixtral or a Qwen3-MoE.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 
 // UserError naming the tensor when one is missing, extra, misshapen (with both shapes), not

@@ -1,6 +1,7 @@
 #include "core/model/convert/init.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/error.h"
 #include "core/base/version.h"
@@ -53,7 +54,24 @@ MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& co
 }
 
 bool is_norm(const std::string& name) {
-  return name.ends_with("layernorm.weight") || name == "model.norm.weight";
+  return name.ends_with("norm.weight");  // of layers, of queries and keys, and the final one
+}
+
+// Whether a matrix adds to the residual stream: the output of attention or of a feed-forward.
+bool is_output(const std::string& name, const ModelConfig& config) {
+  const FolderForm form = config.moe ? written_form(*config.moe) : FolderForm::kMoe;
+  return name.ends_with(".o_proj.weight") || name.ends_with(".down_proj.weight") ||
+         name.ends_with(moe_names(form).down);
+}
+
+// Of all but norms and biases.
+double std_of(const std::string& name, const InitSettings& settings, const ModelConfig& config) {
+  if (is_router(name)) {
+    return config.moe->router_std;
+  }
+  return settings.scaled_outputs && is_output(name, config)
+             ? config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.layers))
+             : config.initializer_range;
 }
 
 // Experts that shall be equal draw the numbers of expert 0.
@@ -75,8 +93,7 @@ io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& s
   if (info.name.ends_with(".bias")) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
   }
-  const bool router = is_router(info.name);
-  const double std = router ? config.moe->router_std : config.initializer_range;
+  const double std = std_of(info.name, settings, config);
   const auto seed = static_cast<uint64_t>(settings.seed);
   return {info,
           [info, std, seed, stream = stream_name(info.name, settings.same_experts)](
@@ -113,6 +130,7 @@ OrderedJson describe(const InitPlan& plan, const InitSettings& settings) {
   out["config"] = fs::absolute(config_file(settings.config)).filename().string();
   out["seed"] = settings.seed;
   out["initializer_range"] = plan.config.initializer_range;
+  out["outputs_scaled"] = settings.scaled_outputs;
   out["dtype"] = plan.config.dtype;
   if (plan.config.moe) {
     out["experts"] = plan.config.moe->experts;

@@ -1,7 +1,8 @@
 #pragma once
 // Random weights from a config: the from-scratch models of the top-p paper and of ReMoE, and
 // synthetic folders of any size. All matrices and the embedding are N(0, initializer_range^2),
-// routers N(0, router_std^2), norms 1.
+// routers N(0, router_std^2), norms 1. What adds to the residual stream may be drawn smaller, as
+// Megatron-LM does.
 
 #include <cstdint>
 #include <filesystem>
@@ -34,6 +35,7 @@ struct InitSettings {
   uint64_t shard_bytes = 5'000'000'000;
   std::filesystem::path
       tokenizer;  // a tokenizer.model, tokenizer.json or folder of tokenizer files; empty: none
+  bool scaled_outputs = false;  // o_proj and down_proj are drawn with initializer_range / sqrt(2 L)
   bool same_experts = false;  // every expert of a layer gets the same values (core/model/README.md)
   bool force = false;
 };

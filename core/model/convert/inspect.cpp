@@ -23,7 +23,7 @@ std::string tokenizer_of(const fs::path& folder) {
 
 void explain(Inspection& out) {
   if (!out.config.moe) {
-    out.stock.emplace_back("all of it: a dense LLaMA folder");
+    out.stock.emplace_back(fmt::format("all of it: a dense {} folder", out.config.model_type));
     return;
   }
   const MoeConfig& moe = *out.config.moe;
@@ -103,6 +103,7 @@ OrderedJson to_json(const Inspection& inspection) {
   out["head_dim"] = config.head_dim;
   out["tie_word_embeddings"] = config.tie_word_embeddings;
   out["qkv_bias"] = config.qkv_bias;
+  out["qk_norm"] = config.qk_norm;
   out["dtype"] = config.dtype;
   out["moe"] = nullptr;
   if (config.moe) {

@@ -1,8 +1,8 @@
 #pragma once
-// A dense LLaMA folder becomes a mixture of experts: in the chosen layers every expert is a bitwise
-// copy of that layer's dense feed-forward, the router is drawn from N(0, std^2), all else is copied
-// (Rectify-Router, section 5.1). Bytes go from the mapped parent to the new files in
-// blocks; no tensor is ever held, so memory does not grow with the model.
+// A dense folder of LLaMA or its kin becomes a mixture of experts: in the chosen layers every
+// expert is a bitwise copy of that layer's dense feed-forward, the router is drawn from N(0,
+// std^2), all else is copied (Rectify-Router, section 5.1). Bytes go from the mapped parent to the
+// new files in blocks; no tensor is ever held, so memory does not grow with the model.
 
 #include <cstdint>
 #include <filesystem>

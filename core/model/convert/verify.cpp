@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
+#include "core/model/llama/memory_need.h"
 
 namespace moe::model {
 
@@ -149,6 +150,24 @@ std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
     windows.emplace_back(begin, begin + static_cast<int64_t>(size));
   }
   return windows;
+}
+
+uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device) {
+  const ModelConfig config = parse_config(parent.config(), parent.config_name());
+  const auto bytes_of = [&](const ModelConfig& model) {
+    const auto router = model.moe ? model.moe->router : route::RouterSettings{};
+    return bytes_to_copy(model, Storage::kStored, device) +
+           forward_bytes(model, router, kWindowTokens, 0, device);
+  };
+  uint64_t bytes = bytes_of(config);
+  if (child != nullptr) {
+    // Logits of both in f32, of both in f64 as log-probabilities, and three such on the way.
+    constexpr int64_t kBytesPerLogit = 2 * 4 + 5 * 8;
+    bytes += bytes_of(*child);
+    bytes += static_cast<uint64_t>(device.is_cpu() ? kWindowTokens * config.vocab_size : 0) *
+             static_cast<uint64_t>(kBytesPerLogit);
+  }
+  return bytes;
 }
 
 Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,

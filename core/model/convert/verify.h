@@ -45,6 +45,10 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
 // The ids in windows of at most 512, or of what the model was made for: a routing group each.
 std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const ModelConfig& config);
 
+// Bytes of host memory that verify_equality() takes for `parent` and a `child` that is
+// still to be written; without a child, what a run of the parent alone takes (calibrate.h).
+uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device);
+
 // Runs both folders in f32 over the windows of `text`. `gate_scale` stands in for the child's own.
 Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                             const VerifyText& text, std::optional<double> gate_scale = {});

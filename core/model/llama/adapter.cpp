@@ -30,9 +30,6 @@ template <typename Segments>
 Tensor swiglu_with_adapters(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                             const Adapter& gate_up_adapter, const Adapter& down_adapter,
                             const Segments& segments) {
-  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, segments);
-  }
   const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, segments), rows,
                                      gate_up_adapter, segments);
   const Tensor inner = kernels::swiglu(hidden);
@@ -60,7 +57,7 @@ Tensor merged_weight(const Tensor& weight, const Adapter& adapter) {
   return adapter.defined() ? weight + at::matmul(adapter.b, adapter.a) * adapter.scale : weight;
 }
 
-Tensor adapted_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+Tensor adapted_linear(const Tensor& x, const kernels::Weight& weight, const Tensor& bias,
                       const Adapter& adapter) {
   const Tensor y = kernels::linear(x, weight, bias);
   return adapter.defined()
@@ -68,15 +65,22 @@ Tensor adapted_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
              : y;
 }
 
-Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                      const std::vector<int64_t>& rows_per_expert) {
-  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, rows_per_expert);
+Tensor adapted_swiglu(const Tensor& rows, const kernels::Weight& gate_up,
+                      const kernels::Weight& down, const Adapter& gate_up_adapter,
+                      const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert) {
+  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
+    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
+  }
+  return swiglu_with_adapters(rows, gate_up.tensor, down.tensor, gate_up_adapter, down_adapter,
+                              rows_per_expert);
 }
 
 Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Adapter& gate_up_adapter, const Adapter& down_adapter,
                       const Tensor& ends) {
+  if (!gate_up_adapter.defined() && !down_adapter.defined()) {
+    return kernels::grouped_swiglu(rows, gate_up, down, ends);
+  }
   return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, ends);
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops/weight.h"
+
 namespace moe::model {
 
 // Of a weight [N, D], or of one a expert [E, N, D]. Undefined tensors: no adapter.
@@ -31,13 +33,14 @@ Adapter make_adapter(const at::Tensor& weight, int64_t rank, double scale, uint6
 at::Tensor merged_weight(const at::Tensor& weight, const Adapter& adapter);
 
 // x weight^T (+ bias) and the adapter's share; x [T, D] -> [T, N].
-at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          const Adapter& adapter);
+at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
+                          const at::Tensor& bias, const Adapter& adapter);
 
 // SwiGLU of every expert over its rows (kernels/ops/grouped_swiglu.h), with the adapters' shares.
-at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                          const std::vector<int64_t>& rows_per_expert);
+// Weights with an adapter are one tensor.
+at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
+                          const kernels::Weight& down, const Adapter& gate_up_adapter,
+                          const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert);
 // The same where the counts stay on the device: segments end at `ends` [E] i32
 // (kernels/ops/grouped_linear.h).
 at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/model/llama/rope.h"
 #include "kernels/ops/causal_attention.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace moe::model {
 
@@ -35,8 +36,8 @@ Tensor mask_after(int64_t past, int64_t count, at::Device device) {
   return at::ones({count, past + count}, at::TensorOptions(at::kBool).device(device)).tril(past);
 }
 
-// The type of the attention product for activations like `x`: bf16 where the device has fast
-// products in it, on the CPU f32.
+// The type of the attention product, and of norms, for activations like `x`: bf16 where the device
+// has fast products in it, on the CPU f32.
 at::ScalarType score_type(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 && !x.is_cuda() ? at::kFloat : x.scalar_type();
 }
@@ -159,7 +160,29 @@ size_t end_of_run(const Sequences& sequences, size_t begin) {
   return end;
 }
 
+// Every head of x [T, N A] normed by itself under `weight` [A]. A GPU's kernel computes in f32 what
+// it reads in bf16; the CPU's takes f32 alone.
+Tensor normed_heads(const Tensor& x, const Tensor& weight, double epsilon) {
+  const int64_t width = weight.size(0);
+  const Tensor rows = x.reshape({x.size(0) * (x.size(1) / width), width});  // [T * N, A]
+  return kernels::rms_norm(rows.to(score_type(rows)), weight, epsilon)
+      .to(x.scalar_type())
+      .view(x.sizes());
+}
+
 }  // namespace
+
+Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config) {
+  const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
+  if (!weights.query_norm.defined()) {
+    return qkv;
+  }
+  const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
+  const auto parts = qkv.split_with_sizes({queries, keys, keys}, 1);
+  return at::cat({normed_heads(parts[0], weights.query_norm, config.rms_norm_eps),
+                  normed_heads(parts[1], weights.key_norm, config.rms_norm_eps), parts[2]},
+                 1);
+}
 
 Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
                          const ModelConfig& config, const Sequences& sequences, LayerCache* cache) {
@@ -168,7 +191,7 @@ Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
-  const Tensor qkv = adapted_linear(x, weights.qkv, weights.bias, weights.qkv_adapter);
+  const Tensor qkv = project_qkv(x, weights, config);
   if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
     return adapted_linear(attend_packed(qkv, lengths, config), weights.output, {},
                           weights.output_adapter);

@@ -9,14 +9,16 @@
 #include "core/model/config/config.h"
 #include "core/model/llama/adapter.h"
 #include "core/model/llama/gpu_attention.h"
+#include "kernels/ops/weight.h"
 
 namespace moe::model {
 
 struct AttentionWeights {
-  at::Tensor qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
-  at::Tensor output;  // [D, H A]
-  at::Tensor bias;    // [(H + 2 G) A], of the rows of qkv; undefined where there is none
+  kernels::Weight qkv;     // [(H + 2 G) A, D]: query rows, key rows, value rows
+  kernels::Weight output;  // [D, H A]
+  at::Tensor bias;         // [(H + 2 G) A], of the rows of qkv; undefined where there is none
   Adapter qkv_adapter = {}, output_adapter = {};
+  at::Tensor query_norm = {}, key_norm = {};  // [A], of every head; undefined where there are none
 };
 
 // Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.
@@ -36,6 +38,11 @@ struct Sequences {
 // Every query head's own key/value head: [B, G, S, A] -> [B, H, S, A]. LibTorch's fused kernels
 // want equal heads.
 at::Tensor spread_heads(const at::Tensor& x, int64_t heads);
+
+// Queries, keys and values of x [T, D] as rows [T, (H + 2 G) A]: with biases, and with queries and
+// keys normed where the model does so, but not rotated.
+at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
+                       const ModelConfig& config);
 
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
 // are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual

@@ -2,9 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <random>
 
 #include "core/base/error.h"
+#include "core/model/llama/memory_need.h"
 
 namespace moe::model {
 
@@ -14,6 +16,15 @@ RoutingOptions generation_routing(const RoutingOptions& stored) {
   RoutingOptions routing = stored;
   routing.router = route::generation_router(stored.router);
   return routing;
+}
+
+uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing,
+                        int64_t prompt_tokens, const GenerateSettings& settings,
+                        at::Device device) {
+  const int64_t tokens =
+      std::min(prompt_tokens + settings.max_tokens, config.max_position_embeddings);
+  return bytes_to_copy(config, Storage::kStored, device) +
+         forward_bytes(config, routing.router, prompt_tokens, tokens, device);
 }
 
 int64_t pick_token(const Tensor& logits, double temperature, double top_p, double uniform) {
@@ -62,7 +73,9 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
     if (on_token) {
       on_token(next);
     }
-    if (next == settings.eos_id || (settings.stops && settings.stops(ids))) {
+    const auto& ends = settings.eos_ids;
+    if (std::find(ends.begin(), ends.end(), next) != ends.end() ||
+        (settings.stops && settings.stops(ids))) {
       break;
     }
     fresh = {next};

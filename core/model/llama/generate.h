@@ -14,7 +14,7 @@ struct GenerateSettings {
   double temperature = 0;  // 0 = greedy
   double top_p = 1.0;      // keep the smallest set of tokens whose probability reaches it
   uint64_t seed = 1;
-  int64_t eos_id = -1;                                          // stop after it; -1 = never
+  std::vector<int64_t> eos_ids = {};                            // stop after any of them
   std::function<bool(const std::vector<int64_t>&)> stops = {};  // asked after each new token
 };
 
@@ -22,6 +22,11 @@ struct GenerateSettings {
 // a token's output does not depend on what it is batched with. Routers other than top-k stay as
 // they are.
 RoutingOptions generation_routing(const RoutingOptions& stored);
+
+// Bytes of host memory of a folder that is loaded to generate after `prompt_tokens` tokens: its
+// weights, the forward of the prompt, the keys and values of all.
+uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing,
+                        int64_t prompt_tokens, const GenerateSettings& settings, at::Device device);
 
 // The new ids after `prompt` (not empty), eos included; stops at max_position_embeddings. on_token
 // sees each as it comes.

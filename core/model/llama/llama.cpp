@@ -58,9 +58,8 @@ struct Pass {
 // other ranks have it: products of no rows with every weight.
 Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) {
   const AttentionWeights& attention = layer.attention;
-  const Tensor qkv = adapted_linear(pass.norm(x, layer.input_norm), attention.qkv, attention.bias,
-                                    attention.qkv_adapter);
-  return x + adapted_linear(qkv.narrow(1, 0, attention.output.size(1)), attention.output, {},
+  const Tensor qkv = project_qkv(pass.norm(x, layer.input_norm), attention, pass.config);
+  return x + adapted_linear(qkv.narrow(1, 0, attention.output.inner()), attention.output, {},
                             attention.output_adapter);
 }
 
@@ -94,9 +93,9 @@ FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const P
     return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
                                layer.down_adapter, {x.size(0)})};
   }
-  MoeOutput out = moe_forward(
-      normed, {layer.router, layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter},
-      pass.routing.router, pass.spread, pass.gate_scale, pass.routing.count_tokens, decided);
+  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
+  MoeOutput out = moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread,
+                              pass.gate_scale, pass.routing.count_tokens, decided);
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
@@ -148,10 +147,19 @@ Llama Llama::clone_to(at::Device device) const {
   copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
-  const auto from = parameters();
-  const auto to = copy.parameters();
-  for (size_t index = 0; index < from.size(); ++index) {
-    Tensor(to[index].tensor).copy_(from[index].tensor);
+  const auto from = weights_->stored_views(FolderForm::kMoe);
+  for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
+    to.copy_(from.at(name));
+  }
+  for (size_t index = 0; index < weights_->layers.size(); ++index) {
+    const auto to = adapted_weights(copy.weights_->layers[index]);
+    const auto own = adapted_weights(weights_->layers[index]);
+    for (size_t number = 0; number < own.size(); ++number) {
+      if (own[number].adapter->defined()) {
+        to[number].adapter->a.copy_(own[number].adapter->a);
+        to[number].adapter->b.copy_(own[number].adapter->b);
+      }
+    }
   }
   return copy;
 }
@@ -170,6 +178,7 @@ Llama Llama::merged() const {
 }
 
 void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
+  MOE_CHECK(!weights_->is_mapped || settings.rank == 0, "adapters of weights that are mapped");
   weights_->lora = settings;
   uint64_t number = 0;
   for (auto& layer : weights_->layers) {
@@ -193,6 +202,16 @@ const ModelConfig& Llama::config() const { return weights_->config; }
 const distributed::Layout& Llama::layout() const { return weights_->parallel.layout; }
 
 at::Device Llama::device() const { return weights_->embedding.device(); }
+
+uint64_t Llama::mapped_bytes() const {
+  uint64_t bytes = 0;
+  if (weights_->is_mapped) {
+    for (const auto& [name, tensor] : weights_->stored_views(FolderForm::kMoe)) {
+      bytes += tensor.nbytes();
+    }
+  }
+  return bytes;
+}
 
 void Llama::set_group(distributed::Comm* group) {
   MOE_CHECK((group == nullptr ? 1 : group->size()) == layout().group(),
@@ -269,23 +288,28 @@ Tensor Llama::head_weight() const {
 at::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
+  MOE_CHECK(!weights_->is_mapped, "parameters of a model whose weights are mapped");
   std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
   for (size_t index = 0; index < weights_->layers.size(); ++index) {
     const Layer& layer = weights_->layers[index];
     const std::string prefix = fmt::format("model.layers.{}.", index);
     all.push_back({prefix + "input_layernorm", layer.input_norm});
-    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv});
+    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv.tensor});
     if (layer.attention.bias.defined()) {
       all.push_back({prefix + "self_attn.qkv_bias", layer.attention.bias});
     }
-    all.push_back({prefix + "self_attn.o_proj", layer.attention.output});
+    all.push_back({prefix + "self_attn.o_proj", layer.attention.output.tensor});
+    if (layer.attention.query_norm.defined()) {
+      all.push_back({prefix + "self_attn.q_norm", layer.attention.query_norm});
+      all.push_back({prefix + "self_attn.k_norm", layer.attention.key_norm});
+    }
     all.push_back({prefix + "post_attention_layernorm", layer.post_norm});
     if (layer.router.defined()) {
       all.push_back({prefix + "mlp.router", layer.router});
     }
     const bool is_moe = layer.router.defined();
-    all.push_back({prefix + "mlp.gate_up", layer.gate_up, is_moe});
-    all.push_back({prefix + "mlp.down", layer.down, is_moe});
+    all.push_back({prefix + "mlp.gate_up", layer.gate_up.tensor, is_moe});
+    all.push_back({prefix + "mlp.down", layer.down.tensor, is_moe});
     for (const auto& adapted : adapted_weights(weights_->layers[index])) {
       if (adapted.adapter->defined()) {
         const bool of_experts = is_moe && adapted.part == "ffn";

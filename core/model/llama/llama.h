@@ -58,7 +58,7 @@ struct ForwardResult {
   std::vector<route::Counters>
       counters;  // one a MoE layer, in layer order; to be summed over ranks
   std::vector<at::Tensor>
-      token_rows;  // the same, [T, 3] i64 each (route::rows_of_tokens), if asked
+      token_rows;  // the same, [T, 3 + E] i64 each (route::rows_of_tokens), if asked
 };
 
 // Called in every layer with its number and the normed input of its feed-forward [T, D].
@@ -76,15 +76,16 @@ struct NamedParameter {
 // How a model lies in memory.
 enum class Storage {
   kF32,     // all in f32: it can be trained
-  kStored,  // on a CPU matrices stay bf16 where the folder has all of them so; else as kF32. The
-            // same numbers in half the memory, for a model that is only asked
+  kStored,  // on a CPU matrices stay where the folder is mapped, in the type it has; else as kF32.
+            // Nothing of them is read before a product needs it or takes memory of the process, and
+            // the system may take pages back: a model that is only asked may be larger than memory
 };
 
 class Llama {
  public:
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
   // `device`, where all is computed and kept then. Of the experts only those of `layout`'s rank,
-  // and no others are read.
+  // and no others are read. The checkpoint need not outlive it.
   static Llama load(const io::Checkpoint& checkpoint, const distributed::Layout& layout = {},
                     at::Device device = at::kCPU, Storage storage = Storage::kF32);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
@@ -99,6 +100,7 @@ class Llama {
   const ModelConfig& config() const;
   const distributed::Layout& layout() const;  // which experts are here
   at::Device device() const;                  // of all weights
+  uint64_t mapped_bytes() const;  // of matrices that lie in mapped files; 0 but for kStored
   // The processes that hold the other experts; forward and backward are then collectives of it. It
   // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
   void set_group(distributed::Comm* group);
@@ -115,8 +117,8 @@ class Llama {
   at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
   at::ScalarType product_type() const;              // of operands: f32 or bf16
 
-  std::vector<NamedParameter> parameters()
-      const;  // every trainable tensor once; tied heads appear once
+  // Every trainable tensor once; tied heads appear once. None may be asked of Storage::kStored.
+  std::vector<NamedParameter> parameters() const;
   void require_gradients();
   // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
   // config().dtype; all of them, those of other processes undefined. The router has a say:

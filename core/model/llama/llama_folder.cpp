@@ -1,9 +1,11 @@
 // A Llama from a folder and into one.
 
 #include <algorithm>
+#include <cstdint>
 
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
+#include "core/model/llama/memory_need.h"
 
 namespace moe::model {
 
@@ -27,26 +29,34 @@ ModelConfig config_with(const ModelConfig& model, const RoutingOptions& routing)
   return config;
 }
 
-// A stored tensor where it lies. LibTorch has no read-only tensors; this one is only read from.
+// A stored tensor where the file is mapped, which it keeps so. LibTorch has no read-only tensors;
+// this one is only read from. The format promises no alignment: one that lies between the addresses
+// of its type is copied.
 Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
-  void* data = const_cast<std::byte*>(checkpoint.bytes(name).data());
-  return at::from_blob(data, info.shape, at::TensorOptions(scalar_type(info.dtype)));
+  const auto bytes = checkpoint.bytes(name);
+  const at::TensorOptions options(scalar_type(info.dtype));
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  if (bytes.empty() || address % static_cast<uintptr_t>(io::dtype_bytes(info.dtype)) != 0) {
+    Tensor copy = at::empty(info.shape, options);
+    std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(copy.data_ptr()));
+    return copy;
+  }
+  return at::from_blob(
+      const_cast<std::byte*>(bytes.data()), info.shape,
+      [file = checkpoint.shared_file_of(name)](void* /*data*/) {}, options);
 }
 
-// What the matrices of a model lie in. One of them may be made of several that are stored.
-at::ScalarType matrix_type(const io::Checkpoint& checkpoint, const ModelConfig& config,
-                           Storage storage, at::Device device) {
-  if (storage == Storage::kF32 || !device.is_cpu()) {
-    return at::kFloat;
+// A weight whose matrices stay where the folder maps them.
+kernels::Weight mapped_weight(const io::Checkpoint& checkpoint, const BlockNames& names) {
+  std::vector<kernels::RowBlocks> matrices;
+  for (const auto& blocks : names) {
+    auto& matrix = matrices.emplace_back();
+    for (const auto& name : blocks) {
+      matrix.push_back(stored_tensor(checkpoint, name));
+    }
   }
-  const auto tensors = expected_tensors(config);
-  const bool is_bf16 =
-      std::all_of(tensors.begin(), tensors.end(), [&](const io::TensorInfo& tensor) {
-        return tensor.shape.size() < 2 || is_router(tensor.name) ||
-               checkpoint.info(tensor.name).dtype == io::DType::kBF16;
-      });
-  return is_bf16 ? at::kBFloat16 : at::kFloat;
+  return kernels::Weight(std::move(matrices));
 }
 
 // config.json of a folder.
@@ -65,16 +75,42 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
 
 }  // namespace
 
+Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
+                        const ExpertParallel& expert_parallel)
+    : Weights(model_config, expert_parallel, at::kCPU, /*has_matrices=*/false) {
+  is_mapped = true;
+  const FolderForm form = form_of(config);
+  for (const auto& [name, view] : stored_views(form)) {  // no matrices yet
+    view.copy_(stored_tensor(checkpoint, name));
+  }
+  embedding = stored_tensor(checkpoint, "model.embed_tokens.weight");
+  if (!config.tie_word_embeddings) {
+    head = stored_tensor(checkpoint, "lm_head.weight");
+  }
+  for (int64_t index = 0; index < config.layers; ++index) {
+    const LayerNames names = layer_names(index, moe_names(form));
+    Layer& layer = layers[index];
+    layer.attention.qkv = mapped_weight(checkpoint, names.qkv);
+    layer.attention.output = mapped_weight(checkpoint, names.output);
+    layer.gate_up = mapped_weight(checkpoint, names.gate_up);
+    layer.down = mapped_weight(checkpoint, names.down);
+  }
+}
+
 Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& layout,
                   at::Device device, Storage storage) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
+  const ExpertParallel parallel{nullptr, layout};
   Llama model;
-  model.weights_ = std::make_unique<Weights>(config, ExpertParallel{nullptr, layout}, device,
-                                             matrix_type(checkpoint, config, storage, device));
-  for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
-    view.copy_(stored_tensor(checkpoint, name));
-    checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once
+  if (storage == Storage::kStored && device.is_cpu()) {
+    model.weights_ = std::make_unique<Weights>(checkpoint, config, parallel);
+  } else {
+    model.weights_ = std::make_unique<Weights>(config, parallel, device);
+    for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
+      view.copy_(stored_tensor(checkpoint, name));
+      checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once
+    }
   }
   for (const auto& info : shared_expert_tensors(config)) {
     if (info.elements() > 0 && checkpoint.has(info.name)) {

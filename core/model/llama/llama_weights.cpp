@@ -15,106 +15,155 @@ void check_layout(const ModelConfig& config, const distributed::Layout& layout) 
 }
 
 Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
-                  const at::TensorOptions& options, const at::TensorOptions& matrix) {
+                  const at::TensorOptions& options, bool has_matrices) {
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
   const int64_t experts = is_moe ? config.moe->experts : 1;
   const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
+  const int64_t qkv_rows = (config.heads + 2 * config.kv_heads) * config.head_dim;
   Layer layer;
   layer.input_norm = at::empty({width}, options);
   layer.post_norm = at::empty({width}, options);
-  layer.attention.qkv =
-      at::empty({(config.heads + 2 * config.kv_heads) * config.head_dim, width}, matrix);
   if (config.qkv_bias) {
-    layer.attention.bias = at::empty({layer.attention.qkv.size(0)}, options);
+    layer.attention.bias = at::empty({qkv_rows}, options);
   }
-  layer.attention.output = at::empty({width, config.heads * config.head_dim}, matrix);
+  if (config.qk_norm) {
+    layer.attention.query_norm = at::empty({config.head_dim}, options);
+    layer.attention.key_norm = at::empty({config.head_dim}, options);
+  }
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
   }
-  const int64_t local_experts = is_moe ? experts / processes : 1;
-  layer.gate_up = at::empty({local_experts, 2 * inner, width}, matrix);
-  layer.down = at::empty({local_experts, width, inner}, matrix);
+  if (has_matrices) {
+    const int64_t local_experts = is_moe ? experts / processes : 1;
+    layer.attention.qkv = at::empty({qkv_rows, width}, options);
+    layer.attention.output = at::empty({width, config.heads * config.head_dim}, options);
+    layer.gate_up = at::empty({local_experts, 2 * inner, width}, options);
+    layer.down = at::empty({local_experts, width, inner}, options);
+  }
   return layer;
+}
+
+// The tensors of a weight by their names; `rows` are those of each block of one of its matrices.
+void add_blocks(const kernels::Weight& weight, const BlockNames& names, at::IntArrayRef rows,
+                std::map<std::string, Tensor>& views) {
+  if (weight.is_one_tensor() && !weight.tensor.defined()) {
+    return;
+  }
+  const kernels::Weight detached =
+      weight.is_one_tensor() ? kernels::Weight(weight.tensor.detach()) : weight;
+  for (size_t matrix = 0; matrix < names.size(); ++matrix) {
+    kernels::RowBlocks blocks = detached.matrix(static_cast<int64_t>(matrix));
+    if (weight.is_one_tensor()) {
+      blocks = blocks.front().split_with_sizes(rows, 0);
+    }
+    for (size_t block = 0; block < blocks.size(); ++block) {
+      views[names[matrix].at(block)] = blocks[block];
+    }
+  }
 }
 
 }  // namespace
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
   AttentionWeights& attention = layer.attention;
-  return {{"self_attn.qkv", "attention", &attention.qkv, &attention.qkv_adapter},
-          {"self_attn.o_proj", "attention", &attention.output, &attention.output_adapter},
-          {"mlp.gate_up", "ffn", &layer.gate_up, &layer.gate_up_adapter},
-          {"mlp.down", "ffn", &layer.down, &layer.down_adapter}};
+  return {{"self_attn.qkv", "attention", &attention.qkv.tensor, &attention.qkv_adapter},
+          {"self_attn.o_proj", "attention", &attention.output.tensor, &attention.output_adapter},
+          {"mlp.gate_up", "ffn", &layer.gate_up.tensor, &layer.gate_up_adapter},
+          {"mlp.down", "ffn", &layer.down.tensor, &layer.down_adapter}};
 }
 
 Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-                        at::Device device, at::ScalarType matrices)
+                        at::Device device)
+    : Weights(model_config, expert_parallel, device, /*has_matrices=*/true) {}
+
+Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
+                        at::Device device, bool has_matrices)
     : config(model_config), parallel(expert_parallel) {
   check_layout(config, parallel.layout);
-  const at::TensorOptions options(device), matrix = options.dtype(matrices);
-  embedding = at::empty({config.vocab_size, config.hidden_size}, matrix);
+  const at::TensorOptions options(device);
   norm = at::empty({config.hidden_size}, options);
-  if (!config.tie_word_embeddings) {
-    head = at::empty({config.vocab_size, config.hidden_size}, matrix);
+  if (has_matrices) {
+    embedding = at::empty({config.vocab_size, config.hidden_size}, options);
+  }
+  if (has_matrices && !config.tie_word_embeddings) {
+    head = at::empty({config.vocab_size, config.hidden_size}, options);
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    layers.push_back(empty_layer(config, index, parallel.size(), options, matrix));
+    layers.push_back(empty_layer(config, index, parallel.size(), options, has_matrices));
   }
 }
 
+LayerNames Llama::Weights::layer_names(int64_t index, const MoeNames& names) const {
+  const bool is_moe = config.is_moe_layer(index);
+  const MoeNames parts = is_moe ? names : moe_names(FolderForm::kMoe);
+  const std::string prefix = fmt::format("model.layers.{}.", index);
+  const std::string attention = prefix + "self_attn.";
+  LayerNames all;
+  all.qkv = {
+      {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"}};
+  all.output = {{attention + "o_proj.weight"}};
+  const int64_t experts = is_moe ? config.moe->experts / parallel.size() : 1;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const int64_t number = parallel.ep_rank() * experts + expert;
+    const std::string mlp =
+        prefix + (is_moe ? fmt::format("{}{}", names.experts, number) : std::string("mlp"));
+    all.gate_up.push_back({mlp + parts.gate, mlp + parts.up});
+    all.down.push_back({mlp + parts.down});
+  }
+  return all;
+}
+
 std::map<std::string, Tensor> Llama::Weights::stored_views(FolderForm form) const {
-  std::map<std::string, Tensor> views{{"model.embed_tokens.weight", embedding.detach()},
-                                      {"model.norm.weight", norm.detach()}};
+  std::map<std::string, Tensor> views{{"model.norm.weight", norm.detach()}};
+  if (embedding.defined()) {
+    views["model.embed_tokens.weight"] = embedding.detach();
+  }
   if (head.defined()) {
     views["lm_head.weight"] = head.detach();
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    add_attention_views(index, views);
-    add_feed_forward_views(index, moe_names(form), views);
+    add_vector_views(index, moe_names(form), views);
+    add_matrix_views(index, moe_names(form), views);
   }
   return views;
 }
 
-void Llama::Weights::add_attention_views(int64_t index,
-                                         std::map<std::string, Tensor>& views) const {
+void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
+                                      std::map<std::string, Tensor>& views) const {
   const Layer& layer = layers[index];
   const std::string prefix = fmt::format("model.layers.{}.", index);
-  const int64_t query_rows = config.heads * config.head_dim;
-  const int64_t key_rows = config.kv_heads * config.head_dim;
   views[prefix + "input_layernorm.weight"] = layer.input_norm.detach();
   views[prefix + "post_attention_layernorm.weight"] = layer.post_norm.detach();
-  const auto add = [&](const Tensor& rows, const std::string& kind) {
-    views[prefix + "self_attn.q_proj." + kind] = rows.narrow(0, 0, query_rows);
-    views[prefix + "self_attn.k_proj." + kind] = rows.narrow(0, query_rows, key_rows);
-    views[prefix + "self_attn.v_proj." + kind] = rows.narrow(0, query_rows + key_rows, key_rows);
-  };
-  add(layer.attention.qkv.detach(), "weight");
-  if (layer.attention.bias.defined()) {
-    add(layer.attention.bias.detach(), "bias");
+  if (layer.attention.query_norm.defined()) {
+    views[prefix + "self_attn.q_norm.weight"] = layer.attention.query_norm.detach();
+    views[prefix + "self_attn.k_norm.weight"] = layer.attention.key_norm.detach();
   }
-  views[prefix + "self_attn.o_proj.weight"] = layer.attention.output.detach();
-}
-
-void Llama::Weights::add_feed_forward_views(int64_t index, const MoeNames& names,
-                                            std::map<std::string, Tensor>& views) const {
-  const Layer& layer = layers[index];
-  const bool is_moe = layer.router.defined();
-  const std::string prefix = fmt::format("model.layers.{}.", index);
-  const MoeNames parts = is_moe ? names : moe_names(FolderForm::kMoe);
-  if (is_moe) {
+  if (layer.router.defined()) {
     views[prefix + names.router] = layer.router.detach();
   }
-  const int64_t inner = layer.down.size(2);
-  const int64_t first = parallel.ep_rank() * layer.down.size(0);
-  for (int64_t expert = 0; expert < layer.down.size(0); ++expert) {
-    const std::string mlp =
-        prefix + (is_moe ? fmt::format("{}{}", names.experts, first + expert) : std::string("mlp"));
-    const Tensor gate_up = layer.gate_up.detach()[expert];
-    views[mlp + parts.gate] = gate_up.narrow(0, 0, inner);
-    views[mlp + parts.up] = gate_up.narrow(0, inner, inner);
-    views[mlp + parts.down] = layer.down.detach()[expert];
+  if (layer.attention.bias.defined()) {
+    const int64_t queries = config.heads * config.head_dim;
+    const int64_t keys = config.kv_heads * config.head_dim;
+    const Tensor bias = layer.attention.bias.detach();
+    views[prefix + "self_attn.q_proj.bias"] = bias.narrow(0, 0, queries);
+    views[prefix + "self_attn.k_proj.bias"] = bias.narrow(0, queries, keys);
+    views[prefix + "self_attn.v_proj.bias"] = bias.narrow(0, queries + keys, keys);
   }
+}
+
+void Llama::Weights::add_matrix_views(int64_t index, const MoeNames& names,
+                                      std::map<std::string, Tensor>& views) const {
+  const Layer& layer = layers[index];
+  const LayerNames all = layer_names(index, names);
+  const int64_t width = config.hidden_size;
+  const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
+  const int64_t inner =
+      config.is_moe_layer(index) ? config.moe->expert_width : config.intermediate_size;
+  add_blocks(layer.attention.qkv, all.qkv, {queries, keys, keys}, views);
+  add_blocks(layer.attention.output, all.output, {width}, views);
+  add_blocks(layer.gate_up, all.gate_up, {inner, inner}, views);
+  add_blocks(layer.down, all.down, {width}, views);
 }
 
 }  // namespace moe::model

@@ -1,7 +1,8 @@
 #pragma once
 // What a Llama holds, for the files that make up its class: few large tensors (one qkv, one
 // gate_up, one down a layer), so that a layer is few matrix products, and the table that ties them
-// to the names and shapes of the Hugging Face files.
+// to the names and shapes of the Hugging Face files. In a model that is only asked the matrices are
+// the tensors of those files, where they are mapped.
 
 #include <ATen/ATen.h>
 
@@ -18,28 +19,37 @@ namespace moe::model {
 struct Layer {
   at::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
-  at::Tensor router;   // [E, D], undefined in a dense layer
-  at::Tensor gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
-  at::Tensor down;     // [E/G, D, F]
+  at::Tensor router;        // [E, D], undefined in a dense layer
+  kernels::Weight gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
+  kernels::Weight down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;
 };
 
 // A weight that may have an adapter.
 struct AdaptedWeight {
-  std::string name;  // within the layer
-  std::string part;  // of LoraSettings::on
-  at::Tensor* weight;
+  std::string name;    // within the layer
+  std::string part;    // of LoraSettings::on
+  at::Tensor* weight;  // undefined where the model's matrices are mapped
   Adapter* adapter;
 };
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer);
+
+// How a folder calls the matrices of a layer: for each matrix of a weight (an expert is one) the
+// tensors that hold its rows, in order.
+using BlockNames = std::vector<std::vector<std::string>>;
+struct LayerNames {
+  BlockNames qkv, output, gate_up, down;
+};
 
 struct Llama::Weights {
   ModelConfig config;
   ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
-  // Matrices are f32, or bf16 in a model that is not trained; the rest is f32, and so are routers.
+  // Matrices are f32, or where a folder is mapped in the type it has; the rest is f32, and so are
+  // routers.
+  bool is_mapped = false;
   at::Tensor embedding;  // [V, D]
   at::Tensor norm;       // [D]
   at::Tensor head;       // [V, D], undefined when tied
@@ -48,16 +58,23 @@ struct Llama::Weights {
       idle;  // gates of shared experts that are not there: kept, not used
 
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-          at::Device device = at::kCPU, at::ScalarType matrices = at::kFloat);
+          at::Device device = at::kCPU);
+  // Of a folder, on the CPU: its matrices where they are mapped, which their tensors keep so.
+  Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
+          const ExpertParallel& expert_parallel);
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
   // their number among all; those of other processes are left out.
   std::map<std::string, at::Tensor> stored_views(FolderForm form) const;
 
  private:
-  void add_attention_views(int64_t index, std::map<std::string, at::Tensor>& views) const;
-  void add_feed_forward_views(int64_t index, const MoeNames& names,
-                              std::map<std::string, at::Tensor>& views) const;
+  Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel, at::Device device,
+          bool has_matrices);
+  LayerNames layer_names(int64_t index, const MoeNames& names) const;
+  void add_vector_views(int64_t index, const MoeNames& names,
+                        std::map<std::string, at::Tensor>& views) const;
+  void add_matrix_views(int64_t index, const MoeNames& names,
+                        std::map<std::string, at::Tensor>& views) const;
 };
 
 }  // namespace moe::model

@@ -10,6 +10,7 @@
 
 #include "core/distributed/comm.h"
 #include "core/model/llama/adapter.h"
+#include "kernels/ops/weight.h"
 
 namespace moe::model {
 
@@ -18,7 +19,7 @@ struct ShadowedExperts;
 class Experts {
  public:
   // gate_up [L, 2F, D], gate rows first; down [L, D, F].
-  Experts(at::Tensor gate_up, at::Tensor down, Adapter gate_up_adapter = {},
+  Experts(kernels::Weight gate_up, kernels::Weight down, Adapter gate_up_adapter = {},
           Adapter down_adapter = {});
   virtual ~Experts() = default;
 
@@ -26,17 +27,17 @@ class Experts {
   virtual at::Tensor run(const at::Tensor& rows,
                          const std::vector<int64_t>& tokens_per_expert) const;
   // The same where the counts stay on the device: the rows of expert e end at ends[e], `ends` [L]
-  // i32 (kernels/ops/grouped_linear.h). Rows past the last hold anything.
+  // i32 (kernels/ops/grouped_linear.h), of weights in one tensor. Rows past the last hold anything.
   virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
 
-  // Adapters are not replicated.
+  // Adapters are not replicated, nor weights whose matrices lie apart.
   bool can_be_shadowed() const;
   // A collective of `group`, forward and backward (shadowed_experts.h): what runs in the place of
   // these experts while `shadowed`, ascending among those of all processes, are replicated.
   ShadowedExperts shadowed(distributed::Comm& group, const std::vector<int64_t>& shadowed) const;
 
  private:
-  at::Tensor gate_up_, down_;
+  kernels::Weight gate_up_, down_;
   Adapter gate_up_adapter_, down_adapter_;
 };
 

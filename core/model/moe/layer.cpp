@@ -27,17 +27,17 @@ route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread
 
 }  // namespace
 
-MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
+MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
                       double gate_scale, bool count_tokens,
                       std::optional<route::Routing>* decided) {
-  MOE_CHECK(x.dim() == 2 && weights.router.size(1) == x.size(1),
+  MOE_CHECK(x.dim() == 2 && router_weight.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
-            weights.router.size(1));
+            router_weight.size(1));
   const bool is_recomputed = decided != nullptr && decided->has_value();
   const route::Routing routing = [&] {
     RECORD_USER_SCOPE("routing");
-    const at::Tensor logits = router_logits(x, weights.router);
+    const at::Tensor logits = router_logits(x, router_weight);
     return is_recomputed ? route::route_again(logits, **decided, router)
                          : route::route(logits, router, spread.local);
   }();
@@ -47,9 +47,17 @@ MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
     (*decided)->losses = {};
   }
   const auto dispatcher = make_token_dispatcher(spread, router);
-  return {dispatcher->run(x, routing, weights.experts(), gate_scale),
-          scaled_losses(routing.losses, spread), routing.counters,
+  return {dispatcher->run(x, routing, experts, gate_scale), scaled_losses(routing.losses, spread),
+          routing.counters,
           count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
+}
+
+MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
+                      const route::RouterSettings& router, const TokenSpread& spread,
+                      double gate_scale, bool count_tokens,
+                      std::optional<route::Routing>* decided) {
+  return moe_forward(x, weights.router, weights.experts(), router, spread, gate_scale, count_tokens,
+                     decided);
 }
 
 }  // namespace moe::model

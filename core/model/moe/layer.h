@@ -26,7 +26,7 @@ struct MoeOutput {
   at::Tensor y;              // [T, D] f32 (f64 of f64), the residual not included
   route::AuxLosses losses;   // unscaled, with gradients, grouped by home rank: this process's part
   route::Counters counters;  // on the device of x, of the tokens of this process
-  at::Tensor token_rows;     // [T, 3] i64, route::rows_of_tokens; undefined unless asked for
+  at::Tensor token_rows;     // [T, 3 + E] i64, route::rows_of_tokens; undefined unless asked for
 };
 
 // [T, E] of x [T, D] and the router [E, D]: f32 whatever the model's dtype is; f64 stays, for
@@ -36,6 +36,11 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 // Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
 // empty, it is filled; else tokens go where it says.
+MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
+                      const route::RouterSettings& router, const TokenSpread& spread,
+                      double gate_scale, bool count_tokens = false,
+                      std::optional<route::Routing>* decided = nullptr);
+// The same of weights in one tensor each.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
                       const route::RouterSettings& router, const TokenSpread& spread,
                       double gate_scale, bool count_tokens = false,

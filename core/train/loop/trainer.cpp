@@ -7,10 +7,12 @@
 #include <cmath>
 #include <fstream>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/data/sources.h"
 #include "core/data/step_loader.h"
+#include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
@@ -425,22 +427,12 @@ std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
   return text;
 }
 
-// Names the host: ranks that say the same see each other's processes.
-std::string this_host() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::error_code ignored;
-  return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
-}
-
 // prepare() on every rank. The first rank of each host goes before the others, which then map the
 // tokens that it has: data are tokenised, and hashed to find them in the cache, once a host. When
 // the first rank fails or dies, all do, as anywhere else.
 Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& callbacks,
                         distributed::Comm& all_ranks) {
-  const auto hosts = distributed::gather_texts(all_ranks, this_host());
-  const auto rank = static_cast<size_t>(all_ranks.rank());
-  const auto first = std::find(hosts.begin(), hosts.end(), hosts[rank]) - hosts.begin();
+  const int64_t first = distributed::ranks_of_this_host(all_ranks).front();
   const bool is_first = first == all_ranks.rank();
   data::HostTokens tokens;
   std::optional<Prepared> run;
@@ -460,6 +452,16 @@ Prepared prepare_on_all(const TrainSettings& settings, const TrainCallbacks& cal
     }
   });
   return std::move(*run);
+}
+
+// Before anything of the run is written. A run that is done takes no memory.
+void check_run_memory(const RunFolder& folder, RunPlan& plan, distributed::Comm& all_ranks) {
+  const TrainSettings& settings = plan.settings;
+  const bool is_done = !settings.force && std::filesystem::exists(folder.final_model());
+  if (const auto short_of = distributed::check_memory(
+          &all_ranks, is_done ? MemoryNeed{} : memory_need(plan), settings.force_memory)) {
+    plan.notes.push_back(*short_of);
+  }
 }
 
 }  // namespace
@@ -485,6 +487,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
     distributed::check_same_on_all_ranks(all_ranks, "the run",
                                          fingerprint(plan, examples, checkpoint));
   }
+  check_run_memory(*folder, plan, all_ranks);
   const RunStart start = begin_run(*folder, plan, checkpoint, all_ranks);
   callbacks.on_start(plan);
   if (!start.is_done) {

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/data/chat_template.h"
 #include "core/io/tokenizer/tokenizer.h"
-#include "core/io/tokenizer/word_encoder.h"
 #include "core/model/config/config.h"
 
 namespace moe::train {
@@ -25,12 +25,6 @@ data::ReadSettings read_settings(const TrainSettings& settings) {
           settings.threads > 0
               ? settings.threads
               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))};
-}
-
-data::TextCodec codec_of(const SharedTokenizer& tokenizer) {
-  const auto words = std::make_shared<io::WordEncoder>(tokenizer);
-  return {[words](std::string_view text) { return words->encode(text); }, tokenizer->bos_id(),
-          tokenizer->eos_id(), tokenizer->adds_space()};
 }
 
 SharedTokenizer load_tokenizer(const io::Checkpoint& checkpoint, int64_t vocab_size) {
@@ -62,7 +56,7 @@ data::Examples read_data(const TrainSettings& settings, const io::Checkpoint& ch
                          int64_t vocab_size,
                          const std::function<void(int64_t, int64_t)>& on_progress,
                          std::vector<std::string>& lines, data::HostTokens* shared) {
-  const auto codec = [&] { return codec_of(load_tokenizer(checkpoint, vocab_size)); };
+  const auto codec = [&] { return data::codec_of(load_tokenizer(checkpoint, vocab_size)); };
   const data::TokenizerSource source = {io::tokenizer_file(checkpoint.folder()),
                                         io::special_token_words(checkpoint.folder())};
   std::vector<std::string> notes;
@@ -89,8 +83,10 @@ std::vector<std::string> describe_data(const data::Examples& examples) {
   return lines;
 }
 
-Samples read_samples(const TrainSettings& settings, int64_t count) {
+Samples read_samples(const TrainSettings& given, int64_t count) {
+  TrainSettings settings = given;
   check_numbers(settings);
+  settings.text_template = data::named_template(settings.text_template, settings.model);
   check_data_named(settings);
   const io::Checkpoint checkpoint(settings.model);
   const int64_t vocab_size =
@@ -98,7 +94,7 @@ Samples read_samples(const TrainSettings& settings, int64_t count) {
   SharedTokenizer tokenizer;
   const auto codec = [&] {
     tokenizer = load_tokenizer(checkpoint, vocab_size);
-    return codec_of(tokenizer);
+    return data::codec_of(tokenizer);
   };
   data::ReadSettings few = read_settings(settings);
   few.most_per_file = count;

@@ -152,7 +152,7 @@ std::vector<TextSample> HeldOut::samples(const model::Llama& model,
                                          const model::RoutingOptions& routing, int64_t step) const {
   model::GenerateSettings greedy;
   greedy.max_tokens = kNewTokens;
-  greedy.eos_id = tokenizer_ ? tokenizer_->eos_id() : -1;
+  greedy.eos_ids = tokenizer_ ? tokenizer_->stop_ids() : std::vector<int64_t>();
   std::vector<TextSample> samples;
   for (const auto& prompt : prompts_) {
     std::vector<int64_t> all = prompt;

@@ -4,8 +4,8 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/model/config/layer_list.h"
 #include "core/model/config/weights.h"
+#include "core/model/convert/init.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router_override.h"
 #include "core/train/plan/run_plan.h"
@@ -16,24 +16,29 @@ namespace {
 
 constexpr double kF32 = 4;
 
-model::ModelConfig read_config(const std::filesystem::path& model, int64_t upcycled_experts) {
+model::ModelConfig read_config(const std::filesystem::path& model) {
   const auto file =
       std::filesystem::is_directory(model) ? model / "config.json" : std::filesystem::path(model);
-  const Json json = read_json(file.string(), uint64_t{16} << 20);
-  model::ModelConfig config = model::parse_config(json, file.string());
-  if (upcycled_experts == 0) {
-    return config;
-  }
-  if (config.moe) {
-    throw UserError("--upcycled {}: {} is a mixture already", upcycled_experts, file.string());
-  }
-  model::MoeConfig moe;
-  moe.layers = model::parse_layers("even", config.layers);
-  moe.experts = moe.ep_ranks = upcycled_experts;
-  moe.expert_width = config.intermediate_size;
-  moe.router = route::parse_router("top1");
-  config.moe = moe;
-  return config;
+  return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
+}
+
+model::ModelConfig planned_config(const TrainSettings& settings, const PlannedMixture& mixture) {
+  model::InitSettings init;
+  init.config = settings.model;
+  init.experts = mixture.experts;
+  init.layers = mixture.layers;
+  init.granularity = mixture.granularity;
+  init.router = route::requested_router(settings.router, route::parse_router("top1"));
+  init.ep_ranks = settings.router.ep_ranks;
+  return model::plan_init(init).config;
+}
+
+// The router of the run: of a planned mixture its own, of a config what the run makes of it.
+route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe,
+                                     const PlannedMixture& mixture) {
+  return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
+                                mixture.experts > 0 ? route::RouterRequest{} : settings.router,
+                                /*force=*/true, route::Purpose::kTrain);
 }
 
 void check_rates(const ClusterRates& rates) {
@@ -116,19 +121,17 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 }  // namespace
 
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         int64_t upcycled_experts) {
+                         const PlannedMixture& mixture) {
   check_rates(rates);
-  const model::ModelConfig config = read_config(settings.model, upcycled_experts);
+  const model::ModelConfig config =
+      mixture.experts > 0 ? planned_config(settings, mixture) : read_config(settings.model);
   ClusterPlan plan;
   plan.settings = settings;
   plan.settings.on_cuda = true;
   plan.settings = resolve(plan.settings, config, {});
   int64_t logical_ranks = 1;
   if (config.moe) {
-    const auto& moe = *config.moe;
-    const auto resolved = route::override_router(
-        {moe.router, moe.ep_ranks, moe.experts, moe.gate_scale}, settings.router,
-        /*force=*/true, route::Purpose::kTrain);
+    const auto resolved = planned_router(settings, *config.moe, mixture);
     plan.router = resolved.router;
     logical_ranks = resolved.ep_ranks;
   }

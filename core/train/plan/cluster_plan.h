@@ -12,7 +12,7 @@
 //               bytes each way among n holders (rank_shards.h)
 // Nothing overlaps here, so the share is an upper bound of what the stated rates cost.
 
-#include <filesystem>
+#include <string>
 
 #include "core/model/config/config.h"
 #include "core/train/plan/memory_plan.h"
@@ -42,10 +42,16 @@ struct ClusterPlan {
   }
 };
 
-// `settings.model` is a folder or a config.json; weights and data are not looked at. A dense model
-// is planned as one whose even layers were upcycled to `upcycled_experts`, 0 = as it is. UserError:
-// what the config, the router or the layout say; rates that are not positive.
+// A dense config is planned as a mixture where `experts` says so: as moe init makes one.
+struct PlannedMixture {
+  int64_t experts = 0;  // 0: the config as it is
+  std::string layers = "even";
+  int64_t granularity = 1;
+};
+
+// `settings.model` is a folder or a config.json; weights and data are not looked at. UserError:
+// what the config, the mixture, the router or the layout say; rates that are not positive.
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         int64_t upcycled_experts);
+                         const PlannedMixture& mixture = {});
 
 }  // namespace moe::train

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "core/base/system_fields.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "core/train/loop/head_loss.h"
@@ -24,13 +23,17 @@ struct Sizes {
   int64_t heads;       // H A
   int64_t keys;        // G A
   int64_t activation;  // bytes of what products take
+  int64_t normed;      // heads that are normed, in numbers: queries and keys, or none
+  int64_t head_dim;    // A
 };
 
 // What an attention half keeps: its input, the normed one, queries, keys and values as the product
-// has them, and the result.
+// has them, and the result. Where queries and keys are normed, also what they were, in f32, and a
+// scale a head.
 int64_t attention_bytes(const Sizes& s) {
   return kF32 * s.tokens * s.width + s.activation * s.tokens * s.width +
-         s.activation * s.tokens * (2 * s.heads + 2 * s.keys);
+         s.activation * s.tokens * (2 * s.heads + 2 * s.keys) +
+         kF32 * s.tokens * (s.normed + s.normed / s.head_dim);
 }
 
 struct FeedForwardBytes {
@@ -115,8 +118,13 @@ class StepWalk {
       : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
     const int64_t local_tokens = (tokens + group - 1) / group;
-    sizes_ = {local_tokens, config.hidden_size, config.heads * config.head_dim,
-              config.kv_heads * config.head_dim, bf16 ? 2 : kF32};
+    sizes_ = {local_tokens,
+              config.hidden_size,
+              config.heads * config.head_dim,
+              config.kv_heads * config.head_dim,
+              bf16 ? 2 : kF32,
+              config.qk_norm ? (config.heads + config.kv_heads) * config.head_dim : 0,
+              config.head_dim};
     for (int64_t layer = 0; layer < config.layers; ++layer) {
       const bool is_moe = config.is_moe_layer(layer);
       layers_.push_back(feed_forward_bytes(
@@ -221,9 +229,5 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   plan.peak = plan.program + plan.weights + plan.optimizer + above;
   return plan;
 }
-
-uint64_t resident_bytes() { return system_bytes("/proc/self/status", "VmRSS"); }
-uint64_t peak_resident_bytes() { return system_bytes("/proc/self/status", "VmHWM"); }
-uint64_t available_bytes() { return system_bytes("/proc/meminfo", "MemAvailable"); }
 
 }  // namespace moe::train

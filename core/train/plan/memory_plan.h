@@ -43,10 +43,4 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
 // Rows that a layer of experts routes of `tokens` tokens, as above.
 int64_t routed_rows(const route::RouterSettings& router, int64_t tokens, int64_t experts);
 
-// Resident bytes of this process, now and at most so far, and what the machine has left. 0 where
-// the system does not say.
-uint64_t resident_bytes();
-uint64_t peak_resident_bytes();
-uint64_t available_bytes();
-
 }  // namespace moe::train

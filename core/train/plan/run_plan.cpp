@@ -4,7 +4,9 @@
 #include <numeric>
 #include <set>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/data/chat_template.h"
 #include "core/model/config/weights.h"
 #include "core/train/loop/coefficients.h"
 #include "core/train/loop/training_data.h"
@@ -78,22 +80,12 @@ int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& 
   return std::accumulate(longest.begin(), longest.end(), int64_t{0});
 }
 
-void warn_of_memory(RunPlan& plan) {
+void note_gathered_model(RunPlan& plan) {
   if (plan.memory.evaluation > 0) {
     plan.notes.push_back(
         fmt::format("for each evaluation every process gathers the whole model, {:.1f} GB beside "
                     "its share (--dry-run counts it)",
                     static_cast<double>(plan.memory.evaluation) / 1e9));
-  }
-  if (plan.settings.on_cuda) {
-    return;  // what is free on a GPU is not asked
-  }
-  const uint64_t more = plan.memory.peak - plan.memory.program, there = available_bytes();
-  if (there > 0 && more > there) {
-    plan.notes.push_back(fmt::format(
-        "it will want about {:.1f} GB of memory, {:.1f} GB are free here: a smaller "
-        "--micro-batch, --recompute layer or --lora take less (--dry-run says how much)",
-        static_cast<double>(more) / 1e9, static_cast<double>(there) / 1e9));
   }
 }
 
@@ -115,12 +107,14 @@ data::BatchSettings batch_settings(const TrainSettings& settings) {
           *settings.micro_batch, settings.seed,    settings.pack_mask};
 }
 
-Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks, int64_t processes,
+Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, int64_t processes,
                  int64_t rank, data::HostTokens* shared) {
+  TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
   Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
   RunPlan& plan = run.plan;
+  settings.text_template = data::named_template(settings.text_template, settings.model);
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
   model::check_tensors(run.checkpoint, config);
   plan.settings = settings;
@@ -155,12 +149,32 @@ Prepared prepare(const TrainSettings& settings, const TrainCallbacks& callbacks,
   plan.group_tokens = micro_batch_tokens(plan.settings, run.examples);
   plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
                             plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
-  warn_of_memory(plan);
+  note_gathered_model(plan);
   return run;
 }
 
+MemoryNeed memory_need(const RunPlan& plan) {
+  if (plan.settings.on_cuda) {
+    return {};  // a GPU has memory of its own
+  }
+  const auto& settings = plan.settings;
+  std::string remedy = "a smaller --micro-batch";
+  remedy += settings.compute.recompute == model::Recompute::kLayer ? "" : ", --recompute layer";
+  remedy += settings.lora.rank > 0 ? "" : ", --lora 8";
+  remedy += settings.adamw.moments == MomentType::kBF16 ? "" : ", --optimizer-state bf16";
+  return {plan.memory.peak - plan.memory.program, 1,
+          fmt::format("training {}", settings.model.string()),
+          remedy + " take less (--dry-run says how much)"};
+}
+
 RunPlan plan_run(const TrainSettings& settings, int64_t processes) {
-  return prepare(settings, TrainCallbacks{}, processes).plan;
+  RunPlan plan = prepare(settings, TrainCallbacks{}, processes).plan;
+  MemoryNeed need = memory_need(plan);
+  need.processes = processes;
+  if (const auto short_of = memory_shortage(need, memory_limits())) {
+    plan.notes.push_back(*short_of);
+  }
+  return plan;
 }
 
 }  // namespace moe::train

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/available_memory.h"
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
 #include "core/distributed/world.h"
@@ -67,8 +68,13 @@ void check_batches(const TrainSettings& settings, const distributed::Layout& lay
 
 data::BatchSettings batch_settings(const TrainSettings& settings);  // of resolved ones
 
+// What a process of the run needs of the host's memory above what it has; nothing in a run on GPUs.
+// Its `processes` is 1.
+MemoryNeed memory_need(const RunPlan& plan);
+
 // Everything up to the first weight: settings, data and model are checked as train() does, and no
-// run is begun. Of rank 0 of `processes`.
+// run is begun. Of rank 0 of `processes`, taken to share this host: a note says where its memory is
+// short.
 RunPlan plan_run(const TrainSettings& settings, int64_t processes = 1);
 
 }  // namespace moe::train

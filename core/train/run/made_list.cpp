@@ -37,9 +37,9 @@ std::optional<int64_t> step_of(std::string_view name) {
 std::string step_name(int64_t step) { return fmt::format("{}{}", kStep, step); }
 
 const std::set<std::string>& run_names() {
-  static const std::set<std::string> names = {"settings.toml", "metrics.jsonl", "samples.jsonl",
-                                              "starts.jsonl",  "report.html",   "trace.json",
-                                              "final"};
+  static const std::set<std::string> names = {"settings.toml", "inputs.json",  "metrics.jsonl",
+                                              "samples.jsonl", "starts.jsonl", "report.html",
+                                              "trace.json",    "final"};
   return names;
 }
 

@@ -60,8 +60,10 @@ Options data_options(TrainSettings& settings) {
       {.name = "template",
        .member = &settings.text_template,
        .group = group::kData,
-       .help = "paper, alpaca, llama2, or a text with {instruction} and {response}; \\n is a "
-               "newline",
+       .help =
+           "paper, alpaca, a chat form (llama2, llama3, chatml, zephyr, mistral, mistral-v0, "
+           "mistral-v3, mistral-tekken, mistral-v7), auto (that of the folder's chat template), "
+           "or a text with {instruction} and {response}; \\n is a newline",
        .source = kRectifyRouter},
       {.name = "loss-on",
        .member = choice<data::LossOn, data::LossOn>(

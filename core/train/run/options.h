@@ -15,7 +15,7 @@ namespace moe::train {
 Options options_of(TrainSettings& settings);
 
 // The [train] table of a settings.toml: keys and their values as TOML writes them, so that equal
-// values have equal texts. UserError, opened by `where`, for what is no TOML.
+// values have equal texts. UserError, opened by `where`, for what is no TOML or has no such table.
 std::map<std::string, std::string> read_settings(const std::string& toml, const std::string& where);
 
 }  // namespace moe::train

@@ -32,13 +32,34 @@ std::string read_text(const fs::path& file) {
 }
 
 // The settings of a recipe of ours, but for those that change no number.
-std::map<std::string, std::string> values_of(const std::string& toml, const fs::path& where) {
-  auto values = read_settings(toml, where.string());
+std::map<std::string, std::string> values_of(const std::string& toml, const std::string& where) {
+  auto values = read_settings(toml, where);
   TrainSettings any;
   for (const auto& key : free_keys(options_of(any))) {
     values.erase(key);
   }
   return values;
+}
+
+// The same of the file that a run left. It was written whole, so one that does not read is damaged
+// and says nothing of what the settings were.
+std::map<std::string, std::string> values_of_run(const fs::path& file) {
+  const auto damaged = [&](const std::string& what) {
+    return UserError(
+        "{}: the file is damaged; bring it back from a copy, give another -o, or --force to begin "
+        "anew",
+        what);
+  };
+  const std::string toml = read_text(file);
+  if (!toml.ends_with('\n')) {
+    throw damaged(fmt::format("{}, line {}: breaks off", file.string(),
+                              1 + std::count(toml.begin(), toml.end(), '\n')));
+  }
+  try {
+    return values_of(toml, file.string());
+  } catch (const UserError& error) {
+    throw damaged(error.what());
+  }
 }
 
 std::set<std::string> keys_of(const std::map<std::string, std::string>& one,
@@ -159,12 +180,21 @@ void RunFolder::check_free(const fs::path& name, const std::set<std::string>& ma
 }
 
 RunState RunFolder::state(const std::string& settings_toml) const {
+  Inputs none;
+  std::vector<std::string> notes;
+  return state(settings_toml, none, notes);
+}
+
+RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,
+                          std::vector<std::string>& notes) const {
   if (force_ || !fs::exists(run_ / kSettings)) {
     return RunState::kNew;
   }
   const fs::path file = run_ / kSettings;
-  const auto before = values_of(read_text(file), file), now = values_of(settings_toml, file);
-  std::vector<std::string> differing;
+  auto before = values_of_run(file), now = values_of(settings_toml, file.string());
+  before.erase("out");  // RUN is where it is
+  now.erase("out");
+  std::vector<std::string> differing = changed_inputs(before, now, inputs, notes);
   for (const auto& key : keys_of(before, now)) {
     const std::string old_value = value_of(before, key), new_value = value_of(now, key);
     if (old_value != new_value) {
@@ -178,6 +208,36 @@ RunState RunFolder::state(const std::string& settings_toml) const {
         run_.string(), fmt::join(differing, "; "));
   }
   return fs::exists(run_ / "final") ? RunState::kDone : RunState::kGoesOn;
+}
+
+// Takes out of `before` and `now` the keys of inputs whose content was compared.
+std::vector<std::string> RunFolder::changed_inputs(std::map<std::string, std::string>& before,
+                                                   std::map<std::string, std::string>& now,
+                                                   Inputs& inputs,
+                                                   std::vector<std::string>& notes) const {
+  std::vector<std::string> differing, moved;
+  const std::optional<Inputs> recorded = read_inputs(this->inputs());
+  for (auto& [key, files] : inputs) {
+    if (!recorded || recorded->count(key) == 0 || before.count(key) != now.count(key)) {
+      continue;  // a run from before there were records, or an option that one of them lacks
+    }
+    const bool is_elsewhere = value_of(before, key) != value_of(now, key);
+    if (const auto difference = find_difference(recorded->at(key), files)) {
+      differing.push_back(is_elsewhere
+                              ? fmt::format("{} was {}, is {}: {}", key, value_of(before, key),
+                                            value_of(now, key), *difference)
+                              : fmt::format("{}: {}", key, *difference));
+    } else if (is_elsewhere) {
+      moved.push_back(key);
+    }
+    before.erase(key);
+    now.erase(key);
+  }
+  if (!moved.empty()) {
+    notes.push_back(fmt::format("{} lie{} elsewhere than before, with the same content",
+                                fmt::join(moved, ", "), moved.size() == 1 ? "s" : ""));
+  }
+  return differing;
 }
 
 void RunFolder::begin(const std::string& settings_toml, RunState state) {
@@ -264,10 +324,12 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
   for (const int64_t step : steps) {
     const auto damage = io::find_damage(checkpoint(step));
     if (!damage) {
+      for (auto& sentence : damaged) {
+        sentence += "; the checkpoint before it is used";
+      }
       return checkpoint(step);
     }
-    damaged.push_back(fmt::format("{}: {}; the checkpoint before it is used",
-                                  checkpoint(step).string(), *damage));
+    damaged.push_back(fmt::format("{}: {}", checkpoint(step).string(), *damage));
   }
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 //   metrics.jsonl        one object a step
 //   events.out.tfevents.* the same for TensorBoard (event_file.h)
 //   samples.jsonl        what the model wrote after held-out prompts (evaluator.h)
+//   inputs.json          model and data by their content (inputs.h)
 //   starts.jsonl         one object each time it began or went on (starts.h)
 //   report.html          all of it as a page (report.h)
 //   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
@@ -13,15 +14,18 @@
 //   trace.json           of --profile
 //   .moe-run             what of all this the run has made (made_list.h)
 //
-// A run that is there goes on when it is started again with the same settings.
+// A run that is there goes on when it is started again with the same settings, wherever RUN, model
+// and data lie by then.
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/io/file.h"
+#include "core/train/run/inputs.h"
 
 namespace moe::train {
 
@@ -39,7 +43,13 @@ class RunFolder {
   // Whether the run that is there (unless `force`) goes on under these settings. UserError names
   // the settings that differ; those that do not change the numbers (save-every, keep, threads,
   // cache) may.
-  RunState state(const std::string& settings_toml) const;
+  //
+  // Of RUN, model and data not the paths count but what lies there, where the run recorded that: a
+  // file of `inputs` (those of `settings_toml`) that is another than before is named. Digests that
+  // are known are put into `inputs`, and `notes` is told in a sentence what has moved.
+  RunState state(const std::string& settings_toml, Inputs& inputs,
+                 std::vector<std::string>& notes) const;
+  RunState state(const std::string& settings_toml) const;  // paths count
   // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
   // removes what an earlier run made in it, by that run's own list (made_list.h).
   void begin(const std::string& settings_toml, RunState state);
@@ -48,6 +58,7 @@ class RunFolder {
   std::filesystem::path metrics() const { return run_ / "metrics.jsonl"; }
   std::filesystem::path samples() const { return run_ / "samples.jsonl"; }
   std::filesystem::path starts() const { return run_ / "starts.jsonl"; }
+  std::filesystem::path inputs() const { return run_ / "inputs.json"; }
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
@@ -67,6 +78,9 @@ class RunFolder {
 
  private:
   void check_names() const;
+  std::vector<std::string> changed_inputs(std::map<std::string, std::string>& before,
+                                          std::map<std::string, std::string>& now, Inputs& inputs,
+                                          std::vector<std::string>& notes) const;
   void check_free(const std::filesystem::path& name, const std::set<std::string>& made) const;
   void remove_made(const std::set<std::string>& made) const;
 

@@ -1,7 +1,10 @@
 #include "core/train/run/run_start.h"
 
+#include <fmt/ranges.h>
+
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
+#include "core/io/partial_file.h"
 #include "core/io/staging_area.h"
 #include "core/train/run/snapshot.h"
 #include "core/train/run/starts.h"
@@ -48,7 +51,15 @@ RunStart find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   if (state != RunState::kGoesOn) {
     return {plan.settings.model, false, false, nullptr};
   }
-  const auto checkpoint = folder.newest_whole(plan.notes);
+  std::vector<std::string> damaged;
+  const auto checkpoint = folder.newest_whole(damaged);
+  if (!checkpoint && !damaged.empty()) {
+    throw UserError(
+        "{}: no checkpoint is whole ({}), so the run cannot go on; bring one back from a copy, or "
+        "--force to begin anew at step 0",
+        folder.path().string(), fmt::join(damaged, "; "));
+  }
+  plan.notes.insert(plan.notes.end(), damaged.begin(), damaged.end());
   if (!checkpoint) {
     plan.notes.push_back("goes on from step 0: no checkpoint was saved before");
     return {plan.settings.model, false, false, nullptr};
@@ -72,7 +83,8 @@ std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& 
 
 RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint) {
   const std::string toml = to_toml(plan.settings);
-  const RunState state = folder.state(toml);
+  Inputs inputs = find_inputs(plan.settings);
+  const RunState state = folder.state(toml, inputs, plan.notes);
   if (state == RunState::kDone) {
     plan.first_step = *plan.settings.steps;
     plan.notes.push_back(
@@ -87,6 +99,8 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
   }
   const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
   folder.begin(toml, state);
+  folder.claim(folder.inputs());
+  io::write_whole(folder.inputs(), to_json(inputs));
   start.log = std::make_unique<MetricsLog>(
       folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
   append_start(folder.starts(), start_line(plan));

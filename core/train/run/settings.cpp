@@ -67,7 +67,9 @@ void check_numbers(const TrainSettings& settings) {
   }
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
-  data::Template::parse(settings.text_template);
+  if (settings.text_template != "auto") {  // which the model's folder says, data::named_template
+    data::Template::parse(settings.text_template);
+  }
   check_evaluation(settings.evaluation);
 }
 

@@ -24,7 +24,8 @@ struct TrainSettings {
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
   std::optional<data::Format> format;       // open: told from each file's first record
-  std::string text_template = "paper";      // [instruct][response]; core/data/templates.h
+  std::string text_template = "paper";      // [instruct][response]; core/data/templates.h; or
+                                            // "auto", until the model's folder is open
   data::LossOn loss_on = data::LossOn::kAll;
   std::string cache;  // of tokens: a folder, "off", or open; core/data/token_cache.h
 
@@ -68,6 +69,7 @@ struct TrainSettings {
   bool on_cuda = false;             // the run's ranks have GPUs; for checks and the record
   std::optional<int64_t> replicas;  // of the experts, core/distributed/world.h; changes no number
   bool force = false;
+  bool force_memory = false;  // begin although memory will be short
   bool changes_gate = false;  // --force let the router change the folder's gate; told by train()
 };
 

@@ -42,10 +42,12 @@ std::map<std::string, std::string> read_settings(const std::string& toml,
   std::map<std::string, std::string> values;
   try {
     const toml::table file = toml::parse(toml);
-    if (const auto* table = file["train"].as_table()) {
-      for (const auto& [key, node] : *table) {
-        values[std::string(key.str())] = text_of(node);
-      }
+    const auto* table = file["train"].as_table();
+    if (table == nullptr) {
+      throw UserError("{}: has no table [train]", where);
+    }
+    for (const auto& [key, node] : *table) {
+      values[std::string(key.str())] = text_of(node);
     }
   } catch (const toml::parse_error& error) {
     throw UserError("{}, line {}: {}", where, error.source().begin.line, error.description());

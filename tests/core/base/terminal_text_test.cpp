@@ -2,6 +2,28 @@
 
 #include "tests/support/catch.h"
 
+TEST_CASE("a message is one line, and words of any length in it are cut", "[base]") {
+  CHECK(moe::message_text("a\nb \x1b") == "a\\nb \\x1b");
+  const std::string longest(200, 'x'), longer(201, 'x');
+  CHECK(moe::message_text(longest + " is") == longest + " is");
+  CHECK(moe::message_text("of " + longer + " and " + longer) ==
+        "of " + longer.substr(0, 99) + ".." + longer.substr(0, 99) + " and " +
+            longer.substr(0, 99) + ".." + longer.substr(0, 99));
+  std::string letters;
+  while (letters.size() < 400) {
+    letters += "\u00e4\u20ac";  // 2 and 3 bytes: a cut at 99 falls into a letter
+  }
+  const std::string cut = moe::message_text(letters);
+  CHECK(cut.size() <= 200);
+  CHECK(cut.find("\\x") == std::string::npos);
+  CHECK(moe::message_text(cut) == cut);  // well-formed
+  std::string words;
+  while (words.size() < 9000) {
+    words += "word ";
+  }
+  CHECK(moe::message_text(words).size() == 4000);
+}
+
 TEST_CASE("text of others on a terminal is letters, and what it would obey is spelt out",
           "[base]") {
   const std::string plain = "layer \xC3\xBC, \xE6\xBC\xA2, \xF0\x9F\x98\x80, 5 %";

@@ -107,8 +107,9 @@ TEST_CASE("a template that lacks something says what", "[data]") {
       R"(--template '{instruction}\r{response}': '\r' is no escape; known: \n, \t, \\, \{ and \})");
   CHECK(
       error_of("alpacca") ==
-      "--template 'alpacca' is unknown, did you mean 'alpaca'?; known: paper, alpaca, llama2, or a "
-      "text with {instruction} and {response}");
+      "--template 'alpacca' is unknown, did you mean 'alpaca'?; known: paper, alpaca, llama2, "
+      "llama3, chatml, zephyr, mistral, mistral-v0, mistral-v3, mistral-tekken, mistral-v7, auto, "
+      "or a text with {instruction} and {response}");
   CHECK(error_of("{instruction}\xFF{response}").find("is not UTF-8") != std::string::npos);
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -114,6 +115,13 @@ Ended run_program(int64_t ranks, const std::string& way, int64_t culprit, double
           seconds.count()};
 }
 
+// The seconds within which a run must end that takes `seconds` to notice what is wrong: one more,
+// and twice what a healthy run takes here and now, since processes start slower on a busy machine
+// or under a sanitizer.
+double allowed(double seconds) {
+  return seconds + 1 + 2 * std::max(1.0, run_program(3, "is_well", -1).seconds);
+}
+
 [[noreturn]] void end_with(int code, const char* words) {
   std::fprintf(stderr, "moe: %s\n", words);
   std::fflush(nullptr);
@@ -176,7 +184,7 @@ TEST_CASE("what one rank refuses is said with its rank") {
   const auto [result, seconds] = run_program(3, "refuses", 2);
   CHECK(result.exit_code == 2);
   CHECK(result.err == "rank 0 writes\nmoe: [rank 2] no such folder; name another\n");
-  CHECK(seconds < 10);
+  CHECK(seconds < allowed(7));
 }
 
 TEST_CASE("a rank that raises ends the run, with its words and its place") {
@@ -185,14 +193,14 @@ TEST_CASE("a rank that raises ends the run, with its words and its place") {
   CHECK_THAT(result.err,
              Contains("moe: rank 1 (host ") &&
                  Contains(") failed (the disk is full): step 4, layer 2, all_reduce\n"));
-  CHECK(seconds < 10);
+  CHECK(seconds < allowed(7));
 }
 
 TEST_CASE("rank 0 may be the one that raises") {
   const auto [result, seconds] = run_program(3, "raises", 0);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err, Contains("moe: rank 0 (host ") && Contains(") failed (the disk is full)"));
-  CHECK(seconds < 10);
+  CHECK(seconds < allowed(7));
 }
 
 TEST_CASE("a rank that dies is named, with its last words") {
@@ -221,7 +229,7 @@ TEST_CASE("a rank that dies where the others find to each other is named at once
     CHECK(result.exit_code == 1);
     CHECK_THAT(result.err, Contains(fmt::format("moe: rank {} (host ", culprit)) &&
                                Contains(fmt::format(") is gone (signal 6, Aborted): {}\n", where)));
-    CHECK(seconds < 5);
+    CHECK(seconds < allowed(2));
   }
 }
 
@@ -235,7 +243,7 @@ TEST_CASE("a rank that is stopped as it writes is named") {
   const auto [result, seconds] = run_program(3, "stops_as_it_writes", 2, 2);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err, Contains("moe: rank 2 (host ") && Contains(") is stopped: step 4, layer"));
-  CHECK(seconds < 2 + 3);
+  CHECK(seconds < allowed(2));
 }
 
 TEST_CASE("a rank that hangs is named within the time limit") {
@@ -247,7 +255,7 @@ TEST_CASE("a rank that hangs is named within the time limit") {
     // The sentence is that of whoever said it first. Where a busy machine let one of the two come
     // to the sum more than a second after the other, that one has not waited for two.
     CHECK_THAT(result.err, Contains("all_reduce, after 2 s\n") || Contains("all_reduce\n"));
-    CHECK(seconds < 2 + 3);  // and the processes' start
+    CHECK(seconds < allowed(2));
   }
 }
 
@@ -256,7 +264,7 @@ TEST_CASE("ranks that part ways end all the same") {
   const auto [result, seconds] = run_program(2, "leaves", 1, 2);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err, Contains("moe: rank "));
-  CHECK(seconds < 2 + 3);
+  CHECK(seconds < allowed(2));
 }
 
 TEST_CASE("an interruption keeps its exit code") {

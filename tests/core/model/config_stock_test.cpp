@@ -208,7 +208,7 @@ TEST_CASE("what a Qwen2-MoE may not say is refused by name", "[model][config]") 
   CHECK(refusal(json, {{"layer_types", 3}}) == window);
   CHECK(refusal(json, {{"decoder_sparse_step", 4}}) ==
         "config.json: no layer is a mixture by mlp_only_layers and decoder_sparse_step; a dense "
-        "folder must be a LLaMA");
+        "folder has the model_type of a dense model, such as llama or qwen3");
   CHECK(refusal(json, {{"decoder_sparse_step", 0}}) ==
         "config.json: decoder_sparse_step is 0; it must be between 1 and 2147483648");
 }

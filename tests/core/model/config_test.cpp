@@ -260,10 +260,12 @@ TEST_CASE("a config that describes another function or none is refused by name",
       {{{"vocab_size", 1e12}}, "vocab_size"},
       {{{"num_hidden_layers", 20000}},
        "config.json: num_hidden_layers is 20000; it must be between 1 and 16384"},
-      {{{"model_type", "mistral"}, {"architectures", {"MistralForCausalLM"}}},
-       "config.json: architecture 'MistralForCausalLM' with model_type 'mistral' is not read; "
-       "known are LlamaForCausalLM (llama), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM "
-       "(qwen2_moe), and moe_relu, moe_expert_choice or moe_scaled as moe writes them"},
+      {{{"model_type", "gemma2"}, {"architectures", {"Gemma2ForCausalLM"}}},
+       "config.json: architecture 'Gemma2ForCausalLM' with model_type 'gemma2' is not read; known "
+       "are LlamaForCausalLM (llama), MistralForCausalLM (mistral), Qwen2ForCausalLM (qwen2), "
+       "Qwen3ForCausalLM (qwen3), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), "
+       "Qwen3MoeForCausalLM (qwen3_moe), and moe_relu, moe_expert_choice or moe_scaled as moe "
+       "writes them"},
       {{{"architectures", {"LlamaForSequenceClassification"}}}, "'LlamaForSequenceClassification'"},
       {{{"architectures", "LlamaForCausalLM"}},
        "config.json: architectures must be a list of names, such as [\"LlamaForCausalLM\"]"},
@@ -403,7 +405,7 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
        "must be 0"},
       {{{"moe", {{"form", "mixtral"}}}},
        "config.json: moe.form is 'mixtral', which a folder with model_type qwen2_moe cannot have; "
-       "known are moe, and qwen2_moe in a qwen2_moe folder"},
+       "known are moe, and qwen2_moe in a qwen2_moe folder, qwen3_moe in a qwen3_moe folder"},
       {{{"moe", 3}}, "config.json: moe must be an object, not number"}};
   for (const auto& c : cases) {
     INFO(c.patch.dump());

@@ -60,8 +60,20 @@ TEST_CASE("generation stops after the end token", "[model]") {
   const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
   moe::model::GenerateSettings settings;
   const auto free = moe::model::generate(model, model.default_routing(), {1}, settings);
-  settings.eos_id = free.at(2);
+  settings.eos_ids = {free.at(2)};
   const auto stopped = moe::model::generate(model, model.default_routing(), {1}, settings);
-  CHECK(stopped.back() == settings.eos_id);
+  CHECK(stopped.back() == settings.eos_ids.front());
   CHECK(stopped.size() <= 3);
+}
+
+TEST_CASE("generation stops after whichever end token comes first", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {});
+  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
+  moe::model::GenerateSettings settings;
+  const auto free = moe::model::generate(model, model.default_routing(), {1}, settings);
+  settings.eos_ids = {1000, free.at(4), free.at(1)};
+  const auto stopped = moe::model::generate(model, model.default_routing(), {1}, settings);
+  CHECK(stopped.size() <= 2);
+  CHECK((stopped.back() == free.at(1) || stopped.back() == free.at(4)));
 }

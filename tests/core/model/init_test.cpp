@@ -74,6 +74,39 @@ TEST_CASE("random weights are N(0, initializer_range), norms are one", "[model][
         floats(made, "model.layers.0.mlp.gate_proj.weight"));
 }
 
+TEST_CASE("what adds to the residual stream is drawn smaller by depth, if asked", "[model][init]") {
+  const TempDir folder;
+  InitSettings settings;
+  settings.scaled_outputs = true;
+  for (const bool stock : {false, true}) {  // Mixtral calls its down projections w2
+    settings.config = write_config(
+        folder, {.hidden = 128, .intermediate = 256, .layers = 3, .dtype = io::DType::kBF16},
+        stock ? Json{{"model_type", "mixtral"},
+                     {"architectures", {"MixtralForCausalLM"}},
+                     {"num_local_experts", 2},
+                     {"initializer_range", 0.006}}
+              : Json{{"initializer_range", 0.006}});
+    settings.out = folder / (stock ? "mixtral" : "llama");
+    int64_t outputs = 0;
+    const io::Checkpoint made = make(settings);
+    for (const auto& info : made.tensors()) {
+      const std::string& name = info.name;
+      if (info.shape.size() < 2) {
+        continue;
+      }
+      INFO(name);
+      const bool is_output = name.find("o_proj") != std::string::npos ||
+                             name.find("down_proj") != std::string::npos ||
+                             name.find(".w2.") != std::string::npos;
+      outputs += is_output ? 1 : 0;
+      if (name.find("gate.weight") == std::string::npos) {
+        check_normal(floats(made, name), is_output ? 0.006 / std::sqrt(6.0) : 0.006);
+      }
+    }
+    CHECK(outputs == (stock ? 3 + 3 * 2 : 3 + 3));
+  }
+}
+
 TEST_CASE("a tensor's values depend on seed and name, not on shards or neighbours",
           "[model][init]") {
   const TempDir folder;

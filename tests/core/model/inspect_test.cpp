@@ -37,7 +37,7 @@ TEST_CASE("a dense folder is described from its headers", "[model][inspect]") {
   CHECK(found.bytes_by_dtype ==
         std::vector<std::pair<std::string, uint64_t>>{{"F32", found.bytes}});
   CHECK(found.tokenizer == "none");
-  CHECK(found.stock == Lines{"all of it: a dense LLaMA folder"});
+  CHECK(found.stock == Lines{"all of it: a dense llama folder"});
   CHECK(found.needs_moe.empty());
   CHECK(to_json(found)["moe"].is_null());
 }

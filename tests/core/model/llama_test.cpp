@@ -8,8 +8,12 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <fstream>
+#include <sstream>
 
 #include "core/io/tokenizer/tokenizer.h"
+#include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -108,7 +112,9 @@ class PlainLlama {
       if (checkpoint_.has(prefix + name + ".bias")) {
         out = out + stored(prefix + name + ".bias");
       }
-      return out.view({count, number, width});
+      out = out.view({count, number, width});
+      const std::string head_norm = prefix + name[0] + "_norm";
+      return checkpoint_.has(head_norm + ".weight") ? norm(out, head_norm) : out;
     };
     const Tensor query = heads("q_proj", config_.heads), key = heads("k_proj", config_.kv_heads);
     const Tensor value = heads("v_proj", config_.kv_heads);
@@ -166,7 +172,9 @@ TEST_CASE("the model equals a plain f64 LLaMA", "[model]") {
 using moe::test::Foreign;
 using moe::test::ForeignCheckpoint;
 
-// A Mixtral; Qwen2-MoE with biases, without, with dense layers, in bf16.
+// Qwen2-MoE with biases, without, with dense layers; Qwen3-MoE, and with dense layers; Mistral,
+// Qwen2 tied, Qwen3 with heads * head_dim != hidden, tied; a Mixtral in bf16.
+constexpr int kForeignVariants = 10;
 ForeignCheckpoint foreign_variant(int variant) {
   switch (variant) {
     case 0:
@@ -177,13 +185,26 @@ ForeignCheckpoint foreign_variant(int variant) {
       return {.kind = Foreign::kQwen2Moe, .normalised = false, .biases = false, .dense_layers = {}};
     case 3:
       return {.kind = Foreign::kQwen2Moe, .normalised = false, .dense_layers = {0, 2}};
+    case 4:
+      return {.kind = Foreign::kQwen3Moe, .dense_layers = {}};
+    case 5:
+      return {.kind = Foreign::kQwen3Moe,
+              .normalised = false,
+              .dense_layers = {1},
+              .tiny = {.head_dim = 6}};
+    case 6:
+      return {.kind = Foreign::kMistral, .dense_layers = {}};
+    case 7:
+      return {.kind = Foreign::kQwen2, .dense_layers = {}, .tiny = {.tied = true}};
+    case 8:
+      return {.kind = Foreign::kQwen3, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}};
     default:
       return {.dense_layers = {}, .tiny = {.dtype = moe::io::DType::kBF16, .shard_bytes = 9000}};
   }
 }
 
-TEST_CASE("a Mixtral and a Qwen2-MoE folder equal a plain f64 stock mixture", "[model]") {
-  const auto variant = GENERATE(0, 1, 2, 3, 4);
+TEST_CASE("a folder made elsewhere equals a plain f64 stock model", "[model]") {
+  const auto variant = GENERATE(range(0, kForeignVariants));
   CAPTURE(variant);
   const moe::test::TempDir folder;
   moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
@@ -193,17 +214,51 @@ TEST_CASE("a Mixtral and a Qwen2-MoE folder equal a plain f64 stock mixture", "[
         kTolerance);
 }
 
-TEST_CASE("matrices that are stored in bf16 may stay so, for the same logits", "[model]") {
+namespace {
+
+Llama load_mapped(const std::filesystem::path& folder) {
+  return Llama::load(moe::io::Checkpoint(folder), {}, at::kCPU, moe::model::Storage::kStored);
+}
+
+// The line of /proc/self/maps for an address.
+std::string mapping_of(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream(line) >> std::hex >> begin >> dash >> end;
+    if (reinterpret_cast<uintptr_t>(address) >= begin &&
+        reinterpret_cast<uintptr_t>(address) < end) {
+      return line;
+    }
+  }
+  return "nothing";
+}
+
+uint64_t anonymous_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:")) {
+      return std::stoull(line.substr(8)) * 1024;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("matrices may stay in the type they are stored in, for the same logits", "[model]") {
   const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
   const moe::test::TempDir folder;
-  const auto check = [&](const std::string& name, double most) {
+  const auto check = [&](const std::string& name, at::ScalarType type, double most) {
     INFO(name);
     const moe::io::Checkpoint checkpoint(folder / name);
-    const auto stored = Llama::load(checkpoint, {}, at::kCPU, moe::model::Storage::kStored);
-    for (const auto& parameter : stored.parameters()) {
-      const bool is_matrix = parameter.tensor.dim() > 1 && !parameter.name.ends_with(".mlp.router");
-      CAPTURE(parameter.name);
-      CHECK(parameter.tensor.scalar_type() == (is_matrix ? at::kBFloat16 : at::kFloat));
+    const auto stored = load_mapped(folder / name);
+    for (const auto& [info, tensor] : stored.folder_tensors(stored.default_routing())) {
+      const bool is_matrix = info.shape.size() > 1 && !moe::model::is_router(info.name) &&
+                             info.name.find("shared_expert") == std::string::npos;
+      CAPTURE(info.name);
+      CHECK(tensor.scalar_type() == (is_matrix ? type : at::kFloat));
     }
     const auto wide = Llama::load(checkpoint);
     CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) <= most);
@@ -211,27 +266,106 @@ TEST_CASE("matrices that are stored in bf16 may stay so, for the same logits", "
     const auto again = stored.clone();  // in f32
     CHECK(distance(run(again, ids, {7}), run(wide, ids, {7})) == 0);
   };
-  for (const bool is_tied : {false, true}) {
-    const std::string name = is_tied ? "tied" : "dense";
-    moe::test::write_tiny_checkpoint(folder / name,
-                                     {.dtype = moe::io::DType::kBF16, .tied = is_tied});
-    check(name, 0);  // a product of six rows or more is summed in one order
+  using moe::io::DType;
+  for (const auto& [dtype, type] : {std::pair(DType::kF32, at::kFloat),
+                                    {DType::kBF16, at::kBFloat16},
+                                    {DType::kF16, at::kHalf}}) {
+    for (const bool is_tied : {false, true}) {
+      const std::string name =
+          fmt::format("{} {}", moe::io::dtype_name(dtype), is_tied ? "tied" : "dense");
+      moe::test::write_tiny_checkpoint(folder / name, {.dtype = dtype, .tied = is_tied});
+      check(name, type, 0);  // a product of six rows or more is summed in one order
+    }
+    for (const Foreign kind : {Foreign::kQwen2Moe, Foreign::kMixtral}) {
+      const std::string name =
+          fmt::format("{} {}", moe::io::dtype_name(dtype), static_cast<int>(kind));
+      moe::test::write_foreign_checkpoint(
+          folder / name, {.kind = kind,
+                          .dense_layers = kind == Foreign::kMixtral ? std::vector<int64_t>{}
+                                                                    : std::vector<int64_t>{0},
+                          .tiny = {.dtype = dtype, .shard_bytes = 9000}});
+      check(name, type, kTolerance);
+    }
   }
   moe::test::write_foreign_checkpoint(
-      folder / "moe",
-      {.kind = Foreign::kQwen2Moe, .dense_layers = {0}, .tiny = {.dtype = moe::io::DType::kBF16}});
-  check("moe", kTolerance);
+      folder / "head norms",
+      {.kind = Foreign::kQwen3, .dense_layers = {}, .tiny = {.dtype = DType::kBF16}});
+  check("head norms", at::kBFloat16, 0);
+}
 
-  moe::test::write_tiny_checkpoint(folder / "wide", {});
-  const auto wide =
-      Llama::load(moe::io::Checkpoint(folder / "wide"), {}, at::kCPU, moe::model::Storage::kStored);
-  for (const auto& parameter : wide.parameters()) {
-    CHECK(parameter.tensor.scalar_type() == at::kFloat);
+TEST_CASE("a mapped model has its matrices in its files, where nothing can be written", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(9));
+  const auto model = load_mapped(folder / "m");
+  const auto routing = model.default_routing();
+  size_t matrices = 0;
+  for (const auto& [info, tensor] : model.folder_tensors(routing)) {
+    if (tensor.scalar_type() == at::kBFloat16) {
+      CAPTURE(info.name);
+      const std::string line = mapping_of(tensor.const_data_ptr());
+      CHECK_THAT(line, Catch::Contains(" r--s "));
+      CHECK_THAT(line, Catch::Contains(".safetensors"));
+      ++matrices;
+    }
   }
+  CHECK(matrices > 10);
+  CHECK(model.mapped_bytes() > 0);
+  CHECK(Llama::load(moe::io::Checkpoint(folder / "m")).mapped_bytes() == 0);
+  // Files that go are held until the model goes.
+  const auto before = run(model, {1, 5, 63, 0, 5, 17, 2}, {7});
+  std::filesystem::remove_all(folder / "m");
+  CHECK(at::equal(run(model, {1, 5, 63, 0, 5, 17, 2}, {7}), before));
+  CHECK_THROWS(model.parameters());
+}
+
+TEST_CASE("a matrix that lies between the addresses of its type is copied", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {.dtype = moe::io::DType::kBF16});
+  const auto path = folder / "m" / "model.safetensors";
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  const Tensor expected = run(load_mapped(folder / "m"), ids, {7});
+  std::string file = moe::test::read_file(path);
+  uint64_t header = 0;
+  std::memcpy(&header, file.data(), 8);
+  const uint64_t odd = header + 1;
+  std::memcpy(file.data(), &odd, 8);
+  file.insert(8 + header, " ");
+  std::ofstream(path, std::ios::binary) << file;
+  const auto model = load_mapped(folder / "m");
+  for (const auto& [info, tensor] : model.folder_tensors(model.default_routing())) {
+    CHECK(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 2 == 0);
+  }
+  CHECK(at::equal(run(model, ids, {7}), expected));
+}
+
+TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
+  // 200 MB of zeros that the disk does not hold: what counts is where they lie.
+  const moe::test::TinyCheckpoint big{.hidden = 1024,
+                                      .intermediate = 2816,
+                                      .layers = 8,
+                                      .heads = 16,
+                                      .kv_heads = 4,
+                                      .vocab = 4096,
+                                      .dtype = moe::io::DType::kBF16};
+  const moe::test::TempDir folder;
+  const uint64_t weights = moe::test::write_sparse_checkpoint(folder / "m", big);
+  REQUIRE(weights > 190'000'000);
+  const at::NoGradGuard no_gradients;
+  const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  run(load_mapped(folder / "m"), {1}, {1});  // what the first products of a process take
+  const uint64_t before = anonymous_bytes();
+  const auto model = load_mapped(folder / "m");
+  const uint64_t loaded = anonymous_bytes();
+  run(model, ids, {7});
+  run(model, {3}, {1});
+  const uint64_t asked = anonymous_bytes();
+  CHECK(loaded < before + weights / 200);
+  CHECK(asked < before + weights / 20);
+  CHECK(asked > 0);
 }
 
 TEST_CASE("a folder made elsewhere is written with its own tensors, byte for byte", "[model]") {
-  const auto variant = GENERATE(0, 1, 2, 3, 4);
+  const auto variant = GENERATE(range(0, kForeignVariants));
   CAPTURE(variant);
   const moe::test::TempDir folder;
   moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
@@ -249,6 +383,7 @@ TEST_CASE("a folder made elsewhere is written with its own tensors, byte for byt
     CHECK(std::equal(a.begin(), a.end(), b.begin(), b.end()));
   }
   CHECK(copy.config().at("architectures") == parent.config().at("architectures"));
+  CHECK(copy.config().at("model_type") == parent.config().at("model_type"));
   const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
   CHECK(distance(run(Llama::load(copy), ids, {7}), run(model, ids, {7})) == 0);
 }
@@ -271,9 +406,10 @@ TEST_CASE("a Mixtral whose router it has no words for is written in our form", "
                  model.forward(tokens, routing).hidden) == 0);
 }
 
-TEST_CASE("a cache gives the logits of the whole sequence with biases too", "[model]") {
+TEST_CASE("a cache gives the logits of the whole sequence with biases and head norms too",
+          "[model]") {
   const moe::test::TempDir folder;
-  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(1));
+  moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(GENERATE(1, 4, 8)));
   const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
   const Tensor whole = run(model, {1, 5, 9}, {3});
   const at::NoGradGuard no_gradients;
@@ -290,7 +426,11 @@ TEST_CASE("a cache gives the logits of the whole sequence with biases too", "[mo
 
 TEST_CASE("a pack of sequences gives each sequence's own logits", "[model]") {
   const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "m", {});
+  if (GENERATE(false, true)) {
+    moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(8));  // head norms
+  } else {
+    moe::test::write_tiny_checkpoint(folder / "m", {});
+  }
   const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
   const std::vector<int64_t> ids{1, 5, 9, 1, 7, 2, 1, 8, 3, 3, 4};
   const std::vector<int64_t> lengths{3, 3, 1, 4};  // two alike, one of a single token
@@ -305,7 +445,11 @@ TEST_CASE("a pack of sequences gives each sequence's own logits", "[model]") {
 
 TEST_CASE("sequences that go on from one give the logits of each spelt out", "[model]") {
   const moe::test::TempDir dir;
-  moe::test::write_tiny_checkpoint(dir / "model", {});
+  if (GENERATE(false, true)) {
+    moe::test::write_foreign_checkpoint(dir / "model", foreign_variant(8));  // head norms
+  } else {
+    moe::test::write_tiny_checkpoint(dir / "model", {});
+  }
   const Llama model = Llama::load(moe::io::Checkpoint(dir / "model"));
   at::manual_seed(9);
   const Tensor ids = at::randint(64, {6 + 3 + 1 + 4 + 6 + 5 + 2}, at::kLong);
@@ -367,8 +511,9 @@ TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {
 
 TEST_CASE("every parameter gets a gradient", "[model]") {
   const moe::test::TempDir folder;
-  if (GENERATE(false, true)) {
-    moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(1));  // biases and routers
+  const auto variant = GENERATE(-1, 1, 4);  // LLaMA; biases and routers; head norms and routers
+  if (variant >= 0) {
+    moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
   } else {
     moe::test::write_tiny_checkpoint(folder / "m", {});
   }

@@ -5,17 +5,26 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <optional>
+
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 namespace {
 
-moe::model::Certificate certificate_of(const std::string& router) {
+moe::model::Certificate certificate_of(const std::string& router,
+                                       std::optional<moe::test::Foreign> kin = std::nullopt) {
   const moe::test::TempDir folder;
-  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  if (kin) {
+    moe::test::write_foreign_checkpoint(
+        folder / "dense",
+        {.kind = *kin, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}});
+  } else {
+    moe::test::write_tiny_checkpoint(folder / "dense", {});
+  }
   moe::model::UpcycleSettings settings;
   settings.out = folder / "moe";
   settings.experts = 4;
@@ -37,6 +46,16 @@ TEST_CASE("a dropless top-k child equals its parent to rounding", "[model]") {
     CHECK(certificate.tokens == 200);
     CHECK(certificate.max_abs_logit_difference < 1e-5);  // f32 rounding on logits of order 1
     CHECK(std::abs(certificate.mean_kl) < 1e-9);
+  }
+}
+
+TEST_CASE("a child of each kin of LLaMA equals its parent to rounding", "[model]") {
+  using moe::test::Foreign;
+  for (const auto kin : {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3}) {
+    CAPTURE(static_cast<int>(kin));
+    const auto certificate = certificate_of("top2:cf=inf", kin);
+    CHECK(certificate.preserves);
+    CHECK(certificate.max_abs_logit_difference < 1e-5);  // as above
   }
 }
 

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <fstream>
 
+#include "core/base/available_memory.h"
 #include "core/train/observe/report.h"
 #include "core/train/observe/report_data.h"
-#include "core/train/plan/memory_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

@@ -2,6 +2,9 @@
 // parts alone give.
 #include "core/eval/report/routing_stats.h"
 
+#include <cmath>
+#include <numeric>
+
 #include "core/eval/evaluate.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
@@ -70,6 +73,42 @@ void check_sums(const OrderedJson& parts, const OrderedJson& whole,
   }
 }
 
+double entropy(const std::vector<double>& counts, double all) {
+  double bits = 0;
+  for (const double count : counts) {
+    bits -= count > 0 ? count / all * std::log2(count / all) : 0;
+  }
+  return bits;
+}
+
+// Rows of each expert by source add up to the load, and their mutual information is
+// H(source) + H(expert) - H(source, expert).
+void check_experts_by_source(const OrderedJson& json) {
+  for (size_t layer = 0; layer < json["layers"].size(); ++layer) {
+    std::vector<int64_t> load;
+    std::vector<double> cells, by_source, by_expert;
+    for (const auto& source : json["source"]) {
+      const auto rows = source["layers"][layer]["tokens_per_expert"].get<std::vector<int64_t>>();
+      load.resize(rows.size());
+      by_source.push_back(0);
+      for (size_t expert = 0; expert < rows.size(); ++expert) {
+        load[expert] += rows[expert];
+        cells.push_back(static_cast<double>(rows[expert]));
+        by_source.back() += static_cast<double>(rows[expert]);
+      }
+    }
+    CHECK(load == json["layers"][layer]["load"].get<std::vector<int64_t>>());
+    by_expert.assign(load.begin(), load.end());
+    const double all = std::accumulate(by_expert.begin(), by_expert.end(), 0.0);
+    const OrderedJson& found = json["source_information"][layer];
+    CHECK(found["bits"].get<double>() ==
+          Approx(entropy(by_source, all) + entropy(by_expert, all) - entropy(cells, all))
+              .margin(1e-9));
+    CHECK(found["bits_by_chance"].get<double>() ==
+          Approx(3 * 2 / (2 * all * std::log(2.0))));  // four experts, three sources
+  }
+}
+
 TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total", "[eval]") {
   MOE_NEED_SHARED_DATA();
   for (const char* router : {"top2+ir+fr:cf=0.5", "top1:cf=1", "topp:0.4", "relu:k=1"}) {
@@ -91,6 +130,7 @@ TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total
     check_sums(json["source"], json, kShared);
 
     REQUIRE(json["source"].size() == 3);
+    check_experts_by_source(json);
     CHECK(json["source"][0]["source"] == "people");
     CHECK(json["source"][1]["source"] == (folder / "mine.jsonl").string());
     CHECK(json["source"][2]["source"] == "arc/ARC-Easy-Test.jsonl");

@@ -28,6 +28,9 @@ TEST_CASE("LLaMA's tokenizer gives LLaMA's ids", "[io]") {
   CHECK(tokenizer.eos_id() == 2);
   CHECK(tokenizer.piece(15043) == "\xE2\x96\x81Hello");
   CHECK(tokenizer.piece(1) == "<s>");
+  CHECK(tokenizer.special_id("</s>") == 2);
+  CHECK(tokenizer.special_id("\xE2\x96\x81Hello") == -1);
+  CHECK(tokenizer.encode_plain("</s>", false) == tokenizer.encode("</s>"));
   CHECK_FALSE(tokenizer.adds_bos());
 }
 

@@ -126,6 +126,28 @@ TEST_CASE("A tokenizer.json: added tokens, words, merges, and back", "[io]") {
   CHECK(model->before_text() == Ids{7});
 }
 
+TEST_CASE("In what people wrote special tokens are text, other added tokens are not", "[io]") {
+  Json json = byte_level_json();
+  json["pre_tokenizer"]["add_prefix_space"] = true;
+  for (const auto& [letter, id] : {std::pair("<", 13), {"s", 14}, {">", 15}}) {
+    json["model"]["vocab"][letter] = id;
+  }
+  const auto model = moe::io::read_tokenizer_json(json, "t");
+  CHECK(model->encode("a<s>bb") == Ids{2, 0, 7, 11});
+  CHECK(model->encode_plain("a<s>bb", true) == Ids{2, 0, 13, 14, 15, 11});
+  CHECK(model->encode_plain("a [R]  a", true) == Ids{2, 0, 2, 10, 2, 0});
+  CHECK(model->special_id("</s>") == 8);
+  CHECK(model->special_id("[L]") == 9);
+  CHECK(model->special_id("ab") == -1);  // a word like any other
+  Json first = byte_level_json();
+  first["pre_tokenizer"] = {
+      {"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "first"}};
+  first["model"]["vocab"]["\u2581"] = 13;
+  const auto metaspace = moe::io::read_tokenizer_json(first, "t");
+  CHECK(metaspace->encode_plain("a", true) == Ids{13, 0});
+  CHECK(metaspace->encode_plain("a", false) == Ids{0});  // a special token stands before it
+}
+
 TEST_CASE("Added tokens are looked for before or after normalization", "[io]") {
   Json json = byte_level_json();
   json["normalizer"] = {{"type", "Lowercase"}};
@@ -228,6 +250,26 @@ TEST_CASE("BOS and EOS are named by tokenizer_config.json, other files or the te
   CHECK_FALSE(none.adds_bos());
   CHECK(user_error_of([&] { load(dir, byte_level_json(), R"({"bos_token": 1})"); }) ==
         (dir / "tokenizer_config.json").string() + ": 'bos_token' must be a string, is 1");
+}
+
+TEST_CASE("What ends a generation is EOS and every eos_token_id of the config", "[io]") {
+  const TempDir dir;
+  const char* names = R"({"eos_token": "</s>"})";
+  CHECK(load(dir, byte_level_json(), names).stop_ids() == Ids{8});
+  write_file(dir / "config.json", R"({"eos_token_id": [9, 8]})");
+  CHECK(load(dir, byte_level_json(), names).stop_ids() == Ids{9, 8});
+  write_file(dir / "config.json", R"({"eos_token_id": 9})");
+  CHECK(load(dir, byte_level_json(), names).stop_ids() == Ids{8, 9});
+  // What generation is told wins over the model's own config, as in transformers.
+  write_file(dir / "generation_config.json", R"({"eos_token_id": [10, 11, -1]})");
+  CHECK(load(dir, byte_level_json(), names).stop_ids() == Ids{8, 10, 11});
+  CHECK(load(dir, byte_level_json(), names).eos_id() == 8);
+  write_file(dir / "generation_config.json", R"({"eos_token_id": null})");
+  CHECK(load(dir, byte_level_json(), names).stop_ids() == Ids{8, 9});
+  write_file(dir / "generation_config.json", R"({"eos_token_id": "</s>"})");
+  CHECK(user_error_of([&] {
+          load(dir, byte_level_json(), names);
+        }).starts_with((dir / "generation_config.json").string() + ": 'eos_token_id' must be"));
 }
 
 TEST_CASE("A tokenizer.json that is too large for the model is refused", "[io]") {

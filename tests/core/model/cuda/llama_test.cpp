@@ -9,9 +9,9 @@
 
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/generate.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/gpu.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
 using at::Tensor;
@@ -36,6 +36,11 @@ class Folder {
       model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
       name_ = "moe";
     }
+  }
+
+  // A dense folder of another kind, and no mixture.
+  explicit Folder(const test::ForeignCheckpoint& options) {
+    test::write_foreign_checkpoint(dir_ / "dense", options);
   }
 
   Llama load(at::Device device, const model::ComputeOptions& compute = {}) const {
@@ -116,6 +121,17 @@ TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]"
     INFO("router '" << router << "'");
     const Folder folder(router);
     check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+  }
+}
+
+TEST_CASE("biases and norms of heads on a GPU equal those on the CPU", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const model::ComputeOptions bf16{model::Precision::kBf16};
+  for (const auto kind : {test::Foreign::kQwen2, test::Foreign::kQwen3}) {
+    CAPTURE(static_cast<int>(kind));
+    const Folder folder({.kind = kind, .dense_layers = {}, .tiny = {.hidden = 32, .std = 0.2}});
+    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+    check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
   }
 }
 

@@ -1,0 +1,32 @@
+#pragma once
+// How text becomes ids, as functions, so that the readers of data know no tokenizer and tests have
+// one that they can do in their heads.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moe::io {
+class Tokenizer;
+}
+
+namespace moe::data {
+
+struct TextCodec {
+  std::function<std::vector<int64_t>(std::string_view)> encode;  // adds neither BOS nor EOS
+  int64_t bos = -1, eos = -1;  // -1: none; texts are put together without a BOS then
+  bool leading_space = false;  // encode() puts a space before every text, as sentencepiece does
+  // For chat forms: io::Tokenizer::encode_plain(), and the id of a special token by its text, -1
+  // where there is none. Without them encode() serves, and nothing is a special token.
+  std::function<std::vector<int64_t>(std::string_view, bool begins_text)> encode_plain = {};
+  std::function<int64_t(const std::string&)> special = {};
+};
+
+// Of a tokenizer, which it keeps; words that were there before are remembered
+// (core/io/tokenizer/word_encoder.h).
+TextCodec codec_of(const std::shared_ptr<const io::Tokenizer>& tokenizer);
+
+}  // namespace moe::data

@@ -1,0 +1,29 @@
+#pragma once
+// What a model that is only asked takes of the host's memory, from shapes alone: the weights that
+// loading copies, and what a forward holds beside them. Training has core/train/plan/memory_plan.h.
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+#include "core/model/config/config.h"
+#include "core/model/llama/llama.h"
+#include "core/route/router_settings.h"
+
+namespace moe::model {
+
+// Bytes of host memory that Llama::load() fills with copies of the folder's tensors: all in f32, of
+// a model whose matrices stay mapped the rest. None of a model that goes to a GPU, whose memory is
+// not the host's.
+uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
+
+// Bytes that a token takes while it goes through one layer, f32: the residual stream, queries, keys
+// and values with what attention makes of them, and the feed-forward's rows.
+int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router);
+
+// Bytes of a forward of `tokens` tokens, 0 on a GPU: what one layer takes, and with `cached_tokens`
+// the keys and values of so many in every layer, f32.
+uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
+                       int64_t tokens, int64_t cached_tokens, c10::Device device);
+
+}  // namespace moe::model

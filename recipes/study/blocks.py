@@ -1,0 +1,136 @@
+"""The blocks of the study: rows (what is trained and evaluated) and the papers' claims that are read from them.
+
+A row differs from its block in a few flags alone. Every row of a block starts from the same parent (or the same random weights
+where it is from scratch), reads the same data in the same order, and is seeded alike, so that rows are compared pair by pair.
+"""
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Row:
+    name: str
+    make: list = field(default_factory=list)   # flags of moe upcycle or moe init; empty: the dense parent itself
+    train: list = field(default_factory=list)  # flags of moe train, over the block's
+    at_test: list = field(default_factory=list)  # (name, flags of moe eval): the trained row, asked in other ways
+
+
+@dataclass
+class Claim:
+    id: str        # of the list in recipes/study/README.md
+    text: str
+    better: str    # a row, or "row / at-test name"
+    worse: str
+    published: str
+    measure: str = "accuracy"
+
+
+@dataclass
+class Block:
+    name: str
+    title: str
+    kind: str      # "instruct" or "scratch"
+    rows: list
+    claims: list
+    train: list    # flags of moe train that all rows share
+    tiny: list     # the same, for a run of seconds that only shows that it works
+    baseline: str  # the row that curves and tables are shown against
+
+
+def _router(name, *extra, train=(), at_test=()):
+    return Row(name, ["--experts", "8", "--layers", "all", "--ep-ranks", "8", "--router", *extra], list(train), list(at_test))
+
+
+def _tests(k):
+    """Tables 2, 5, 8 and 9 of Rectify-Router: the plain router's checkpoint, asked with other routers, capacities and ranks."""
+    plain = f"top{k}"
+    found = [(f"{plain}{more}", ["--router", plain + more]) for more in ("+ir", "+fr", "+ir+fr")]
+    found += [(f"{plain}+ir, {ranks} ranks", ["--router", plain + "+ir", "--ep-ranks", str(ranks)]) for ranks in (4, 2)]
+    for factor in (0.75, 0.5):
+        found += [(f"{plain}{more}, capacity {factor}", ["--router", f"{plain}{more}", "--cf", f"{k * factor:g}"])
+                  for more in ("", "+ir")]
+    for factor in (1.25, 1.5):
+        found += [(f"{plain}{more}, capacity {factor}", ["--router", f"{plain}{more}", "--cf", f"{k * factor:g}"])
+                  for more in ("", "+fr")]
+    return found
+
+
+RECTIFY_ROUTER = Block(
+    "rectify_router", "Rectify-Router: routers that drop, rectified", "instruct",
+    rows=[Row("dense"),
+          _router("top1", "top1", at_test=_tests(1)), _router("top1+ir", "top1+ir"), _router("top1+fr", "top1+fr"),
+          _router("top1+ir+fr", "top1+ir+fr"),
+          _router("top2", "top2", at_test=_tests(2)), _router("top2+ir", "top2+ir"), _router("top2+fr", "top2+fr"),
+          _router("top2+ir+fr", "top2+ir+fr"),
+          _router("top1+fr, st off", "top1+fr:st=off"), _router("top2, st off", "top2:st=off"),
+          _router("top1, lb off", "top1", train=["--lb-coef", "0"]),
+          _router("top1+ir+fr, lb off", "top1+ir+fr", train=["--lb-coef", "0"]),
+          Row("top1, 32 experts", ["--experts", "32", "--layers", "all", "--ep-ranks", "8", "--router", "top1"]),
+          Row("top2+ir+fr, 32 experts", ["--experts", "32", "--layers", "all", "--ep-ranks", "8", "--router", "top2+ir+fr"])],
+    claims=[Claim("C1", "plain top-1 does not beat the dense model", "dense", "top1", "+0.41"),
+            Claim("C1", "plain top-2 beats the dense model", "top2", "dense", "+0.67"),
+            Claim("C2", "IR helps top-1 in training", "top1+ir", "top1", "+1.68"),
+            Claim("C2", "IR helps top-1 at test", "top1 / top1+ir", "top1", "+1.23"),
+            Claim("C3", "FR helps top-1 in training", "top1+fr", "top1", "+0.34"),
+            Claim("C3", "IR helps top-1 more than FR", "top1+ir", "top1+fr", "+1.34"),
+            Claim("C4", "IR and FR are best of top-1", "top1+ir+fr", "top1", "+1.83"),
+            Claim("C4", "IR and FR help top-1 at test", "top1 / top1+ir+fr", "top1", "+1.29"),
+            Claim("C5", "IR helps top-2", "top2+ir", "top2", "+0.19"),
+            Claim("C5", "FR helps top-2", "top2+fr", "top2", "+0.46"),
+            Claim("C5", "IR and FR help top-2", "top2+ir+fr", "top2", "+0.75"),
+            Claim("C5", "IR and FR help top-2 at test", "top2 / top2+ir+fr", "top2", "+0.96"),
+            Claim("C6", "top-1: rectified training beats rectified test", "top1+ir+fr", "top1 / top1+ir+fr", "+0.54"),
+            Claim("C8", "top-1 loses with half the capacity", "top1", "top1 / top1, capacity 0.5", "+3.90"),
+            Claim("C8", "top-2 loses with half the capacity", "top2", "top2 / top2, capacity 0.5", "+1.31"),
+            Claim("C10", "more capacity helps top-1", "top1 / top1, capacity 1.5", "top1", "+1.12"),
+            Claim("C10", "at more capacity FR helps top-1", "top1 / top1+fr, capacity 1.5", "top1 / top1, capacity 1.5", "+0.47"),
+            Claim("C12", "straight-through helps top-1+fr", "top1+fr", "top1+fr, st off", "+0.45"),
+            Claim("C12", "straight-through helps top-2", "top2", "top2, st off", "+0.12"),
+            Claim("C13", "without balance loss top-1 loses", "top1", "top1, lb off", "+0.53"),
+            Claim("C13", "without balance loss top-1+ir+fr loses", "top1+ir+fr", "top1+ir+fr, lb off", "+0.05"),
+            Claim("C14", "32 experts are not better than 8, top-1", "top1", "top1, 32 experts", "a picture")],
+    train=["--micro-batch", "64", "--global-batch", "64", "--steps", "400"],
+    tiny=["--micro-batch", "8", "--global-batch", "8", "--steps", "3"],
+    baseline="dense")
+
+_INIT = ["--experts", "16", "--layers", "all", "--ep-ranks", "8", "--router"]
+TOP_P = Block(
+    "top_p", "Top-p routing: harder tokens, more experts", "scratch",
+    rows=[Row("dense"),
+          Row("top1", [*_INIT, "top1:cf=inf,gate=selected,st=off,lb=selected"], ["--lb-coef", "0.01"]),
+          Row("top1, gate none", [*_INIT, "top1:cf=inf,gate=none,st=off,lb=selected"], ["--lb-coef", "0.01"]),
+          Row("top2", [*_INIT, "top2:cf=inf,gate=selected,st=off,lb=selected"], ["--lb-coef", "0.01"]),
+          Row("top-p", [*_INIT, "topp:0.4"], ["--lb-coef", "0.01", "--entropy-coef", "0.0001"]),
+          Row("top-p, no entropy loss", [*_INIT, "topp:0.4"], ["--lb-coef", "0.01", "--entropy-coef", "0"])],
+    claims=[Claim("C16", "top-1 beats the dense model", "top1", "dense", "+1.9", "held_out"),
+            Claim("C16", "top-2 beats the dense model", "top2", "dense", "+2.2", "held_out"),
+            Claim("C16", "top-2 beats top-1", "top2", "top1", "+1.1", "held_out"),
+            Claim("C17", "top-p beats top-2", "top-p", "top2", "+0.7", "held_out"),
+            Claim("C23", "the entropy loss lowers the experts a token", "top-p", "top-p, no entropy loss", "none", "experts")],
+    train=["--steps", "4000"], tiny=["--steps", "3"], baseline="dense")
+
+_RELU = ["--layers", "all", "--ep-ranks", "1", "--router", "relu:k=1"]
+_TOPK = ["--layers", "all", "--ep-ranks", "1", "--router", "top1:cf=inf,gate=none,lb=selected"]
+
+
+def _remoe(name, experts, flags, *more, lb=None, relu=None):
+    flags = [*flags[:-1], relu] if relu else flags
+    return Row(name, ["--experts", str(experts), *flags, *more], ["--lb-coef", str(lb)] if lb else [])
+
+
+REMOE = Block(
+    "remoe", "ReMoE: ReLU routing", "scratch",
+    rows=[Row("dense"),
+          *[_remoe(f"topk, {e} experts", e, _TOPK, lb=0.01) for e in (4, 8, 16, 32)],
+          *[_remoe(f"relu, {e} experts", e, _RELU) for e in (4, 8, 16, 32)],
+          *[_remoe(f"topk, granularity {g}", 8, _TOPK, "--granularity", str(g), lb=0.01 / g) for g in (2, 4, 8)],
+          *[_remoe(f"relu, granularity {g}", 8, _RELU, "--granularity", str(g)) for g in (2, 4, 8)],
+          _remoe("relu, plain L1", 8, _RELU, relu="relu:k=1,l1=plain")],
+    claims=[Claim("C24", "top-k beats the dense model", "topk, 8 experts", "dense", "+0.106", "held_out"),
+            Claim("C24", "ReMoE beats top-k", "relu, 8 experts", "topk, 8 experts", "+0.015", "held_out"),
+            *[Claim("C25", f"ReMoE beats top-k with {e} experts", f"relu, {e} experts", f"topk, {e} experts", p, "held_out")
+              for e, p in ((4, "+0.010"), (16, "+0.024"), (32, "+0.022"))],
+            *[Claim("C26", f"ReMoE beats top-k at granularity {g}", f"relu, granularity {g}", f"topk, granularity {g}", p,
+                    "held_out") for g, p in ((2, "+0.010"), (4, "+0.003"), (8, "+0.013"))]],
+    train=["--steps", "3000"], tiny=["--steps", "3"], baseline="dense")
+
+BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE)}

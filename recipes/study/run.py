@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""The papers' claims at small scale, with many seeds and intervals.
+
+  recipes/study/run.py BLOCK [--seeds 5] [--jobs 2] [--tiny] [--row NAME] [--work FOLDER]
+  recipes/study/run.py --tables          what is there, as tables (README.md) and as a page (runs/study/page.json)
+
+BLOCK is rectify_router, top_p or remoe (blocks.py). Every run is `moe` with the block's flags; each that is finished leaves
+results/BLOCK/ROW-seedN.json, keyed by its settings, and is not run again while they are the same: an interrupted study goes on.
+--tiny runs three steps of each row, of one seed, into the work folder alone: that all of it works.
+The binary is $MOE, else ./moe. One thread a run, so that --jobs runs share the machine.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+
+from blocks import BLOCKS
+
+STUDY = pathlib.Path(__file__).resolve().parent
+ROOT = STUDY.parent.parent
+TINY = ROOT / "recipes" / "tiny"
+MOE = os.environ.get("MOE", str(ROOT / "moe"))
+QUESTIONS = 1200
+POINTS = 60  # of a curve
+FORMAT = 1   # of the results; another makes every run anew
+
+
+def moe(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([MOE, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"moe {' '.join(map(str, arguments))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def lines(path):
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def digest(*files):
+    sha = hashlib.sha256()
+    for file in files:
+        sha.update(pathlib.Path(file).read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def downsampled(values, points=POINTS):
+    """About `points` of them, the last among them."""
+    step = max(1, len(values) // points)
+    return values[step - 1::step]
+
+
+class Instruct:
+    """Upcycled from the quickstart's parent, tuned on its facts, asked its quiz."""
+
+    def __init__(self, work):
+        texts = work / "facts"
+        subprocess.run([sys.executable, TINY / "facts.py", texts], check=True, stdout=subprocess.DEVNULL)
+        self.parent, self.recipe = TINY / "facts" / "model", TINY / "facts" / "tune.toml"
+        self.data, self.quiz = texts / "instruct.jsonl", texts / "quiz.jsonl"
+        self.inputs = digest(self.parent / "model.safetensors", self.data, self.recipe, self.quiz)
+
+    def make(self, row, seed, folder):
+        if not row.make:
+            return self.parent
+        moe("upcycle", self.parent, "-o", folder / "model", "--seed", seed, "--quiet", *row.make)
+        return folder / "model"
+
+    def train(self, row, model, seed, folder, flags):
+        moe("train", model, "-o", folder / "run", "--data", self.data, "--config", self.recipe, "--seed", seed, "--quiet", *flags)
+
+    def ask(self, model, folder, flags, limit):
+        moe("eval", model, "--tasks", self.quiz, "--bos", "on", "--limit", limit, "-o", folder, "--quiet", "--force", *flags)
+        samples = lines(folder / "samples_quiz.jsonl")
+        chances = [float(sample["resps"][sample["doc"]["gold"]][0][0]) for sample in samples]
+        return {"accuracy": 100 * statistics.fmean(sample["acc"] for sample in samples),
+                "log_probability": statistics.fmean(chances),
+                "items": "".join(str(int(sample["acc"])) for sample in samples)}
+
+    def results(self, row, folder, tiny):
+        model, limit = folder / "run" / "final", 20 if tiny else QUESTIONS
+        found = self.ask(model, folder / "scores", [], limit)
+        tests = row.at_test[:1] if tiny else row.at_test
+        found["at_test"] = {name: self.ask(model, folder / "scores", flags, limit) for name, flags in tests}
+        return found
+
+
+class Scratch:
+    """From random weights, on paragraphs about the small world of recipes/tiny; what counts is the loss of unseen ones."""
+
+    PARAGRAPHS = {"top_p": 200_000, "remoe": 200_000}
+    HELD_OUT = 500
+
+    def __init__(self, work, block, tiny):
+        self.config = ROOT / "recipes" / block / "small" / ("374M.json" if block == "top_p" else "182M.json")
+        self.recipes = {kind: ROOT / "recipes" / block / "small" / f"{kind}.toml" for kind in ("dense", "table")}
+        count = 2000 if tiny else self.PARAGRAPHS[block]
+        texts = work / f"texts-{count}"
+        if not (texts / "held_out.jsonl").exists():
+            texts.mkdir(parents=True, exist_ok=True)
+            sys.path.insert(0, str(TINY))
+            from generate import corpus, write_lines
+            from world import Dice, facts
+            records = list(corpus(Dice(3), facts(Dice(1)), count + self.HELD_OUT))
+            write_lines(texts / "corpus.jsonl", records[:count])
+            write_lines(texts / "held_out.jsonl", records[count:])
+        self.data, self.held_out = texts / "corpus.jsonl", texts / "held_out.jsonl"
+        self.inputs = digest(self.config, *self.recipes.values(), self.data, self.held_out, TINY / "model" / "tokenizer.model")
+
+    def make(self, row, seed, folder):
+        moe("init", self.config, "-o", folder / "model", "--tokenizer", TINY / "model", "--seed", seed, "--quiet", *row.make)
+        return folder / "model"
+
+    def train(self, row, model, seed, folder, flags):
+        recipe = self.recipes["table" if row.make else "dense"]
+        moe("train", model, "-o", folder / "run", "--data", self.data, "--config", recipe, "--seed", seed, "--quiet", "--eval-data",
+            self.held_out, "--eval-rows", "0", *flags)
+
+    def results(self, row, folder, tiny):
+        held_out = [step for step in lines(folder / "run" / "metrics.jsonl") if "held_out_loss" in step]
+        return {"held_out": held_out[-1]["held_out_loss"] if held_out else None}
+
+
+def curves(folder):
+    steps = [step for step in lines(folder / "run" / "metrics.jsonl") if "loss" in step]
+    last = steps[-20:]
+    found = {"steps": len(steps), "seconds": sum(step["seconds"] for step in steps),
+             "loss": statistics.fmean(step["loss"] for step in last),
+             "curve": [[step["step"], round(step["loss"], 4)] for step in downsampled(steps)]}
+    for key, name in (("dropped_share", "dropped"), ("experts_per_token", "experts"), ("sparsity", "sparsity")):
+        if key in steps[-1]:
+            found[name] = statistics.fmean(step[key] for step in last)
+            found[name + "_curve"] = [[step["step"], round(step[key], 4)] for step in downsampled(steps)]
+    return found
+
+
+def settings_of(block, task, row, seed, flags):
+    return {"format": FORMAT, "block": block.name, "row": row.name, "seed": seed, "make": row.make, "train": [*flags, *row.train],
+            "at_test": row.at_test, "questions": QUESTIONS, "inputs": task.inputs}
+
+
+def key_of(settings):
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_of(folder, block, row, seed):
+    name = "".join(c if c.isalnum() or c in "+.-" else "_" for c in row.name)
+    return folder / block.name / f"{name}-seed{seed}.json"
+
+
+def run_row(block, task, row, seed, flags, results, tiny):
+    settings = settings_of(block, task, row, seed, flags)
+    file = file_of(results, block, row, seed)
+    if file.exists() and json.loads(file.read_text())["key"] == key_of(settings):
+        return "is there"
+    with tempfile.TemporaryDirectory(prefix="moe-study-") as name:
+        folder = pathlib.Path(name)
+        model = task.make(row, seed, folder)
+        task.train(row, model, seed, folder, [*flags, *row.train])
+        found = {"key": key_of(settings), "settings": settings, "moe": moe("--version").strip().splitlines()[0], **curves(folder),
+                 **task.results(row, folder, tiny)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    staged = file.with_suffix(".partial")
+    staged.write_text(json.dumps(found) + "\n")
+    staged.replace(file)
+    return f"loss {found['loss']:.3f}, {found['seconds']:.0f} s" + (f", {found['accuracy']:.1f} %" if "accuracy" in found else "")
+
+
+def run_block(arguments):
+    block, tiny = BLOCKS[arguments.block], arguments.tiny
+    work = pathlib.Path(arguments.work or ROOT / "runs" / "study")
+    work.mkdir(parents=True, exist_ok=True)
+    task = Instruct(work) if block.kind == "instruct" else Scratch(work, block.name, tiny)
+    results = work / "tiny" if tiny else STUDY / "results"
+    rows = [row for row in block.rows if arguments.row in (None, row.name)]
+    if not rows:
+        sys.exit(f"study: {block.name} has no row '{arguments.row}'; known: {', '.join(row.name for row in block.rows)}")
+    jobs = [(row, seed) for seed in range(1, (1 if tiny else arguments.seeds) + 1) for row in rows]
+    said = threading.Lock()
+
+    def run(job):
+        row, seed = job
+        line = run_row(block, task, row, seed, block.tiny if tiny else block.train, results, tiny)
+        with said:
+            print(f"{block.name}: {row.name}, seed {seed}: {line}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for future in [pool.submit(run, job) for job in jobs]:
+            future.result()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("block", nargs="?", choices=sorted(BLOCKS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--row")
+    parser.add_argument("--work")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        from tables import write_all
+        write_all(STUDY)
+    elif arguments.block:
+        try:
+            run_block(arguments)
+        except RuntimeError as error:
+            sys.exit(f"study: {error}")
+    else:
+        parser.error("name a BLOCK, or --tables")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The study's page and tables, from results/: README.md, and runs/study/page.json (`moe report runs/study/page.json` draws it)."""
+import json
+import statistics
+
+from blocks import BLOCKS
+from intervals import bootstrap, t_interval, verdict
+
+NOT_HERE = [  # claims of the papers that no machine of this size can tell, and the command that would
+    ("C7", "IR and FR cost less than 10 % of inference speed and 4 to 12 % of training speed",
+     "a speed of GPUs", "moe bench layer --device cuda --ranks 8, each router"),
+    ("C9", "with IR accuracy stays as capacity falls, and half of it is 1.13 to 1.18 times as fast", "the speed is one of GPUs",
+     "recipes/rectify_router/at_test.sh 8 1 run/final scores; moe bench layer --device cuda --ranks 8 --cf 0.5"),
+    ("C11", "IR is insensitive to the experts a rank", "a null result: these seeds bound it, see the rows with 4 and 2 ranks",
+     "recipes/rectify_router/at_test.sh 5 1 run/final scores"),
+    ("C14", "on TruthfulQA 32 experts are better", "needs a model that answers TruthfulQA",
+     "recipes/row.sh recipes/rectify_router/top1-32-experts train"),
+    ("C19", "harder tasks use more experts", "needs a model that answers BIG-Bench-Hard",
+     "recipes/analyses.sh topp-table3 run/final --tasks dynamic_moe --data benchmarks"),
+    ("C25", "ReMoE's gain grows with the experts, above 32", "a micro-batch of this size leaves an expert too few tokens",
+     "recipes/row.sh recipes/remoe/182M-relu-e128 train"),
+    ("C26", "ReMoE is no worse at granularity 16 and more", "the feed-forward here is too narrow to be cut so often",
+     "recipes/row.sh recipes/remoe/182M-relu-g64 train")]
+
+UNITS = {"accuracy": ("accuracy, points", 1), "held_out": ("held-out loss, nats", -1), "experts": ("experts a token", -1),
+         "log_probability": ("log-probability of the right answer, nats", 1)}
+
+
+def read_results(folder, block):
+    """{row: {seed: result}} of what is finished."""
+    found = {}
+    for file in sorted((folder / block.name).glob("*.json")):
+        result = json.loads(file.read_text())
+        found.setdefault(result["settings"]["row"], {})[result["settings"]["seed"]] = result
+    return {row.name: found[row.name] for row in block.rows if row.name in found}
+
+
+def asked(result, name):
+    """What `row` or `row / at-test name` was asked."""
+    _, _, test = name.partition(" / ")
+    return result["at_test"][test] if test else result
+
+
+def paired(rows, better, worse, measure):
+    """[value of better - value of worse] by seed, in the direction in which more is better; and the seeds."""
+    first, second = rows.get(better.partition(" / ")[0], {}), rows.get(worse.partition(" / ")[0], {})
+    sign = UNITS[measure][1]
+    seeds = [seed for seed in sorted(set(first) & set(second))
+             if measure in asked(first[seed], better) and measure in asked(second[seed], worse)]
+    return [sign * (asked(first[seed], better)[measure] - asked(second[seed], worse)[measure]) for seed in seeds], seeds
+
+
+def items(rows, name, seeds):
+    """Each question's accuracy, a mean over seeds, in percent."""
+    strings = [asked(rows[name.partition(" / ")[0]][seed], name)["items"] for seed in seeds]
+    return [100 * statistics.fmean(int(string[i]) for string in strings) for i in range(len(strings[0]))]
+
+
+def text_of(mean, half, digits):
+    return f"{mean:+.{digits}f}" + (" (one seed)" if half is None else f" +- {half:.{digits}f}")
+
+
+def claim_rows(block, rows):
+    for claim in block.claims:
+        differences, seeds = paired(rows, claim.better, claim.worse, claim.measure)
+        unit = UNITS[claim.measure][0]
+        digits = 2 if claim.measure == "accuracy" else 4
+        if not differences:
+            yield [claim.id, claim.text, claim.published, "not run yet", "-", "-", unit, "-"]
+            continue
+        mean, half = t_interval(differences)
+        by_item = "-"
+        if claim.measure == "accuracy":
+            low, high = bootstrap(items(rows, claim.better, seeds), items(rows, claim.worse, seeds))
+            by_item = f"{low:+.2f} to {high:+.2f}"
+        chance = "-"
+        if claim.measure == "accuracy":
+            chance = text_of(*t_interval(paired(rows, claim.better, claim.worse, "log_probability")[0]), 3)
+        yield [claim.id, claim.text, claim.published, f"**{verdict(mean, half)}**", text_of(mean, half, digits), by_item, unit,
+               f"{len(seeds)}; {chance}"]
+
+
+def value_rows(block, rows):
+    """Means over seeds of every row and every at-test row."""
+    measure = "accuracy" if block.kind == "instruct" else "held_out"
+    for name, seeds in rows.items():
+        names = [name] + [f"{name} / {test}" for test in next(iter(seeds.values())).get("at_test", {})]
+        for label in names:
+            values = [asked(result, label)[measure] for result in seeds.values() if asked(result, label).get(measure) is not None]
+            if not values:
+                continue
+            mean, half = t_interval(values)
+            cells = [label, f"{mean:.2f}" + ("" if half is None else f" +- {half:.2f}")]
+            if " / " in label:
+                cells += ["-", "-", "-"]
+            else:
+                results = list(seeds.values())
+                cells.append(f"{statistics.fmean(result['loss'] for result in results):.3f}")
+                for key in ("dropped", "experts"):
+                    found = [result[key] for result in results if key in result]
+                    cells.append(f"{statistics.fmean(found):.3f}" if found else "-")
+            yield cells + [str(len(values))]
+
+
+def markdown(head, rows):
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+CLAIM_HEAD = ["claim", "what it says", "published", "here", "difference (95 % over seeds)", "95 % over questions", "of", "seeds; log-probability"]
+
+
+def value_head(block):
+    return ["row", "accuracy, %" if block.kind == "instruct" else "held-out loss", "loss, last 20 steps", "dropped", "experts a token", "seeds"]
+
+
+def write_readme(study, results):
+    parts = [INTRODUCTION]
+    for block in BLOCKS.values():
+        rows = results[block.name]
+        seconds = sum(result["seconds"] for seeds in rows.values() for result in seeds.values())
+        parts.append(f"## {block.title}\n\n`recipes/study/run.py {block.name}`; {sum(map(len, rows.values()))} of "
+                     f"{5 * len(block.rows)} runs are here ({seconds / 3600:.1f} hours of one core).\n\n"
+                     + markdown(CLAIM_HEAD, claim_rows(block, rows)) + "\n\n" + markdown(value_head(block), value_rows(block, rows)))
+    parts.append("## What cannot be told here\n\n" + markdown(["claim", "what it says", "why not", "the command that would"],
+                                                            [[c, t, w, f"`{m}`"] for c, t, w, m in NOT_HERE]))
+    (study / "README.md").write_text("\n\n".join(parts) + "\n")
+
+
+INTRODUCTION = """# The papers' claims at small scale
+
+Made by `recipes/study/run.py --tables` from the results beside it; do not edit. Models of 0.1 to 1 million parameters: what is
+shown is whether the mechanisms do what the papers say, with what certainty, never how large an effect is at size. Rows of a
+block start alike, read the same data in the same order and are compared seed by seed: the interval is Student's, at 95 %. It says
+"holds" where all of it lies above zero, "does not hold" where all of it lies below, else that it cannot be told. The second
+interval is a bootstrap over questions, of the mean over seeds."""
+
+
+def mean_curve(seeds, key):
+    results = [result[key] for result in seeds.values() if key in result]
+    if not results:
+        return None
+    steps = [point[0] for point in results[0]]
+    values = [[point[1] for point in curve] for curve in results if len(curve) == len(steps)]
+    middle = [t_interval(column) for column in zip(*values)]
+    return {"x": steps, "y": [mean for mean, _ in middle], "low": [mean - (half or 0) for mean, half in middle],
+            "high": [mean + (half or 0) for mean, half in middle]}
+
+
+def panel(title, rows, key, log=False):
+    series = [{"name": name, **curve} for name, seeds in rows.items() if (curve := mean_curve(seeds, key))]
+    return {"kind": "lines", "title": title, "series": series, "is_wide": True, "y": {"log": log}} if series else None
+
+
+def page(results):
+    sections = []
+    for block in BLOCKS.values():
+        rows = results[block.name]
+        if not rows:
+            continue
+        drawn = [panel("Loss", rows, "curve", True), panel("Experts a token", rows, "experts_curve"),
+                 panel("Dropped requests", rows, "dropped_curve"), panel("Sparsity", rows, "sparsity_curve")]
+        sections.append({"id": block.name, "title": block.title, "x": {"label": "step"}, "panels": [p for p in drawn if p]})
+        for name, head, body in (("claims", CLAIM_HEAD, claim_rows(block, rows)), ("rows", value_head(block), value_rows(block, rows))):
+            table = {"kind": "table", "columns": head, "rows": [{"name": row[0], "cells": [c.replace("**", "") for c in row[1:]]} for row in body]}
+            sections.append({"id": f"{block.name}-{name}", "title": name, "panels": [table]})
+    return {"program": "recipes/study", "title": "The papers' claims at small scale", "facts": [], "notes": [], "sections": sections}
+
+
+def write_all(study):
+    results = {block.name: read_results(study / "results", block) for block in BLOCKS.values()}
+    write_readme(study, results)
+    drawn = study.parent.parent / "runs" / "study" / "page.json"
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    drawn.write_text(json.dumps(page(results)) + "\n")
+    print(f"{study / 'README.md'}\n{drawn}")

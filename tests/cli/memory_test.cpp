@@ -1,0 +1,141 @@
+// A command that needs more memory than there is says so before it loads anything. The model is one
+// that no machine holds: terabytes of zeros in a file that has no blocks on the disk.
+
+#include <fmt/format.h>
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using namespace moe;
+using Catch::Matchers::Contains;
+using moe::test::run_moe;
+using moe::test::TempDir;
+using moe::test::write_file;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kVocab = int64_t{1} << 24, kWidth = int64_t{1} << 16;  // 4 TiB of embeddings
+
+void write_vast_model(const fs::path& folder) {
+  test::TinyCheckpoint shape;
+  shape.hidden = kWidth;
+  shape.intermediate = 64;
+  shape.layers = 1;
+  shape.heads = shape.kv_heads = 512;
+  shape.vocab = kVocab;
+  shape.tied = true;
+  write_file(folder / "config.json", test::tiny_config(shape).dump());
+  OrderedJson header;
+  int64_t end = 0;
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& dims) {
+    int64_t bytes = 4;
+    for (const int64_t dim : dims) {
+      bytes *= dim;
+    }
+    header[name] = {{"dtype", "F32"}, {"shape", dims}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+  };
+  add("model.embed_tokens.weight", {kVocab, kWidth});
+  add("model.norm.weight", {kWidth});
+  const std::string layer = "model.layers.0.";
+  for (const char* name : {"input_layernorm", "post_attention_layernorm"}) {
+    add(layer + name + ".weight", {kWidth});
+  }
+  for (const char* name : {"q", "k", "v", "o"}) {
+    add(layer + "self_attn." + name + "_proj.weight", {kWidth, kWidth});
+  }
+  add(layer + "mlp.gate_proj.weight", {64, kWidth});
+  add(layer + "mlp.up_proj.weight", {64, kWidth});
+  add(layer + "mlp.down_proj.weight", {kWidth, 64});
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string size(8, '\0');
+  for (size_t i = 0; i < 8; ++i) {
+    size[i] = static_cast<char>(text.size() >> (8 * i) & 0xFF);
+  }
+  write_file(folder / "model.safetensors", size + text);
+  fs::resize_file(folder / "model.safetensors", 8 + text.size() + static_cast<uint64_t>(end));
+  fs::copy_file(test::source_folder() / "recipes/tiny/model/tokenizer.model",
+                folder / "tokenizer.model");
+}
+
+fs::path tiny_model() { return test::source_folder() / "recipes/tiny/model"; }
+
+}  // namespace
+
+TEST_CASE("no command begins to load a model that memory cannot hold", "[cli]") {
+  const TempDir dir;
+  const std::string model = (dir / "vast").string(), out = (dir / "out").string();
+  write_vast_model(model);
+  write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
+  write_file(dir / "asked.jsonl", R"({"context": "a", "continuation": " b"})");
+  const std::string rows = (dir / "rows.jsonl").string(), asked = (dir / "asked.jsonl").string();
+  const std::vector<std::pair<std::vector<std::string>, std::string>> commands = {
+      {{"generate", model, "--prompt", "a"}, "generating with " + model + " takes about 4"},
+      {{"eval", model, "--requests", asked}, "evaluating " + model + " takes about 4"},
+      {{"train", model, "--data", rows, "-o", out, "--steps", "1", "--micro-batch", "1"},
+       "training " + model + " takes about 2"},
+      {{"upcycle", model, "-o", out, "--verify"}, "running " + model + " and its mixture takes"},
+      {{"upcycle", model, "-o", out, "--router", "topp:0.5", "--gate-scale", "auto"},
+       "running " + model + " takes about 4"},
+      {{"bench", "load", model}, "loading " + model + " takes about 4"},
+      {{"bench", "eval", model}, "evaluating " + model + " takes about 4"},
+      {{"bench", "train", model, "--rows", "1", "--seq-len", "4"}, "training " + model + " takes"},
+  };
+  for (const auto& [words, sentence] : commands) {
+    const auto run = run_moe(words);
+    CAPTURE(words, run.err);
+    CHECK(run.exit_code == 2);
+    CHECK_THAT(run.err, Contains("moe: " + sentence));
+    CHECK_THAT(run.err, Contains("--force-memory tries it"));
+    CHECK(run.err.find('\n') + 1 == run.err.size());  // one sentence, and nothing was begun
+    CHECK_FALSE(fs::exists(out));
+  }
+}
+
+TEST_CASE("the ranks of a host are counted together", "[cli]") {
+  const TempDir dir;
+  write_vast_model(dir / "vast");
+  write_file(dir / "asked.jsonl", R"({"context": "a", "continuation": " b"})");
+  const auto run = run_moe({"eval", (dir / "vast").string(), "--requests",
+                            (dir / "asked.jsonl").string(), "--ranks", "2", "-q"});
+  INFO(run.err);
+  CHECK(run.exit_code == 2);
+  CHECK_THAT(run.err, Contains("of memory in 2 processes, "));
+}
+
+TEST_CASE("a ulimit is heeded and --force-memory goes on", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "asked.jsonl", R"({"context": "a", "continuation": " b"})");
+  // A forward of so many tokens would take terabytes; there are but few to take it.
+  std::vector<std::string> words = {
+      "eval",           tiny_model().string(), "--requests", (dir / "asked.jsonl").string(),
+      "--batch-tokens", "1000000000",          "--threads",  "1"};
+  const std::string limit = "ulimit -v 4194304;";
+  const auto refused = run_moe(words, limit);
+  INFO(refused.err);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("of memory, ulimit -v leaves ") &&
+                              Contains("a smaller --batch-tokens than 1000000000 takes less"));
+  words.push_back("--force-memory");
+  const auto forced = run_moe(words, limit);
+  INFO(forced.err);
+  CHECK(forced.exit_code == 0);
+  CHECK_THAT(forced.out, Contains("logprob"));
+}
+
+TEST_CASE("a dry run notes what is short and goes on", "[cli]") {
+  const TempDir dir;
+  write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
+  const auto run = run_moe({"train", tiny_model().string(), "--data", (dir / "rows.jsonl").string(),
+                            "--steps", "1", "--micro-batch", "1000000000", "--seq-len", "64",
+                            "--pack", "stream", "--dry-run"});
+  INFO(run.err);
+  CHECK(run.exit_code == 0);
+  CHECK_THAT(run.err, Contains("a smaller --micro-batch, --recompute layer, --lora 8, "
+                               "--optimizer-state bf16 take less"));
+}

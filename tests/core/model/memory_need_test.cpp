@@ -1,0 +1,51 @@
+// Counted on a small folder by hand, and beside what loading it makes.
+
+#include "core/model/llama/memory_need.h"
+
+#include "core/model/config/weights.h"
+#include "core/model/llama/generate.h"
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe::model {
+namespace {
+
+TEST_CASE("bytes_to_copy is what loading makes: all in f32, or what is not mapped", "[model]") {
+  const test::TempDir dir;
+  test::TinyCheckpoint shape;
+  shape.dtype = io::DType::kBF16;
+  test::write_tiny_checkpoint(dir / "m", shape);
+  const io::Checkpoint checkpoint(dir / "m");
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  uint64_t all = 0, copied = 0;
+  const Llama wide = Llama::load(checkpoint);
+  for (const auto& parameter : wide.parameters()) {
+    all += parameter.tensor.nbytes();
+  }
+  CHECK(bytes_to_copy(config, Storage::kF32, at::kCPU) == all);
+  const Llama mapped = Llama::load(checkpoint, {}, at::kCPU, Storage::kStored);
+  for (const auto& [info, tensor] : mapped.folder_tensors(mapped.default_routing())) {
+    copied += tensor.scalar_type() == at::kFloat ? tensor.nbytes() : 0;  // norms and routers
+  }
+  CHECK(copied > 0);
+  CHECK(bytes_to_copy(config, Storage::kStored, at::kCPU) == copied);
+  CHECK(bytes_to_copy(config, Storage::kStored, {at::kCUDA, 0}) == 0);
+}
+
+TEST_CASE("keys and values grow with what is generated, rows with the prompt", "[model]") {
+  ModelConfig config;
+  config.layers = 3;
+  config.hidden_size = config.intermediate_size = 8;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 4;
+  // Keys and values, 3 layers, 1 head of width 4, 4 bytes each.
+  CHECK(forward_bytes(config, {}, 0, 10, at::kCPU) == 2 * 3 * 1 * 4 * 4 * 10);
+  CHECK(forward_bytes(config, {}, 5, 10, at::kCPU) - forward_bytes(config, {}, 0, 10, at::kCPU) ==
+        5 * static_cast<uint64_t>(layer_bytes_per_token(config, {})));
+  CHECK(forward_bytes(config, {}, 5, 10, {at::kCUDA, 0}) == 0);
+}
+
+}  // namespace
+}  // namespace moe::model

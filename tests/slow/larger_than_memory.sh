@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Asks a mixture of 4.2 GB where memory may hold 1.5 GB of it, mapped pages counted: the same text and scores as without the
+# limit. Says what each took, and how fast the file was read.
+#
+#   tests/slow/larger_than_memory.sh [MOE] [FOLDER]     MOE: the binary (./moe); FOLDER: where 5 GB are free (TMPDIR)
+#
+# The limit is a control group's; that needs root and Linux' memory controller. 8 layers x (8 experts x 3 x 2048 x 5504 +
+# 2.5 x 2048^2) + 2 x 512 x 2048 = 2.25e9 parameters = 4.5 GB in bf16.
+set -euo pipefail
+moe=$(realpath "${1:-./moe}")
+root=${2:-${TMPDIR:-/tmp}}
+here=$(dirname "$(realpath "$0")")
+data=${MOE_SHARED_DATA:-$here/../../../shared/data}
+limit=1500000000
+
+if [[ ! -d $data/stories260K-hf ]]; then
+  echo "skipped: no shared data: set MOE_SHARED_DATA"
+  exit 77
+fi
+if (($(df --output=avail -k "$root" | tail -1) < 6 * 1000 * 1000)); then
+  echo "skipped: $root has less than 6 GB free"
+  exit 77
+fi
+# A group of its own below that of either version of control groups.
+if mkdir "/sys/fs/cgroup/memory/moe-$$" 2>/dev/null; then
+  group=/sys/fs/cgroup/memory/moe-$$ file=memory.limit_in_bytes
+elif mkdir "/sys/fs/cgroup/moe-$$" 2>/dev/null; then
+  group=/sys/fs/cgroup/moe-$$ file=memory.max
+else
+  echo "skipped: no control group can be made here"
+  exit 77
+fi
+work=$(mktemp -d "$root/moe-large-XXXXXX")
+trap 'rm -rf "$work"; rmdir "$group"' EXIT
+if ! echo $limit >"$group/$file" 2>/dev/null; then
+  echo "skipped: the control group takes no limit of memory"
+  exit 77
+fi
+
+cat >"$work/config.json" <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 2048,
+ "intermediate_size": 5504, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
+ "torch_dtype": "bfloat16", "initializer_range": 0.05}
+JSON
+"$moe" init "$work/config.json" --experts 8 --router top2 -o "$work/m" --tokenizer "$data/stories260K-hf" --quiet >/dev/null
+for ((i = 0; i < 20; ++i)); do
+  echo "{\"context\": \"Lily has $i dogs\", \"continuation\": \" and cats\"}"
+done >"$work/requests.jsonl"
+
+commands=("generate $work/m --prompt Once --max-tokens 4" "eval $work/m --requests $work/requests.jsonl --quiet --limit 20 --force-memory")
+sync "$work/m"/*
+for command in "${commands[@]}"; do
+  for kind in free limited; do
+    start=$(date +%s.%N)
+    if [[ $kind == limited ]]; then
+      # What lies in the cache is charged to who read it first: it goes, so that the group reads for itself.
+      echo 3 2>/dev/null >/proc/sys/vm/drop_caches || dd of="$work/m/model.safetensors" oflag=nocache conv=notrunc,fdatasync count=0 2>/dev/null
+      # shellcheck disable=SC2086 # words
+      (echo $BASHPID >"$group/cgroup.procs" && exec "$moe" $command) >"$work/$kind"
+    else
+      # shellcheck disable=SC2086
+      "$moe" $command >"$work/$kind"
+    fi
+    awk -v w="${command%% *} $kind" -v s="$start" -v e="$(date +%s.%N)" 'BEGIN {printf "%s: %.1f s\n", w, e - s}'
+  done
+  if ! cmp "$work/free" "$work/limited"; then
+    echo "FAILED: ${command%% *} says something else below the limit"
+    exit 1
+  fi
+done
+most=$(cat "$group/memory.max_usage_in_bytes" "$group/memory.peak" 2>/dev/null | head -1 || true)
+echo "the same text and scores in $((${most:-0} / 1000000)) MB of memory, cache included (at most $((limit / 1000000)))"
