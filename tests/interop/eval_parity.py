@@ -299,6 +299,16 @@ def cut_to_window(model_class):
     model_class._loglikelihood_tokens = cut
 
 
+def data_set(records):
+    """Fields within a field in the order that the Hub's data sets have, and the hash of a document with them: pyarrow sorts what it
+    infers."""
+    import datasets
+    inferred = datasets.Dataset.from_list(records).features
+    features = {key: {inner: inferred[key][inner] for inner in value} if isinstance(value, dict) else inferred[key]
+                for key, value in records[0].items()}
+    return datasets.Dataset.from_list(records, features=datasets.Features(features))
+
+
 def prepare_harness():
     """Its own downloads and windows give way to ours; returns what knows its tasks."""
     import datasets
@@ -313,7 +323,7 @@ def prepare_harness():
 
     def download(self, *_, **__):
         splits = READERS[self.DATASET_PATH](self.DATASET_NAME)
-        self.dataset = datasets.DatasetDict({split: datasets.Dataset.from_list(records) for split, records in splits.items()})
+        self.dataset = datasets.DatasetDict({split: data_set(records) for split, records in splits.items()})
         for key in ("training_split", "validation_split", "test_split"):
             if getattr(self.config, key) not in (None, *splits):
                 setattr(self.config, key, None)
