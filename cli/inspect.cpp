@@ -1,4 +1,5 @@
-// moe inspect: what a folder holds; nothing but headers is read.
+// moe inspect: what a folder holds, from its headers alone; with --against, how far its experts
+// have moved.
 
 #include "core/model/convert/inspect.h"
 
@@ -11,6 +12,7 @@
 #include "cli/progress.h"
 #include "core/base/option.h"
 #include "core/base/terminal_text.h"
+#include "core/model/convert/expert_distances.h"
 
 namespace moe::cli {
 
@@ -68,11 +70,42 @@ void print_table(const model::Inspection& model) {
   }
 }
 
+void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
+  fmt::print("\nmean cosines, 1 being alike, against {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
+             terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
+             "between routers", "routers to the other");
+  for (const auto& layer : layers) {
+    fmt::print("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
+               layer.to_other, layer.between_routers,
+               layer.router_to_other ? fmt::format("{:.6f}", *layer.router_to_other) : "-");
+  }
+}
+
+void inspect_one(const std::string& folder, const std::string& against, bool json) {
+  const model::Inspection model = model::inspect(folder);
+  std::vector<model::LayerDistances> distances;
+  if (!against.empty()) {
+    distances = model::expert_distances(io::Checkpoint(folder), io::Checkpoint(against));
+  }
+  if (json) {
+    OrderedJson out = model::to_json(model);
+    if (!against.empty()) {
+      out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
+    }
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  print_table(model);
+  if (!against.empty()) {
+    print_distances(distances, against);
+  }
+}
+
 }  // namespace
 
 void add_inspect(CLI::App& app) {
   struct Flags {
-    std::string folder;
+    std::string folder, against;
     bool json = false;
   };
   auto flags = std::make_shared<Flags>();
@@ -81,14 +114,10 @@ void add_inspect(CLI::App& app) {
   command->option_defaults()->group(group::kModel);
   command->add_option("MODEL", flags->folder, "a model folder")->required();
   add_json(*command, flags->json);
-  command->callback([flags] {
-    const model::Inspection model = model::inspect(flags->folder);
-    if (flags->json) {
-      fmt::print("{}\n", model::to_json(model).dump(2));
-    } else {
-      print_table(model);
-    }
-  });
+  command->add_option("--against", flags->against,
+                      "also how far the experts are from each other and from this folder's: the "
+                      "parent, or the same mixture at another time (reads all experts)");
+  command->callback([flags] { inspect_one(flags->folder, flags->against, flags->json); });
 }
 
 }  // namespace moe::cli

@@ -30,7 +30,9 @@ constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
   std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text, gate_scale = "1",
-                          calibration, device;
+                          calibration, device, rest = "base", vary = "none";
+  std::vector<std::string> expert_parents;
+  std::optional<int64_t> experts;
   double router_std = -1;
   route::RouterRequest router;
   model::UpcycleSettings settings;
@@ -54,6 +56,15 @@ std::optional<double> gate_scale_of(const std::string& text) {
 model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   model::UpcycleSettings settings = flags.settings;
   settings.out = flags.out;
+  for (const auto& text : flags.expert_parents) {
+    settings.expert_parents.push_back(model::parse_expert_parent(text));
+  }
+  if (!settings.expert_parents.empty()) {
+    settings.experts = model::count_copies(settings.expert_parents);
+  }
+  settings.experts = flags.experts.value_or(settings.experts);
+  settings.mean_rest = flags.rest == "mean";
+  settings.vary = model::parse_variation(flags.vary);
   // The default keeps the parent's function exactly and gives every token two experts to learn
   // from.
   settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
@@ -109,16 +120,16 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
 
 // `before` is called when the folder is written and the comparison begins.
 model::Certify certifier(const UpcycleFlags& flags, const io::Checkpoint& dense,
-                         std::function<void()> before) {
+                         const std::string& difference, std::function<void()> before) {
   if (!is_verified(flags)) {
     return {};
   }
   auto text = model::verify_text(dense, flags.verify_text,
                                  kVerifyTokens);  // refused before a byte is written
   text.device = device_of(flags.device);
-  return [&dense, text, before](const std::filesystem::path& staged) {
+  return [&dense, text, difference, before](const std::filesystem::path& staged) {
     before();
-    return model::certify_equality(dense, io::Checkpoint(staged), text);
+    return model::certify_equality(dense, io::Checkpoint(staged), text, difference);
   };
 }
 
@@ -204,7 +215,8 @@ void run(const UpcycleFlags& flags) {
       progress.finish();
     }
   };
-  const model::Certify certify = certifier(flags, dense, written);
+  const model::Certify certify =
+      certifier(flags, dense, model::changes_function(settings), written);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report = model::upcycle(
       dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate);
@@ -227,7 +239,23 @@ void add_upcycle(CLI::App& app) {
   command->add_option("-o,--out", flags->out, "the folder to write")
       ->required()
       ->group(group::kOutput);
-  command->add_option("--experts", flags->settings.experts, "experts in each MoE layer (8)");
+  command->add_option("--experts", flags->experts,
+                      "experts in each MoE layer (8, or as many as --expert makes)");
+  command
+      ->add_option("--expert", flags->expert_parents,
+                   "FOLDER[:N]: N experts (1) are copies of this dense folder's feed-forwards; "
+                   "given once for each parent")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command
+      ->add_option("--rest", flags->rest,
+                   "with --expert, where all but the experts is from: base (default), or the mean "
+                   "of the parents")
+      ->check(CLI::IsMember({"base", "mean"}));
+  command->add_option("--vary", flags->vary,
+                      "copies that differ: drop:R draws the share R of each expert's dimensions "
+                      "anew (drop:R,separate: of each matrix apart), noise:S adds S deviations of "
+                      "each matrix (none)");
   command->add_option("--layers", flags->settings.layers,
                       "even (default), odd, all, or a list like 0,3,5 or 0-3");
   add_router_flags(*command, flags->router);

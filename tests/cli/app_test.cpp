@@ -83,9 +83,9 @@ TEST_CASE("an unknown word names the nearest known one", "[cli]") {
   CHECK(command.exit_code == 2);
   CHECK(command.err.find("unknown command 'upcicle', did you mean 'upcycle'?") !=
         std::string::npos);
-  const auto flag = run_moe({"upcycle", "x", "-o", "y", "--expert", "8"});
+  const auto flag = run_moe({"upcycle", "x", "-o", "y", "--exprts", "8"});
   CHECK(flag.exit_code == 2);
-  CHECK(flag.err.find("unknown flag '--expert', did you mean '--experts'?") != std::string::npos);
+  CHECK(flag.err.find("unknown flag '--exprts', did you mean '--experts'?") != std::string::npos);
   const auto nothing = run_moe({});
   CHECK(nothing.exit_code == 2);
 }

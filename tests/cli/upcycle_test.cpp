@@ -282,5 +282,70 @@ TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run he
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
 }
 
+TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", "[cli][upcycle]") {
+  const TempDir folder;
+  const std::string base = (folder / "base").string(), code = (folder / "code").string(),
+                    out = (folder / "out").string();
+  test::write_tiny_checkpoint(base);
+  test::write_tiny_checkpoint(code, {.seed = 2});
+  auto run = run_moe({"upcycle", base, "-o", out, "--expert", base, "--expert", code + ":3",
+                      "--rest", "mean", "--vary", "drop:0.5", "--verify", "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "stdout");
+  CHECK(json["experts"] == 4);
+  CHECK(json["experts_from"][1]["experts"] == Json({1, 2, 3}));
+  CHECK(json["rest"] == "mean");
+  CHECK(json["vary"] == "drop:0.5");
+  const Json& certificate = json["certificate"];
+  CHECK(certificate["preserves_function"] == false);
+  CHECK(certificate["words"].get<std::string>().find(
+            "no longer the dense folder's: the experts come from other parents and the copies are "
+            "varied (drop:0.5); measured over ") != std::string::npos);
+  CHECK(certificate["mean_kl"].get<double>() > 0);
+  CHECK(certificate["parent_perplexity"].get<double>() > 1);
+  CHECK(certificate["perplexity"] != certificate["parent_perplexity"]);
+
+  run = run_moe({"inspect", out, "--against", code});
+  INFO(run.err);
+  CHECK(run.exit_code == 0);
+  CHECK(run.out.find("mean cosines, 1 being alike, against " + code) != std::string::npos);
+  run = run_moe({"inspect", out, "--against", code, "--json"});
+  const Json against = parse_json(run.out, "stdout")["against"];
+  REQUIRE(against["layers"].size() == 2);
+  CHECK(against["layers"][1]["layer"] == 2);
+  CHECK(against["layers"][1]["cosine_between_experts"].get<double>() < 1);
+  CHECK(against["layers"][1]["cosine_of_router_rows_to_other"].is_null());
+}
+
+TEST_CASE("parents and variations that cannot be are refused, and nothing is left behind",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const std::string base = (folder / "base").string(), wide = (folder / "wide").string(),
+                    out = (folder / "out").string();
+  test::write_tiny_checkpoint(base);
+  test::write_tiny_checkpoint(wide, {.hidden = 32});
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--expert", wide + ":2"}, "hidden_size is 32, but 16"},
+      {{"--expert", (folder / "nosuch:2").string()}, "nosuch"},
+      {{"--expert", base + ":0"}, "the number of copies"},
+      {{"--expert", base, "--experts", "8"}, "--experts 8: the --expert folders make 1"},
+      {{"--rest", "mean"}, "--rest mean: is the mean of --expert folders"},
+      {{"--vary", "drop:1"}, "--vary drop:1: the share"},
+      {{"--vary", "drop:0"}, "--vary drop:0: the share"},
+      {{"--vary", "drop:0.01"}, "--vary drop:0.01: less than one of 24 dimensions"},
+      {{"--vary", "stir"}, "--vary 'stir': is none of"}};
+  for (const auto& [words, sentence] : cases) {
+    std::vector<std::string> command = {"upcycle", base, "-o", out};
+    command.insert(command.end(), words.begin(), words.end());
+    const auto run = run_moe(command);
+    INFO(run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(sentence) != std::string::npos);
+    CHECK(run.err.find('\n') + 1 == run.err.size());
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"base", "wide"});
+  }
+}
+
 }  // namespace
 }  // namespace moe

@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
 constexpr int64_t kMaxExperts = 65536;
+constexpr std::string_view kExperts = ".mlp.experts.";
 
 void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
                     const ModelConfig& parent) {
@@ -29,6 +30,15 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   if (settings.experts < 1 || settings.experts > kMaxExperts) {
     throw UserError("--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
   }
+  const int64_t copies = count_copies(settings.expert_parents);
+  if (!settings.expert_parents.empty() && copies != settings.experts) {
+    throw UserError("--experts {}: the --expert folders make {}; leave --experts out, or say it",
+                    settings.experts, copies);
+  }
+  if (settings.expert_parents.empty() && settings.mean_rest) {
+    throw UserError("--rest mean: is the mean of --expert folders, and there are none");
+  }
+  check_variation(settings.vary, parent.intermediate_size);
   route::check_router(settings.router, settings.experts);
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
   if (ranks < 1 || settings.experts % ranks != 0) {
@@ -48,6 +58,16 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   if (settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0)) {
     throw UserError("--router-std {}: must be zero or a positive number", *settings.router_std);
   }
+}
+
+std::string name_of(const io::Checkpoint& checkpoint) {
+  return fs::canonical(checkpoint.folder()).filename().string();
+}
+
+std::string config_sha256(const io::Checkpoint& checkpoint) {
+  Sha256 hash;
+  hash.update(io::MappedFile(checkpoint.folder() / "config.json").bytes());
+  return hash.hex();
 }
 
 std::string config_dtype(io::DType dtype) {
@@ -91,42 +111,76 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
   moe.entropy_coef = route::default_entropy_coef(settings.router);
   moe.router_std = settings.router_std.value_or(parent.initializer_range);
   moe.router_seed = settings.seed;
-  moe.source_name = fs::canonical(dense.folder()).filename().string();
+  moe.source_name = name_of(dense);
   moe.source_sha256 = sha256;
   child.moe = std::move(moe);
   return child;
 }
 
-// One tensor of the child: drawn if it is a router, else a copy of the parent's, converted where
-// types differ.
-io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
-                              const MoeConfig& moe, std::optional<io::DType> target) {
-  if (is_router(info.name)) {
-    const double std = moe.router_std;
-    const auto seed = static_cast<uint64_t>(moe.router_seed);
-    return {info, [info, std, seed](io::SafetensorsWriter& writer) {
-              write_normal(writer, info, std, seed, info.name);
-            }};
-  }
-  const std::string source = dense_name(info.name);
-  const io::DType from = dense.info(source).dtype;
-  info.dtype = target.value_or(from);
+// The tensor `source` of a parent as `info` describes it: its bytes, converted where types differ.
+io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                               const std::string& source) {
+  const io::DType from = parent.info(source).dtype;
   if (info.dtype == from) {
-    return {info, [&dense, source](io::SafetensorsWriter& writer) {
-              writer.copy(dense.file_of(source), source);
+    return {info, [&parent, source](io::SafetensorsWriter& writer) {
+              writer.copy(parent.file_of(source), source);
             }};
   }
-  return {info, [&dense, source, from, to = info.dtype](io::SafetensorsWriter& writer) {
-            const io::SafetensorsFile& file = dense.file_of(source);
+  return {info, [&parent, source, from, to = info.dtype](io::SafetensorsWriter& writer) {
+            const io::SafetensorsFile& file = parent.file_of(source);
             write_converted(file.bytes(source), from, writer, to);
             file.file().drop(file.bytes(source));
           }};
 }
 
+io::TensorSource varied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                               const std::string& source, const Variation& variation,
+                               uint64_t seed) {
+  return {info, [&parent, info, source, variation, seed](io::SafetensorsWriter& writer) {
+            const io::SafetensorsFile& file = parent.file_of(source);
+            const auto copy = file.bytes(source);
+            write_varied(writer, {info, copy, parent.info(source).dtype}, variation, seed);
+            file.file().drop(copy);
+          }};
+}
+
+// 7 of model.layers.3.mlp.experts.7.up_proj.weight, nothing of other tensors.
+std::optional<int64_t> expert_index(const std::string& name) {
+  const size_t begin = name.find(kExperts);
+  return begin == std::string::npos
+             ? std::nullopt
+             : std::optional(std::stoll(name.substr(begin + kExperts.size())));
+}
+
+// One tensor of the child: drawn if it is a router, else from the dense folder or from other
+// parents.
+io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
+                              const UpcycleSettings& settings, const UpcyclePlan& plan) {
+  const MoeConfig& moe = *plan.child.moe;
+  const auto seed = static_cast<uint64_t>(moe.router_seed);
+  if (is_router(info.name)) {
+    return {info, [info, std = moe.router_std, seed](io::SafetensorsWriter& writer) {
+              write_normal(writer, info, std, seed, info.name);
+            }};
+  }
+  const std::string source = dense_name(info.name);
+  info.dtype = target_dtype(settings.dtype).value_or(dense.info(source).dtype);
+  if (const auto expert = expert_index(info.name)) {
+    const io::Checkpoint& parent = plan.expert_parents->of_expert(*expert);
+    return settings.vary ? varied_tensor(info, parent, source, settings.vary, seed)
+                         : copied_tensor(info, parent, source);
+  }
+  if (settings.mean_rest) {
+    return {info, [info, parents = plan.expert_parents](io::SafetensorsWriter& writer) {
+              write_mean(writer, info, parents->folders());
+            }};
+  }
+  return copied_tensor(info, dense, source);
+}
+
 void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, UpcyclePlan& plan) {
-  const auto target = target_dtype(settings.dtype);
   for (const auto& info : expected_tensors(plan.child)) {
-    plan.tensors.push_back(child_tensor(info, dense, *plan.child.moe, target));
+    plan.tensors.push_back(child_tensor(info, dense, settings, plan));
   }
   for (const auto& info : shared_expert_tensors(plan.child)) {
     plan.tensors.push_back(
@@ -138,22 +192,51 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
 }
 
 // --force may replace an old result, never the model it is made from.
-void check_out(const fs::path& dense, const fs::path& out) {
-  if (io::lies_in(dense, out)) {
-    throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
-                    dense.string());
+void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::path& out) {
+  const auto check = [&](const fs::path& parent) {
+    if (io::lies_in(parent, out)) {
+      throw UserError("{}: holds the dense model {}; give another output folder", out.string(),
+                      parent.string());
+    }
+  };
+  check(dense.folder());
+  for (const auto& parent : plan.expert_parents->folders()) {
+    check(parent->folder());
   }
+}
+
+OrderedJson describe_source(const std::string& name, const std::string& config_sha256,
+                            const std::string& sampled_sha256) {
+  return {{"name", name},
+          {"config_sha256", config_sha256},
+          {"tensor_names_types_shapes_and_first_4096_bytes_sha256", sampled_sha256}};
+}
+
+// Which expert is whose; null where all are the dense folder's.
+OrderedJson describe_parents(const ExpertParents& parents) {
+  OrderedJson list;
+  for (const auto& parent : parents.folders()) {
+    OrderedJson entry =
+        describe_source(name_of(*parent), config_sha256(*parent), sampled_sha256(*parent));
+    entry["experts"] = parents.experts_of(*parent);
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale) {
   const MoeConfig& moe = *plan.child.moe;
-  const route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
+  route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
+  if (const std::string reason = changes_function(settings); !reason.empty()) {
+    preserves = {false, reason};
+  }
   OrderedJson out;
   out["moe_version"] = kVersion;
-  out["source"] = {{"name", moe.source_name},
-                   {"config_sha256", plan.config_sha256},
-                   {"tensor_names_types_shapes_and_first_4096_bytes_sha256", plan.sampled_sha256}};
+  out["source"] = describe_source(moe.source_name, plan.config_sha256, plan.sampled_sha256);
   out["experts"] = moe.experts;
+  out["experts_from"] = describe_parents(*plan.expert_parents);
+  out["rest"] = settings.mean_rest ? "mean" : "base";
+  out["vary"] = to_string(settings.vary);
   out["layers"] = moe.layers;
   out["layers_flag"] = settings.layers;
   out["router"] = route::to_string(moe.router);
@@ -172,7 +255,6 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
 }  // namespace
 
 std::string dense_name(const std::string& name) {
-  static constexpr std::string_view kExperts = ".mlp.experts.";
   const size_t begin = name.find(kExperts);
   if (begin == std::string::npos) {
     return name;
@@ -180,6 +262,15 @@ std::string dense_name(const std::string& name) {
   const size_t dot = name.find('.', begin + kExperts.size());
   MOE_CHECK(dot != std::string::npos, "{}", name);
   return name.substr(0, begin) + ".mlp" + name.substr(dot);
+}
+
+std::string changes_function(const UpcycleSettings& settings) {
+  std::string reason = settings.expert_parents.empty() ? "" : "the experts come from other parents";
+  if (settings.vary) {
+    reason += fmt::format("{}the copies are varied ({})", reason.empty() ? "" : " and ",
+                          to_string(settings.vary));
+  }
+  return reason.empty() ? "" : "no longer the dense folder's: " + reason;
 }
 
 std::string sampled_sha256(const io::Checkpoint& checkpoint) {
@@ -199,10 +290,9 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
   plan.parent = parse_config(dense.config(), dense.config_name());
   check_settings(settings, dense, plan.parent);
   check_tensors(dense, plan.parent);
-  const io::MappedFile config_file(dense.folder() / "config.json");
-  Sha256 config_hash;
-  config_hash.update(config_file.bytes());
-  plan.config_sha256 = config_hash.hex();
+  plan.expert_parents =
+      std::make_shared<const ExpertParents>(dense, plan.parent, settings.expert_parents);
+  plan.config_sha256 = config_sha256(dense);
   plan.sampled_sha256 = sampled_sha256(dense);
   // Read back as any reader will: whatever a config may not say is refused before the first byte.
   plan.child = child_config(dense, settings, plan.parent, plan.sampled_sha256);
@@ -217,7 +307,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes,
                     const Certify& certify, const Calibrate& calibrate) {
   MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
-  check_out(dense.folder(), settings.out);
+  check_out(dense, plan, settings.out);
   io::check_space(settings.out, plan.bytes + kSpaceMargin);
   io::StagedFolder staged(settings.out, settings.force);
   ModelConfig child = plan.child;

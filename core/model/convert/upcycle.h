@@ -1,12 +1,14 @@
 #pragma once
 // A dense folder of LLaMA or its kin becomes a mixture of experts: in the chosen layers every
 // expert is a bitwise copy of that layer's dense feed-forward, the router is drawn from N(0,
-// std^2), all else is copied (Rectify-Router, section 5.1). Bytes go from the mapped parent to the
+// std^2), all else is copied (Rectify-Router, section 5.1). Experts may come from other parents
+// (expert_parents.h), and copies may differ (variation.h). Bytes go from the mapped parents to the
 // new files in blocks; no tensor is ever held, so memory does not grow with the model.
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +17,8 @@
 #include "core/io/checkpoint.h"
 #include "core/model/config/config.h"
 #include "core/model/config/weights.h"
+#include "core/model/convert/expert_parents.h"
+#include "core/model/convert/variation.h"
 
 namespace moe::model {
 
@@ -33,13 +37,17 @@ struct UpcycleSettings {
   std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
   std::optional<double> gate_scale = 1.0;  // empty: auto, `calibrate` of upcycle() says
   int64_t granularity =
-      1;               // any other is refused: slices of one feed-forward are not equal experts
-  bool force = false;  // replace OUT if it is there
+      1;  // any other is refused: slices of one feed-forward are not equal experts
+  std::vector<ExpertParent> expert_parents;  // of the E experts in turn; empty: the dense folder
+  bool mean_rest = false;  // all but experts and routers is the mean of expert_parents
+  Variation vary;          // of every expert
+  bool force = false;      // replace OUT if it is there
 };
 
 // Everything that is known before the first byte is written.
 struct UpcyclePlan {
   ModelConfig parent, child;
+  std::shared_ptr<const ExpertParents> expert_parents;
   std::vector<io::TensorSource>
       tensors;         // read from the parent's Checkpoint, which must outlive the plan
   uint64_t bytes = 0;  // of tensor data
@@ -49,7 +57,8 @@ struct UpcyclePlan {
 };
 
 // UserError: the parent is a mixture already, experts or layers out of range, k > E, ranks that do
-// not divide E, tensors that do not fit the config.
+// not divide E, tensors that do not fit the config, parents of experts that do not fit the folder
+// or the number of experts.
 UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings);
 
 // Called with the bytes of tensor data written so far.
@@ -74,6 +83,10 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes = {},
                     const Certify& certify = {}, const Calibrate& calibrate = {});
+
+// Why a mixture computes another function than its dense folder whatever its router does; empty
+// where nothing but the router does.
+std::string changes_function(const UpcycleSettings& settings);
 
 // SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
 // apart without reading them whole, and does not depend on how they are cut into shards.

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -51,20 +52,31 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
 
 // gate_scale is named where there is one, or would be.
 std::string conclusion(const Certificate& certificate, const route::RouterSettings& router,
-                       bool names_scale) {
-  const auto preserves = route::preserves_function(router, certificate.gate_scale);
+                       bool names_scale, const std::string& difference) {
+  const std::string function = difference.empty()
+                                   ? route::preserves_function(router, certificate.gate_scale).words
+                                   : difference;
   return fmt::format(
-      "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, "
-      "mean KL {:.2e} "
-      "nats, "
-      "{:.1f} % of requests dropped",
+      "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, mean KL {:.2e} "
+      "nats, perplexity {:.4g} -> {:.4g}, {:.1f} % of requests dropped",
       route::to_string(router),
-      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
-      preserves.words, certificate.tokens, certificate.text, certificate.max_abs_logit_difference,
-      certificate.mean_kl, 100 * certificate.dropped_share);
+      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "", function,
+      certificate.tokens, certificate.text, certificate.max_abs_logit_difference,
+      certificate.mean_kl, certificate.parent_perplexity, certificate.perplexity,
+      100 * certificate.dropped_share);
 }
 
-// Adds one window's difference; the KL is left a sum over tokens.
+// -sum of log p of each token behind the first: [T, V] log-probabilities, T ids.
+double next_token_nats(const Tensor& log_probabilities, const std::vector<int64_t>& ids) {
+  const auto predicted = static_cast<int64_t>(ids.size()) - 1;
+  const Tensor next = at::tensor(ids, at::kLong).slice(0, 1).to(log_probabilities.device());
+  return -log_probabilities.slice(0, 0, predicted)
+              .gather(1, next.unsqueeze(1))
+              .sum()
+              .item<double>();
+}
+
+// Adds one window's difference; the KL and the perplexities are left sums of nats over tokens.
 void compare_window(const Llama& parent, const Llama& child, const std::vector<int64_t>& ids,
                     const RoutingOptions& routing, Certificate& certificate,
                     route::CounterValues& counted) {
@@ -77,6 +89,8 @@ void compare_window(const Llama& parent, const Llama& child, const std::vector<i
   const Tensor log_p = expected.to(at::kDouble).log_softmax(-1);
   const Tensor log_q = actual.to(at::kDouble).log_softmax(-1);
   certificate.mean_kl += (log_p.exp() * (log_p - log_q)).sum().item<double>();
+  certificate.parent_perplexity += next_token_nats(log_p, ids);
+  certificate.perplexity += next_token_nats(log_q, ids);
   for (const auto& layer : route::read_counters(result.counters)) {
     counted.add(layer);
   }
@@ -105,6 +119,8 @@ std::optional<io::Tokenizer> tokenizer_of(const io::Checkpoint& parent, int64_t 
 OrderedJson to_json(const Certificate& certificate) {
   return {{"max_abs_logit_difference", certificate.max_abs_logit_difference},
           {"mean_kl", certificate.mean_kl},
+          {"parent_perplexity", certificate.parent_perplexity},
+          {"perplexity", certificate.perplexity},
           {"tokens", certificate.tokens},
           {"gate_scale", certificate.gate_scale},
           {"dropped_share", certificate.dropped_share},
@@ -171,7 +187,8 @@ uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c1
 }
 
 Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
-                            const VerifyText& text, std::optional<double> gate_scale) {
+                            const VerifyText& text, std::optional<double> gate_scale,
+                            const std::string& difference) {
   const at::NoGradGuard no_gradients;
   const Llama parent_model = Llama::load(parent, {}, text.device, Storage::kStored);
   const Llama child_model = Llama::load(child, {}, text.device, Storage::kStored);
@@ -182,26 +199,32 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.text = text.name;
   certificate.tokens = static_cast<int64_t>(text.ids.size());
   certificate.gate_scale = *routing.gate_scale;
-  certificate.preserves = route::preserves_function(routing.router, *routing.gate_scale).exact;
+  certificate.preserves =
+      difference.empty() && route::preserves_function(routing.router, *routing.gate_scale).exact;
+  int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
     compare_window(parent_model, child_model, ids, routing, certificate, counted);
+    predicted += static_cast<int64_t>(ids.size()) - 1;
+  }
+  for (double* nats : {&certificate.parent_perplexity, &certificate.perplexity}) {
+    *nats = std::exp(*nats / static_cast<double>(std::max<int64_t>(1, predicted)));
   }
   certificate.mean_kl /= static_cast<double>(std::max<int64_t>(1, certificate.tokens));
   certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
-  certificate.words =
-      conclusion(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0);
+  certificate.words = conclusion(certificate, routing.router,
+                                 gate_scale || certificate.gate_scale != 1.0, difference);
   return certificate;
 }
 
 OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
-                             const VerifyText& text) {
-  const Certificate certificate = verify_equality(parent, child, text);
+                             const VerifyText& text, const std::string& difference) {
+  const Certificate certificate = verify_equality(parent, child, text, {}, difference);
   OrderedJson json = to_json(certificate);
   if (certificate.gate_scale != 1.0) {
-    json["without_gate_scale"] = to_json(verify_equality(parent, child, text, 1.0));
+    json["without_gate_scale"] = to_json(verify_equality(parent, child, text, 1.0, difference));
   }
   return json;
 }

@@ -24,7 +24,8 @@ struct Certificate {
   double dropped_share = 0;  // requests that found no slot, of all requests
   std::string
       text;  // what was read: a file, the embedded text, or counted ids where there is no tokenizer
-  bool preserves = false;  // whether this router computes the parent's function by construction
+  double parent_perplexity = 0, perplexity = 0;  // exp of the mean nats a predicted token
+  bool preserves = false;  // whether parent and child compute one function by construction
                            // (core/route/README.md)
   std::string words;       // the conclusion in a sentence
 };
@@ -50,12 +51,15 @@ std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text, const M
 uint64_t verify_bytes(const io::Checkpoint& parent, const ModelConfig* child, c10::Device device);
 
 // Runs both folders in f32 over the windows of `text`. `gate_scale` stands in for the child's own.
+// `difference` says why the child's weights give another function than the parent's
+// (changes_function(), upcycle.h).
 Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
-                            const VerifyText& text, std::optional<double> gate_scale = {});
+                            const VerifyText& text, std::optional<double> gate_scale = {},
+                            const std::string& difference = "");
 
 // The certificate of `child` as JSON; where its gate_scale is not 1, what it would be with 1 stands
 // inside as "without_gate_scale", so that the difference is seen.
 OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
-                             const VerifyText& text);
+                             const VerifyText& text, const std::string& difference = "");
 
 }  // namespace moe::model
