@@ -116,7 +116,9 @@ class Scratch:
         self.inputs = digest(self.config, *self.recipes.values(), self.data, self.held_out, TINY / "model" / "tokenizer.model")
 
     def make(self, row, seed, folder):
-        moe("init", self.config, "-o", folder / "model", "--tokenizer", TINY / "model", "--seed", seed, "--quiet", *row.make)
+        recipe = self.recipes["table" if row.make else "dense"]
+        moe("init", self.config, "-o", folder / "model", "--tokenizer", TINY / "model", "--config", recipe, "--seed", seed, "--quiet",
+            *row.make)
         return folder / "model"
 
     def train(self, row, model, seed, folder, flags):
