@@ -153,6 +153,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["source"] = {{"name", moe.source_name},
                    {"config_sha256", plan.config_sha256},
                    {"tensor_names_types_shapes_and_first_4096_bytes_sha256", plan.sampled_sha256}};
+  if (settings.last_lr) {
+    out["source"]["last_learning_rate"] = *settings.last_lr;
+  }
   out["experts"] = moe.experts;
   out["layers"] = moe.layers;
   out["layers_flag"] = settings.layers;
