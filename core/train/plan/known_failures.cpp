@@ -14,9 +14,9 @@ namespace moe::train {
 
 namespace {
 
-// E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1: summed from the first term on, each made from
-// the one before. Terms rise up to the mean and fall after it, so the sum may end only there.
-double expected_excess(int64_t n, double p, int64_t above) {
+// E[(X - above)+] of X ~ Binomial(n, p), 0 < p < 1 and `above` not below the mean: term by term,
+// each made from the one before, until the rest no longer counts.
+double upper_tail(int64_t n, double p, int64_t above) {
   const auto count = static_cast<double>(n);
   const auto first = static_cast<double>(above + 1);
   double probability =
@@ -26,12 +26,19 @@ double expected_excess(int64_t n, double p, int64_t above) {
   for (double x = first; x <= count; ++x) {
     const double term = (x - first + 1) * probability;
     sum += term;
-    if (x > count * p && term < 1e-17 * sum) {
+    if (term <= 1e-17 * sum) {
       break;
     }
     probability *= (count - x) / (x + 1) * p / (1 - p);
   }
   return sum;
+}
+
+// The same for any `above`: where that is below the mean, E[X] - above + E[(above - X)+], and n - X
+// is binomial too.
+double expected_excess(int64_t n, double p, int64_t above) {
+  const double beyond = static_cast<double>(n) * p - static_cast<double>(above);
+  return beyond > 0 ? beyond + upper_tail(n, 1 - p, n - above) : upper_tail(n, p, above);
 }
 
 void check_router_gradient(const StartingPoint& start, std::vector<std::string>& found) {
@@ -52,10 +59,10 @@ void check_refusals(const StartingPoint& start, std::vector<std::string>& found)
     return;
   }
   found.push_back(fmt::format(
-      "warning: capacity is counted over {} tokens a logical rank, so few that a router which "
-      "chose "
-      "evenly at random would have {:.1f} % of its requests refused by chance alone; a larger "
-      "--micro-batch or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
+      "warning: capacity is counted over {} tokens a logical rank, where a router that chooses "
+      "evenly "
+      "at random has {:.1f} % of its requests refused by chance alone; a larger --micro-batch or "
+      "--seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
       start.rank_tokens, 100 * share));
 }
 

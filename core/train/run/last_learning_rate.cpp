@@ -16,12 +16,14 @@ namespace {
 
 constexpr std::streamoff kTail = std::streamoff{4} << 20;  // a line of thousands of experts fits
 
-std::optional<double> number_of(const Json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  if (!object.is_object() || found == object.end() || !found->is_number()) {
-    return std::nullopt;
-  }
-  return found->get<double>();
+// The value of `key` where `json` is an object that has it, else null.
+Json value_of(const Json& json, const char* key) {
+  return json.is_object() ? json.value(key, Json()) : Json();
+}
+
+std::optional<double> number_of(const Json& json, const char* key) {
+  const Json value = value_of(json, key);
+  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
 }
 
 std::optional<double> of_checkpoint(const fs::path& model) {
@@ -40,7 +42,7 @@ std::optional<double> of_mixture(const fs::path& model) {
     return std::nullopt;
   }
   const Json report = read_json(file, uint64_t{1} << 24);
-  return number_of(report.value("source", Json()), "last_learning_rate");
+  return number_of(value_of(report, "source"), "last_learning_rate");
 }
 
 // Of the last whole line of RUN/metrics.jsonl that has one; runs may have millions of lines.

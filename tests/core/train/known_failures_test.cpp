@@ -87,6 +87,7 @@ TEST_CASE("the share refused by chance is that of all choices, counted", "[train
   CHECK(share("top2", 4, 4) == Approx(counted_share(4, 4, 2, 2)));
   CHECK(share("top2:cf=1", 5, 4) == Approx(counted_share(5, 4, 2, 2)));
   CHECK(share("top3:cf=1.5", 3, 4) == Approx(counted_share(3, 4, 3, 2)));
+  CHECK(share("top1:cf=0.5", 6, 3) == Approx(counted_share(6, 3, 1, 1)));  // slots below the mean
   CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token asks both experts
 }
 
@@ -100,6 +101,9 @@ TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
           Approx(0.398942 * sigma / (tokens / 8.0)).epsilon(tolerance));
   }
   CHECK(share_refused_by_chance(top1, 100'000'000, 8) < 1.1e-4);  // and takes no time
+  // Far below the mean every expert is full: what is refused is what has no slot.
+  CHECK(share_refused_by_chance(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
+  CHECK(share_refused_by_chance(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
   CHECK(share_refused_by_chance(top1, 1, 8) == 0);
   CHECK(share_refused_by_chance(top1, 0, 8) == 0);
   for (const char* router : {"top1:cf=inf", "topp:0.4", "relu:k=1", "expert-choice"}) {
@@ -135,7 +139,7 @@ TEST_CASE("what is known to fail is said in a sentence each, and nothing else is
   start = start_of("top1+ir", 8, 128);
   REQUIRE(known_failures(start).size() == 1);
   CHECK(mentions(known_failures(start), "over 128 tokens a logical rank"));
-  CHECK(mentions(known_failures(start), "have 9.3 % of its requests refused by chance alone"));
+  CHECK(mentions(known_failures(start), "has 9.3 % of its requests refused by chance alone"));
   CHECK(known_failures(start_of("top1:cf=1.5", 8, 128)).empty());  // slots enough
 }
 
