@@ -5,6 +5,7 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/terminal_text.h"
 
 namespace moe::cli {
 
@@ -91,6 +92,11 @@ void print_cluster(const TrainFlags& flags) {
   rates.nodes = flags.nodes.value_or(1);
   rates.gpus = flags.gpus.value_or(8);
   const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates, flags.mixture);
+  for (const auto& note : plan.notes) {
+    if (!flags.quiet) {
+      fmt::print(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
+    }
+  }
   if (flags.json) {
     fmt::print("{}\n", to_json(plan).dump());
     return;

@@ -4,7 +4,18 @@
 
 namespace moe::eval {
 
-EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
+std::vector<TextPair> right_answers(const std::vector<Question>& questions) {
+  std::vector<TextPair> pairs;
+  for (const auto& question : questions) {
+    if (!question.target.empty()) {
+      pairs.push_back({question.context, question.delimiter + question.target, question.where,
+                       question.source});
+    }
+  }
+  return pairs;
+}
+
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded, bool counts_routing) {
   EncodedTask encoded;
   if (loaded.task.output != OutputType::kGenerateUntil) {
     encoded.requests = encode_requests(encoder, text_pairs(loaded.questions));
@@ -13,11 +24,16 @@ EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded) {
   for (const auto& question : loaded.questions) {
     encoded.prompts.push_back(encode_prompt(encoder, loaded.task.generation, question.context));
   }
+  if (counts_routing) {
+    encoded.requests = encode_requests(encoder, right_answers(loaded.questions));
+  }
   return encoded;
 }
 
-EncodedTasks::EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks)
+EncodedTasks::EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks,
+                           bool counts_routing)
     : encoder_(std::move(encoder)),
+      counts_routing_(counts_routing),
       encoded_(tasks.size()),
       thread_([this, &tasks](const std::stop_token& stop) { encode_all(tasks, stop); }) {}
 
@@ -26,7 +42,7 @@ EncodedTasks::~EncodedTasks() = default;
 void EncodedTasks::encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop) {
   try {
     for (size_t i = 0; i < tasks.size() && !stop.stop_requested(); ++i) {
-      EncodedTask encoded = encode_task(encoder_, tasks[i]);
+      EncodedTask encoded = encode_task(encoder_, tasks[i], counts_routing_);
       const std::lock_guard lock(mutex_);
       encoded_[i] = std::move(encoded);
       done_ = i + 1;

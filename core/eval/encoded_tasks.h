@@ -14,19 +14,26 @@
 
 namespace moe::eval {
 
-// Requests to be scored, or prompts whose answers are generated.
+// Requests to be scored; or prompts whose answers are generated and, where routing is counted, each
+// question with its right answer as requests.
 struct EncodedTask {
   std::vector<Request> requests;
   std::vector<std::vector<int64_t>> prompts;
 };
 
 // UserError: a question that leaves nothing to score, or an answer longer than the window.
-EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded);
+EncodedTask encode_task(const TextEncoder& encoder, const LoadedTask& loaded,
+                        bool counts_routing = false);
+
+// Each question and its right answer, of a task whose answers are generated; questions without one
+// are left out.
+std::vector<TextPair> right_answers(const std::vector<Question>& questions);
 
 class EncodedTasks {
  public:
   // `tasks`, and what the encoder reads, must outlive this.
-  EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks);
+  EncodedTasks(TextEncoder encoder, const std::vector<LoadedTask>& tasks,
+               bool counts_routing = false);
   ~EncodedTasks();  // leaves the task in hand to its end
   EncodedTasks(const EncodedTasks&) = delete;
   EncodedTasks& operator=(const EncodedTasks&) = delete;
@@ -42,6 +49,7 @@ class EncodedTasks {
   void encode_all(const std::vector<LoadedTask>& tasks, const std::stop_token& stop);
 
   TextEncoder encoder_;
+  bool counts_routing_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<EncodedTask> encoded_;  // [tasks]; the first done_ of them stand

@@ -72,7 +72,9 @@ void tell_generation(const EvalEvents& events, const EvalSettings& settings,
         "token's expert must not depend on what is computed beside it");
   }
   if (any && !settings.stats.empty()) {
-    events.notify("routing is not counted while answers are generated; --stats leaves them out");
+    events.notify(
+        "routing is not counted while answers are generated: --stats counts each question with its "
+        "right answer as one text");
   }
 }
 
@@ -91,10 +93,23 @@ void tell_cut(const EvalEvents& events, const std::string& what, int64_t cut, in
   }
 }
 
+std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
+  std::vector<RequestLabel> labels;
+  for (const auto& pair : pairs) {
+    labels.push_back({pair.source, false});
+  }
+  return labels;
+}
+
 TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encoded,
                     int64_t resamples) {
   if (loaded.task.output == OutputType::kGenerateUntil) {
     std::vector<std::string> answers = runner.generate(loaded, encoded.prompts);
+    if (!encoded.requests.empty()) {
+      std::vector<RequestLabel> labels = labels_of(right_answers(loaded.questions));
+      std::for_each(labels.begin(), labels.end(), [](auto& label) { label.is_gold = true; });
+      runner.run(loaded.task.name, encoded.requests, labels);
+    }
     return make_generated_report(std::move(loaded), std::move(answers));
   }
   Scores scores =
@@ -102,14 +117,6 @@ TaskReport run_task(Runner& runner, LoadedTask loaded, const EncodedTask& encode
   TaskReport report = make_task_report(std::move(loaded), std::move(scores), resamples);
   report.cut_choices = count_cut(encoded.requests);
   return report;
-}
-
-std::vector<RequestLabel> labels_of(const std::vector<TextPair>& pairs) {
-  std::vector<RequestLabel> labels;
-  for (const auto& pair : pairs) {
-    labels.push_back({pair.source, false});
-  }
-  return labels;
 }
 
 std::vector<std::string> names_of(const std::vector<LoadedTask>& tasks) {
@@ -143,7 +150,8 @@ PreparedEvaluation::PreparedEvaluation(const EvalSettings& settings, const EvalE
       settings_(settings),
       events_(events),
       tasks_(std::move(tasks)),
-      encoded_(encoder_of(opened, settings.compat), tasks_) {
+      encoded_(encoder_of(opened, settings.compat), tasks_,
+               /*counts_routing=*/!settings.stats.empty()) {
   for (const auto& loaded : tasks_) {
     tell_subset(events, loaded);
   }

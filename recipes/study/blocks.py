@@ -12,6 +12,7 @@ class Row:
     make: list = field(default_factory=list)   # flags of moe upcycle or moe init; empty: the dense parent itself
     train: list = field(default_factory=list)  # flags of moe train, over the block's
     at_test: list = field(default_factory=list)  # (name, flags of moe eval): the trained row, asked in other ways
+    config: str = ""  # of a row from scratch: a file beside this one; empty: the block's
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Claim:
     id: str        # of the list in recipes/study/README.md
     text: str
     better: str    # a row, or "row / at-test name"
-    worse: str
+    worse: str     # empty: the measure itself is above zero
     published: str
     measure: str = "accuracy"
 
@@ -105,6 +106,8 @@ TOP_P = Block(
             Claim("C16", "top-2 beats the dense model", "top2", "dense", "+2.2", "held_out"),
             Claim("C16", "top-2 beats top-1", "top2", "top1", "+1.1", "held_out"),
             Claim("C17", "top-p beats top-2", "top-p", "top2", "+0.7", "held_out"),
+            Claim("C18", "experts a token fall during training", "top-p", "", "+0.60", "experts_fall"),
+            Claim("C20", "the first layer uses more experts than the last", "top-p", "", "about +3", "experts_down"),
             Claim("C23", "the entropy loss lowers the experts a token", "top-p", "top-p, no entropy loss", "none", "experts")],
     train=["--steps", "4000"], tiny=["--steps", "3"], baseline="dense")
 
@@ -112,9 +115,12 @@ _RELU = ["--layers", "all", "--ep-ranks", "1", "--router", "relu:k=1"]
 _TOPK = ["--layers", "all", "--ep-ranks", "1", "--router", "top1:cf=inf,gate=none,lb=selected"]
 
 
-def _remoe(name, experts, flags, *more, lb=None, relu=None):
+def _remoe(name, experts, flags, *more, lb=None, relu=None, config=""):
     flags = [*flags[:-1], relu] if relu else flags
-    return Row(name, ["--experts", str(experts), *flags, *more], ["--lb-coef", str(lb)] if lb else [])
+    return Row(name, ["--experts", str(experts), *flags, *more], ["--lb-coef", str(lb)] if lb else [], config=config)
+
+
+_SMALL = "width32.json"  # 182M.json with half the width
 
 
 REMOE = Block(
@@ -124,13 +130,28 @@ REMOE = Block(
           *[_remoe(f"relu, {e} experts", e, _RELU) for e in (4, 8, 16, 32)],
           *[_remoe(f"topk, granularity {g}", 8, _TOPK, "--granularity", str(g), lb=0.01 / g) for g in (2, 4, 8)],
           *[_remoe(f"relu, granularity {g}", 8, _RELU, "--granularity", str(g)) for g in (2, 4, 8)],
-          _remoe("relu, plain L1", 8, _RELU, relu="relu:k=1,l1=plain")],
+          _remoe("relu, plain L1", 8, _RELU, relu="relu:k=1,l1=plain"),
+          *[_remoe(f"relu, lambda from {start}", 8, _RELU, relu=f"relu:k=1,lambda0={start}") for start in ("1e-12", "1e-4")],
+          *[_remoe(f"relu, lambda times {times}", 8, _RELU, relu=f"relu:k=1,mult={times}") for times in ("1.05", "2")],
+          Row("dense, width 32", config=_SMALL),
+          _remoe("topk, width 32", 8, _TOPK, lb=0.01, config=_SMALL),
+          _remoe("relu, width 32", 8, _RELU, config=_SMALL)],
     claims=[Claim("C24", "top-k beats the dense model", "topk, 8 experts", "dense", "+0.106", "held_out"),
             Claim("C24", "ReMoE beats top-k", "relu, 8 experts", "topk, 8 experts", "+0.015", "held_out"),
+            Claim("C24", "top-k beats the dense model at half the width", "topk, width 32", "dense, width 32", "at every size", "held_out"),
+            Claim("C24", "ReMoE beats top-k at half the width", "relu, width 32", "topk, width 32", "at every size", "held_out"),
             *[Claim("C25", f"ReMoE beats top-k with {e} experts", f"relu, {e} experts", f"topk, {e} experts", p, "held_out")
               for e, p in ((4, "+0.010"), (16, "+0.024"), (32, "+0.022"))],
             *[Claim("C26", f"ReMoE beats top-k at granularity {g}", f"relu, granularity {g}", f"topk, granularity {g}", p,
-                    "held_out") for g, p in ((2, "+0.010"), (4, "+0.003"), (8, "+0.013"))]],
+                    "held_out") for g, p in ((2, "+0.010"), (4, "+0.003"), (8, "+0.013"))],
+            *[Claim("C27", f"sparsity is held within 0.02 of 1 - k/E, {words}", row, "", "a picture", "sparsity_held")
+              for words, row in (("as published", "relu, 8 experts"), ("lambda from 1e-12", "relu, lambda from 1e-12"),
+                                 ("lambda from 1e-4", "relu, lambda from 1e-4"), ("lambda times 1.05", "relu, lambda times 1.05"),
+                                 ("lambda times 2", "relu, lambda times 2"))],
+            *[Claim("C27", f"lambda as published beats lambda {words}", "relu, 8 experts", f"relu, lambda {words}", "none", "held_out")
+              for words in ("from 1e-12", "from 1e-4", "times 1.05", "times 2")],
+            Claim("C30", "refined L1 spreads the load better than plain L1", "relu, 8 experts", "relu, plain L1", "none", "load"),
+            Claim("C30", "refined L1 leaves fewer experts dead", "relu, 8 experts", "relu, plain L1", "none", "dead")],
     train=["--steps", "3000"], tiny=["--steps", "3"], baseline="dense")
 
 BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE)}

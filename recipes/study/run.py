@@ -116,7 +116,10 @@ class Scratch:
         self.inputs = digest(self.config, *self.recipes.values(), self.data, self.held_out, TINY / "model" / "tokenizer.model")
 
     def make(self, row, seed, folder):
-        moe("init", self.config, "-o", folder / "model", "--tokenizer", TINY / "model", "--seed", seed, "--quiet", *row.make)
+        recipe = self.recipes["table" if row.make else "dense"]
+        config = STUDY / row.config if row.config else self.config
+        moe("init", config, "-o", folder / "model", "--tokenizer", TINY / "model", "--config", recipe, "--seed", seed, "--quiet",
+            *row.make)
         return folder / "model"
 
     def train(self, row, model, seed, folder, flags):
@@ -126,7 +129,36 @@ class Scratch:
 
     def results(self, row, folder, tiny):
         held_out = [step for step in lines(folder / "run" / "metrics.jsonl") if "held_out_loss" in step]
-        return {"held_out": held_out[-1]["held_out_loss"] if held_out else None}
+        return {"held_out": held_out[-1]["held_out_loss"] if held_out else None,
+                "held_out_curve": [[step["step"], round(step["held_out_loss"], 4)] for step in held_out]}
+
+
+NUMBERS = {"dropped_share": "dropped", "experts_per_token": "experts", "sparsity": "sparsity"}  # with a curve
+ALSO = {"load_max_over_mean": "load", "dead_experts": "dead", "lambda": "lambda"}  # their mean over the last steps
+EARLY = 0.08, 0.10  # of a run: where top-p routing is first looked at in the paper, 8 B of 100 B tokens
+HELD = 0.02         # how far from its target a sparsity that is held may be
+
+
+def experts_by_layer(steps):
+    columns = zip(*([layer["experts_per_token"] for layer in step["layers"]] for step in steps))
+    return [round(statistics.fmean(column), 4) for column in columns]
+
+
+def routing(steps, last):
+    """What single steps say of the routing: by layer, how far experts a token fell, the stages of a ReLU router."""
+    found = {name: statistics.fmean(step[key] for step in last) for key, name in ALSO.items() if key in steps[-1]}
+    if "layers" in steps[-1]:
+        layers = experts_by_layer(last)
+        early = steps[int(EARLY[0] * len(steps)):max(1, round(EARLY[1] * len(steps)))] or steps[:1]
+        found |= {"experts_by_layer": layers, "experts_down": layers[0] - layers[-1],
+                  "experts_fall": statistics.fmean(step["experts_per_token"] for step in early)
+                  - statistics.fmean(step["experts_per_token"] for step in last)}
+    if "target_sparsity" in steps[-1]:
+        error = abs(statistics.fmean(step["sparsity"] for step in last) - steps[-1]["target_sparsity"])
+        found |= {"sparsity_held": HELD - error,
+                  "stages": next(([step["dense_stage_end"], step["sparsifying_stage_end"]] for step in steps
+                                  if "sparsifying_stage_end" in step), None)}
+    return found
 
 
 def curves(folder):
@@ -135,16 +167,17 @@ def curves(folder):
     found = {"steps": len(steps), "seconds": sum(step["seconds"] for step in steps),
              "loss": statistics.fmean(step["loss"] for step in last),
              "curve": [[step["step"], round(step["loss"], 4)] for step in downsampled(steps)]}
-    for key, name in (("dropped_share", "dropped"), ("experts_per_token", "experts"), ("sparsity", "sparsity")):
+    for key, name in NUMBERS.items():
         if key in steps[-1]:
             found[name] = statistics.fmean(step[key] for step in last)
             found[name + "_curve"] = [[step["step"], round(step[key], 4)] for step in downsampled(steps)]
-    return found
+    return found | routing(steps, last)
 
 
 def settings_of(block, task, row, seed, flags):
-    return {"format": FORMAT, "block": block.name, "row": row.name, "seed": seed, "make": row.make, "train": [*flags, *row.train],
-            "at_test": row.at_test, "questions": QUESTIONS, "inputs": task.inputs}
+    settings = {"format": FORMAT, "block": block.name, "row": row.name, "seed": seed, "make": row.make, "train": [*flags, *row.train],
+                "at_test": row.at_test, "questions": QUESTIONS, "inputs": task.inputs}
+    return settings | ({"config": [row.config, digest(STUDY / row.config)]} if row.config else {})
 
 
 def key_of(settings):

@@ -22,7 +22,9 @@ NOT_HERE = [  # claims of the papers that no machine of this size can tell, and 
      "recipes/row.sh recipes/remoe/182M-relu-g64 train")]
 
 UNITS = {"accuracy": ("accuracy, points", 1), "held_out": ("held-out loss, nats", -1), "experts": ("experts a token", -1),
-         "log_probability": ("log-probability of the right answer, nats", 1)}
+         "log_probability": ("log-probability of the right answer, nats", 1), "experts_fall": ("experts a token, first tenth less end", 1),
+         "experts_down": ("experts a token, first layer less last", 1), "sparsity_held": ("0.02 less the distance", 1),
+         "load": ("busiest expert over the mean", -1), "dead": ("experts without a token, all layers", -1)}
 
 
 def read_results(folder, block):
@@ -44,6 +46,9 @@ def paired(rows, better, worse, measure):
     """[value of better - value of worse] by seed, in the direction in which more is better; and the seeds."""
     first, second = rows.get(better.partition(" / ")[0], {}), rows.get(worse.partition(" / ")[0], {})
     sign = UNITS[measure][1]
+    if not worse:
+        seeds = [seed for seed in sorted(first) if measure in first[seed]]
+        return [sign * first[seed][measure] for seed in seeds], seeds
     seeds = [seed for seed in sorted(set(first) & set(second))
              if measure in asked(first[seed], better) and measure in asked(second[seed], worse)]
     return [sign * (asked(first[seed], better)[measure] - asked(second[seed], worse)[measure]) for seed in seeds], seeds
@@ -79,6 +84,22 @@ def claim_rows(block, rows):
                f"{len(seeds)}; {chance}"]
 
 
+ROUTING = ("sparsity", "load", "dead")
+
+
+def mean_of(results, key):
+    found = [result[key] for result in results if key in result]
+    return f"{statistics.fmean(found):.3f}" if found else "-"
+
+
+def stages_of(results):
+    """The means of the two steps at which the first stages of a ReLU router end; a dash where one has no such stages."""
+    found = [result["stages"] for result in results if result.get("stages")]
+    if not found:
+        return "not reached" if any("stages" in result for result in results) else "-"
+    return ", ".join(f"{statistics.fmean(ends):.0f}" for ends in zip(*found))
+
+
 def value_rows(block, rows):
     """Means over seeds of every row and every at-test row."""
     measure = "accuracy" if block.kind == "instruct" else "held_out"
@@ -89,15 +110,17 @@ def value_rows(block, rows):
             if not values:
                 continue
             mean, half = t_interval(values)
-            cells = [label, f"{mean:.2f}" + ("" if half is None else f" +- {half:.2f}")]
+            digits = 2 if block.kind == "instruct" else 4
+            cells = [label, f"{mean:.{digits}f}" + ("" if half is None else f" +- {half:.{digits}f}")]
+            keys = ("dropped", "experts") + (ROUTING if block.kind == "scratch" else ())
             if " / " in label:
-                cells += ["-", "-", "-"]
+                cells += ["-"] * (1 + len(keys))
             else:
                 results = list(seeds.values())
                 cells.append(f"{statistics.fmean(result['loss'] for result in results):.3f}")
-                for key in ("dropped", "experts"):
-                    found = [result[key] for result in results if key in result]
-                    cells.append(f"{statistics.fmean(found):.3f}" if found else "-")
+                cells += [mean_of(results, key) for key in keys]
+                if block.kind == "scratch":
+                    cells.append(stages_of(results))
             yield cells + [str(len(values))]
 
 
@@ -109,7 +132,10 @@ CLAIM_HEAD = ["claim", "what it says", "published", "here", "difference (95 % ov
 
 
 def value_head(block):
-    return ["row", "accuracy, %" if block.kind == "instruct" else "held-out loss", "loss, last 20 steps", "dropped", "experts a token", "seeds"]
+    head = ["row", "accuracy, %" if block.kind == "instruct" else "held-out loss", "loss, last 20 steps", "dropped", "experts a token"]
+    if block.kind == "scratch":
+        head += ["sparsity", "busiest expert over the mean", "dead experts", "ends of the dense and the sparsifying stage"]
+    return head + ["seeds"]
 
 
 def write_readme(study, results):
@@ -156,7 +182,7 @@ def page(results):
         rows = results[block.name]
         if not rows:
             continue
-        drawn = [panel("Loss", rows, "curve", True), panel("Experts a token", rows, "experts_curve"),
+        drawn = [panel("Loss", rows, "curve", True), panel("Held-out loss", rows, "held_out_curve", True), panel("Experts a token", rows, "experts_curve"),
                  panel("Dropped requests", rows, "dropped_curve"), panel("Sparsity", rows, "sparsity_curve")]
         sections.append({"id": block.name, "title": block.title, "x": {"label": "step"}, "panels": [p for p in drawn if p]})
         for name, head, body in (("claims", CLAIM_HEAD, claim_rows(block, rows)), ("rows", value_head(block), value_rows(block, rows))):

@@ -239,6 +239,21 @@ TEST_CASE("--stats writes what --stats-by names, and the layers are told after t
   REQUIRE(texts.exit_code == 0);
   CHECK(Json::parse(texts.out)["total"]["tokens"] > 5);
 
+  // A task whose answers are generated: each question with its right answer, as one text.
+  const RunResult written = run_moe(
+      {"eval", moe, "--tasks", "bbh_zeroshot_boolean_expressions," + quiz, "--data", bench(),
+       "--limit", "2", "--stats", file, "--stats-by", "task,source", "--force", "--threads", "1"});
+  INFO(written.err);
+  REQUIRE(written.exit_code == 0);
+  CHECK(contains(written.err, "--stats counts each question with its right answer as one text"));
+  const Json tasks = Json::parse(test::read_file(file))["task"];
+  REQUIRE(tasks.size() == 2);
+  CHECK(tasks[0]["task"] == "bbh_zeroshot_boolean_expressions");
+  CHECK(tasks[0]["total"]["tokens"] > 2);
+  CHECK(tasks[0]["gold"]["total"]["tokens"] == tasks[0]["total"]["tokens"]);
+  CHECK(tasks[0]["gold"]["total"]["experts_per_token"] > 0);
+  CHECK(tasks[1]["gold"]["total"]["tokens"] < tasks[1]["total"]["tokens"]);
+
   check_refused({"eval", moe, "--tasks", quiz, "--stats", file},
                 "stats.json: is there already; give another --stats, or --force to replace it");
   check_refused({"eval", moe, "--tasks", quiz, "--stats", file, "--stats-by", "layers,token"},

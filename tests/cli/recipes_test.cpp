@@ -212,7 +212,10 @@ std::string folder_for(const OldRecipe& old, const TempDir& work) {
 TEST_CASE("moe train resolves a row to the settings that the old recipe resolved to",
           "[cli][recipes]") {
   const TempDir work;
-  test::write_file(work / "text.jsonl", "{\"text\": \"The opposite of big is small.\"}\n");
+  for (const auto* name :
+       {"text.jsonl", "pile-held-out.jsonl"}) {  // the latter is named by recipes
+    test::write_file(work / name, "{\"text\": \"The opposite of big is small.\"}\n");
+  }
   size_t compared = 0;
   for (const auto& old : old_recipes()) {
     if (old.command != "train") {
@@ -233,7 +236,7 @@ TEST_CASE("moe train resolves a row to the settings that the old recipe resolved
       auto arguments = common;
       const auto words = words_of(flags);
       arguments.insert(arguments.end(), words.begin(), words.end());
-      const auto result = run_moe(arguments);
+      const auto result = run_moe(arguments, "cd " + work.path().string() + " &&");
       CAPTURE(flags, result.err);
       CHECK(result.exit_code == 0);
       return result.out;
@@ -461,6 +464,21 @@ TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli]
       run_script("study/run.py", "remoe --tiny --row top9 --work " + work.path().string());
   CHECK(unknown.exit_code == 1);
   CHECK(unknown.out.find("remoe has no row 'top9'; known: dense, ") != std::string::npos);
+}
+
+TEST_CASE("the quickstart's comparison over seeds prints means with intervals, and goes on",
+          "[cli][recipes]") {
+  const TempDir work;
+  const std::string arguments = "--seeds 2 --steps 2 --work " + work.path().string();
+  const auto run = run_script("tiny/seeds.py", arguments);
+  CAPTURE(run.out);
+  CHECK(run.exit_code == 0);
+  CHECK(run.out.find("| MoE of 8, `top2` | ") != std::string::npos);
+  CHECK(run.out.find("paired by seed (2 seeds, 95 %): ") != std::string::npos);
+  const auto written =
+      std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json");
+  CHECK(run_script("tiny/seeds.py", arguments).out == run.out);
+  CHECK(std::filesystem::last_write_time(work / "seed2/scores/moe-tuned/results.json") == written);
 }
 
 TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is there",

@@ -183,7 +183,8 @@ TEST_CASE("a warning is said once, and what is off is said", "[cli]") {
   REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("moe"), "--experts", "4",
                    "--router", "topp:0.4"})
               .exit_code == 0);
-  const auto result = world.train({"--steps", "2", "--router", "top2", "--lb-coef", "0"}, "moe");
+  const auto result =
+      world.train({"--steps", "2", "--router", "top2:cf=inf", "--lb-coef", "0"}, "moe");
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
   const size_t at = result.err.find("warning: ");
@@ -191,6 +192,50 @@ TEST_CASE("a warning is said once, and what is off is said", "[cli]") {
   CHECK(result.err.find("warning: ", at + 1) == std::string::npos);
   CHECK(result.err.find("load balance (of first choices) is off (coefficient 0)") !=
         std::string::npos);
+}
+
+TEST_CASE("settings that are known to fail are warned of before the first step", "[cli]") {
+  const World world;
+  REQUIRE(
+      world.train({"--steps", "2", "--lr", "1e-3", "--schedule", "constant", "--save-every", "1"})
+          .exit_code == 0);
+  std::filesystem::rename(world.dir / "run", world.dir / "parent");
+  REQUIRE(run_moe({"upcycle", world.path("parent/final"), "-o", world.path("moe"), "--experts", "4",
+                   "--router", "top1:st=off", "--quiet"})
+              .exit_code == 0);
+  CHECK(read_json(world.dir / "moe/upcycle.json")["source"]["last_learning_rate"] == 1e-3);
+
+  for (const auto& more : std::vector<std::vector<std::string>>{{"--dry-run"}, {}}) {
+    std::vector<std::string> flags = {"--steps", "2", "--lr", "0.1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const std::string err = world.train(flags, "moe").err;
+    INFO(err);
+    for (const char* part : {"warning: router top1:st=off learns nothing from the task",
+                             "warning: capacity is counted over 12 tokens a logical rank",
+                             "warning: --lr 0.1 is 100 times the last learning rate that the model "
+                             "was trained with (0.001)"}) {
+      CHECK(err.find(part) != std::string::npos);
+    }
+  }
+  const std::string page = read_file(world.dir / "run/report.html");
+  CHECK(page.find("learns nothing from the task") != std::string::npos);
+
+  // A router that does not train needs no gradient.
+  const std::string frozen = world
+                                 .train({"--steps", "2", "--lr", "1e-3", "--train", "experts",
+                                         "--router", "top1:cf=inf,st=off", "--dry-run"},
+                                        "moe")
+                                 .err;
+  CHECK(frozen.find("warning: ") == std::string::npos);
+  const std::string planned = world
+                                  .train({"--nodes", "1", "--gpus", "4", "--lr", "1e-3",
+                                          "--dry-run", "--router", "top1:cf=inf,st=off"},
+                                         "moe")
+                                  .err;
+  CHECK(planned.find("learns nothing from the task") != std::string::npos);
+  const std::string from_checkpoint =
+      world.train({"--steps", "2", "--lr", "0.1", "--dry-run"}, "parent/checkpoints/step-1").err;
+  CHECK(from_checkpoint.find("--lr 0.1 is 100 times") != std::string::npos);
 }
 
 TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {

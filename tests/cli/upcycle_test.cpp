@@ -32,6 +32,7 @@ TEST_CASE("moe upcycle writes a folder, says so on stdout, and stays quiet when 
   CHECK(run.err.empty());
   CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 4 experts, router top2:cf=inf\n") == 0);
   CHECK(run.out.find("next         moe train " + out) != std::string::npos);
+  CHECK(run.out.find("advice ") == std::string::npos);
   CHECK(names_in(folder / "out") ==
         std::vector<std::string>{"config.json", "model.safetensors", "upcycle.json"});
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
@@ -77,10 +78,15 @@ TEST_CASE("moe upcycle --dry-run says bytes, parameters and time, and writes not
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   CHECK(run.out.find("(dry run: nothing was written)") != std::string::npos);
-  run = run_moe({"upcycle", dense, "-o", out, "--dry-run", "--json"});
+  run = run_moe({"upcycle", dense, "-o", out, "--router", "top1", "--dry-run", "--json"});
   const Json json = parse_json(run.out, "stdout");
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
-  REQUIRE(run_moe({"upcycle", dense, "-o", out}).exit_code == 0);
+  run = run_moe({"upcycle", dense, "-o", out, "--router", "top1"});
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("\nadvice       ") != std::string::npos);
+  CHECK(
+      run.out.find("--lr up to the parent's highest; --lb-coef 0.01 to 0.001; 1,024 tokens or more "
+                   "a logical rank") != std::string::npos);
   const Json done = read_json(folder / "out/upcycle.json");
   CHECK(json["tensor_bytes"] == done["tensor_bytes"]);
   CHECK(json["parameters"] == done["parameters"]);

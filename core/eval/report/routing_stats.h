@@ -7,7 +7,9 @@
 //   layers   [{"layer": number, counters}]
 //   task     [{"task": name, "total", "layers", "gold"}] in the order of --tasks; counters of all
 //            choices, and in gold the token counts of context + right answer alone (Dynamic MoE,
-//            Table 3: question + gold answer as one text), total and layers
+//            Table 3: question + gold answer as one text), total and layers. Of a task whose
+//            answers are generated both are of that text: while a model generates nothing is
+//            counted
 //   source   [{"source": name, "total", "layers"}]: token counts, in layers with
 //   "tokens_per_expert": rows
 //            of each expert. A source is the string "source" of a record (quiz, requests, JSON

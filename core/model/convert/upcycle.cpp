@@ -233,6 +233,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   OrderedJson out;
   out["moe_version"] = kVersion;
   out["source"] = describe_source(moe.source_name, plan.config_sha256, plan.sampled_sha256);
+  if (settings.last_lr) {
+    out["source"]["last_learning_rate"] = *settings.last_lr;
+  }
   out["experts"] = moe.experts;
   out["experts_from"] = describe_parents(*plan.expert_parents);
   out["rest"] = settings.mean_rest ? "mean" : "base";

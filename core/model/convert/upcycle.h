@@ -36,6 +36,7 @@ struct UpcycleSettings {
   uint64_t shard_bytes = 5'000'000'000;
   std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
   std::optional<double> gate_scale = 1.0;  // empty: auto, `calibrate` of upcycle() says
+  std::optional<double> last_lr;           // of the run that left the parent, into upcycle.json
   int64_t granularity =
       1;  // any other is refused: slices of one feed-forward are not equal experts
   std::vector<ExpertParent> expert_parents;  // of the E experts in turn; empty: the dense folder

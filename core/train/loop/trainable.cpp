@@ -74,6 +74,19 @@ void check_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
+bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config) {
+  if (!config.moe) {
+    return false;
+  }
+  const auto names_a_router = [&](const std::string& word) {
+    return word == "router" ||
+           std::any_of(config.moe->layers.begin(), config.moe->layers.end(), [&](int64_t layer) {
+             return matches(word, fmt::format("model.layers.{}.mlp.router", layer));
+           });
+  };
+  return words.empty() || std::any_of(words.begin(), words.end(), names_a_router);
+}
+
 bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings) {
   const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;

@@ -18,6 +18,9 @@ namespace moe::train {
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
+// Whether `words` name the router of any MoE layer, or nothing, which names all of them.
+bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config);
+
 // Whether a parameter that trains keeps a bf16 copy (kernels/ops/bf16_working_copy.h): the matrices
 // of a run in bf16 on GPUs, but routers, whose products are in f32, and an embedding that is only
 // looked up. Not where layers are computed again: that run is short of memory.

@@ -305,17 +305,21 @@ class Run {
     if (adapts_lambda()) {
       record.lambda = position_.lambda;
       record.sparsity = losses.sparsity;
+      record.target_sparsity = target_sparsity();
     }
     return record;
   }
 
+  // S* = 1 - k / E.
+  double target_sparsity() const {
+    return 1.0 - static_cast<double>(routing_.router.k) /
+                     static_cast<double>(model_.config().moe->experts);
+  }
+
   // The weight of L1 rises while too many experts run, else it falls.
   void update_lambda(double sparsity) {
-    const auto& router = routing_.router;
-    const double target =
-        1.0 - static_cast<double>(router.k) / static_cast<double>(model_.config().moe->experts);
-    position_.lambda =
-        route::next_lambda(position_.lambda, sparsity, target, router.lambda_multiplier);
+    position_.lambda = route::next_lambda(position_.lambda, sparsity, target_sparsity(),
+                                          routing_.router.lambda_multiplier);
   }
 
   void save(const std::filesystem::path& out) {

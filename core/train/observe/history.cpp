@@ -38,6 +38,10 @@ void History::add(const Json& line, const std::string& where) {
     }
   }
   loads_.add(step, loads_of(line));
+  if (line.contains("target_sparsity")) {
+    relu_stages_.add(step, get_double(line, "sparsity", where),
+                     get_double(line, "target_sparsity", where));
+  }
   total_tokens = get_int(line, "total_tokens", where, total_tokens);
   seconds +=
       get_double(line, "seconds", where, 0) + get_double(line, "evaluation_seconds", where, 0);
@@ -75,7 +79,8 @@ OrderedJson History::to_json() const {
           {"skipped_outliers", skipped_outliers},
           {"curves", curves},
           {"loads", loads_.to_json()},
-          {"samples", samples_.to_json()}};
+          {"samples", samples_.to_json()},
+          {"relu_stages", relu_stages_.to_json()}};
 }
 
 History History::from_json(const Json& json, const std::string& where) {
@@ -98,6 +103,8 @@ History History::from_json(const Json& json, const std::string& where) {
   }
   history.loads_ = LoadMap::from_json(json.value("loads", Json()), where + ": loads");
   history.samples_ = SampleHistory::from_json(json.value("samples", Json()), where + ": samples");
+  history.relu_stages_ =
+      ReluStages::from_json(json.value("relu_stages", Json()), where + ": relu_stages");
   return history;
 }
 

@@ -11,6 +11,7 @@
 #include "core/base/json.h"
 #include "core/train/observe/downsampled.h"
 #include "core/train/observe/load_map.h"
+#include "core/train/observe/relu_stages.h"
 #include "core/train/observe/text_samples.h"
 
 namespace moe::train {
@@ -27,6 +28,7 @@ class History {
   const std::map<std::string, Downsampled>& curves() const { return curves_; }
   const LoadMap& loads() const { return loads_; }
   const SampleHistory& samples() const { return samples_; }
+  const ReluStages& relu_stages() const { return relu_stages_; }
 
   OrderedJson to_json() const;
   // The same history, to go on with. UserError, opened by `where`: it is not what to_json() makes.
@@ -46,6 +48,7 @@ class History {
   std::map<std::string, Downsampled> curves_;
   LoadMap loads_;
   SampleHistory samples_;
+  ReluStages relu_stages_;
 };
 
 // The history of the run in the folder `run`, from its metrics.jsonl and its samples.jsonl.

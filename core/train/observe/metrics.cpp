@@ -50,6 +50,7 @@ OrderedJson to_json(const StepRecord& record) {
   }
   json.update(route::to_json(record.total(), record.row_bytes));
   put(json, "sparsity", record.sparsity);  // the mean over layers, not over rows
+  put(json, "target_sparsity", record.target_sparsity);
   json["layers"] = route::layers_json(record.moe_layers, record.layer_counters, record.row_bytes);
   return json;
 }

@@ -35,6 +35,7 @@ struct StepRecord {
   std::optional<double>
       auxiliary;  // what was added to the loss: the above times their coefficients
   std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S
+  std::optional<double> target_sparsity;   // and S*
 
   std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each

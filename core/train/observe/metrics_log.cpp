@@ -63,6 +63,17 @@ std::optional<LogState> find_state(const fs::path& checkpoint, std::vector<std::
   }
 }
 
+// The line of the step that ends the sparsifying stage of a ReLU run says when both stages before
+// the last one ended.
+OrderedJson with_stage_ends(OrderedJson line, ReluStages stages) {
+  if (line.contains("target_sparsity") &&
+      stages.add(line["step"], line["sparsity"], line["target_sparsity"])) {
+    line["dense_stage_end"] = stages.dense_end();
+    line["sparsifying_stage_end"] = *stages.sparsifying_end();
+  }
+  return line;
+}
+
 }  // namespace
 
 void write_log_state(const LogState& state, const fs::path& checkpoint) {
@@ -169,8 +180,9 @@ void MetricsLog::append(const OrderedJson& line, const std::vector<TextSample>& 
     samples_.append(line_of(sample), sample.step);
     history_.add(sample);
   }
-  const Json json(line);
-  metrics_.append(line.dump(), json["step"]);
+  const OrderedJson whole = with_stage_ends(line, history_.relu_stages());
+  const Json json(whole);
+  metrics_.append(whole.dump(), json["step"]);
   events_->append(json);
   history_.add(json, folder_.metrics().string());
 }

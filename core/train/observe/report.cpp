@@ -52,6 +52,14 @@ OrderedJson fact(const std::string& name, const std::string& value, const std::s
   return {{"name", name}, {"value", value}, {"note", note}};
 }
 
+// The ends of a ReLU run's stages, as far as it got.
+OrderedJson stages_fact(const ReluStages& stages) {
+  const auto end = stages.sparsifying_end();
+  return fact("Sparse since step", end ? grouped(*end) : "-",
+              fmt::format("{} {}; S* is {:.4g}", end ? "dense until" : "not yet; dense until",
+                          grouped(stages.dense_end()), stages.target()));
+}
+
 OrderedJson facts(const History& history, std::optional<double> steps) {
   OrderedJson facts = OrderedJson::array();
   facts.push_back(
@@ -64,6 +72,9 @@ OrderedJson facts(const History& history, std::optional<double> steps) {
       facts.push_back(fact(title, fmt::format("{:.4f}", last.value),
                            first.step == last.step ? "" : fmt::format("from {:.4f}", first.value)));
     }
+  }
+  if (const ReluStages& stages = history.relu_stages(); stages.has_begun()) {
+    facts.push_back(stages_fact(stages));
   }
   facts.push_back(fact("Tokens", grouped(history.total_tokens)));
   facts.push_back(fact("Time", clock_text(history.seconds)));
@@ -92,7 +103,8 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts) {
   }
   if (!starts.empty() && starts.back().value("notes", Json()).is_array()) {
     for (const auto& note : starts.back()["notes"]) {
-      add(note.is_string() ? note.get<std::string>() : note.dump(), false);
+      const std::string text = note.is_string() ? note.get<std::string>() : note.dump();
+      add(text, text.starts_with("warning: "));
     }
   }
   std::vector<std::string> zero;

@@ -8,6 +8,7 @@
 #include "core/model/convert/init.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router_override.h"
+#include "core/train/plan/known_failures.h"
 #include "core/train/plan/run_plan.h"
 
 namespace moe::train {
@@ -162,6 +163,8 @@ ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rate
     plan.token_s = seconds_to(plan.token_bytes, plan.layout.group() - 1, 1, rates);
   }
   add_gradients(plan, config, rates);
+  plan.notes = known_failures(
+      starting_point(plan.settings, config, plan.router, logical_ranks, micro_tokens));
   return plan;
 }
 

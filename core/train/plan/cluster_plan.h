@@ -30,12 +30,13 @@ struct ClusterPlan {
   TrainSettings settings;  // resolved
   route::RouterSettings router;
   distributed::Layout layout;
-  MemoryPlan memory;          // of one GPU
-  int64_t parameters = 0;     // of the model
-  int64_t tokens = 0;         // of a step, all GPUs
-  double flop = 0;            // of a step, one GPU
-  double token_bytes = 0;     // that leave a GPU a step, between experts
-  double gradient_bytes = 0;  // and for gradients and weights
+  MemoryPlan memory;               // of one GPU
+  int64_t parameters = 0;          // of the model
+  int64_t tokens = 0;              // of a step, all GPUs
+  double flop = 0;                 // of a step, one GPU
+  double token_bytes = 0;          // that leave a GPU a step, between experts
+  double gradient_bytes = 0;       // and for gradients and weights
+  std::vector<std::string> notes;  // of known_failures.h
   double compute_s = 0, token_s = 0, gradient_s = 0;
   double communication_share() const {
     return (token_s + gradient_s) / (compute_s + token_s + gradient_s);

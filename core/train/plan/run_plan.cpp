@@ -10,6 +10,7 @@
 #include "core/model/config/weights.h"
 #include "core/train/loop/coefficients.h"
 #include "core/train/loop/training_data.h"
+#include "core/train/plan/known_failures.h"
 
 namespace moe::train {
 
@@ -89,6 +90,13 @@ void note_gathered_model(RunPlan& plan) {
   }
 }
 
+void note_known_failures(RunPlan& plan, const model::ModelConfig& config) {
+  for (const auto& sentence : known_failures(starting_point(
+           plan.settings, config, plan.routing.router, plan.routing.ep_ranks, plan.group_tokens))) {
+    plan.notes.push_back(sentence);
+  }
+}
+
 }  // namespace
 
 void check_batches(const TrainSettings& settings, const distributed::Layout& layout) {
@@ -150,6 +158,7 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
   plan.memory = plan_memory(config, plan.settings, plan.routing.router, plan.group_tokens,
                             plan.settings.on_cuda ? kCudaProgram : resident_bytes(), plan.layout);
   note_gathered_model(plan);
+  note_known_failures(plan, config);
   return run;
 }
 

@@ -61,6 +61,26 @@ TEST_CASE("a task that cannot be encoded is told before its turn", "[eval]") {
   CHECK(test::user_error_of([&] { encoded.at(0); }) == late);  // known by now
 }
 
+TEST_CASE("where routing is counted, a generated task brings each question with its right answer",
+          "[eval]") {
+  LoadedTask loaded = task_of("Is it?", "");
+  loaded.task.output = OutputType::kGenerateUntil;
+  loaded.task.generation.max_tokens = 8;
+  loaded.questions[0].choices.clear();
+  loaded.questions.push_back(loaded.questions[0]);  // one without an answer
+  loaded.questions[0].target = "yes";
+  loaded.questions[0].source = "quiz";
+  const TextEncoder encoder = bytes_encoder([](std::string_view) {});
+  CHECK(encode_task(encoder, loaded).requests.empty());
+  const EncodedTask counted = encode_task(encoder, loaded, /*counts_routing=*/true);
+  CHECK(counted.prompts == encode_task(encoder, loaded).prompts);
+  REQUIRE(counted.requests.size() == 1);
+  const std::string text(counted.requests[0].tokens.begin(), counted.requests[0].tokens.end());
+  CHECK(text == "Is it? yes");
+  REQUIRE(right_answers(loaded.questions).size() == 1);
+  CHECK(right_answers(loaded.questions)[0].source == "quiz");
+}
+
 TEST_CASE("an end before the last task does not encode what is left", "[eval]") {
   std::vector<LoadedTask> tasks;
   for (int i = 0; i < 1000; ++i) {

@@ -71,3 +71,16 @@ TEST_CASE("a word that names nothing is refused with what is known", "[train]") 
   CHECK(error("model.layers.9.*").find("names nothing in this model") != std::string::npos);
   CHECK(error("*a*b*c*d*e").find("may have 4 stars") != std::string::npos);
 }
+
+TEST_CASE("a router trains where a word names one, and where none is said", "[train]") {
+  const TempDir dir;
+  const model::ModelConfig config = tiny_mixture(dir).config();  // layers 0 and 2
+  CHECK(train::trains_router({}, config));
+  CHECK(train::trains_router({"experts", "router"}, config));
+  CHECK(train::trains_router({"model.layers.2.*"}, config));
+  CHECK_FALSE(train::trains_router({"experts", "norms"}, config));
+  CHECK_FALSE(train::trains_router({"model.layers.1.*"}, config));
+  model::ModelConfig dense = config;
+  dense.moe.reset();
+  CHECK_FALSE(train::trains_router({}, dense));
+}

@@ -1,0 +1,157 @@
+// What warns before the first step, against counts by hand and against the gates' own gradients.
+
+#include "core/train/plan/known_failures.h"
+
+#include <cmath>
+#include <functional>
+
+#include "core/route/route.h"
+#include "tests/support/catch.h"
+
+using namespace moe;
+using namespace moe::train;
+
+namespace {
+
+// The share that capacity refuses when `tokens` tokens choose k of E experts in every possible way,
+// all counted.
+double counted_share(int64_t tokens, int64_t experts, int64_t k, int64_t slots) {
+  std::vector<int64_t> sets;  // of k experts, as bits
+  for (int64_t set = 0; set < (int64_t{1} << experts); ++set) {
+    if (__builtin_popcountll(static_cast<uint64_t>(set)) == k) {
+      sets.push_back(set);
+    }
+  }
+  int64_t ways = 0, refused = 0;
+  std::vector<int64_t> load(static_cast<size_t>(experts));
+  const std::function<void(int64_t)> choose = [&](int64_t token) {
+    if (token == tokens) {
+      ++ways;
+      for (const int64_t requests : load) {
+        refused += std::max<int64_t>(0, requests - slots);
+      }
+      return;
+    }
+    for (const int64_t set : sets) {
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        load[static_cast<size_t>(expert)] += set >> expert & 1;
+      }
+      choose(token + 1);
+      for (int64_t expert = 0; expert < experts; ++expert) {
+        load[static_cast<size_t>(expert)] -= set >> expert & 1;
+      }
+    }
+  };
+  choose(0);
+  return static_cast<double>(refused) / static_cast<double>(ways * tokens * k);
+}
+
+// Whether sum(w * U), U at random, has a gradient in the logits.
+bool has_gradient(const std::string& router, int64_t tokens, int64_t experts) {
+  const auto settings = route::parse_router(router);
+  const at::Tensor logits = at::randn({tokens, experts}).requires_grad_(true);
+  const auto routing = route::route(logits, settings, route::spread_over_ranks(tokens, 1));
+  (routing.combine * at::randn({tokens, experts})).sum().backward();
+  // The whole of it cancels but for the rounding of a softmax, 1e-7 of numbers around 1.
+  return logits.grad().abs().max().item<double>() > 1e-5;
+}
+
+bool mentions(const std::vector<std::string>& sentences, const std::string& part) {
+  for (const auto& sentence : sentences) {
+    if (sentence.find(part) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+StartingPoint start_of(const std::string& router, int64_t experts, int64_t rank_tokens) {
+  StartingPoint start;
+  start.router = route::parse_router(router);
+  start.experts = experts;
+  start.rank_tokens = rank_tokens;
+  start.balance_loss = true;
+  return start;
+}
+
+}  // namespace
+
+TEST_CASE("the share refused by chance is that of all choices, counted", "[train]") {
+  const auto share = [](const std::string& router, int64_t tokens, int64_t experts) {
+    return share_refused_by_chance(route::parse_router(router), tokens, experts);
+  };
+  // C = 2; 4 tokens on 2 experts: (1 * 4 + 2 * 1) / 16 of the requests of each are too many.
+  CHECK(share("top1", 4, 2) == Approx(2 * (6.0 / 16) / 4));
+  CHECK(share("top1", 4, 2) == Approx(counted_share(4, 2, 1, 2)));
+  CHECK(share("top1", 6, 3) == Approx(counted_share(6, 3, 1, 2)));
+  CHECK(share("top2", 4, 4) == Approx(counted_share(4, 4, 2, 2)));
+  CHECK(share("top2:cf=1", 5, 4) == Approx(counted_share(5, 4, 2, 2)));
+  CHECK(share("top3:cf=1.5", 3, 4) == Approx(counted_share(3, 4, 3, 2)));
+  CHECK(share("top1:cf=0.5", 6, 3) == Approx(counted_share(6, 3, 1, 1)));  // slots below the mean
+  CHECK(share("top2:cf=1", 6, 2) == Approx(0.5));  // every token asks both experts
+}
+
+TEST_CASE("the share refused by chance at sizes that are run", "[train]") {
+  const auto top1 = route::parse_router("top1");
+  // sqrt(2 pi) makes E[(X - np)+] = 0.399 sigma of a normal, sigma = sqrt(T (1/8) (7/8)): 9.3 %,
+  // 3.3 % and 0.8 % of T/8; the binomial's own skew is below a hundredth of that.
+  for (const auto& [tokens, tolerance] : {std::pair(128, 0.01), {1024, 0.004}, {16384, 0.001}}) {
+    const double sigma = std::sqrt(tokens * 7.0 / 64);
+    CHECK(share_refused_by_chance(top1, tokens, 8) ==
+          Approx(0.398942 * sigma / (tokens / 8.0)).epsilon(tolerance));
+  }
+  CHECK(share_refused_by_chance(top1, 100'000'000, 8) < 1.1e-4);  // and takes no time
+  // Far below the mean every expert is full: what is refused is what has no slot.
+  CHECK(share_refused_by_chance(route::parse_router("top1:cf=0.5"), 1'000'000, 8) == Approx(0.5));
+  CHECK(share_refused_by_chance(route::parse_router("top1:cf=2"), 1'000'000, 8) < 1e-12);
+  CHECK(share_refused_by_chance(top1, 1, 8) == 0);
+  CHECK(share_refused_by_chance(top1, 0, 8) == 0);
+  for (const char* router : {"top1:cf=inf", "topp:0.4", "relu:k=1", "expert-choice"}) {
+    CAPTURE(router);
+    CHECK(share_refused_by_chance(route::parse_router(router), 128, 8) == 0);
+  }
+}
+
+TEST_CASE("a router learns from the task exactly where its gates have a gradient", "[train]") {
+  at::manual_seed(1);
+  for (const char* router :
+       {"top1", "top1:st=off", "top1:cf=inf,st=off", "top1+ir:st=off", "top1+fr:st=off",
+        "top1+ir+fr:st=off", "top1:gate=none,st=off", "top2:st=off", "top2:cf=inf", "topp:0.4",
+        "topp:0.4,max=1", "relu:k=1", "expert-choice"}) {
+    CAPTURE(router);
+    CHECK(router_learns_from_task(route::parse_router(router), 4) == has_gradient(router, 64, 4));
+  }
+  CHECK_FALSE(router_learns_from_task(route::parse_router("top1:st=off"), 4));
+  CHECK(router_learns_from_task(route::parse_router("top1:st=off"), 1));  // nothing to learn
+}
+
+TEST_CASE("what is known to fail is said in a sentence each, and nothing else is", "[train]") {
+  CHECK(known_failures(start_of("top1", 8, 1024)).empty());
+  CHECK(known_failures(start_of("top2:cf=inf,st=off", 8, 16)).empty());
+  CHECK(known_failures({}).empty());
+
+  auto start = start_of("top1:cf=inf,st=off", 8, 16);
+  REQUIRE(known_failures(start).size() == 1);
+  CHECK(mentions(known_failures(start), "only the load-balance loss moves the router"));
+  start.balance_loss = false;
+  CHECK(mentions(known_failures(start), "with --lb-coef 0 nothing moves the router"));
+
+  start = start_of("top1+ir", 8, 128);
+  REQUIRE(known_failures(start).size() == 1);
+  CHECK(mentions(known_failures(start), "over 128 tokens a logical rank"));
+  CHECK(mentions(known_failures(start), "has 9.3 % of its requests refused by chance alone"));
+  CHECK(known_failures(start_of("top1:cf=1.5", 8, 128)).empty());  // slots enough
+}
+
+TEST_CASE("a learning rate far above the parent's last is warned of", "[train]") {
+  StartingPoint start;
+  start.lr = 1e-3;
+  start.last_lr = 1e-4;  // a cosine that fell to a tenth: its highest again
+  CHECK(known_failures(start).empty());
+  start.lr = 4e-3;
+  REQUIRE(known_failures(start).size() == 1);
+  CHECK(mentions(known_failures(start), "--lr 0.004 is 40 times the last learning rate"));
+  CHECK(mentions(known_failures(start), "0.001 or less goes on from it"));
+  start.last_lr = 0;  // of a schedule that ends at nothing, no ratio can be told
+  CHECK(known_failures(start).empty());
+}
