@@ -104,10 +104,8 @@ Question ask(const Template& form, const std::string& question, const TextCodec&
             ids_of(chat_tokens({end}, codec))};
   }
   TurnText text = form.render(conversation, 0);
-  text.prompt += text.space_before_response && !codec.leading_space ? " " : "";
-  Question asked{codec.encode_plain ? codec.encode_plain(text.prompt, /*begins_text=*/true)
-                                    : codec.encode(text.prompt),
-                 {codec.eos}};
+  text.prompt.own(text.space_before_response && !codec.leading_space ? " " : "");
+  Question asked{codec.encode_filled(text.prompt), {codec.eos}};
   if (text.begins_with_bos && codec.bos >= 0) {
     asked.ids.insert(asked.ids.begin(), codec.bos);
   }

@@ -106,7 +106,7 @@ Example ExampleMaker::from_conversation(const Conversation& conversation,
   for (size_t turn = 0; turn < conversation.turns.size(); ++turn) {
     TurnText text = settings_.text_template.render(conversation, turn);
     if (text.space_before_response && !codec().leading_space) {
-      text.prompt += ' ';
+      text.prompt.own(" ");
     }
     const bool is_last = turn + 1 == conversation.turns.size();
     const bool learned = settings_.loss_on == LossOn::kAll || is_last;
@@ -132,7 +132,7 @@ Example ExampleMaker::from_text(const std::string& text, const std::string& wher
   }
   Example example;
   push_bos(example);
-  push_text(example, text, true, where);
+  push_text(example, FilledText{text}, true, where);
   push(example, codec().eos, true);
   return example;
 }
@@ -171,9 +171,9 @@ void ExampleMaker::check_id(int64_t id, const char* key, size_t position,
   }
 }
 
-void ExampleMaker::push_text(Example& example, const std::string& text, bool learned,
+void ExampleMaker::push_text(Example& example, const FilledText& text, bool learned,
                              const std::string& where) {
-  const auto ids = at_place(where, [&] { return codec().encode(text); });
+  const auto ids = at_place(where, [&] { return codec().encode_filled(text); });
   for (const int64_t id : ids) {
     push_id(example, id, learned, where);
   }

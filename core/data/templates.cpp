@@ -8,53 +8,56 @@
 #include "core/base/error.h"
 #include "core/base/utf8.h"
 #include "core/data/chat_forms.h"
-#include "core/data/strip.h"
 
 namespace moe::data {
 
 namespace {
 
 // System text (of the first turn), instruction and input, a line each.
-std::string plain_instruct(const Conversation& conversation, size_t index) {
+FilledText plain_instruct(const Conversation& conversation, size_t index) {
   const Turn& turn = conversation.turns[index];
-  const bool has_system = index == 0 && !conversation.system.empty();
-  return (has_system ? conversation.system + "\n" : "") + turn.instruction +
-         (turn.input.empty() ? "" : "\n" + turn.input);
+  FilledText text;
+  if (index == 0 && !conversation.system.empty()) {
+    text.data(conversation.system + "\n");
+  }
+  return text.data(turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input));
 }
 
 TurnText paper_turn(const Conversation& conversation, size_t index) {
-  return {index == 0, plain_instruct(conversation, index) + (conversation.verbatim ? "" : "\n"),
-          false, conversation.turns[index].response};
+  return {index == 0, plain_instruct(conversation, index).own(conversation.verbatim ? "" : "\n"),
+          false, FilledText().data(conversation.turns[index].response)};
 }
 
 // tatsu-lab/stanford_alpaca, train.py, PROMPT_DICT.
 TurnText alpaca_turn(const Conversation& conversation, size_t index) {
   const Turn& turn = conversation.turns[index];
-  std::string prompt;
+  FilledText prompt;
   if (index == 0 && !conversation.system.empty()) {
-    prompt = conversation.system + "\n\n";
+    prompt.data(conversation.system).own("\n\n");
   } else if (index == 0) {
-    prompt = turn.input.empty()
-                 ? "Below is an instruction that describes a task. "
-                 : "Below is an instruction that describes a task, paired with an input that "
-                   "provides further context. ";
-    prompt += "Write a response that appropriately completes the request.\n\n";
+    prompt.own(turn.input.empty()
+                   ? "Below is an instruction that describes a task. "
+                   : "Below is an instruction that describes a task, paired with an input that "
+                     "provides further context. ");
+    prompt.own("Write a response that appropriately completes the request.\n\n");
   }
-  prompt += "### Instruction:\n" + turn.instruction + "\n\n";
+  prompt.own("### Instruction:\n").data(turn.instruction).own("\n\n");
   if (!turn.input.empty()) {
-    prompt += "### Input:\n" + turn.input + "\n\n";
+    prompt.own("### Input:\n").data(turn.input).own("\n\n");
   }
-  return {index == 0, prompt + "### Response:", false, turn.response};
+  return {index == 0, prompt.own("### Response:"), false, FilledText().data(turn.response)};
 }
 
 // meta-llama/llama, llama/generation.py, chat_completion.
 TurnText llama2_turn(const Conversation& conversation, size_t index) {
   const Turn& turn = conversation.turns[index];
-  std::string content = turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input);
+  FilledText content;
   if (index == 0 && !conversation.system.empty()) {
-    content = "<<SYS>>\n" + conversation.system + "\n<</SYS>>\n\n" + content;
+    content.own("<<SYS>>\n").data(conversation.system).own("\n<</SYS>>\n\n");
   }
-  return {true, "[INST] " + strip(content) + " [/INST]", true, strip(turn.response) + " "};
+  content.data(turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input));
+  return {true, FilledText().own("[INST] ").append(content.stripped()).own(" [/INST]"), true,
+          FilledText().data(turn.response).stripped().own(" ")};
 }
 
 char unescape(char c, const std::string& word) {
@@ -185,9 +188,11 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
   }
   const bool has_space = between_.ends_with(' ');
   return {turn == 0,
-          before_ + plain_instruct(conversation, turn) +
-              between_.substr(0, between_.size() - (has_space ? 1 : 0)),
-          has_space, conversation.turns[turn].response + after_};
+          FilledText()
+              .own(before_)
+              .append(plain_instruct(conversation, turn))
+              .own(between_.substr(0, between_.size() - (has_space ? 1 : 0))),
+          has_space, FilledText().data(conversation.turns[turn].response).own(after_)};
 }
 
 }  // namespace moe::data

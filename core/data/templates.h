@@ -19,15 +19,16 @@
 
 #include <string>
 
+#include "core/data/filled_text.h"
 #include "core/data/formats.h"
 
 namespace moe::data {
 
 struct TurnText {
   bool begins_with_bos = false;
-  std::string prompt;  // without the space before the response, where the template has one
+  FilledText prompt;  // without the space before the response, where the template has one
   bool space_before_response = false;
-  std::string response;
+  FilledText response;
 };
 
 class Template {

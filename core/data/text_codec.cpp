@@ -15,7 +15,11 @@ TextCodec codec_of(const std::shared_ptr<const io::Tokenizer>& tokenizer) {
             return knows_no_marks ? words->encode(text)
                                   : tokenizer->encode_plain(text, begins_text);
           },
-          [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); }};
+          [tokenizer](const std::string& mark) { return tokenizer->special_id(mark); },
+          [words, tokenizer, knows_no_marks](const FilledText& filled) {
+            return knows_no_marks ? words->encode(filled.text)
+                                  : tokenizer->encode_template(filled.text, filled.written);
+          }};
 }
 
 }  // namespace moe::data

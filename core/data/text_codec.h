@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/data/filled_text.h"
+
 namespace moe::io {
 class Tokenizer;
 }
@@ -23,6 +25,12 @@ struct TextCodec {
   // where there is none. Without them encode() serves, and nothing is a special token.
   std::function<std::vector<int64_t>(std::string_view, bool begins_text)> encode_plain = {};
   std::function<int64_t(const std::string&)> special = {};
+  // For the other templates: io::Tokenizer::encode_template(). Without it encode() serves.
+  std::function<std::vector<int64_t>(const FilledText&)> encode_template = {};
+
+  std::vector<int64_t> encode_filled(const FilledText& filled) const {
+    return encode_template ? encode_template(filled) : encode(filled.text);
+  }
 };
 
 // Of a tokenizer, which it keeps; words that were there before are remembered

@@ -135,6 +135,7 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const io:
 }
 
 constexpr std::string_view kEnding = ".tokens";
+constexpr int kTextRules = 2;  // one more where the same record gives other ids than before
 
 // KEY.tokens, with the digits of a key.
 bool is_cache_name(std::string_view name) {
@@ -184,7 +185,8 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                      int64_t vocab_size, const TokenizerSource& tokenizer,
                      const std::function<void()>& on_block) {
   io::ContentHash hash;
-  hash.update_text(fmt::format("moe {} tokens {}", kVersion, kTokenFileVersion));
+  hash.update_text(
+      fmt::format("moe {} tokens {} texts {}", kVersion, kTokenFileVersion, kTextRules));
   hash.update_text(fmt::format("vocabulary {} objective {} loss {} most {} format {}", vocab_size,
                                static_cast<int>(settings.objective),
                                static_cast<int>(settings.loss_on), settings.most_per_file,

@@ -57,8 +57,8 @@ MODELS = {
 }
 # What each of kin_folders becomes; mixtures of equal experts have their parent's logits.
 CHILDREN = {"llama3": "Qwen2MoeForCausalLM", "mistral": "Qwen2MoeForCausalLM", "mistral, no window": "Qwen2MoeForCausalLM",
-            "qwen2": "Qwen2MoeForCausalLM", "qwen2, tied": "Qwen2MoeForCausalLM", "qwen3": "Qwen3MoeForCausalLM",
-            "qwen3, tied": "Qwen3MoeForCausalLM"}
+            "qwen2": "Qwen2MoeForCausalLM", "qwen2, tied": "Qwen2MoeForCausalLM", "qwen2, a window": "Qwen2MoeForCausalLM",
+            "qwen3": "Qwen3MoeForCausalLM", "qwen3, tied": "Qwen3MoeForCausalLM"}
 
 tally = Tally()
 check = tally.check

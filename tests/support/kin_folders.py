@@ -28,6 +28,8 @@ CONFIGS = {
     "mistral, no window": MistralConfig(**SIZES, sliding_window=None, head_dim=12),
     "qwen2": Qwen2Config(**SIZES, rope_parameters=dict(rope_type="default", rope_theta=1e6), bos_token_id=1, eos_token_id=2),
     "qwen2, tied": Qwen2Config(**SIZES, tie_word_embeddings=True, max_window_layers=1, bos_token_id=1, eos_token_id=2),
+    "qwen2, a window": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=512, max_window_layers=1, bos_token_id=1,
+                                   eos_token_id=2),
     "qwen3": Qwen3Config(**SIZES, head_dim=12, rope_parameters=dict(rope_type="default", rope_theta=1e6), bos_token_id=1, eos_token_id=2),
     "qwen3, tied": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2),
 }

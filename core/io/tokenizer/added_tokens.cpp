@@ -107,13 +107,17 @@ TokenOrText AddedTokens::Tree::longest(std::string_view text, size_t at) const {
 
 // What was found goes on from its own end, also where it does not count or took white space along:
 // so the next one may begin within that white space.
-std::vector<TokenOrText> AddedTokens::split(std::string_view text, const Tree& tree) const {
+std::vector<TokenOrText> AddedTokens::split(std::string_view text,
+                                            const std::vector<TextRange>& plain, const Tree& all,
+                                            const Tree& not_special) const {
   std::vector<TokenOrText> parts;
   size_t between = 0;
   for (size_t at = 0; at < text.size();) {
     TokenOrText found{Vocabulary::kNone, at, at};
-    if (tree.begins[static_cast<uint8_t>(text[at])]) {
-      found = tree.longest(text, at);
+    if (all.begins[static_cast<uint8_t>(text[at])]) {
+      found = all.longest(text.substr(0, next_in_ranges(plain, at)), at);
+      const TokenOrText other = plain.empty() ? found : not_special.longest(text, at);
+      found = other.end > found.end ? other : found;
     }
     if (found.id == Vocabulary::kNone) {
       ++at;

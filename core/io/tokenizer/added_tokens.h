@@ -11,6 +11,7 @@
 
 #include "core/base/json.h"
 #include "core/io/tokenizer/normalizers.h"
+#include "core/io/tokenizer/text_range.h"
 #include "core/io/tokenizer/vocabulary.h"
 
 namespace moe::io {
@@ -24,9 +25,6 @@ struct AddedToken {
   bool special = false;          // decoding leaves it out
   std::string normal_form = {};  // `content` as it is looked for and decoded
 };
-
-// Which of them are looked for: in what people wrote beside marks the special ones are text.
-enum class Looked { kAll, kNotSpecial };
 
 // Part [begin, end) of a text: the token `id`, or text between tokens where it is kNone.
 struct TokenOrText {
@@ -45,13 +43,15 @@ class AddedTokens {
 
   // Cut `text`, well-formed UTF-8, at the tokens that are looked for before normalization, and at
   // those that are looked for after it. Parts may be empty of text, and a token that takes white
-  // space along may begin before the end of the one before it.
-  std::vector<TokenOrText> split_raw(std::string_view text, Looked looked = Looked::kAll) const {
-    return split(text, looked == Looked::kAll ? raw_ : plain_raw_);
+  // space along may begin before the end of the one before it. What touches one of `plain`, which
+  // people wrote, is no special token.
+  std::vector<TokenOrText> split_raw(std::string_view text,
+                                     const std::vector<TextRange>& plain = {}) const {
+    return split(text, plain, raw_, plain_raw_);
   }
   std::vector<TokenOrText> split_normalized(std::string_view text,
-                                            Looked looked = Looked::kAll) const {
-    return split(text, looked == Looked::kAll ? normalized_ : plain_normalized_);
+                                            const std::vector<TextRange>& plain = {}) const {
+    return split(text, plain, normalized_, plain_normalized_);
   }
 
   const AddedToken* find(int64_t id) const;  // null where none has the id
@@ -74,7 +74,8 @@ class AddedTokens {
     TokenOrText longest(std::string_view text, size_t at) const;
   };
 
-  std::vector<TokenOrText> split(std::string_view text, const Tree& tree) const;
+  std::vector<TokenOrText> split(std::string_view text, const std::vector<TextRange>& plain,
+                                 const Tree& all, const Tree& not_special) const;
 
   std::map<int64_t, AddedToken> tokens_;
   std::map<std::string, int64_t, std::less<>> ids_;

@@ -8,37 +8,47 @@
 namespace moe::io {
 
 std::vector<int64_t> Pipeline::encode(std::string_view text) const {
-  return encode(text, /*begins_text=*/true, Looked::kAll);
+  return encode(text, /*begins_text=*/true, {});
 }
 
 std::vector<int64_t> Pipeline::encode_plain(std::string_view text, bool begins_text) const {
-  return encode(text, begins_text, Looked::kNotSpecial);
+  return encode(text, begins_text, {{0, text.size()}});
+}
+
+std::vector<int64_t> Pipeline::encode_template(std::string_view text,
+                                               const std::vector<TextRange>& plain) const {
+  return encode(text, /*begins_text=*/true, plain);
 }
 
 std::vector<int64_t> Pipeline::encode(std::string_view text, bool begins_text,
-                                      Looked looked) const {
+                                      const std::vector<TextRange>& given_plain) const {
   std::string mended;
+  std::vector<TextRange> plain = given_plain;
   if (find_invalid_utf8(text) != kValidUtf8) {
-    mended = replace_invalid_utf8(text);
+    mended = replace_invalid_utf8(text);  // which moves all that stands behind
     text = mended;
+    plain = plain.empty() ? plain : std::vector<TextRange>{{0, text.size()}};
   }
   std::vector<int64_t> ids;
-  for (const auto& part : parts_.added.split_raw(text, looked)) {
+  for (const auto& part : parts_.added.split_raw(text, plain)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {
       encode_text(text.substr(part.begin, part.end - part.begin), begins_text && part.begin == 0,
-                  looked, ids);
+                  next_in_ranges(plain, part.begin) < part.end, ids);
     }
   }
   return ids;
 }
 
-// Each text between added tokens is normalized by itself.
-void Pipeline::encode_text(std::string_view text, bool begins_text, Looked looked,
+// Each text between added tokens is normalized by itself. Which of its bytes came from where is not
+// known afterwards: with `is_plain` none of it becomes a special token.
+void Pipeline::encode_text(std::string_view text, bool begins_text, bool is_plain,
                            std::vector<int64_t>& ids) const {
   const std::string normal = parts_.normalizer(std::string(text));
-  for (const auto& part : parts_.added.split_normalized(normal, looked)) {
+  const std::vector<TextRange> plain =
+      is_plain ? std::vector<TextRange>{{0, normal.size()}} : std::vector<TextRange>();
+  for (const auto& part : parts_.added.split_normalized(normal, plain)) {
     if (part.id != Vocabulary::kNone) {
       ids.push_back(part.id);
     } else {

@@ -33,6 +33,8 @@ class Pipeline : public TokenizerModel {
 
   std::vector<int64_t> encode(std::string_view text) const override;
   std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const override;
+  std::vector<int64_t> encode_template(std::string_view text,
+                                       const std::vector<TextRange>& plain) const override;
   std::string decode(const std::vector<int64_t>& ids) const override;
   bool has(int64_t id) const override;
   std::string piece(int64_t id) const override;
@@ -46,8 +48,9 @@ class Pipeline : public TokenizerModel {
   std::vector<int64_t> after_text() const override { return parts_.special.after; }
 
  private:
-  std::vector<int64_t> encode(std::string_view text, bool begins_text, Looked looked) const;
-  void encode_text(std::string_view text, bool begins_text, Looked looked,
+  std::vector<int64_t> encode(std::string_view text, bool begins_text,
+                              const std::vector<TextRange>& plain) const;
+  void encode_text(std::string_view text, bool begins_text, bool is_plain,
                    std::vector<int64_t>& ids) const;
   void encode_words(std::string_view text, bool begins_text, std::vector<int64_t>& ids) const;
 

@@ -28,6 +28,10 @@ class Sentencepiece : public TokenizerModel {
   std::vector<int64_t> encode_plain(std::string_view text, bool /*begins_text*/) const override {
     return encode(text);  // a space stands before any text, and no text becomes a control piece
   }
+  std::vector<int64_t> encode_template(std::string_view text,
+                                       const std::vector<TextRange>& /*plain*/) const override {
+    return encode(text);
+  }
   std::string decode(const std::vector<int64_t>& ids) const override;
 
   bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }

@@ -34,6 +34,12 @@ class Tokenizer {
   std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const {
     return model_->encode_plain(text, begins_text);
   }
+  // The same of a template with what people wrote put into it, the parts `plain` (in order, apart
+  // from one another): a special token is one where the template alone spells it.
+  std::vector<int64_t> encode_template(std::string_view text,
+                                       const std::vector<TextRange>& plain) const {
+    return model_->encode_template(text, plain);
+  }
   // The id of a token that stands for more than its text, such as "<|eot_id|>"; -1 where `token` is
   // none.
   int64_t special_id(const std::string& token) const { return model_->special_id(token); }

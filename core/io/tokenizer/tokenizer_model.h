@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/io/tokenizer/text_range.h"
 #include "core/io/tokenizer/word_rule.h"
 
 namespace moe::io {
@@ -21,6 +22,9 @@ class TokenizerModel {
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
   // The same where no text becomes a special token; `begins_text`: nothing stands before it.
   virtual std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const = 0;
+  // The same where no text that touches one of `plain` becomes a special token.
+  virtual std::vector<int64_t> encode_template(std::string_view text,
+                                               const std::vector<TextRange>& plain) const = 0;
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
   virtual bool has(int64_t id) const = 0;

@@ -16,6 +16,15 @@ namespace moe::model {
 // Whether a model has a part: by its architecture alone, or as a key of config.json says.
 enum class Presence { kNever, kAlways, kByKey };
 
+// Which layers attend to the last `sliding_window` tokens alone, where a config has a window.
+enum class WindowedLayers {
+  kNone,        // the architecture knows no window
+  kAll,         // Mistral, Mixtral: wherever sliding_window is not null
+  kAllIfUsed,   // Qwen3-MoE: with use_sliding_window
+  kFromIndex,   // Qwen2, Qwen3: the same, from max_window_layers on
+  kEvenBefore,  // Qwen2-MoE: the same, the even ones before max_window_layers
+};
+
 struct Architecture {
   std::string model_type, name;  // "qwen3", "Qwen3ForCausalLM"
   bool is_mixture = false;
@@ -25,9 +34,9 @@ struct Architecture {
   bool qkv_bias_if_absent = false;
   Presence qk_norm = Presence::kNever;  // key "use_qk_norm", absent: none
 
-  bool reads_sliding_window = false;     // a window wherever the key is not null
+  WindowedLayers windowed_layers = WindowedLayers::kNone;
   int64_t window_if_absent = 0;          // 0: none
-  bool reads_layer_types = false;        // names windowed layers
+  bool reads_layer_types = false;        // names windowed layers, in place of the rule
   bool may_have_shared_experts = false;  // key "shared_expert_intermediate_size"
   int64_t shared_expert_width = 0;       // where that is absent
 

@@ -34,7 +34,7 @@ void refuse_what_is_not_computed(const Json& json, const Architecture& architect
       {"mlp_bias", false},
       {"qkv_bias", architecture.qkv_bias != Presence::kNever},
       {"use_qk_norm", architecture.qk_norm != Presence::kNever},
-      {"use_sliding_window", false}};
+      {"use_sliding_window", architecture.windowed_layers != WindowedLayers::kNone}};
   for (const auto& [key, is_computed] : keys) {
     if (!is_computed && get_bool(json, key, where, false)) {
       throw UserError("{}: {} is true; such models are not supported, only those without it", where,
@@ -156,7 +156,7 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
       finite(get_double(json, "initializer_range", where, 0.02), "initializer_range", where, true);
   config.rope = read_rope(json, where, architecture.rope_theta);
   config.dtype = read_dtype(json, where);
-  refuse_stock_extras(json, architecture, where, config.max_position_embeddings);
+  refuse_stock_extras(json, architecture, where, config);
   if (architecture.is_mixture || given(json, "moe")) {
     read_mixture(json, architecture, where, config);
   }

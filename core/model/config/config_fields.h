@@ -36,7 +36,7 @@ RopeConfig read_rope(const Json& json, const std::string& where, double default_
 // Keys of this architecture that would change the function and are not computed here: a window
 // shorter than the context, a shared expert.
 void refuse_stock_extras(const Json& json, const Architecture& architecture,
-                         const std::string& where, int64_t max_positions);
+                         const std::string& where, const ModelConfig& config);
 
 // The mixture of a folder that has no "moe" object: all that stock tools know of one. The router is
 // top-k without dropping, with the gradients and the loss of transformers: st=off where weights are

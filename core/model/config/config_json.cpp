@@ -136,6 +136,12 @@ void set_qwen_moe_attention(const ModelConfig& config, const Architecture& archi
   }
 }
 
+bool has_windowed_types(const OrderedJson& out) {
+  const auto types = out.find("layer_types");
+  return types != out.end() && types->is_array() &&
+         std::find(types->begin(), types->end(), "sliding_attention") != types->end();
+}
+
 void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architecture,
                        OrderedJson& out) {
   const MoeConfig& moe = *config.moe;
@@ -148,6 +154,8 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
   out["use_sliding_window"] = false;
   if (ours) {
     out["output_router_logits"] = false;
+  }
+  if (ours || has_windowed_types(out)) {
     out.erase("layer_types");  // LLaMA and Mixtral do not read it, qwen2_moe does
   }
   out["router_aux_loss_coef"] = ours ? 0.0 : moe.lb_coef;

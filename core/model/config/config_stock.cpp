@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/model/config/config_fields.h"
@@ -13,32 +14,75 @@ namespace {
 constexpr int64_t kMaxExperts = int64_t{1} << 18;  // over all layers; each is three tensors by name
 constexpr double kDefaultAuxLossCoef = 0.001;
 
-// A window at least as long as the context is none.
-void refuse_window(const Json& json, const Architecture& architecture, const std::string& where,
-                   int64_t max_positions) {
+constexpr int64_t kMaxWindowLayers = 28;  // where the key is absent
+
+// Whether a key must be true for the window to count: Mistral has no such key.
+bool is_window_used(const Json& json, const Architecture& architecture, const std::string& where) {
+  return architecture.windowed_layers == WindowedLayers::kAll ||
+         get_bool(json, "use_sliding_window", where, false);
+}
+
+// The tokens that a windowed layer sees; none where all layers see all.
+std::optional<int64_t> read_window(const Json& json, const Architecture& architecture,
+                                   const std::string& where) {
   const bool absent = !json.contains("sliding_window");
-  if (absent ? architecture.window_if_absent == 0 : json.at("sliding_window").is_null()) {
-    return;
+  const bool has_window =
+      absent ? architecture.window_if_absent > 0 : !json.at("sliding_window").is_null();
+  if (!has_window || !is_window_used(json, architecture, where)) {
+    return std::nullopt;
   }
-  const int64_t window = get_int(json, "sliding_window", where, architecture.window_if_absent);
-  if (window < max_positions) {
-    throw UserError(
-        "{}: sliding_window is {}{}, shorter than the {} of max_position_embeddings; windowed "
-        "attention is not supported: set max_position_embeddings to {}, or sliding_window to null "
-        "if the model was trained without one",
-        where, absent ? "absent, which means " : "", window, max_positions, window);
+  return get_int(json, "sliding_window", where, architecture.window_if_absent);
+}
+
+// As layer_types names them, else by the rule of the architecture.
+bool has_windowed_layer(const Json& json, const Architecture& architecture,
+                        const std::string& where, int64_t layers) {
+  if (architecture.reads_layer_types && given(json, "layer_types")) {
+    const Json& types = json.at("layer_types");
+    return std::find(types.begin(), types.end(), "sliding_attention") != types.end();
+  }
+  const int64_t index = get_int(json, "max_window_layers", where, kMaxWindowLayers);
+  switch (architecture.windowed_layers) {
+    case WindowedLayers::kFromIndex:
+      return index < layers;
+    case WindowedLayers::kEvenBefore:
+      return index > 0;
+    default:
+      return true;
   }
 }
 
-void refuse_window_layers(const Json& json, const std::string& where) {
+// A window at least as long as the context is none.
+void refuse_window(const Json& json, const Architecture& architecture, const std::string& where,
+                   const ModelConfig& config) {
+  const std::optional<int64_t> window = read_window(json, architecture, where);
+  if (!window || *window >= config.max_position_embeddings ||
+      !has_windowed_layer(json, architecture, where, config.layers)) {
+    return;
+  }
+  throw UserError(
+      "{}: sliding_window is {}{}, shorter than the {} of max_position_embeddings; windowed "
+      "attention is not supported: set max_position_embeddings to {}, or {} if the model was "
+      "trained without one",
+      where, json.contains("sliding_window") ? "" : "absent, which means ", *window,
+      config.max_position_embeddings, *window,
+      architecture.windowed_layers == WindowedLayers::kAll ? "sliding_window to null"
+                                                           : "use_sliding_window to false");
+}
+
+// A windowed layer needs a window; what it may be is refuse_window()'s.
+void refuse_layer_types(const Json& json, const Architecture& architecture,
+                        const std::string& where) {
   if (!given(json, "layer_types")) {
     return;
   }
+  const bool has_window = read_window(json, architecture, where).has_value();
   const Json& types = json.at("layer_types");
-  const bool full = types.is_array() && std::all_of(types.begin(), types.end(), [](const Json& t) {
-                      return t == "full_attention";
-                    });
-  if (!full) {
+  const bool known =
+      types.is_array() && std::all_of(types.begin(), types.end(), [&](const Json& t) {
+        return t == "full_attention" || (has_window && t == "sliding_attention");
+      });
+  if (!known) {
     throw UserError("{}: layer_types names attention other than full_attention; not supported",
                     where);
   }
@@ -47,12 +91,12 @@ void refuse_window_layers(const Json& json, const std::string& where) {
 }  // namespace
 
 void refuse_stock_extras(const Json& json, const Architecture& architecture,
-                         const std::string& where, int64_t max_positions) {
-  if (architecture.reads_sliding_window) {
-    refuse_window(json, architecture, where, max_positions);
-  }
+                         const std::string& where, const ModelConfig& config) {
   if (architecture.reads_layer_types) {
-    refuse_window_layers(json, where);
+    refuse_layer_types(json, architecture, where);
+  }
+  if (architecture.windowed_layers != WindowedLayers::kNone) {
+    refuse_window(json, architecture, where, config);
   }
   if (!architecture.may_have_shared_experts) {
     return;

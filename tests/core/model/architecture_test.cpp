@@ -10,6 +10,7 @@
 namespace moe::model {
 namespace {
 
+using Catch::Matchers::Contains;
 using test::Foreign;
 
 constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3};
@@ -102,6 +103,60 @@ TEST_CASE("an absent key of kin means what transformers takes", "[model][config]
   CHECK(route::to_string(moe.moe->router) == "top8:cf=inf,gate=none,lb=selected");
 }
 
+TEST_CASE("a window counts where a layer has it that is shorter than the context",
+          "[model][config]") {
+  const auto refused = [](Foreign kind, Json changes, bool by_types = false) {
+    Json json = stock(kind);  // 3 layers, 128 positions
+    if (!by_types) {
+      json.erase("layer_types");
+    }
+    changes["use_sliding_window"] = changes.value("use_sliding_window", true);
+    const std::string said = refusal(json, changes);
+    if (!said.empty()) {
+      CHECK_THAT(said, Contains("config.json: sliding_window is ") &&
+                           Contains("shorter than the 128 of max_position_embeddings") &&
+                           Contains("use_sliding_window to false"));
+    }
+    return !said.empty();
+  };
+  const Json is_short = {{"sliding_window", 127}, {"max_window_layers", 0}};
+  for (const Foreign kind : {Foreign::kQwen2, Foreign::kQwen3}) {
+    CHECK(refused(kind, is_short));
+    CHECK_FALSE(refused(kind, {{"sliding_window", 128}, {"max_window_layers", 0}}));
+    CHECK_FALSE(refused(kind, {{"sliding_window", nullptr}, {"max_window_layers", 0}}));
+    CHECK_FALSE(refused(kind, {{"sliding_window", 127}}));  // from layer 28 on
+    CHECK_FALSE(refused(kind, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+    CHECK(refused(kind, {{"sliding_window", 127}, {"max_window_layers", 2}}));
+    CHECK_FALSE(refused(kind, {{"max_window_layers", 0}}));   // 4096 where it is absent
+    CHECK_FALSE(refused(kind, is_short, /*by_types=*/true));  // which name no windowed layer
+    Json typed = {{"sliding_window", 127},
+                  {"layer_types", {"full_attention", "sliding_attention", "full_attention"}}};
+    CHECK(refused(kind, typed));
+    typed["sliding_window"] = 128;
+    CHECK_FALSE(refused(kind, typed));
+  }
+  // Qwen2-MoE: the even layers before max_window_layers. Qwen3-MoE: all.
+  CHECK(refused(Foreign::kQwen2Moe, {{"sliding_window", 127}}));
+  CHECK_FALSE(refused(Foreign::kQwen2Moe, is_short));
+  CHECK(refused(Foreign::kQwen3Moe, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+  CHECK_FALSE(refused(Foreign::kQwen3Moe, {{"sliding_window", 128}}));
+  // Mistral does not read the key of Qwen, nor which layers.
+  CHECK(refusal(stock(Foreign::kMistral), {{"use_sliding_window", true}}).empty());
+  CHECK(refusal(stock(Foreign::kMistral), {{"use_sliding_window", false}, {"sliding_window", 8}})
+            .find("sliding_window to null") != std::string::npos);
+}
+
+TEST_CASE("a mixture is written without the window that it does not need", "[model][config]") {
+  Json json = stock(Foreign::kQwen2Moe);
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 128;
+  json["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  const Json out = config_json(parsed(json), json);
+  CHECK(out["use_sliding_window"] == false);
+  CHECK_FALSE(out.contains("layer_types"));
+  CHECK(parsed(out).layers == 3);
+}
+
 TEST_CASE("what kin of LLaMA may not say is refused by name", "[model][config]") {
   const Json mistral = stock(Foreign::kMistral);
   const std::string mend =
@@ -123,9 +178,6 @@ TEST_CASE("what kin of LLaMA may not say is refused by name", "[model][config]")
     INFO(stock(kind)["model_type"]);
     // A window that is not used says nothing.
     CHECK(refusal(stock(kind), {{"sliding_window", 8}, {"max_window_layers", 1}}).empty());
-    CHECK(refusal(stock(kind), {{"use_sliding_window", true}}) ==
-          "config.json: use_sliding_window is true; such models are not supported, only those "
-          "without it");
     CHECK(refusal(stock(kind), {{"attention_bias", true}}) ==
           "config.json: attention_bias is true; such models are not supported, only those without "
           "it");

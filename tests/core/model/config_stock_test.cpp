@@ -199,9 +199,6 @@ TEST_CASE("what a Qwen2-MoE may not say is refused by name", "[model][config]") 
   CHECK(refusal(json, {{"shared_expert_intermediate_size", nullptr}}) ==
         "config.json: shared_expert_intermediate_size is absent, which means 5632; shared experts "
         "are not supported, it must be 0");
-  CHECK(refusal(json, {{"use_sliding_window", true}}) ==
-        "config.json: use_sliding_window is true; such models are not supported, only those "
-        "without it");
   const std::string window =
       "config.json: layer_types names attention other than full_attention; not supported";
   CHECK(refusal(json, {{"layer_types", {"full_attention", "sliding_attention", "x"}}}) == window);

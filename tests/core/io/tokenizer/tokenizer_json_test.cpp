@@ -126,6 +126,29 @@ TEST_CASE("A tokenizer.json: added tokens, words, merges, and back", "[io]") {
   CHECK(model->before_text() == Ids{7});
 }
 
+TEST_CASE("Of a template special tokens count where no part of them was put into it", "[io]") {
+  Json json = byte_level_json();
+  for (const auto& [letter, id] : {std::pair("<", 13), {"s", 14}, {">", 15}, {"/", 16}}) {
+    json["model"]["vocab"][letter] = id;
+  }
+  const auto model = moe::io::read_tokenizer_json(json, "t");
+  const std::string text = "<s>a<s>[R] </s>";
+  CHECK(model->encode_template(text, {}) == model->encode(text));
+  CHECK(model->encode_template(text, {{0, text.size()}}) == model->encode_plain(text, true));
+  CHECK(model->encode_template(text, {{3, 11}}) == Ids{7, 0, 13, 14, 15, 10, 8});
+  CHECK(model->encode_template("a<s>a", {{2, 3}}) == Ids{0, 13, 14, 15, 0});  // across a boundary
+  CHECK(model->encode_template("<s>x", {{3, 4}}) == Ids{12});  // added, and no special token
+  for (auto& token : json["added_tokens"]) {
+    token["special"] = true;
+  }
+  const auto special = moe::io::read_tokenizer_json(json, "t");
+  CHECK(special->encode_template("<s>x", {}) == Ids{12});
+  CHECK(special->encode_template("<s>x", {{3, 4}}) ==
+        Ids{7});  // the longest that is the template's
+  // Bytes that are mended move what stands behind them: all of it is text then.
+  CHECK(model->encode_template("\xE2<s>a", {{4, 5}}) == model->encode_plain("\xE2<s>a", true));
+}
+
 TEST_CASE("In what people wrote special tokens are text, other added tokens are not", "[io]") {
   Json json = byte_level_json();
   json["pre_tokenizer"]["add_prefix_space"] = true;

@@ -1,0 +1,126 @@
+// A real control group with a limit on memory, where this process may make one: the fake trees of
+// tests/core/base/available_memory_test.cpp say what the files mean, this that Linux writes them
+// so.
+
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "tests/support/catch.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+
+using namespace moe::test;
+using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kLimit_bytes = 400'000'000;
+
+// Of /proc/self/cgroup: the path behind `controllers` ("" for version 2).
+std::optional<std::string> own_path(const std::string& controllers) {
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second != std::string::npos && line.substr(first + 1, second - first - 1) == controllers) {
+      return line.substr(second + 1);
+    }
+  }
+  return std::nullopt;
+}
+
+// A group below that of this process, with a limit; gone with it.
+class LimitedGroup {
+ public:
+  LimitedGroup() {
+    const std::string name = "moe-test-" + std::to_string(getpid());
+    if (const auto path = own_path("memory")) {
+      make("/sys/fs/cgroup/memory", *path, name, "memory.limit_in_bytes");
+    }
+    if (const auto path = own_path(""); path && !is_made_) {
+      make("/sys/fs/cgroup", *path, name, "memory.max");
+    }
+  }
+  ~LimitedGroup() {
+    std::error_code ignored;
+    fs::remove(folder_, ignored);
+  }
+  LimitedGroup(const LimitedGroup&) = delete;
+  LimitedGroup& operator=(const LimitedGroup&) = delete;
+
+  bool is_made() const { return is_made_; }
+  const std::string& name() const { return name_; }  // as /proc/self/cgroup has it
+  std::string prefix() const {
+    return "echo $$ >" + shell_quote((folder_ / "cgroup.procs").string()) + " && exec";
+  }
+
+ private:
+  void make(const fs::path& mount, const std::string& own, const std::string& name,
+            const char* file) {
+    const fs::path folder = mount / fs::path(own).relative_path() / name;
+    std::error_code failure;
+    if (!fs::create_directory(folder, failure)) {
+      return;
+    }
+    folder_ = folder;
+    name_ = (fs::path(own) / name).string();
+    std::ofstream limit(folder / file, std::ios::in);  // it is there, or the kernel has no such
+    limit << kLimit_bytes;
+    is_made_ = limit.flush().good() && can_enter();
+    if (!is_made_) {
+      fs::remove(folder, failure);
+    }
+  }
+  bool can_enter() const {
+    return std::system((prefix() + " true").c_str()) == 0;  // NOLINT: the test's own words
+  }
+
+  fs::path folder_;
+  std::string name_;
+  bool is_made_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a real cgroup is named where it leaves too little", "[cli]") {
+  const LimitedGroup group;
+  if (!group.is_made()) {
+    MOE_SKIP("no control group with a limit of memory can be made here (needs root)");
+  }
+  const TempDir dir;
+  write_file(dir / "rows.jsonl", R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3]})");
+  // 400 rows of 64 tokens: 0.9 GB of a model of 3.5 MB.
+  std::vector<std::string> words = {"train",     (source_folder() / "recipes/tiny/model").string(),
+                                    "--data",    (dir / "rows.jsonl").string(),
+                                    "-o",        (dir / "run").string(),
+                                    "--cache",   "off",
+                                    "--steps",   "1",
+                                    "--seq-len", "64",
+                                    "--pack",    "stream",
+                                    "--threads", "1",
+                                    "-q",        "--micro-batch"};
+  const auto with = [&](const std::string& rows) {
+    std::vector<std::string> all = words;
+    all.push_back(rows);
+    return all;
+  };
+  const auto refused = run_moe(with("400"), group.prefix());
+  INFO(refused.err);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("of memory, the cgroup " + group.name() + " leaves 0.") &&
+                              Contains("--micro-batch"));
+  CHECK_FALSE(fs::exists(dir / "run"));
+  const auto fits = run_moe(with("1"), group.prefix());
+  INFO(fits.err);
+  CHECK(fits.exit_code == 0);
+  // Outside of it the machine has room: it is the group that counts.
+  words.emplace_back("--dry-run");
+  std::swap(words[words.size() - 2], words.back());
+  const auto outside = run_moe(with("400"));
+  CHECK(outside.exit_code == 0);
+  CHECK(outside.err.find("cgroup " + group.name()) == std::string::npos);
+}
