@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/route/request_options.h"
+#include "core/route/router_override.h"
 
 namespace moe::train {
 
