@@ -5,7 +5,6 @@
 
 #include "cli/bench.h"
 #include "cli/flags.h"
-#include "cli/launch.h"
 #include "core/base/error.h"
 #include "core/bench/comm.h"
 #include "core/distributed/on_all_ranks.h"

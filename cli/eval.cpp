@@ -6,7 +6,6 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
-#include "cli/launch.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/option.h"

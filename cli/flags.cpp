@@ -6,15 +6,37 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
-#include "cli/options.h"
 #include "core/base/error.h"
 #include "core/base/toml_depth.h"
-#include "core/route/request_options.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
 
 namespace {
+
+// Adds an option as the flag of its member's type.
+class Adder {
+ public:
+  Adder(CLI::App& command, const Option& option)
+      : command_(command),
+        spelled_(option.spelled.empty() ? flag_of(option) : option.spelled),
+        help_(describe(option)) {}
+
+  CLI::Option* operator()(bool* member) const {
+    return command_.add_flag(spelled_, *member, help_);
+  }
+  CLI::Option* operator()(const Choice& choice) const {
+    return command_.add_option_function<std::string>(spelled_, choice.set, help_);
+  }
+  template <typename Value>
+  CLI::Option* operator()(Value* member) const {
+    return command_.add_option(spelled_, *member, help_);
+  }
+
+ private:
+  CLI::App& command_;
+  std::string spelled_, help_;
+};
 
 // What a recipe value is as the text of a flag.
 std::string flag_text(const std::string& where, const toml::node& value) {
@@ -121,6 +143,37 @@ class TomlConfig : public CLI::Config {
 };
 
 }  // namespace
+
+void add_options(CLI::App& command, const Options& options) {
+  for (const auto& option : options) {
+    CLI::Option* added = std::visit(Adder(command, option), option.member);
+    added->group(option.group)->required(option.is_required);
+    if (option.takes_commas) {
+      added->delimiter(',');
+    }
+    if (option.range.is_checked) {
+      added->check([name = flag_of(option), range = option.range](const std::string& text) {
+        check_range(name, text, range);
+        return std::string();
+      });
+    }
+  }
+}
+
+void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks) {
+  add_options(command,
+              {{.name = "ranks",
+                .member = &ranks.ranks,
+                .group = group::kRanks,
+                .help = "start N processes on this host (under torchrun, mpirun or srun: theirs)",
+                .fallback = "one",
+                .range = whole_between(1, 4096)},
+               {.name = "comm-timeout",
+                .member = &ranks.timeout_s,
+                .group = group::kRanks,
+                .help = "seconds that ranks wait for each other before the run is given up",
+                .range = number_between(1, 86400)}});
+}
 
 void add_router_flags(CLI::App& command, route::RouterRequest& request) {
   add_options(command, route::request_options(request));

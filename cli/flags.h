@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/option.h"
+#include "core/distributed/session.h"
 #include "core/route/router_override.h"
 
 namespace CLI {
@@ -15,6 +17,13 @@ class App;
 }
 
 namespace moe::cli {
+
+// Flags that read into the members of declared options, each checked against its range. What the
+// options were made for must outlive `command`.
+void add_options(CLI::App& command, const Options& options);
+
+// --ranks and --comm-timeout. `ranks` outlives `command`; --threads and --device are the command's.
+void add_rank_flags(CLI::App& command, distributed::RankSettings& ranks);
 
 // --router, --cf and --ep-ranks.
 void add_router_flags(CLI::App& command, route::RouterRequest& request);
@@ -35,7 +44,9 @@ void add_force_memory(CLI::App& command, bool& force_memory);
 void add_threads(CLI::App& command, int& threads);
 void apply_threads(int threads);
 
-// --device cpu|cuda; cuda is refused by name where this binary or machine has none.
+// UserError where `cuda` is wanted and this binary or machine has none.
+void check_device(bool cuda);
+// --device cpu|cuda, which check_device() checks.
 void add_device(CLI::App& command, std::string& device);
 // What it names, of a command that is one process: the first GPU. distributed::Comm::device() has
 // it where there may be several.

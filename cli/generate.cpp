@@ -51,8 +51,8 @@ void check_chat(const GenerateFlags& flags) {
 // --prompt as a question, in the words of --template.
 data::Question question_of(const GenerateFlags& flags, const TokenizerOfFolder& tokenizer) {
   const std::string word = flags.text_template.empty() ? "auto" : flags.text_template;
-  return data::ask(data::Template::parse(data::named_template(word, flags.model)), flags.prompt,
-                   data::codec_of(tokenizer));
+  return data::question_tokens(data::Template::parse(data::named_template(word, flags.model)),
+                               flags.prompt, data::codec_of(tokenizer));
 }
 
 bool ends_with(const std::vector<int64_t>& ids, const std::vector<int64_t>& end) {

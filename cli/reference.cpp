@@ -1,8 +1,10 @@
 #include "cli/reference.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <set>
 
 namespace moe::cli {
 
@@ -31,17 +33,52 @@ std::string row_of(const CLI::Option& option) {
                      cell(option.get_description()));
 }
 
-std::string page_of(const std::string& name, const CLI::App& command) {
-  std::string page = fmt::format("\n## {}\n\n{}.\n", name, command.get_description());
+using RowsByGroup = std::vector<std::pair<std::string, std::vector<std::string>>>;
+
+RowsByGroup rows_of(const CLI::App& command) {
+  RowsByGroup groups;
   for (const auto& group : command.get_groups()) {
-    std::string rows;
+    std::vector<std::string> rows;
     for (const auto* option : command.get_options()) {
       if (option->get_group() == group && !option->check_name("--help")) {
-        rows += row_of(*option);
+        rows.push_back(row_of(*option));
       }
     }
     if (!rows.empty()) {
-      page += fmt::format("\n| {} | value | |\n|---|---|---|\n{}", group, rows);
+      groups.emplace_back(group, rows);
+    }
+  }
+  return groups;
+}
+
+std::set<std::string> all_rows(const CLI::App& command) {
+  std::set<std::string> all;
+  for (const auto& [group, rows] : rows_of(command)) {
+    all.insert(rows.begin(), rows.end());
+  }
+  return all;
+}
+
+// The first subcommand that has all of these flags. A command that runs one of its subcommands
+// where none is named takes that one's flags itself, and they are listed once.
+const CLI::App* subcommand_with(const CLI::App& command, const std::set<std::string>& rows) {
+  for (const auto* below : subcommands_of(command)) {
+    const std::set<std::string> all = all_rows(*below);
+    if (!rows.empty() && std::includes(all.begin(), all.end(), rows.begin(), rows.end())) {
+      return below;
+    }
+  }
+  return nullptr;
+}
+
+std::string page_of(const std::string& name, const CLI::App& command) {
+  std::string page = fmt::format("\n## {}\n\n{}.\n", name, command.get_description());
+  if (const auto* same = subcommand_with(command, all_rows(command))) {
+    page += fmt::format("\nWhere nothing else is named it takes the flags of `{} {}`.\n", name,
+                        same->get_name());
+  } else {
+    for (const auto& [group, rows] : rows_of(command)) {
+      page += fmt::format("\n| {} | value | |\n|---|---|---|\n{}", group, fmt::join(rows, ""));
     }
   }
   for (const auto* below : subcommands_of(command)) {

@@ -8,9 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
-#include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/samples.h"
 #include "cli/step_line.h"
 #include "cli/train_flags.h"
 #include "cli/train_plans.h"

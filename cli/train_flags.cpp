@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/flags.h"
-#include "cli/launch.h"
-#include "cli/options.h"
 #include "core/train/run/options.h"
 
 namespace moe::cli {

@@ -266,6 +266,28 @@ Strings private_words_in(const Tree& tree) {
   return found;
 }
 
+// Declared names that do not say what the thing is: "here" for the ranks of this host.
+Strings empty_names_in(const Tree& tree) {
+  static const std::regex literal(R"re("(?:[^"\\]|\\.)*")re"), comment("//.*");
+  static const std::regex declared(
+      R"((?:^|[^.>\w])([A-Za-z_][\w:]*)(?:<[^;{}()]*>)?(?:\s*[&*]+\s*|\s+))"
+      R"((of|one|here|there|place|mine)\s*(?:=[^=]|[;,){:\[(]))");
+  static const std::set<std::string> no_types = {"return", "throw", "else", "case"};
+  Strings found;
+  for (const auto& [path, text] : tree) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const std::string code =
+          std::regex_replace(std::regex_replace(line, literal, "\"\""), comment, "");
+      std::smatch match;
+      if (std::regex_search(code, match, declared) && !no_types.contains(match[1])) {
+        found.push_back(path + " names something '" + match.str(2) + "'; say what it is");
+      }
+    }
+  }
+  return found;
+}
+
 Tree our_tree() {
   const std::filesystem::path root = moe::test::source_folder();
   Tree tree;
@@ -310,8 +332,9 @@ Tree our_texts() {
 // Citations of what does not stand in the repository: documents that a reader does not have, and
 // decisions by a number of theirs. What is decided stands under a name in a README of its folder.
 Strings citations_from_outside(const Tree& tree) {
-  static const std::regex cited(R"((^|[^A-Za-z0-9_])(SPEC|DESIGN|FACTS)([^A-Za-z0-9_]|$))"
-                                R"(|\(D[0-9]{1,2}[),;])");
+  static const std::regex cited(
+      R"((^|[^A-Za-z0-9_])(SPEC|DESIGN|FACTS|STYLE|PERFORMANCE)([^A-Za-z0-9_]|$))"
+      R"(|\(D[0-9]{1,2}[),;])");
   Strings wrong;
   for (const auto& [path, text] : tree) {
     std::istringstream lines(text);
@@ -435,6 +458,23 @@ TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
 
 TEST_CASE("Private words stand nowhere", "[layout]") {
   CHECK(private_words_in(our_tree()) == Strings{});
+}
+
+TEST_CASE("A declared name says what the thing is", "[layout]") {
+  for (const char* line :
+       {"  fs::path place = whole(path);", "int64_t block(const Tensor& of) const;",
+        "std::vector<std::string> here;", "[&](Point one, Point two) {",
+        "for (const auto& place : places) {"}) {
+    CAPTURE(line);
+    CHECK(empty_names_in({{"core/a.h", line}}).size() == 1);
+  }
+  for (const char* line :
+       {"// one of: here, there", "throw UserError(\"nothing there; move it\");",
+        "const int64_t first_of = 1;", "  return here;", "places[one_by_one] = 2;"}) {
+    CAPTURE(line);
+    CHECK(empty_names_in({{"core/a.h", line}}).empty());
+  }
+  CHECK(empty_names_in(our_tree()) == Strings{});
 }
 
 TEST_CASE("The map's way from main() to a kernel is the code's", "[layout]") {

@@ -12,7 +12,7 @@
 
 namespace moe {
 
-// Of this process, resident bytes now and at most so far. 0 where the system does not say.
+// Resident bytes of this process, now and at their peak. 0 where the system does not say.
 uint64_t resident_bytes();
 uint64_t peak_resident_bytes();
 
@@ -31,8 +31,8 @@ struct MemoryLimit {
 // or say no limit give no entry.
 std::vector<MemoryLimit> memory_limits(const std::filesystem::path& root = "/");
 
-// The least that machine and cgroups leave, as what a file may take of the page cache; the largest
-// number where none says.
+// The least that machine and cgroups leave, which is what files may take of the page cache; the
+// largest number where none has a limit.
 uint64_t available_memory_bytes();
 
 struct MemoryNeed {
@@ -42,7 +42,7 @@ struct MemoryNeed {
   std::string remedy;     // a clause: "--lora 8 takes less"
 };
 
-// A sentence about the limit that `need` passes by most; none where it fits them all.
+// A sentence about the limit that `need` exceeds by most; none where it exceeds no limit.
 std::optional<std::string> memory_shortage(const MemoryNeed& need,
                                            const std::vector<MemoryLimit>& limits);
 

@@ -76,9 +76,9 @@ void Sha256::update(std::string_view text) {
 
 std::string Sha256::hex() {
   const uint64_t bits = total_bytes_ * 8;
-  const std::array<std::byte, 1> one = {std::byte{0x80}};
+  const std::array<std::byte, 1> padding = {std::byte{0x80}};
   const std::array<std::byte, 1> zero = {std::byte{0}};
-  update(one);
+  update(padding);
   while (pending_bytes_ != 56) {
     update(zero);
   }

@@ -98,8 +98,8 @@ double seconds_to_first_token(const std::filesystem::path& folder) {
   const double start = clock_now_s();
   const model::Llama model = load(folder, model::Storage::kStored);
   const auto routing = model::generation_routing(model.default_routing());
-  const model::Packed one{at::zeros({1}, at::kLong), {1}};
-  model.head(model.forward(one, routing).hidden).argmax().item<int64_t>();
+  const model::Packed token{at::zeros({1}, at::kLong), {1}};
+  model.head(model.forward(token, routing).hidden).argmax().item<int64_t>();
   return clock_now_s() - start;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using Kind = ChatPiece::Kind;
 
-// Pieces of a conversation; what stands between begin_answer() and end_answer() may be learned.
+// The pieces of a conversation. Those between begin_answer(true) and end_answer() are learned.
 class Writer {
  public:
   void text(const std::string& text) {
@@ -145,12 +145,12 @@ void write_mistral(const Mistral& form, Writer& out, const Conversation& convers
   }
   for (const Turn& turn : turns) {
     const bool is_last = &turn == &turns.back();
-    const bool is_asked_with_system =
+    const bool has_system_before_it =
         has_system && ((form.system == Mistral::System::kFirst && &turn == &turns.front()) ||
                        (form.system == Mistral::System::kLast && is_last));
     out.text(form.before_inst);
     out.mark("[INST]");
-    out.text(form.after_inst + (is_asked_with_system ? conversation.system + "\n\n" : "") +
+    out.text(form.after_inst + (has_system_before_it ? conversation.system + "\n\n" : "") +
              question_of(turn) + form.before_end);
     out.mark("[/INST]");
     out.begin_answer(!only_last || is_last);
@@ -171,7 +171,7 @@ void write(const std::string& form, Writer& out, const Conversation& conversatio
     return write_zephyr(out, conversation, only_last);
   }
   const auto mistral = std::find_if(kMistrals.begin(), kMistrals.end(),
-                                    [&](const Mistral& known) { return form == known.name; });
+                                    [&](const Mistral& spacing) { return form == spacing.name; });
   MOE_CHECK(mistral != kMistrals.end(), "no chat form '{}'", form);
   write_mistral(*mistral, out, conversation, only_last);
 }

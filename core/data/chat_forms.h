@@ -14,8 +14,9 @@
 //            A system text stands before the first question, in v3 and tekken before the last, with
 //            a blank line between.
 //
-// Where there is no system text none is made up. A mark such as <|im_start|> is a token of its own
-// where the vocabulary has one; what people wrote is never read as a mark (chat_tokens.h).
+// A conversation without a system text is written without one. A mark such as <|im_start|> is a
+// special token where the vocabulary has one; marks in the texts themselves are plain text
+// (chat_tokens.h).
 
 #include <string>
 #include <vector>
@@ -38,7 +39,7 @@ const std::vector<std::string>& chat_form_names();
 std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
                                    bool only_last);
 
-// The conversation up to its last answer, which is not looked at: what a model is asked with.
+// The conversation up to its last answer, which is not read: the prompt that a model answers.
 std::vector<ChatPiece> question_pieces(const std::string& form, const Conversation& conversation);
 
 // What ends an answer: one mark, or EOS.

@@ -84,15 +84,16 @@ std::string chat_form_of(const fs::path& folder) {
   } else if (file = folder / kConfig; fs::exists(file)) {
     text = default_of(read_json(file));
   }
-  const std::string known =
+  const std::string remedy =
       fmt::format("name one with --template: {}, llama2", fmt::join(chat_form_names(), ", "));
   if (text.empty()) {
     throw UserError("{}: has no chat template ({} or \"chat_template\" of {}); {}", folder.string(),
-                    kFile, kConfig, known);
+                    kFile, kConfig, remedy);
   }
   const std::string form = chat_form_by_marks(text);
   if (form.empty()) {
-    throw UserError("{}: the chat template is of no form that moe knows; {}", file.string(), known);
+    throw UserError("{}: the chat template is of no form that moe knows; {}", file.string(),
+                    remedy);
   }
   return form;
 }

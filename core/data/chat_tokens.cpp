@@ -43,14 +43,19 @@ class Encoder {
     return codec_.encode_plain ? codec_.encode_plain(text, tokens_.empty()) : codec_.encode(text);
   }
 
-  // The texts since the last token, encoded as one. Where one that is learned meets one that is
-  // not, what the texts so far give by themselves says where the next begins.
+  // Encodes the texts since the last token as one. Where the loss begins or ends between two of
+  // them, the tokens of the text up to there are compared with those of the whole: what follows
+  // begins at the first one that differs.
   void end_text() {
+    struct Change {
+      std::string before;  // the text up to here
+      bool learned;        // of what follows
+    };
     std::string text;
-    std::vector<std::pair<std::string, bool>> starts;  // the texts before a change, and what it is
+    std::vector<Change> changes;
     for (const auto& piece : texts_) {
-      if (starts.empty() || starts.back().second != piece.learned) {
-        starts.emplace_back(text, piece.learned);
+      if (changes.empty() || changes.back().learned != piece.learned) {
+        changes.push_back({text, piece.learned});
       }
       text += piece.text;
     }
@@ -61,14 +66,14 @@ class Encoder {
     const std::vector<int64_t> ids = encode(text);
     std::vector<ChatToken> run;
     for (const int64_t id : ids) {
-      run.push_back({id, starts.front().second});
+      run.push_back({id, changes.front().learned});
     }
-    for (size_t i = 1; i < starts.size(); ++i) {
-      const std::vector<int64_t> before = encode(starts[i].first);
+    for (size_t i = 1; i < changes.size(); ++i) {
+      const std::vector<int64_t> before = encode(changes[i].before);
       const auto begin =
           std::mismatch(before.begin(), before.end(), ids.begin(), ids.end()).second - ids.begin();
       std::for_each(run.begin() + begin, run.end(),
-                    [&](ChatToken& token) { token.learned = starts[i].second; });
+                    [&](ChatToken& token) { token.learned = changes[i].learned; });
     }
     tokens_.insert(tokens_.end(), run.begin(), run.end());
   }
@@ -96,7 +101,8 @@ std::vector<ChatToken> chat_tokens(const std::vector<ChatPiece>& pieces, const T
   return encoder.finish();
 }
 
-Question ask(const Template& form, const std::string& question, const TextCodec& codec) {
+Question question_tokens(const Template& form, const std::string& question,
+                         const TextCodec& codec) {
   const Conversation conversation{"", {{question, "", ""}}};
   if (form.is_chat()) {
     const ChatPiece end = end_of_turn(form.chat_form());

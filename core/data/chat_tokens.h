@@ -1,11 +1,10 @@
 #pragma once
 // The pieces of a chat form (chat_forms.h) as tokens.
 //
-// A mark is its special token where the vocabulary has one, and text where it has none. Texts that
-// stand side by side are encoded together, as tokenizers do that see the whole conversation, and no
-// text becomes a special token: who writes "<|im_end|>" into a question has written ten characters.
-// A token that holds the end of what is not learned and the beginning of what is counts to the
-// latter.
+// A mark is its special token where the vocabulary has one, and text where it has none. Adjacent
+// texts are encoded together, as a tokenizer does that is given the whole conversation, and no text
+// becomes a special token: "<|im_end|>" in a question is ten characters. A token that covers the
+// end of one text and the beginning of the next carries loss if the next text does.
 
 #include <cstdint>
 #include <string>
@@ -25,10 +24,10 @@ struct ChatToken {
 
 std::vector<ChatToken> chat_tokens(const std::vector<ChatPiece>& pieces, const TextCodec& codec);
 
-// What a model is asked a single question with, and the tokens that end its answer.
+// The prompt of a single question, and the tokens that end its answer.
 struct Question {
   std::vector<int64_t> ids, end;
 };
-Question ask(const Template& form, const std::string& question, const TextCodec& codec);
+Question question_tokens(const Template& form, const std::string& question, const TextCodec& codec);
 
 }  // namespace moe::data

@@ -123,7 +123,7 @@ uint64_t TokenFile::check_block(uint64_t offset, uint64_t end, int64_t vocab_siz
   const std::byte* ids = at + sizeof(layout::Block);
   const std::byte* rest = ids + layout::ids_bytes(block.tokens, id_bytes_);
   uint64_t in_runs = 0;
-  for (uint64_t place = 0; place < followers; ++place, rest += sizeof(uint32_t)) {
+  for (uint64_t follower = 0; follower < followers; ++follower, rest += sizeof(uint32_t)) {
     const auto label = load<int32_t>(rest);
     require(!has_labels || label == kNoLoss || (label >= 0 && label < vocab_size),
             "has a label outside the vocabulary");

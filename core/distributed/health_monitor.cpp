@@ -268,7 +268,7 @@ FailureReport HealthMonitor::blame_first(const std::vector<int64_t>& suspects) c
   };
   const int64_t culprit =
       *std::min_element(suspects.begin(), suspects.end(),
-                        [&](int64_t one, int64_t other) { return key(one) < key(other); });
+                        [&](int64_t left, int64_t right) { return key(left) < key(right); });
   const bool is_stopped = views_[culprit].life == Life::kStopped;
   return {culprit, rendezvous_.describe(culprit) + (is_stopped ? " is stopped" : " did not come")};
 }

@@ -21,13 +21,13 @@ std::string this_host() {
 
 std::vector<int64_t> ranks_of_this_host(Comm& ranks) {
   const std::vector<std::string> hosts = gather_texts(ranks, this_host());
-  std::vector<int64_t> here;
+  std::vector<int64_t> ranks_of_host;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
     if (hosts[rank] == hosts[static_cast<size_t>(ranks.rank())]) {
-      here.push_back(static_cast<int64_t>(rank));
+      ranks_of_host.push_back(static_cast<int64_t>(rank));
     }
   }
-  return here;
+  return ranks_of_host;
 }
 
 std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force) {

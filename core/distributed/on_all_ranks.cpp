@@ -36,9 +36,9 @@ std::string next_line(std::istringstream& stream) {
 
 // " ('seed = 2' where rank 0 has 'seed = 1')".
 std::string first_difference(const std::string& first, const std::string& other) {
-  std::istringstream one(first), two(other);
-  while (one || two) {
-    const std::string expected = next_line(one), found = next_line(two);
+  std::istringstream expected_lines(first), found_lines(other);
+  while (expected_lines || found_lines) {
+    const std::string expected = next_line(expected_lines), found = next_line(found_lines);
     if (expected != found) {
       return fmt::format(" ('{}' where rank 0 has '{}')", found, expected);
     }

@@ -122,7 +122,7 @@ class ProcessComm : public Comm {
                        std::vector<int64_t> output_counts);
   void gather(const Tensor& input, const Tensor& output, const char* operation);
   void reduce_small(const Tensor& flat);
-  int64_t block_length(const Tensor& of) const;
+  int64_t block_length(const Tensor& tensor) const;
   void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
   [[noreturn]] void fail(const FailureReport& report, const std::string& where);
   [[noreturn]] void fail_broken(const Operation& operation);
@@ -173,8 +173,8 @@ ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device devi
 // come: it lives on with the membership, which the end of the process ends.
 ProcessComm::~ProcessComm() {
   if (has_failed_ || std::uncaught_exceptions() > 0) {
-    const std::shared_ptr<c10d::Backend> kept(backend_.get(), [held = backend_](auto*) {});
-    membership_->abandoned.push_back(kept);
+    const std::shared_ptr<c10d::Backend> backend(backend_.get(), [held = backend_](auto*) {});
+    membership_->abandoned.push_back(backend);
   }
   membership_->monitor->leave(communicator_);
 }
@@ -348,9 +348,9 @@ void ProcessComm::scatter_sums(const Tensor& pieces, const Tensor& output, const
 }
 
 // Elements of a piece that are summed at a time.
-int64_t ProcessComm::block_length(const Tensor& of) const {
+int64_t ProcessComm::block_length(const Tensor& tensor) const {
   const int64_t bytes = is_one_host() ? kHostBlockBytes : kBlockBytes;
-  return std::max<int64_t>(1, bytes / of.element_size() / size());
+  return std::max<int64_t>(1, bytes / tensor.element_size() / size());
 }
 
 void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {

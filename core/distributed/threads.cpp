@@ -40,7 +40,7 @@ class Meeting {
                 "one rank calls {}, another {}", shown_[rank].operation, other.operation);
     }
   }
-  const Shown& of(size_t rank) const { return shown_[rank]; }
+  const Shown& shown_by(size_t rank) const { return shown_[rank]; }
 
   // Until all have come.
   void wait() {
@@ -103,7 +103,7 @@ class ThreadComm : public Comm {
     show({"all_to_all", input, input_rows});
     int64_t to = 0;
     for (int64_t rank = 0; rank < size_; ++rank) {
-      const Shown& other = meeting_->of(rank);
+      const Shown& other = meeting_->shown_by(rank);
       const auto before = other.rows.begin() + rank_;
       MOE_CHECK(*before == output_rows[rank], "rank {} sends {} rows, rank {} expects {}", rank,
                 *before, rank_, output_rows[rank]);
@@ -117,9 +117,9 @@ class ThreadComm : public Comm {
 
   void all_reduce(const Tensor& tensor) override {
     show({"all_reduce", tensor, {}});
-    Tensor sum = meeting_->of(0).tensor.clone();
+    Tensor sum = meeting_->shown_by(0).tensor.clone();
     for (int64_t rank = 1; rank < size_; ++rank) {
-      sum += meeting_->of(rank).tensor;
+      sum += meeting_->shown_by(rank).tensor;
     }
     meeting_->wait();  // all have read before one writes
     tensor.copy_(sum);
@@ -129,9 +129,9 @@ class ThreadComm : public Comm {
   void reduce_scatter(const Tensor& input, const Tensor& output) override {
     show({"reduce_scatter", input, {}});
     const int64_t length = output.size(0);
-    output.copy_(meeting_->of(0).tensor.narrow(0, rank_ * length, length));
+    output.copy_(meeting_->shown_by(0).tensor.narrow(0, rank_ * length, length));
     for (int64_t rank = 1; rank < size_; ++rank) {
-      Tensor(output) += meeting_->of(rank).tensor.narrow(0, rank_ * length, length);
+      Tensor(output) += meeting_->shown_by(rank).tensor.narrow(0, rank_ * length, length);
     }
     finish();
   }
@@ -141,7 +141,7 @@ class ThreadComm : public Comm {
     const int64_t length = input.size(0);
     for (int64_t rank = 0; rank < size_; ++rank) {
       const Tensor part = output.narrow(0, rank * length, length);
-      const Tensor& theirs = meeting_->of(rank).tensor;
+      const Tensor& theirs = meeting_->shown_by(rank).tensor;
       if (part.data_ptr() != theirs.data_ptr()) {
         part.copy_(theirs);
       }
@@ -152,7 +152,7 @@ class ThreadComm : public Comm {
   void broadcast(const Tensor& tensor, int64_t root) override {
     show({"broadcast", tensor, {}});
     if (rank_ != root) {
-      tensor.copy_(meeting_->of(root).tensor);
+      tensor.copy_(meeting_->shown_by(root).tensor);
     }
     finish();
   }

@@ -6,7 +6,6 @@
 
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
-#include "core/eval/input_files.h"
 #include "core/eval/report/output_files.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/eval/scoring/text_windows.h"

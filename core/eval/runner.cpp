@@ -3,7 +3,6 @@
 #include "core/base/error.h"
 #include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
-#include "core/eval/input_files.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"

@@ -1,5 +1,5 @@
 #pragma once
-// The settings of `moe eval`, and its callbacks.
+// The settings of `moe eval`, what they name, and its callbacks.
 
 #include <c10/core/Device.h>
 
@@ -46,6 +46,10 @@ struct EvalSettings {
 
   bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }
 };
+
+// Files that an evaluation reads and may not replace: of the model, of tasks that are files, of the
+// run to compare with.
+std::vector<std::filesystem::path> input_files(const EvalSettings& settings);
 
 // Callbacks while an evaluation runs. All may be empty.
 struct EvalEvents {

@@ -10,7 +10,6 @@
 #include "core/base/error.h"
 #include "core/base/utf8.h"
 #include "core/eval/evaluate.h"
-#include "core/eval/input_files.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/partial_file.h"
 #include "core/route/counters_json.h"

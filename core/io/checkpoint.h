@@ -70,6 +70,10 @@ uint64_t write_tensors(const std::filesystem::path& folder,
                        const std::vector<TensorSource>& tensors, uint64_t shard_bytes,
                        const std::function<void(uint64_t)>& on_bytes = {});
 
+// Makes `to` with the bytes and the mode of `from` (less the umask): what only its owner may read
+// stays so. UserError: `from` cannot be read, the disk is full.
+void copy_with_mode(const std::filesystem::path& from, const std::filesystem::path& to);
+
 // Copies tokenizer and generation files of `from` by their exact names, with the modes they have;
 // writes a LLaMA tokenizer_config.json where a tokenizer.model comes without one (formats.md).
 // UserError: one is a link to a file that is neither in `from` nor in the Hugging Face cache that

@@ -1,10 +1,15 @@
 // Writing a folder's parts: tensors into shards of a given size, the index over them, the parent's
 // tokenizer files.
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
-#include "core/io/copy_file.h"
+#include "core/io/mapped_file.h"
 #include "core/io/paths.h"
 #include "core/io/shards.h"
 #include "core/io/tokenizer/tokenizer.h"
@@ -98,6 +103,21 @@ void check_space(const fs::path& folder, uint64_t bytes) {
         "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
         folder.string(), size_text(bytes), size_text(space.available));
   }
+}
+
+void copy_with_mode(const fs::path& from, const fs::path& to) {
+  Descriptor source = open_to_read(from);
+  struct stat status {};
+  if (::fstat(source.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", from.string(), std::strerror(errno));
+  }
+  const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                               status.st_mode & 0777));
+  if (!copy.is_open()) {
+    throw_write_error(errno, to);
+  }
+  write_all(copy, MappedFile(std::move(source), from).bytes(), to);
+  sync(copy, to);
 }
 
 void copy_tokenizer_files(const fs::path& from, const fs::path& to) {

@@ -18,13 +18,13 @@ namespace {
 // Without links where the file system tells; the words of `path` where it does not.
 fs::path resolved(const fs::path& path) {
   std::error_code error;
-  fs::path place = fs::weakly_canonical(fs::absolute(path), error);
-  place = error ? fs::absolute(path).lexically_normal() : place;
-  return place.has_filename() ? place : place.parent_path();  // "a/b/" is a/b
+  fs::path whole = fs::weakly_canonical(fs::absolute(path), error);
+  whole = error ? fs::absolute(path).lexically_normal() : whole;
+  return whole.has_filename() ? whole : whole.parent_path();  // "a/b/" is a/b
 }
 
-bool is_below(const fs::path& place, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), place.begin(), place.end()).first ==
+bool is_below(const fs::path& whole, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), whole.begin(), whole.end()).first ==
          folder.end();
 }
 
@@ -63,8 +63,8 @@ void check_removable(const fs::path& folder) {
   }
   const char* home = std::getenv("HOME");
   std::error_code error;
-  const fs::path here = fs::current_path(error);  // none when it was removed
-  if ((!error && lies_in(here, folder)) ||
+  const fs::path working_folder = fs::current_path(error);  // none when it was removed
+  if ((!error && lies_in(working_folder, folder)) ||
       (home != nullptr && *home != '\0' && lies_in(home, folder))) {
     throw UserError(
         "{}: holds the working or the home folder and will not be replaced; give another output "
@@ -74,7 +74,7 @@ void check_removable(const fs::path& folder) {
 }
 
 void check_not_mounted(const fs::path& folder) {
-  const fs::path place = resolved(folder);
+  const fs::path whole = resolved(folder);
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line, field; std::getline(mounts, line);) {
     std::istringstream fields(line);
@@ -82,7 +82,7 @@ void check_not_mounted(const fs::path& folder) {
       fields >> field;
     }
     const fs::path mount = unescaped(field);
-    if (is_below(mount, place)) {
+    if (is_below(mount, whole)) {
       throw UserError(
           "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder below it, "
           "or another output folder",

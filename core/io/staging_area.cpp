@@ -260,15 +260,15 @@ std::optional<fs::path> find_replaced(const fs::path& out) {
 }
 
 void check_stageable(const fs::path& out) {
-  const fs::path place = normalized(out), folder = area_of(place);
+  const fs::path whole = normalized(out), folder = area_of(whole);
   const Descriptor handle = open_folder(folder);
   if (!is_taken(folder)) {
     return;
   }
-  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(folder, place)) {
-    throw_in_the_way(folder, place);
+  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(folder, whole)) {
+    throw_in_the_way(folder, whole);
   }
-  check_content(folder, place);
+  check_content(folder, whole);
 }
 
 void remove_empty_area(const fs::path& out) {
@@ -283,15 +283,15 @@ void remove_empty_area(const fs::path& out) {
 }
 
 void remove_whole(const fs::path& folder) {
-  const fs::path place = normalized(folder);
-  auto left = StagingArea::find(place);
-  if (!left && !is_taken(place)) {
+  const fs::path whole = normalized(folder);
+  auto left = StagingArea::find(whole);
+  if (!left && !is_taken(whole)) {
     return;
   }
-  StagingArea area = StagingArea::emptied(std::move(left), place);
-  if (is_taken(place)) {
-    fs::rename(place, area.fresh());
-    sync_folder(parent_folder(place));
+  StagingArea area = StagingArea::emptied(std::move(left), whole);
+  if (is_taken(whole)) {
+    fs::rename(whole, area.fresh());
+    sync_folder(parent_folder(whole));
   }
   area.remove();
 }

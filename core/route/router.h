@@ -106,8 +106,9 @@ struct RouterOption {
   bool note_in_training_only = false;
 };
 
-// cf: as the families with a capacity have it.
+// What families with the same option share of it: cf of those with a capacity, and k.
 RouterOption capacity_option();
+RouterOption k_option();
 
 // ------------------------------------------------------------------------------------- the family
 

@@ -47,6 +47,19 @@ RouterOption capacity_option() {
           .scales_with_granularity = true};
 }
 
+RouterOption k_option() {
+  return {.name = "k",
+          .key = "k",
+          .value = member(&RouterSettings::k),
+          .takes = "a whole number from 1",
+          .in_range = [](double v) { return v >= 1 && v <= kMaxExperts; },
+          .out_of_range = "k must be a whole number from 1 to the number of experts, is {}",
+          .too_many =
+              "router '{}' asks for {} experts per token, the layers have {}: give a "
+              "smaller k or more experts",
+          .scales_with_granularity = true};
+}
+
 const RouterOption* find_option(const RouterFamily& family, const std::string& name) {
   const auto option = std::find_if(family.options.begin(), family.options.end(),
                                    [&](const auto& each) { return each.name == name; });

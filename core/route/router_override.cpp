@@ -164,6 +164,23 @@ void note_gate_scale(const Change& change, double gate_scale) {
 
 }  // namespace
 
+Options request_options(RouterRequest& request) {
+  return {
+      {.name = "router",
+       .member = &request.router,
+       .group = group::kRouter,
+       .help = router_forms() + ", e.g. top1+ir+fr"},
+      {.name = "cf",
+       .member = &request.cf,
+       .group = group::kRouter,
+       .help = "capacity factor of a top-k router, or inf"},
+      {.name = "ep-ranks",
+       .member = &request.ep_ranks,
+       .group = group::kRouter,
+       .help = "logical expert-parallel ranks W, over which tokens and experts are divided"},
+  };
+}
+
 RouterSettings requested_router(const RouterRequest& request, const RouterSettings& fallback) {
   RouterSettings router = request.router.empty() ? fallback : parse_router(request.router);
   apply_cf(request, router);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/option.h"
 #include "core/route/router_settings.h"
 
 namespace moe::route {
@@ -18,6 +19,10 @@ struct RouterRequest {
   std::optional<int64_t> ep_ranks;
   bool any() const { return !router.empty() || !cf.empty() || ep_ranks; }
 };
+
+// The options of every command that takes a router beside the folder's own: --router, --cf and
+// --ep-ranks. `request` must outlive them.
+Options request_options(RouterRequest& request);
 
 // --router if given, else `fallback`, with --cf over it. UserError: --cf that is no number,
 // contradicts --router's own cf=, or stands beside a router without slots.

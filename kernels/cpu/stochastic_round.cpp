@@ -8,7 +8,6 @@
 #include <bit>
 
 #include "kernels/cpu/vector_math.h"
-#include "kernels/ops/stochastic_round_bits.h"
 
 namespace moe::kernels {
 

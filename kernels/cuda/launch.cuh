@@ -3,10 +3,21 @@
 // sums over a warp or a block. Blocks are one-dimensional and a multiple of 32 threads.
 
 #include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
-#include "kernels/cuda/check.h"
+// Around every call and after every launch: a failing machine is a sentence with the command in it.
+#define CUDA_CHECK(command)                                                                    \
+  do {                                                                                         \
+    const cudaError_t cuda_check_status = (command);                                           \
+    if (cuda_check_status != cudaSuccess) {                                                    \
+      throw std::runtime_error(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " + \
+                               #command + ": " + cudaGetErrorString(cuda_check_status));       \
+    }                                                                                          \
+  } while (false)
 
 namespace moe::kernels {
 

@@ -1,9 +1,8 @@
 // stochastic_round.h on CUDA: one thread an element, neighbours in a warp on neighbouring elements.
-// Bound by memory: 6 bytes an element. The arithmetic is the CPU's own (stochastic_round_bits.h).
+// Bound by memory: 6 bytes an element. The arithmetic is the CPU's own (stochastic_round.h).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/stochastic_round.h"
-#include "kernels/ops/stochastic_round_bits.h"
 
 namespace moe::kernels {
 

@@ -46,43 +46,37 @@ Tensor by_expert(const Tensor& in, int64_t outer, int64_t total,
   return out;
 }
 
+// Which rows are whose: how many each expert has, or `ends` where only the device knows that.
+struct Segments {
+  std::vector<int64_t> rows_per_expert = {};
+  Tensor ends = {};
+
+  Tensor product(const Tensor& in, const Tensor& weights, bool transposed) const {
+    return ends.defined() ? grouped_product(in, weights, transposed, ends)
+                          : grouped_product(in, weights, transposed, in.size(0), rows_per_expert);
+  }
+  Tensor weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights) const {
+    return ends.defined() ? grouped_weight_gradient(left, right, weights, ends)
+                          : grouped_weight_gradient(left, right, weights, rows_per_expert);
+  }
+};
+
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
-                        std::vector<int64_t> rows_per_expert) {
-    context->save_for_backward({rows, weight});
-    Tensor out = grouped_product(rows, weight, true, rows.size(0), rows_per_expert);
-    context->saved_data["rows_per_expert"] = std::move(rows_per_expert);
-    return out;
+                        const Segments& segments) {
+    context->save_for_backward({rows, weight, segments.ends});
+    context->saved_data["rows_per_expert"] = segments.rows_per_expert;
+    return segments.product(rows, weight, /*transposed=*/true);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &rows = saved[0], &weight = saved[1];
-    const auto rows_per_expert = context->saved_data["rows_per_expert"].toIntVector();
+    const Segments segments{context->saved_data["rows_per_expert"].toIntVector(), saved[2]};
     const Tensor grad = gradients[0].contiguous();
-    return {grouped_product(grad, weight, false, rows.size(0), rows_per_expert),
-            context->needs_input_grad(1)
-                ? grouped_weight_gradient(grad, rows, weight, rows_per_expert)
-                : Tensor(),
+    return {segments.product(grad, weight, /*transposed=*/false),
+            context->needs_input_grad(1) ? segments.weight_gradient(grad, rows, weight) : Tensor(),
             Tensor()};
-  }
-};
-
-struct GroupedLinearOnDevice : torch::autograd::Function<GroupedLinearOnDevice> {
-  static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
-                        const Tensor& ends) {
-    context->save_for_backward({rows, weight, ends});
-    return grouped_product(rows, weight, true, ends);
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const Tensor &rows = saved[0], &weight = saved[1], &ends = saved[2];
-    const Tensor grad = gradients[0].contiguous();
-    return {
-        grouped_product(grad, weight, false, ends),
-        context->needs_input_grad(1) ? grouped_weight_gradient(grad, rows, weight, ends) : Tensor(),
-        Tensor()};
   }
 };
 
@@ -172,14 +166,14 @@ Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
                       rows.size(0),
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
               rows_per_expert.size(), " experts");
-  return GroupedLinear::apply(rows, weight, rows_per_expert);
+  return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
 }
 
 Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends) {
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   ends.numel() == weight.size(0) && ends.scalar_type() == at::kInt,
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", ends ", ends.sizes());
-  return GroupedLinearOnDevice::apply(rows, weight, ends);
+  return GroupedLinear::apply(rows, weight, Segments{{}, ends});
 }
 
 }  // namespace moe::kernels

@@ -27,7 +27,7 @@ at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, cons
 at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
                            int64_t total, const std::vector<int64_t>& rows_per_expert);
 
-// The same, transposed, of weights that may lie apart.
+// The same, transposed, of weights that may be several tensors (kernels/ops/weight.h).
 at::Tensor grouped_product(const at::Tensor& in, const Weight& weights, int64_t total,
                            const std::vector<int64_t>& rows_per_expert);
 

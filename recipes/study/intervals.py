@@ -25,7 +25,7 @@ def bootstrap(items_a, items_b, draws=1000):
     return means[int(0.025 * draws)], means[int(0.975 * draws) - 1]
 
 
-def verdict(mean, half):
+def conclusion(mean, half):
     """What paired seeds say of a claim that the mean is above zero."""
     if half is None or abs(mean) <= half:
         return "cannot be told at this size"

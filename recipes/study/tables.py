@@ -3,7 +3,7 @@ import json
 import statistics
 
 from blocks import BLOCKS
-from intervals import bootstrap, t_interval, verdict
+from intervals import bootstrap, conclusion, t_interval
 
 NOT_HERE = [  # claims of the papers that no machine of this size can tell, and the command that would
     ("C7", "IR and FR cost less than 10 % of inference speed and 4 to 12 % of training speed",
@@ -36,8 +36,8 @@ def read_results(folder, block):
     return {row.name: found[row.name] for row in block.rows if row.name in found}
 
 
-def asked(result, name):
-    """What `row` or `row / at-test name` was asked."""
+def scores_of(result, name):
+    """The scores of `row`, or of `row / at-test name`."""
     _, _, test = name.partition(" / ")
     return result["at_test"][test] if test else result
 
@@ -50,13 +50,13 @@ def paired(rows, better, worse, measure):
         seeds = [seed for seed in sorted(first) if measure in first[seed]]
         return [sign * first[seed][measure] for seed in seeds], seeds
     seeds = [seed for seed in sorted(set(first) & set(second))
-             if measure in asked(first[seed], better) and measure in asked(second[seed], worse)]
-    return [sign * (asked(first[seed], better)[measure] - asked(second[seed], worse)[measure]) for seed in seeds], seeds
+             if measure in scores_of(first[seed], better) and measure in scores_of(second[seed], worse)]
+    return [sign * (scores_of(first[seed], better)[measure] - scores_of(second[seed], worse)[measure]) for seed in seeds], seeds
 
 
 def items(rows, name, seeds):
     """Each question's accuracy, a mean over seeds, in percent."""
-    strings = [asked(rows[name.partition(" / ")[0]][seed], name)["items"] for seed in seeds]
+    strings = [scores_of(rows[name.partition(" / ")[0]][seed], name)["items"] for seed in seeds]
     return [100 * statistics.fmean(int(string[i]) for string in strings) for i in range(len(strings[0]))]
 
 
@@ -80,7 +80,7 @@ def claim_rows(block, rows):
         chance = "-"
         if claim.measure == "accuracy":
             chance = text_of(*t_interval(paired(rows, claim.better, claim.worse, "log_probability")[0]), 3)
-        yield [claim.id, claim.text, claim.published, f"**{verdict(mean, half)}**", text_of(mean, half, digits), by_item, unit,
+        yield [claim.id, claim.text, claim.published, f"**{conclusion(mean, half)}**", text_of(mean, half, digits), by_item, unit,
                f"{len(seeds)}; {chance}"]
 
 
@@ -106,7 +106,7 @@ def value_rows(block, rows):
     for name, seeds in rows.items():
         names = [name] + [f"{name} / {test}" for test in next(iter(seeds.values())).get("at_test", {})]
         for label in names:
-            values = [asked(result, label)[measure] for result in seeds.values() if asked(result, label).get(measure) is not None]
+            values = [scores_of(result, label)[measure] for result in seeds.values() if scores_of(result, label).get(measure) is not None]
             if not values:
                 continue
             mean, half = t_interval(values)

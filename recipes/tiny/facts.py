@@ -12,10 +12,7 @@ quiz.jsonl      the same facts, asked in the fourth wording, four choices: {"con
 The facts are drawn at random, so nothing but memory answers the quiz; and since each wording is held out for a quarter of
 the facts, it asks for the fact, not for the words. Same seed, same bytes, on any Python 3.
 """
-import argparse
-import pathlib
-
-from generate import check, write_lines
+from generate import check, read_arguments, write_lines
 from world import Dice
 
 KNOWN, NEW = 150, 1200
@@ -70,11 +67,7 @@ def texts(seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments = read_arguments(__doc__)
     known, instruct, quiz = texts(arguments.seed)
     check(instruct, quiz)
     for name, records in (("known", known), ("instruct", instruct), ("quiz", quiz)):

@@ -65,12 +65,18 @@ def write_lines(path, records):
     path.write_bytes("".join(json.dumps(record) + "\n" for record in records).encode())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_arguments(description):
+    """OUT, a folder that is there afterwards, and --seed."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def main():
+    arguments = read_arguments(__doc__)
     known = facts(Dice(arguments.seed))
     instructions, quiz = questions(Dice(arguments.seed + 1), known)
     check(instructions, quiz)

@@ -35,7 +35,9 @@ void read_settings(std::string_view text) {
   std::filesystem::create_directories(folder() / "run");
   write_file("run/settings.toml", text);
   const moe::train::RunFolder run(folder() / "run", folder() / "model", /*force=*/false);
-  run.state("[train]\nsteps = 10\n");
+  moe::train::Inputs inputs;
+  std::vector<std::string> notes;
+  run.state("[train]\nsteps = 10\n", inputs, notes);
 }
 
 // What is appended to a log that was opened stands there afterwards, behind what was whole before.

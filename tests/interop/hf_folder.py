@@ -147,11 +147,7 @@ def main():
         moe("upcycle", PARENT, "-o", half, *UPCYCLE, "--dtype", "bf16")
         half_parent = load(PARENT, torch.bfloat16)[0].float()  # the parent's weights rounded once, as ours are
         check_child("bf16", half, logits(half_parent, ids), ids)
-    return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == 77:
-        sys.exit(77)
-    tally.finish()
+    tally.run(main)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """moe route against the numpy oracle on cases that no file holds: T to 256, E to 32, W to 32, drawn at random.
 
-The oracle (shared/oracle, plain Python loops in float64) makes each case and its answer; `moe route` answers from `kind` and
+The oracle (../oracle beside MOE_SHARED_DATA, plain Python loops in float64) makes each case and its answer; `moe route` answers from `kind` and
 `input` alone. Decisions must be equal, numbers within 1e-5 relative in fp32. Draws whose contested scores are nearer than 1e-5
 are no fair question in fp32 (the oracle says so) and are drawn again.
 

@@ -237,11 +237,7 @@ def main():
             (work / name).mkdir()
             check_kin(name, work / name, requests)
         check_other_routers(work, requests)
-    return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == 77:
-        sys.exit(77)
-    tally.finish()
+    tally.run(main)

@@ -419,11 +419,7 @@ def main():
             else:
                 check_kind(name, lines, work)
     print(f"{time.time() - started:.0f} s")
-    return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == 77:
-        sys.exit(77)
-    tally.finish()
+    tally.run(main)

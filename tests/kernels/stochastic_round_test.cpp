@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "kernels/ops/device.h"
-#include "kernels/ops/stochastic_round_bits.h"
 #include "tests/kernels/reference/stochastic_round.h"
 #include "tests/support/catch.h"
 

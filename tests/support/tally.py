@@ -10,6 +10,12 @@ class Tally:
         self.passed, self.failed = self.passed + bool(good), self.failed + (not good)
         print(f"{'ok    ' if good else 'FAILED'} {what}{': ' if detail != '' else ''}{detail}", flush=True)
 
+    def run(self, main):
+        """The script itself: main() returns 77 where it is skipped, and has said why; anything else is finished here."""
+        if main() == 77:
+            sys.exit(77)
+        self.finish()
+
     def finish(self):
         print(f"{self.passed} passed, {self.failed} failed, 0 skipped")
         sys.exit(1 if self.failed else 0)

@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/model/convert/upcycle.h"
 #include "core/train/loop/trainer.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -36,13 +36,8 @@ struct TrainWorld {
     write_rows(dir / "rows.jsonl");
     settings.model = dir / "dense";
     if (!router.empty()) {
-      const io::Checkpoint parent(dir / "dense");
-      model::UpcycleSettings upcycle;
-      upcycle.out = settings.model = dir / "moe";
-      upcycle.experts = 4;
-      upcycle.router = route::parse_router(router);
-      upcycle.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
+      settings.model = dir / "moe";
+      write_mixture(dir / "dense", settings.model, {.router = router, .experts = 4, .ep_ranks = 2});
     }
     settings.run = dir / "run";
     settings.data = {dir / "rows.jsonl"};

@@ -26,6 +26,23 @@ struct FirstDocuments {
 };
 inline constexpr int64_t kAllDocuments = std::numeric_limits<int64_t>::max();
 
+// Of `records`, which has next() and count_rest() as a JsonLinesReader and a CsvTable have: `make`
+// gives the document of one of them. Records beyond `limit` are counted alone, so that a file of a
+// million lines costs what its first ones cost.
+template <typename Records, typename Make>
+FirstDocuments first_documents(Records records, int64_t limit, const Make& make) {
+  FirstDocuments first;
+  for (; first.total < limit; ++first.total) {
+    const auto record = records.next();
+    if (!record) {
+      return first;
+    }
+    first.documents.push_back(make(*record));
+  }
+  first.total += records.count_rest();
+  return first;
+}
+
 // {"label": "a".."d", "context", "question", "options": [4]}. Files: Test.txt. Eight lines a
 // problem: blank, letter, context, question, four options that begin with "A." to
 // "D." (the two characters are cut off unread, as the harness does). The harness's loader puts a

@@ -177,8 +177,8 @@ void RoutingStats::add(const Scores& scores) {
 }
 
 OrderedJson stats_json(const RoutingStats& stats) {
-  const auto or_null = [](bool there, int64_t value) {
-    return there ? OrderedJson(value) : OrderedJson();
+  const auto or_null = [](bool is_there, int64_t value) {
+    return is_there ? OrderedJson(value) : OrderedJson();
   };
   OrderedJson json = {{"version", kVersion},
                       {"model", stats.model},

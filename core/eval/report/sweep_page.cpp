@@ -73,10 +73,10 @@ Lines lines_of(const SweepReport& report) {
                                    [](const auto& axis) { return axis.is_number(); });
   lines.axis = number == report.axes.end() ? 0 : static_cast<size_t>(number - report.axes.begin());
   lines.places = places_of(report.axes[lines.axis]);
-  for (const auto& place : lines.places) {
+  for (const auto& value : lines.places) {
     for (size_t row = 0; row < report.rows.size(); ++row) {
       const auto& point = report.rows[row].value.of_axis;
-      if (point[lines.axis] != place) {
+      if (point[lines.axis] != value) {
         continue;
       }
       std::string name;

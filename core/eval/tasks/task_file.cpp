@@ -12,7 +12,7 @@
 #include "core/base/toml_depth.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
-#include "core/eval/formats/first_documents.h"
+#include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
 #include "core/eval/tasks/functions.h"

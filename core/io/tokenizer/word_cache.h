@@ -28,9 +28,9 @@ class WordCache {
       encode(word, ids);
       return;
     }
-    const size_t place = std::hash<std::string_view>{}(word) % kSlots;
-    Slot& slot = slots_[place];
-    const std::lock_guard lock(locks_[place % kLocks]);
+    const size_t index = std::hash<std::string_view>{}(word) % kSlots;
+    Slot& slot = slots_[index];
+    const std::lock_guard lock(locks_[index % kLocks]);
     if (slot.ids.empty() || slot.word != word) {
       slot.ids.clear();
       encode(word, slot.ids);

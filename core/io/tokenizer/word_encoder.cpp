@@ -65,8 +65,8 @@ std::vector<int64_t> WordEncoder::encode(std::string_view text) {
 
 void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {
   cache_.append(word, ids, [this](std::string_view text, std::vector<int64_t>& found) {
-    const auto made = encode_whole(*tokenizer_, text);
-    found.insert(found.end(), made.begin(), made.end());
+    const auto word_ids = encode_whole(*tokenizer_, text);
+    found.insert(found.end(), word_ids.begin(), word_ids.end());
   });
 }
 

@@ -128,11 +128,11 @@ const std::vector<Architecture>& architectures() {
 [[noreturn]] void refuse_architecture(const std::string& name, const std::string& type,
                                       const std::string& where) {
   std::vector<std::string> stock, own;
-  for (const auto& known : stock_architectures()) {
-    stock.push_back(fmt::format("{} ({})", known.name, known.model_type));
+  for (const auto& entry : stock_architectures()) {
+    stock.push_back(fmt::format("{} ({})", entry.name, entry.model_type));
   }
-  for (const auto& known : own_architectures()) {
-    own.push_back(known.model_type);
+  for (const auto& entry : own_architectures()) {
+    own.push_back(entry.model_type);
   }
   const std::string last = own.back();
   own.pop_back();
@@ -161,9 +161,9 @@ const Architecture& read_architecture(const Json& json, const std::string& where
         "\"llama\"",
         where);
   }
-  for (const auto& known : architectures()) {
-    if ((type.empty() || type == known.model_type) && (name.empty() || name == known.name)) {
-      return known;
+  for (const auto& entry : architectures()) {
+    if ((type.empty() || type == entry.model_type) && (name.empty() || name == entry.name)) {
+      return entry;
     }
   }
   refuse_architecture(name, type, where);
@@ -171,8 +171,8 @@ const Architecture& read_architecture(const Json& json, const std::string& where
 
 const Architecture& architecture_of(const std::string& model_type) {
   const auto& all = architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& known) {
-    return known.model_type == model_type;
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {
+    return entry.model_type == model_type;
   });
   MOE_CHECK(found != all.end(), "model_type {}", model_type);
   return *found;
@@ -183,8 +183,8 @@ const Architecture& stock_mixture(FolderForm form, bool qk_norm) {
                            : qk_norm                ? FolderForm::kQwen3Moe
                                                     : FolderForm::kQwen2Moe;
   const auto& all = architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& known) {
-    return known.is_mixture && known.form == stock;
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture& entry) {
+    return entry.is_mixture && entry.form == stock;
   });
   MOE_CHECK(found != all.end(), "form {}", static_cast<int>(stock));
   return *found;

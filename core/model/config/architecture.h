@@ -28,7 +28,7 @@ enum class WindowedLayers {
 struct Architecture {
   std::string model_type, name;  // "qwen3", "Qwen3ForCausalLM"
   bool is_mixture = false;
-  FolderForm form = FolderForm::kMoe;  // of a mixture made elsewhere
+  FolderForm form = FolderForm::kMoe;  // how the folder of a stock mixture names things
 
   Presence qkv_bias = Presence::kNever;  // key "qkv_bias"
   bool qkv_bias_if_absent = false;
@@ -51,10 +51,10 @@ struct Architecture {
 };
 
 // The entry that model_type names or, where that is absent, architectures. UserError, opened by
-// `where`, when there is none; it lists those that are known.
+// `where`, when there is none; it lists all entries.
 const Architecture& read_architecture(const Json& json, const std::string& where);
 
-// The entry of a model_type that is known.
+// The entry of a model_type that has one.
 const Architecture& architecture_of(const std::string& model_type);
 
 // The stock architecture of a mixture that is spelled as `form`; kMoe is the one of the stock

@@ -77,15 +77,15 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
   MOE_CHECK(config.moe, "{} is dense", child.folder().string());
   const Llama dense = Llama::load(parent, {}, text.device, Storage::kStored);
   GateMeasure measure{text.name, static_cast<int64_t>(text.ids.size()), {}};
-  std::map<int64_t, size_t> place;  // layer -> index
+  std::map<int64_t, size_t> index_of_layer;  // layer -> index
   std::vector<Tensor> routers;
   for (const int64_t layer : config.moe->layers) {
-    place[layer] = routers.size();
+    index_of_layer[layer] = routers.size();
     routers.push_back(read_router(child, layer).to(text.device));
     measure.layers.push_back({layer, 0, {}});
   }
   const auto on_input = [&](int64_t layer, const Tensor& input) {
-    if (const auto found = place.find(layer); found != place.end()) {
+    if (const auto found = index_of_layer.find(layer); found != index_of_layer.end()) {
       measure_layer(input, routers[found->second], *config.moe, measure.layers[found->second]);
     }
   };

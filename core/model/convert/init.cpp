@@ -5,7 +5,6 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
-#include "core/io/copy_file.h"
 #include "core/io/paths.h"
 #include "core/io/tokenizer/tokenizer.h"
 #include "core/model/config/layer_list.h"

@@ -40,16 +40,16 @@ Tensor swiglu_with_adapters(const Tensor& rows, const Tensor& gate_up, const Ten
 }  // namespace
 
 Adapter make_adapter(const Tensor& weight, int64_t rank, double scale, uint64_t seed,
-                     const AdapterShare& share) {
+                     const ExpertRange& range) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<int64_t> a = weight.sizes().vec(), b = a;
   a[a.size() - 2] = rank;
   b[b.size() - 1] = rank;
   const int64_t local_experts = a.front();
-  a.front() = share.of > 0 ? share.of : local_experts;
+  a.front() = range.experts > 0 ? range.experts : local_experts;
   const double bound = 1 / std::sqrt(static_cast<double>(weight.size(-1)));
   const Tensor random =
-      at::empty(a).uniform_(-bound, bound, generator).narrow(0, share.first, local_experts).clone();
+      at::empty(a).uniform_(-bound, bound, generator).narrow(0, range.first, local_experts).clone();
   return {random.to(weight.device()), at::zeros(b, weight.options()).detach(), scale};
 }
 

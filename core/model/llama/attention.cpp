@@ -72,8 +72,8 @@ Tensor attended(const Heads& heads, const std::optional<Tensor>& mask, bool caus
   return out.transpose(1, 2).reshape({rows, count * out.size(3)}).to(like.scalar_type());
 }
 
-// One batch of equal sequences: qkv [B * S, (H + 2G) A] -> [B * S, H A]. `seen` is told the keys
-// and values of each.
+// One batch of equal sequences: qkv [B * S, (H + 2G) A] -> [B * S, H A]. The keys and values
+// of each are appended to `seen`.
 Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, LayerCache* cache,
               std::vector<LayerCache>* seen) {
   const int64_t length = qkv.size(0) / batch;
@@ -97,7 +97,7 @@ Tensor attend(const Tensor& qkv, int64_t batch, const ModelConfig& config, Layer
   return attended(heads, mask, past == 0, qkv);
 }
 
-// Sequences that all go on from `prefix` and do not see each other, their qkv rows one after the
+// Sequences that all continue `prefix` and do not see each other, their qkv rows one after the
 // other: -> [rows, H A]. They are few and short: one product under a mask.
 Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const ModelConfig& config,
                     const LayerCache& prefix) {
@@ -120,8 +120,8 @@ Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const M
 }
 
 // All of a pack whose sequences see themselves alone, on the CPU: [T, (H + 2G) A] -> [T, H A].
-// Sequences are taken together where one table of rotations serves them: dynamic NTK turns longer
-// ones otherwise.
+// Sequences are taken together where one table of rotations serves them: dynamic NTK rotates
+// longer ones by other angles.
 Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
                      const ModelConfig& config) {
   const bool is_dynamic = config.rope.type == RopeType::kDynamic;
@@ -148,8 +148,8 @@ Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
-// Sequences begin..end-1 that one product can serve: equal ones that go on from none, or all that
-// follow each other and go on from the same one.
+// Sequences begin..end-1 that one product can serve: equal ones that continue none, or all that
+// follow each other and continue the same one.
 size_t end_of_run(const Sequences& sequences, size_t begin) {
   size_t end = begin + 1;
   const int64_t prefix = sequences.prefix_of(begin);
@@ -201,7 +201,7 @@ Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
                           weights.output, {}, weights.output_adapter);
   }
   std::vector<Tensor> parts;
-  std::vector<LayerCache> seen;  // one a sequence so far, where some go on from others
+  std::vector<LayerCache> seen;  // one for each sequence so far, where some continue others
   int64_t first = 0;
   for (size_t begin = 0; begin < lengths.size();) {
     const size_t end = end_of_run(sequences, begin), count = end - begin;

@@ -26,12 +26,12 @@ struct LayerCache {
   at::Tensor keys, values;
 };
 
-// Sequence i is the next lengths[i] tokens; it goes on from the earlier sequence continues[i], or
-// from none (-1, or `continues` empty). One that is gone on from goes on from none itself.
+// Sequence i is the next lengths[i] tokens; it continues the earlier sequence continues[i], or none
+// (-1, or `continues` empty). A sequence that others continue continues none itself.
 struct Sequences {
   const std::vector<int64_t>& lengths;
   const std::vector<int64_t>& continues;
-  const PackTables* tables = nullptr;  // on a GPU, of a pack where none goes on from another
+  const PackTables* tables = nullptr;  // on a GPU, of a pack where no sequence continues another
   int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
 };
 
@@ -45,7 +45,7 @@ at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
                        const ModelConfig& config);
 
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
-// are equal, none goes on from another, and the cache is extended). Returns [T, D], the residual
+// are equal, none continues another, and the cache is extended). Returns [T, D], the residual
 // not included.
 at::Tensor attention_forward(const at::Tensor& x, const AttentionWeights& weights,
                              const ModelConfig& config, const Sequences& sequences,

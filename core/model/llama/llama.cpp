@@ -20,7 +20,7 @@ at::ScalarType activation_type(const ComputeOptions& compute) {
   return compute.precision == Precision::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// What all layers of one forward share. It lives as long as a backward may need it.
+// What all layers of one forward read. It lives as long as a backward may need it.
 struct Pass {
   Pass(const ModelConfig& model, const ComputeOptions& compute, const Packed& tokens,
        const RoutingOptions& options, const ExpertParallel& parallel)
@@ -32,7 +32,7 @@ struct Pass {
         spread(tokens.ids.size(0), options.ep_ranks, parallel),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
 
-  // For attention on a GPU that goes on from nothing.
+  // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
     if (device.is_cuda() && continues.empty()) {
       tables = pack_tables(lengths, config, device);
@@ -54,9 +54,9 @@ struct Pass {
   std::optional<PackTables> tables;
 };
 
-// A rank without tokens has nothing to attend to, but its exchanges need a gradient's way as the
-// other ranks have it: products of no rows with every weight.
-Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) {
+// A rank without tokens attends to nothing, but its backward must reach the same all-to-alls as
+// that of the other ranks, so it multiplies no rows by every weight.
+Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass& pass) {
   const AttentionWeights& attention = layer.attention;
   const Tensor qkv = project_qkv(pass.norm(x, layer.input_norm), attention, pass.config);
   return x + adapted_linear(qkv.narrow(1, 0, attention.output.inner()), attention.output, {},
@@ -66,7 +66,7 @@ Tensor attention_of_none(const Tensor& x, const Layer& layer, const Pass& pass) 
 // x [T, D] f32, the residual stream, after the attention of a layer.
 Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
   if (x.size(0) == 0) {
-    return attention_of_none(x, layer, pass);
+    return attention_without_tokens(x, layer, pass);
   }
   return x + attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
                                {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
@@ -187,11 +187,10 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
       if (settings.is_on(adapted.part)) {
         const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
         const bool of_experts = layer.router.defined() && adapted.part == "ffn";
-        const AdapterShare share = of_experts
-                                       ? AdapterShare{layout().first_expert(), layer.router.size(0)}
-                                       : AdapterShare{};
+        const ExpertRange range =
+            of_experts ? ExpertRange{layout().first_expert(), layer.router.size(0)} : ExpertRange{};
         *adapted.adapter =
-            make_adapter(*adapted.weight, settings.rank, settings.scale(), own_seed, share);
+            make_adapter(*adapted.weight, settings.rank, settings.scale(), own_seed, range);
       }
     }
   }

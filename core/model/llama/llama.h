@@ -28,8 +28,9 @@ namespace moe::model {
 struct Packed {
   at::Tensor ids;                // [T] i64
   std::vector<int64_t> lengths;  // all positive
-  // Empty, or one a sequence: the earlier sequence that it goes on from, -1 for none. It then sees
-  // all of that one before itself, and its positions follow: answers to one question share it.
+  // Empty, or a number for each sequence: the index of the earlier sequence that it continues, -1
+  // for none. It then attends to all of that one, and its positions count on from there, so that
+  // several answers to one question compute the question once.
   std::vector<int64_t> continues = {};
 };
 
@@ -47,12 +48,12 @@ struct KvCache {
   std::vector<LayerCache> layers;
 };
 
-// Of the tokens of this process alone. Where experts are shared out, the backward of a forward is a
+// Of the tokens of this process alone. Under expert parallelism the backward of a forward is a
 // collective too: every process of the group calls it from `hidden`, also with no tokens (its
 // gradient is then [0, D]), and from the same losses.
 struct ForwardResult {
   at::Tensor hidden;  // [T, D] f32 after the final norm
-  // Summed over MoE layers. With shared experts: this process's share, so that the sum
+  // Summed over MoE layers. Under expert parallelism: the part of this process, so that the sum
   // over the group is the mean over all logical ranks that hold tokens.
   route::AuxLosses losses;
   std::vector<route::Counters>
@@ -76,9 +77,9 @@ struct NamedParameter {
 // How a model lies in memory.
 enum class Storage {
   kF32,     // all in f32: it can be trained
-  kStored,  // on a CPU matrices stay where the folder is mapped, in the type it has; else as kF32.
-            // Nothing of them is read before a product needs it or takes memory of the process, and
-            // the system may take pages back: a model that is only asked may be larger than memory
+  kStored,  // on a CPU the matrices are the mapped files of the folder, in their stored type; on
+            // other devices as kF32. A page is read when a product needs it, and the system may
+            // drop it again: for inference a model may be larger than memory
 };
 
 class Llama {
@@ -102,9 +103,9 @@ class Llama {
   at::Device device() const;                  // of all weights
   uint64_t mapped_bytes() const;  // of matrices that lie in mapped files; 0 but for kStored
   // The processes that hold the other experts; forward and backward are then collectives of it. It
-  // outlives them. Clones ask the same. nullptr: none, for a model that is whole.
+  // outlives them, and clones keep it. nullptr: none, for a model that is whole.
   void set_group(distributed::Comm* group);
-  void set_compute(const ComputeOptions& compute);  // of what comes; by default {}
+  void set_compute(const ComputeOptions& compute);  // of the forwards that follow; by default {}
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
   const LoraSettings& lora() const;        // rank 0: no adapters
@@ -117,12 +118,12 @@ class Llama {
   at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
   at::ScalarType product_type() const;              // of operands: f32 or bf16
 
-  // Every trainable tensor once; tied heads appear once. None may be asked of Storage::kStored.
+  // Every trainable tensor once; tied heads appear once. Only of Storage::kF32.
   std::vector<NamedParameter> parameters() const;
   void require_gradients();
   // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
-  // config().dtype; all of them, those of other processes undefined. The router has a say:
-  // written_form().
+  // config().dtype; all of them, those of other processes undefined. The form depends on
+  // the router: written_form().
   std::vector<FolderTensor> folder_tensors(const RoutingOptions& routing) const;
   // Of a whole model, ready for io::write_tensors.
   std::vector<io::TensorSource> tensor_sources(const RoutingOptions& routing) const;

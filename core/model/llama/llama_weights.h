@@ -1,8 +1,8 @@
 #pragma once
 // What a Llama holds, for the files that make up its class: few large tensors (one qkv, one
 // gate_up, one down a layer), so that a layer is few matrix products, and the table that ties them
-// to the names and shapes of the Hugging Face files. In a model that is only asked the matrices are
-// the tensors of those files, where they are mapped.
+// to the names and shapes of the Hugging Face files. For inference the matrices are the tensors of
+// those files, where they are mapped.
 
 #include <ATen/ATen.h>
 
@@ -20,7 +20,7 @@ struct Layer {
   at::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
   at::Tensor router;        // [E, D], undefined in a dense layer
-  kernels::Weight gate_up;  // [E/G, 2F, D], the experts that are here; a dense layer has one
+  kernels::Weight gate_up;  // [E/G, 2F, D], the experts of this process; a dense layer has one
   kernels::Weight down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;
 };
@@ -47,19 +47,19 @@ struct Llama::Weights {
   ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
-  // Matrices are f32, or where a folder is mapped in the type it has; the rest is f32, and so are
-  // routers.
+  // Matrices are f32 or, where they are mapped, of the type that the folder stores. Routers, norms
+  // and biases are always f32.
   bool is_mapped = false;
   at::Tensor embedding;  // [V, D]
   at::Tensor norm;       // [D]
   at::Tensor head;       // [V, D], undefined when tied
   std::vector<Layer> layers;
-  std::map<std::string, at::Tensor>
-      idle;  // gates of shared experts that are not there: kept, not used
+  // Gates of shared experts of width 0: read and written back, multiplied with nothing.
+  std::map<std::string, at::Tensor> idle;
 
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
           at::Device device = at::kCPU);
-  // Of a folder, on the CPU: its matrices where they are mapped, which their tensors keep so.
+  // Of a folder, on the CPU. Its matrices are mapped, and their tensors keep the files mapped.
   Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
           const ExpertParallel& expert_parallel);
 

@@ -17,12 +17,12 @@ uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device d
   if (!device.is_cpu()) {
     return 0;
   }
-  int64_t numbers = 0;
+  int64_t elements = 0;
   for (const auto& tensor : expected_tensors(config)) {
     const bool is_matrix = tensor.shape.size() >= 2 && !is_router(tensor.name);
-    numbers += storage == Storage::kStored && is_matrix ? 0 : tensor.elements();
+    elements += storage == Storage::kStored && is_matrix ? 0 : tensor.elements();
   }
-  return static_cast<uint64_t>(kF32 * numbers);
+  return static_cast<uint64_t>(kF32 * elements);
 }
 
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router) {

@@ -1,6 +1,6 @@
 #pragma once
-// What a model that is only asked takes of the host's memory, from shapes alone: the weights that
-// loading copies, and what a forward holds beside them. Training has core/train/plan/memory_plan.h.
+// What inference takes of the host's memory, from shapes alone: the weights that loading copies,
+// and what a forward holds beside them. Training has core/train/plan/memory_plan.h.
 
 #include <c10/core/Device.h>
 
@@ -12,9 +12,9 @@
 
 namespace moe::model {
 
-// Bytes of host memory that Llama::load() fills with copies of the folder's tensors: all in f32, of
-// a model whose matrices stay mapped the rest. None of a model that goes to a GPU, whose memory is
-// not the host's.
+// Bytes of host memory that Llama::load() fills with copies of the folder's tensors, in f32: all of
+// them, or where matrices stay mapped (Storage::kStored) those that are none. 0 on a GPU, whose
+// memory is not the host's.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
 // Bytes that a token takes while it goes through one layer, f32: the residual stream, queries, keys

@@ -13,8 +13,8 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct KeptSegment : torch::CustomClassHolder {
-  explicit KeptSegment(Segment kept) : segment(std::move(kept)) {}
+struct SegmentHolder : torch::CustomClassHolder {
+  explicit SegmentHolder(Segment function) : segment(std::move(function)) {}
   Segment segment;
 };
 
@@ -26,14 +26,14 @@ variable_list defined_ones(const std::vector<Tensor>& tensors) {
 }
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  // `anchor` needs a gradient, so that weights get theirs where x needs none. `is_defined` is told
-  // which of the segment's tensors come back.
+  // `anchor` needs a gradient, so that weights get theirs where x needs none. `is_defined` gets
+  // for each of the segment's tensors whether there is one.
   static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& /*anchor*/,
-                               const c10::intrusive_ptr<KeptSegment>& kept,
+                               const c10::intrusive_ptr<SegmentHolder>& holder,
                                std::vector<bool>* is_defined) {
     context->save_for_backward({x});
-    context->saved_data["segment"] = c10::IValue::make_capsule(kept);
-    const std::vector<Tensor> out = kept->segment(x);
+    context->saved_data["segment"] = c10::IValue::make_capsule(holder);
+    const std::vector<Tensor> out = holder->segment(x);
     for (const auto& tensor : out) {
       is_defined->push_back(tensor.defined());
     }
@@ -42,11 +42,11 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::AutoGradMode on(true);
-    const auto kept =
-        c10::static_intrusive_pointer_cast<KeptSegment>(context->saved_data["segment"].toCapsule());
+    const auto holder = c10::static_intrusive_pointer_cast<SegmentHolder>(
+        context->saved_data["segment"].toCapsule());
     const Tensor x =
         context->get_saved_variables()[0].detach().requires_grad_(context->needs_input_grad(0));
-    const variable_list out = defined_ones(kept->segment(x));
+    const variable_list out = defined_ones(holder->segment(x));
     TORCH_CHECK(out.size() == gradients.size(), "the segment gave ", out.size(), " tensors");
     variable_list roots, root_gradients;
     for (size_t index = 0; index < out.size(); ++index) {
@@ -68,7 +68,7 @@ std::vector<Tensor> recomputed(const Segment& segment, const Tensor& x) {
   const Tensor anchor = at::empty({0}, x.options()).requires_grad_(true);
   std::vector<bool> is_defined;
   const variable_list out =
-      Recomputed::apply(x, anchor, c10::make_intrusive<KeptSegment>(segment), &is_defined);
+      Recomputed::apply(x, anchor, c10::make_intrusive<SegmentHolder>(segment), &is_defined);
   std::vector<Tensor> all(is_defined.size());
   for (size_t index = 0, next = 0; index < all.size(); ++index) {
     if (is_defined[index]) {

@@ -30,7 +30,7 @@ class Experts {
   // i32 (kernels/ops/grouped_linear.h), of weights in one tensor. Rows past the last hold anything.
   virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
 
-  // Adapters are not replicated, nor weights whose matrices lie apart.
+  // Adapters are not replicated, nor weights of several tensors.
   bool can_be_shadowed() const;
   // A collective of `group`, forward and backward (shadowed_experts.h): what runs in the place of
   // these experts while `shadowed`, ascending among those of all processes, are replicated.

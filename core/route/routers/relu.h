@@ -13,20 +13,7 @@ struct Relu {
 
   static std::vector<RouterOption> options() {
     return {
-        {.name = "k",
-         .key = "k",
-         .value = member(&RouterSettings::k),
-         .takes = "a whole number from 1",
-         .help = "sets the target sparsity 1 - k/E",
-         .when_missing = "needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1",
-         .in_range = [](double v) { return v >= 1 && v <= kMaxExperts; },
-         .out_of_range = "k must be a whole number from 1 to the number of experts, is {}",
-         .too_many = "router '{}' asks for {} experts per token, the layers have {}: give a "
-                     "smaller k or more experts",
-         .is_training_only = true,
-         .scales_with_granularity = true,
-         .note = "k moves the target sparsity",
-         .note_in_training_only = true},
+        k(),
         {.name = "lambda0",
          .key = "lambda0",
          .value = member(&RouterSettings::lambda0),
@@ -88,6 +75,17 @@ struct Relu {
               return StockWords{{}, {"ReLU routing"}};
             },
     };
+  }
+
+ private:
+  static RouterOption k() {
+    RouterOption option = k_option();
+    option.help = "sets the target sparsity 1 - k/E";
+    option.when_missing = "needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1";
+    option.is_training_only = true;
+    option.note = "k moves the target sparsity";
+    option.note_in_training_only = true;
+    return option;
   }
 };
 

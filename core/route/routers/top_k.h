@@ -18,20 +18,7 @@ struct TopK {
 
   static std::vector<RouterOption> options() {
     return {
-        {.name = "k",
-         .key = "k",
-         .value = member(&RouterSettings::k),
-         .position = OptionPosition::kHead,
-         .takes = "a whole number from 1",
-         .help = "experts that a token requests",
-         .when_missing = "needs a whole number of experts per token, e.g. top1 or top2",
-         .in_range = [](double v) { return v >= 1 && v <= kMaxExperts; },
-         .out_of_range = "k must be a whole number from 1 to the number of experts, is {}",
-         .too_many = "router '{}' asks for {} experts per token, the layers have {}: give a "
-                     "smaller k or more experts",
-         .changes_gates = true,
-         .scales_with_granularity = true,
-         .note = "k was {}; the capacity factor is kept unless given"},
+        k(),
         {.name = "ir",
          .key = "ir",
          .value = member(&RouterSettings::ir),
@@ -110,6 +97,16 @@ struct TopK {
   }
 
  private:
+  static RouterOption k() {
+    RouterOption option = k_option();
+    option.position = OptionPosition::kHead;
+    option.help = "experts that a token requests";
+    option.when_missing = "needs a whole number of experts per token, e.g. top1 or top2";
+    option.changes_gates = true;
+    option.note = "k was {}; the capacity factor is kept unless given";
+    return option;
+  }
+
   static RouterOption capacity() {
     RouterOption option = capacity_option();
     option.default_value = [](const RouterSettings& s) {

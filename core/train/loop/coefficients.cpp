@@ -4,15 +4,17 @@
 
 #include "core/base/error.h"
 #include "core/route/router.h"
+#include "core/train/run/options.h"
 
 namespace moe::train {
 
 namespace {
 
 // 0 may be said of a loss that is not there.
-void refuse(const std::optional<double>& coefficient, const char* flag, const std::string& reason) {
-  if (coefficient.value_or(0) != 0) {
-    throw UserError("{} {}: {}; leave it out", flag, *coefficient, reason);
+void refuse(const TrainSettings& settings, std::optional<double> TrainSettings::*coefficient,
+            const std::string& reason) {
+  if (const double value = (settings.*coefficient).value_or(0); value != 0) {
+    throw UserError("{} {}: {}; leave it out", flag_of(coefficient), value, reason);
   }
 }
 
@@ -32,16 +34,16 @@ void refuse_others(const TrainSettings& settings, const route::RouterSettings& r
   const std::string name = to_string(router);
   const route::RouterFamily& family = *router.family;
   if (!family.load_balance_coef) {
-    refuse(settings.lb_coef, "--lb-coef",
+    refuse(settings, &TrainSettings::lb_coef,
            fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
   }
   if (!family.has_adaptive_l1) {
-    refuse(settings.lambda, "--lambda",
+    refuse(settings, &TrainSettings::lambda,
            fmt::format("{} has no L1 loss that lambda would weigh, only {} has", name,
                        families_that([](const auto& each) { return each.has_adaptive_l1; })));
   }
   if (!family.entropy_coef) {
-    refuse(settings.entropy_coef, "--entropy-coef",
+    refuse(settings, &TrainSettings::entropy_coef,
            fmt::format("{} has no entropy loss, only {} has", name,
                        families_that([](const auto& each) { return each.entropy_coef; })));
   }
@@ -90,9 +92,9 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
 void refuse_coefficients(const TrainSettings& settings) {
   const std::string reason = fmt::format(
       "{} is a dense folder, which has no router to weigh a loss of", settings.model.string());
-  refuse(settings.lb_coef, "--lb-coef", reason);
-  refuse(settings.entropy_coef, "--entropy-coef", reason);
-  refuse(settings.lambda, "--lambda", reason);
+  refuse(settings, &TrainSettings::lb_coef, reason);
+  refuse(settings, &TrainSettings::entropy_coef, reason);
+  refuse(settings, &TrainSettings::lambda, reason);
 }
 
 std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,

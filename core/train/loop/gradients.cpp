@@ -84,14 +84,14 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const distributed:
   return share;
 }
 
-// What every micro-batch routed, layers inside: of all processes together. `mine` is in the order
+// What every micro-batch routed, layers inside: of all processes together. `own` is in the order
 // of `share.numbers`.
-std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& mine,
+std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
                                                   const model::ModelConfig& config, int64_t ranks,
                                                   distributed::World* world) {
   if (world == nullptr || !config.moe) {
-    return mine;
+    return own;
   }
   const size_t layers = config.moe->layers.size();
   const int64_t experts = config.moe->experts;
@@ -101,8 +101,8 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
   none.rank_ir.resize(ranks);
   const size_t length = route::numbers_of(none).size();
   std::vector<double> all(micro_batches * layers * length);
-  for (size_t i = 0; i < mine.size(); ++i) {
-    const auto numbers = route::numbers_of(mine[i]);
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto numbers = route::numbers_of(own[i]);
     const size_t index = share.numbers[i / layers] * layers + i % layers;
     std::copy(numbers.begin(), numbers.end(), all.begin() + index * length);
   }

@@ -9,7 +9,6 @@
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/stochastic_round.h"
-#include "kernels/ops/stochastic_round_bits.h"
 
 namespace moe::train {
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/model/llama/llama.h"
-#include "core/train/loop/adamw_settings.h"
+#include "core/train/run/settings.h"
 
 namespace moe::train {
 

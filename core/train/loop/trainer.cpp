@@ -1,6 +1,7 @@
 #include "core/train/loop/trainer.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,7 +17,6 @@
 #include "core/distributed/on_all_ranks.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
-#include "core/train/loop/gather_experts.h"
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/trainable.h"
 #include "core/train/loop/training_data.h"
@@ -43,6 +43,28 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   }
   model.add_lora(settings.lora, settings.seed);
   return model;
+}
+
+// The whole model of which `local` holds the experts of this process, with its weights now. All
+// processes of `group` call it and have it then, in as much memory as the whole model takes.
+// `parent`: a folder of a model of this shape.
+model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& parent,
+                            const model::ComputeOptions& compute, distributed::Comm& group) {
+  const at::NoGradGuard no_gradients;
+  model::Llama whole = model::Llama::load(parent, {}, local.device());
+  whole.set_compute(compute);
+  whole.add_lora(local.lora(), /*seed=*/0);
+  const auto from = local.parameters(), to = whole.parameters();
+  MOE_CHECK(from.size() == to.size());
+  for (size_t i = 0; i < from.size(); ++i) {
+    at::Tensor into = to[i].tensor.detach();
+    if (from[i].is_expert) {
+      group.all_gather(from[i].tensor.detach().contiguous().view({-1}), into.view({-1}));
+    } else {
+      into.copy_(from[i].tensor);
+    }
+  }
+  return whole;
 }
 
 // One run, from the first batch to RUN/final.

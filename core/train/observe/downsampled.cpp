@@ -93,7 +93,7 @@ std::vector<Point> Downsampled::points(size_t most) const {
   push(first);
   for (const auto& bucket : buckets_) {
     const auto [early, late] = std::minmax(
-        bucket.least, bucket.largest, [](Point one, Point two) { return one.step < two.step; });
+        bucket.least, bucket.largest, [](Point left, Point two) { return left.step < two.step; });
     push(early);
     push(late);
   }

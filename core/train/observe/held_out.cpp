@@ -80,14 +80,14 @@ RowsOnce rows_once(const data::Examples& examples, data::BatchSettings settings,
   const int64_t rows = most_rows == 0 ? all_rows : std::min(most_rows, all_rows);
   RowsOnce once{{}, rows, all_rows};
   for (int64_t row = 0; row < rows; ++row) {
-    data::Batch one = stream.next();
+    data::Batch next_row = stream.next();
     if (settings.pack == data::Pack::kStream && row + 1 == all_rows) {
-      cut_row(one, examples.tokens() - row * settings.seq_len);
+      cut_row(next_row, examples.tokens() - row * settings.seq_len);
     }
     if (row % rows_a_batch == 0) {
       once.batches.emplace_back();
     }
-    append(once.batches.back(), one);
+    append(once.batches.back(), next_row);
   }
   return once;
 }

@@ -1,6 +1,9 @@
 #include "core/train/observe/history.h"
 
+#include <fmt/chrono.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -122,6 +125,23 @@ History read_history(const std::filesystem::path& run) {
   }
   for_each_sample(run / "samples.jsonl", [&](const TextSample& sample) { history.add(sample); });
   return history;
+}
+
+std::vector<Json> read_run_history(const std::filesystem::path& file) {
+  std::vector<Json> history;
+  std::ifstream in(file, std::ios::binary);
+  for (std::string line; std::getline(in, line) && !in.eof();) {
+    Json start = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!start.is_object()) {
+      break;
+    }
+    history.push_back(std::move(start));
+  }
+  return history;
+}
+
+std::string time_text() {
+  return fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::chrono::system_clock::now()));
 }
 
 }  // namespace moe::train

@@ -56,4 +56,14 @@ class History {
 // is left out.
 History read_history(const std::filesystem::path& run);
 
+// RUN/starts.jsonl, the run history: one object each time the run began or went on, with what it
+// ran on (run/run_start.h writes it). So the report knows it long after, and on another machine:
+//   {"step", "time", "moe", "libtorch", "machine", "threads", "parameters", "router", "loss",
+//    "layout", "data", "notes"}
+// The objects up to one that is broken; none where there is no file.
+std::vector<Json> read_run_history(const std::filesystem::path& file);
+
+// The time now, as the run history and the report write it: "2026-01-31 12:05 UTC".
+std::string time_text();
+
 }  // namespace moe::train

@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kMostColumns = 160;  // as fine as a screen shows
 
-bool have_one_shape(const std::vector<LayerLoad>& one, const std::vector<LayerLoad>& other) {
-  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+bool have_one_shape(const std::vector<LayerLoad>& left, const std::vector<LayerLoad>& right) {
+  return std::equal(left.begin(), left.end(), right.begin(), right.end(),
                     [](const auto& a, const auto& b) {
                       return a.layer == b.layer && a.rows.size() == b.rows.size();
                     });

@@ -10,7 +10,6 @@
 #include "core/io/partial_file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/run/options.h"
-#include "core/train/run/starts.h"
 
 namespace moe::train {
 
@@ -267,7 +266,7 @@ OrderedJson settings_section(const std::string& toml) {
 
 std::string report_page(const fs::path& run, const History& history) {
   const std::string toml = read_text(run / "settings.toml");
-  const std::vector<Json> starts = read_starts(run / "starts.jsonl");
+  const std::vector<Json> starts = read_run_history(run / "starts.jsonl");
   OrderedJson sections =
       drawn_sections(history, {number_in(toml, "clip"), number_in(toml, "warmup")});
   sections.push_back(samples(history.samples()));

@@ -12,8 +12,8 @@ namespace moe::train {
 namespace {
 
 const Downsampled* find(const History& history, const std::string& name) {
-  const auto place = history.curves().find(name);
-  return place == history.curves().end() || place->second.empty() ? nullptr : &place->second;
+  const auto curve = history.curves().find(name);
+  return curve == history.curves().end() || curve->second.empty() ? nullptr : &curve->second;
 }
 
 void add_loss(const History& history, std::vector<Panel>& panels) {

@@ -97,13 +97,13 @@ SampleHistory SampleHistory::from_json(const Json& json, const std::string& wher
   if (!json.is_array() || json.size() > kMostPrompts) {
     throw UserError("{}: samples must be an array of at most {} prompts", where, kMostPrompts);
   }
-  for (const auto& one : json) {
-    Prompt prompt{get_string(one, "prompt", where),
-                  get_int(one, "count", where),
-                  get_int(one, "stride", where),
+  for (const auto& entry : json) {
+    Prompt prompt{get_string(entry, "prompt", where),
+                  get_int(entry, "count", where),
+                  get_int(entry, "stride", where),
                   {},
-                  sample_of(one.value("last", Json()), one["prompt"], where)};
-    const Json samples = one.value("kept", Json());
+                  sample_of(entry.value("last", Json()), entry["prompt"], where)};
+    const Json samples = entry.value("kept", Json());
     if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMostKept) {
       throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
                       kMostKept);

@@ -101,7 +101,7 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
   return counts;
 }
 
-// What gather_experts.h takes for the time of an evaluation.
+// What the trainer takes for the time of an evaluation, which sees all experts in one process.
 uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
                         const distributed::Layout& layout) {
   return settings.evaluation.any() && layout.group() > 1

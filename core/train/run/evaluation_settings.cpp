@@ -4,13 +4,15 @@
 
 #include "core/base/error.h"
 #include "core/data/sources.h"
+#include "core/train/run/options.h"
 
 namespace moe::train {
 
 namespace {
 
-void check_needs(bool given, bool has, const char* flag, const char* needed) {
-  if (given && !has) {
+// Refuses a setting that was given although what it is about was not.
+void check_needs(bool is_given, const std::string& flag, bool has, const std::string& needed) {
+  if (is_given && !has) {
     throw UserError("{} says how {} is evaluated; give {} too", flag, needed, needed);
   }
 }
@@ -18,20 +20,21 @@ void check_needs(bool given, bool has, const char* flag, const char* needed) {
 }  // namespace
 
 void check_evaluation(const EvaluationSettings& settings) {
-  check_needs(settings.rows.has_value(), !settings.data.empty(), "--eval-rows", "--eval-data");
-  check_needs(settings.tasks_limit.has_value(), !settings.tasks.empty(), "--eval-limit",
-              "--eval-tasks");
-  check_needs(!settings.tasks_folder.empty(), !settings.tasks.empty(), "--eval-data-dir",
-              "--eval-tasks");
+  using Settings = EvaluationSettings;
+  const std::string data = flag_of(&Settings::data), tasks = flag_of(&Settings::tasks);
+  const bool has_data = !settings.data.empty(), has_tasks = !settings.tasks.empty();
+  check_needs(settings.rows.has_value(), flag_of(&Settings::rows), has_data, data);
+  check_needs(settings.tasks_limit.has_value(), flag_of(&Settings::tasks_limit), has_tasks, tasks);
+  check_needs(!settings.tasks_folder.empty(), flag_of(&Settings::tasks_folder), has_tasks, tasks);
   for (const auto& source : data::parse_sources(settings.data)) {
     if (source.weight > 0) {
-      throw UserError("--eval-data {}: held-out files are not mixed; leave out the weight",
+      throw UserError("{} {}: held-out files are not mixed; leave out the weight", data,
                       source.file.string());
     }
   }
   if (settings.every && !settings.any()) {
-    throw UserError(
-        "--eval-every says how often to evaluate; give --eval-data FILE or --eval-tasks too");
+    throw UserError("{} says how often to evaluate; give {} FILE or {} too",
+                    flag_of(&Settings::every), data, tasks);
   }
 }
 

@@ -91,8 +91,8 @@ std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
 void add_samples(io::ContentHash& hash, const InputFile& file) {
   std::ifstream in(file.path, std::ios::binary);
   std::vector<char> block(kSample);
-  for (uint64_t at = 0; in && at < file.bytes; at += kStride) {
-    in.seekg(static_cast<std::streamoff>(at));
+  for (uint64_t offset = 0; in && offset < file.bytes; offset += kStride) {
+    in.seekg(static_cast<std::streamoff>(offset));
     in.read(block.data(), static_cast<std::streamsize>(block.size()));
     hash.update(std::as_bytes(std::span(block).first(static_cast<size_t>(in.gcount()))));
     in.clear();
@@ -137,7 +137,7 @@ Inputs find_inputs(const TrainSettings& settings) {
   for (const char* folder : {"model", "eval-data-dir"}) {  // read in no order of the folder's
     auto& files = inputs[folder];
     std::sort(files.begin(), files.end(),
-              [](const InputFile& one, const InputFile& other) { return one.as < other.as; });
+              [](const InputFile& left, const InputFile& right) { return left.as < right.as; });
   }
   return inputs;
 }

@@ -6,8 +6,8 @@
 //              ...], "data": [...], "eval-data": [...], "eval-tasks": [...], "eval-data-dir":
 //              [...]}
 //
-// The keys are those of settings.toml. `as` is all of a name that matters: within a folder the path
-// below it, of a data file whether it is read as text and its weight. A file of equal size and
+// The keys are those of settings.toml. `as` says what a file is read as: in a folder its path below
+// the folder, of a data file whether it is text, and its weight. A file of equal size and
 // time of modification is taken to be the same and is not read. "xxh3" is over all bytes of a data
 // file (128 bits, core/io/content_hash.h); of safetensors and benchmarks over 4 KiB of each 4 MiB,
 // which tells models apart without reading their gigabytes.
@@ -37,13 +37,13 @@ using Inputs = std::map<std::string, std::vector<InputFile>>;  // by key
 // What `settings` name, without digests: nothing is read. A file that is not there counts as empty.
 Inputs find_inputs(const TrainSettings& settings);
 
-// The record of a run; none where there is no file or it is no such record.
+// The record of a run; none where there is no file or it is none that to_json() makes.
 std::optional<Inputs> read_inputs(const std::filesystem::path& file);
 // Digests that are missing are made, which reads the files.
 std::string to_json(Inputs& inputs);
 
 // How the files of one key differ from those `before`, a clause that names the first one; nothing
-// where they are the same. Digests that were compared, or hold still, are put into `now`.
+// where they are the same. Digests that were computed, or that stay valid, are put into `now`.
 std::optional<std::string> find_difference(const std::vector<InputFile>& before,
                                            std::vector<InputFile>& now);
 

@@ -1,8 +1,11 @@
 #include "core/train/run/options.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
-#include "core/route/request_options.h"
+#include "core/base/error.h"
+#include "core/route/router_override.h"
 
 namespace moe::train {
 
@@ -389,6 +392,21 @@ Options options_of(TrainSettings& settings) {
                  update_options(settings), route::request_options(settings.router),
                  loss_options(settings), evaluation_options(settings.evaluation),
                  saving_options(settings), machine_options(settings)});
+}
+
+std::string flag_of_member(const Options& options, const void* member) {
+  const auto is_of = [&](const auto& candidate) {
+    if constexpr (std::is_pointer_v<std::decay_t<decltype(candidate)>>) {
+      return static_cast<const void*>(candidate) == member;
+    } else {
+      return false;  // a choice sets its member by a function
+    }
+  };
+  const auto found = std::find_if(options.begin(), options.end(), [&](const Option& option) {
+    return std::visit(is_of, option.member);
+  });
+  MOE_CHECK(found != options.end(), "a member without an option");
+  return flag_of(*found);
 }
 
 }  // namespace moe::train

@@ -62,10 +62,10 @@ std::map<std::string, std::string> values_of_run(const fs::path& file) {
   }
 }
 
-std::set<std::string> keys_of(const std::map<std::string, std::string>& one,
-                              const std::map<std::string, std::string>& other) {
+std::set<std::string> keys_of(const std::map<std::string, std::string>& left,
+                              const std::map<std::string, std::string>& right) {
   std::set<std::string> keys;
-  for (const auto* values : {&one, &other}) {
+  for (const auto* values : {&left, &right}) {
     for (const auto& [key, value] : *values) {
       keys.insert(key);
     }
@@ -177,12 +177,6 @@ void RunFolder::check_free(const fs::path& name, const std::set<std::string>& ma
         "move it, or give another -o",
         (run_ / name).string(), (run_ / kMadeList).string());
   }
-}
-
-RunState RunFolder::state(const std::string& settings_toml) const {
-  Inputs none;
-  std::vector<std::string> notes;
-  return state(settings_toml, none, notes);
 }
 
 RunState RunFolder::state(const std::string& settings_toml, Inputs& inputs,

@@ -6,7 +6,7 @@
 //   events.out.tfevents.* the same for TensorBoard (event_file.h)
 //   samples.jsonl        what the model wrote after held-out prompts (evaluator.h)
 //   inputs.json          model and data by their content (inputs.h)
-//   starts.jsonl         one object each time it began or went on (starts.h)
+//   starts.jsonl         one object each time it began or went on (history.h)
 //   report.html          all of it as a page (report.h)
 //   checkpoints/step-N/  after N steps: a model folder and what going on needs (snapshot.h)
 //   final/               the model folder after the last step, there only when the run came to its
@@ -49,7 +49,6 @@ class RunFolder {
   // are known are put into `inputs`, and `notes` is told in a sentence what has moved.
   RunState state(const std::string& settings_toml, Inputs& inputs,
                  std::vector<std::string>& notes) const;
-  RunState state(const std::string& settings_toml) const;  // paths count
   // Writes settings.toml; from here on no other process may (UserError). kNew: makes RUN, or
   // removes what an earlier run made in it, by that run's own list (made_list.h).
   void begin(const std::string& settings_toml, RunState state);
@@ -57,7 +56,7 @@ class RunFolder {
   const std::filesystem::path& path() const { return run_; }
   std::filesystem::path metrics() const { return run_ / "metrics.jsonl"; }
   std::filesystem::path samples() const { return run_ / "samples.jsonl"; }
-  std::filesystem::path starts() const { return run_ / "starts.jsonl"; }
+  std::filesystem::path run_history() const { return run_ / "starts.jsonl"; }
   std::filesystem::path inputs() const { return run_ / "inputs.json"; }
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }

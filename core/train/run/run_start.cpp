@@ -1,13 +1,22 @@
 #include "core/train/run/run_start.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
+#include <sys/utsname.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <span>
 
 #include "core/base/error.h"
+#include "core/base/system_fields.h"
+#include "core/base/version.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/io/partial_file.h"
 #include "core/io/staging_area.h"
+#include "core/train/observe/history.h"
+#include "core/train/observe/step_lines.h"
 #include "core/train/run/snapshot.h"
-#include "core/train/run/starts.h"
 
 namespace moe::train {
 
@@ -31,9 +40,27 @@ void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, size
                   model_bytes(checkpoint) + missing * checkpoint_bytes(checkpoint, plan));
 }
 
-OrderedJson start_line(const RunPlan& plan) {
-  OrderedJson line = describe_start(plan.first_step);
-  line["parameters"] = plan.parameters;
+// "Intel(R) Xeon(R) Processor @ 2.10GHz, 8 cores, 31.3 GiB of memory, Linux 6.1.0 x86_64"
+std::string describe_machine() {
+  const std::string processor = system_field("/proc/cpuinfo", "model name");
+  utsname system{};
+  ::uname(&system);
+  const auto pages = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  const auto page_bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_PAGESIZE)));
+  return fmt::format("{}, {} cores, {} of memory, {} {} {}",
+                     processor.empty() ? "processor unknown" : processor,
+                     ::sysconf(_SC_NPROCESSORS_ONLN), io::size_text(pages * page_bytes),
+                     system.sysname, system.release, system.machine);
+}
+
+OrderedJson describe_start(const RunPlan& plan) {
+  OrderedJson line = {{"step", plan.first_step},
+                      {"time", time_text()},
+                      {"moe", kVersion},
+                      {"libtorch", TORCH_VERSION},
+                      {"machine", describe_machine()},
+                      {"threads", at::get_num_threads()},
+                      {"parameters", plan.parameters}};
   if (plan.is_moe) {
     line["router"] = to_string(plan.routing.router);
     line["loss"] = plan.losses;
@@ -44,6 +71,14 @@ OrderedJson start_line(const RunPlan& plan) {
   line["data"] = plan.data;
   line["notes"] = plan.notes;
   return line;
+}
+
+// A line that a killed run left unfinished goes. UserError: what open_lines() says, a full disk.
+void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
+  const io::Descriptor descriptor = open_lines(file);
+  const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  io::write_all(descriptor, std::as_bytes(std::span(line)), file);
+  io::sync(descriptor, file);
 }
 
 // The newest whole checkpoint of a run that goes on; notes say what was found.
@@ -103,7 +138,7 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
   io::write_whole(folder.inputs(), to_json(inputs));
   start.log = std::make_unique<MetricsLog>(
       folder, plan.first_step, start.resumed ? start.folder : std::filesystem::path(), plan.notes);
-  append_start(folder.starts(), start_line(plan));
+  append_to_run_history(folder.run_history(), describe_start(plan));
   for (const auto& file : new_in) {
     io::sync_folder(file);
   }

@@ -19,10 +19,10 @@ struct RunStart {
   std::unique_ptr<MetricsLog> log;  // of rank 0, unless the run is done
 };
 
-// Decides, checks the disk and begins RUN: settings.toml, a line of starts.jsonl and the log, which
-// refers to `folder`. Puts into `plan` the first step and notes of what was found. Every rank calls
-// it. UserError: what RunFolder::state() and MetricsLog say, too little space, a run of which no
-// checkpoint is whole.
+// Decides, checks the disk and begins RUN: settings.toml, a line of the run history (starts.jsonl,
+// observe/history.h) and the log, which refers to `folder`. Puts into `plan` the first step and
+// notes of what was found. Every rank calls it. UserError: what RunFolder::state() and MetricsLog
+// say, too little space, a run of which no checkpoint is whole.
 RunStart begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                    distributed::Comm& ranks);
 

@@ -13,11 +13,21 @@
 #include "core/model/llama/compute.h"
 #include "core/model/llama/lora.h"
 #include "core/route/router_override.h"
-#include "core/train/loop/adamw_settings.h"
 #include "core/train/loop/schedule.h"
 #include "core/train/run/evaluation_settings.h"
 
 namespace moe::train {
+
+enum class MomentType { kF32, kBF16 };  // how the two moments are kept: 8 or 4 bytes a parameter
+
+// Defaults: ../README.md.
+struct AdamWSettings {
+  double weight_decay = 0.0;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  bool decay_embeddings = true;  // embedding and head too; never norms and biases
+  MomentType moments = MomentType::kF32;
+};
 
 struct TrainSettings {
   std::filesystem::path model;              // the folder to start from

@@ -105,7 +105,7 @@ TEST_CASE("texts side by side are encoded as one, and what spans the boundary is
 
 TEST_CASE("a question ends where its answer begins", "[data]") {
   const auto asked = [](const std::string& form, const std::vector<std::string>& marks) {
-    const Question question = ask(Template::parse(form), "Q", chat_codec(marks));
+    const Question question = question_tokens(Template::parse(form), "Q", chat_codec(marks));
     const auto shown = [&](const std::vector<int64_t>& ids) {
       std::vector<ChatToken> tokens;
       for (const int64_t id : ids) {

@@ -3,9 +3,9 @@
 
 #include "core/base/json.h"
 #include "core/eval/evaluate.h"
-#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/mixture.h"
 #include "tests/support/page.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -99,14 +99,8 @@ TEST_CASE("what cannot be swept is named before anything runs", "[eval]") {
 }
 
 void write_mixture(const std::filesystem::path& out) {
-  const io::Checkpoint parent(test::shared_data() / "stories260K-hf");
-  model::UpcycleSettings settings;
-  settings.out = out;
-  settings.experts = 4;
-  settings.router = route::parse_router("top1:cf=1");
-  settings.router_std = 0.5;
-  settings.ep_ranks = 2;
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(test::shared_data() / "stories260K-hf", out,
+                      {.router = "top1:cf=1", .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {

@@ -10,11 +10,11 @@
 #include <fstream>
 
 #include "core/distributed/threads.h"
-#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -38,13 +38,8 @@ constexpr double kGradient = 2.4e-6;
 // A mixture in layers 0 and 2 whose experts differ.
 io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {}) {
   write_tiny_checkpoint(dir / "dense", shape);
-  const io::Checkpoint parent(dir / "dense");
-  model::UpcycleSettings settings;
-  settings.out = dir / "copies";
-  settings.experts = kExperts;
-  settings.router = route::parse_router("top2");
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
-  const io::Checkpoint copies(settings.out);
+  write_mixture(dir / "dense", dir / "copies", {.router = "top2", .experts = kExperts});
+  const io::Checkpoint copies(dir / "copies");
   const Llama model = Llama::load(copies);
   at::manual_seed(7);
   for (const auto& parameter : model.parameters()) {

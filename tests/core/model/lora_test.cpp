@@ -2,9 +2,9 @@
 
 #include "core/model/llama/lora.h"
 
-#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -18,13 +18,7 @@ namespace {
 // A tiny model whose layers 0 and 2 are mixtures.
 Llama tiny_mixture(const TempDir& dir) {
   test::write_tiny_checkpoint(dir / "dense");
-  const io::Checkpoint parent(dir / "dense");
-  model::UpcycleSettings settings;
-  settings.out = dir / "moe";
-  settings.force = true;
-  settings.experts = 4;
-  settings.router = route::parse_router("top2");
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(dir / "dense", dir / "moe", {.router = "top2", .experts = 4});
   return Llama::load(io::Checkpoint(dir / "moe"));
 }
 

@@ -8,10 +8,10 @@
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
 #include "core/distributed/threads.h"
-#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -31,15 +31,9 @@ void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
   TinyCheckpoint shape;
   shape.dtype = dtype;
   write_tiny_checkpoint(dir / "dense", shape);
-  const io::Checkpoint parent(dir / "dense");
-  model::UpcycleSettings settings;
-  settings.out = dir / "copies";
-  settings.force = true;
-  settings.experts = kExperts;
-  settings.router = route::parse_router("top1+ir");
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
-  write_file(settings.out / "tokenizer_config.json", "{}\n");
-  const io::Checkpoint copies(settings.out);
+  write_mixture(dir / "dense", dir / "copies", {.router = "top1+ir", .experts = kExperts});
+  write_file(dir / "copies" / "tokenizer_config.json", "{}\n");
+  const io::Checkpoint copies(dir / "copies");
   const Llama model = Llama::load(copies);
   at::manual_seed(7);
   for (const auto& parameter : model.parameters()) {

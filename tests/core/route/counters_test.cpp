@@ -273,7 +273,7 @@ TEST_CASE("padding tokens are counted nowhere", "[route]") {
   CHECK(values[0].entropy_sum == Approx(values[1].entropy_sum).epsilon(1e-14));
 }
 
-TEST_CASE("a layer's JSON has every counter of the specification, a total no load", "[route]") {
+TEST_CASE("a layer's JSON has every counter, a total no load", "[route]") {
   const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
   const auto values = count(logits, "top1+fr", 2);  // two tokens a rank, a slot per rank and expert
   const OrderedJson json = route::layers_json({6}, {values}, 64).at(0);

@@ -2,12 +2,12 @@
 
 #include <cmath>
 
-#include "core/model/convert/upcycle.h"
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/trainer.h"
 #include "core/train/loop/training_data.h"
-#include "core/train/run/starts.h"
+#include "core/train/observe/history.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -43,13 +43,9 @@ struct World {
     test::write_tiny_checkpoint(dir / "dense");
     write_rows(dir / "rows.jsonl", 24, 0);
     write_rows(dir / "held.jsonl", 7, 2);
-    model::UpcycleSettings upcycle;
-    upcycle.out = settings.model = dir / "moe";
-    upcycle.experts = 4;
-    upcycle.router = route::parse_router("top1+ir+fr");
-    upcycle.ep_ranks = 2;
-    const io::Checkpoint parent(dir / "dense");
-    model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
+    settings.model = dir / "moe";
+    test::write_mixture(dir / "dense", settings.model,
+                        {.router = "top1+ir+fr", .experts = 4, .ep_ranks = 2});
     settings.run = dir / "run";
     settings.data = {dir / "rows.jsonl"};
     settings.steps = 9;
@@ -212,7 +208,7 @@ TEST_CASE("a run that was stopped evaluates as if it never was", "[train]") {
   CHECK(stopped.weights() == whole.weights());
   CHECK(read_file(stopped.settings.run / "samples.jsonl") ==
         read_file(whole.settings.run / "samples.jsonl"));
-  CHECK(read_starts(stopped.settings.run / "starts.jsonl").size() == 3);
+  CHECK(read_run_history(stopped.settings.run / "starts.jsonl").size() == 3);
 }
 
 TEST_CASE("steps after the checkpoint leave metrics and samples behind no trace", "[train]") {

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "core/model/convert/upcycle.h"
 #include "core/train/loop/head_loss.h"
 #include "core/train/loop/optimizer.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -25,14 +25,8 @@ model::Llama load_for_training(const std::filesystem::path& folder) {
 void write_upcycled(const std::filesystem::path& dense, const std::filesystem::path& out,
                     const std::string& router) {
   test::write_tiny_checkpoint(dense);
-  const io::Checkpoint parent(dense);
-  model::UpcycleSettings settings;
-  settings.out = out;
-  settings.experts = 4;
-  settings.router = route::parse_router(router);
-  settings.router_std = 0.5;
-  settings.ep_ranks = 2;
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(dense, out,
+                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 // Rows of unequal length with a target at about every other position.

@@ -12,6 +12,7 @@
 #include "core/train/loop/trainer.h"
 #include "core/train/loop/updater.h"
 #include "core/train/run/snapshot.h"
+#include "tests/support/mixture.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
@@ -45,15 +46,9 @@ void write_different_rows(const fs::path& file) {
 // processes hold equally many tokens.
 struct RankedWorld : TrainWorld {
   RankedWorld(const std::string& router, int64_t logical_ranks) {
-    const io::Checkpoint parent(dir / "dense");
-    model::UpcycleSettings upcycle;
-    upcycle.out = dir / "copies";
-    upcycle.experts = 8;
-    upcycle.router = route::parse_router(router);
-    upcycle.router_std = 0.3;
-    upcycle.ep_ranks = logical_ranks;
-    model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
-    const io::Checkpoint copies(upcycle.out);
+    write_mixture(dir / "dense", dir / "copies",
+                  {.router = router, .experts = 8, .router_std = 0.3, .ep_ranks = logical_ranks});
+    const io::Checkpoint copies(dir / "copies");
     const model::Llama model = model::Llama::load(copies);
     at::manual_seed(5);
     for (const auto& parameter : model.parameters()) {

@@ -18,6 +18,13 @@ void add_checkpoint(const RunFolder& run, int64_t step) {
   write_file(run.checkpoint(step) / "config.json", "x");
 }
 
+// Of a run whose model and data are not looked at: their paths count.
+RunState state_of(const RunFolder& run, const std::string& settings_toml) {
+  Inputs no_inputs;
+  std::vector<std::string> notes;
+  return run.state(settings_toml, no_inputs, notes);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -180,7 +187,7 @@ TEST_CASE("a run from before there were lists goes on with one, and is not begun
   CHECK(user_error_of([&] { RunFolder(run, model, true); }).find("is not in the list") !=
         std::string::npos);
   RunFolder again(run, model, false);
-  again.begin("[train]\n", again.state("[train]\n"));
+  again.begin("[train]\n", state_of(again, "[train]\n"));
   again.keep_newest(1);
   CHECK(again.saved_steps() == std::vector<int64_t>{2, 3});
 }
@@ -212,16 +219,16 @@ TEST_CASE("a run goes on under the same settings, and is refused with those that
   const std::string settings = "# moe 1\n[train]\nsteps = 12\nlr = 0.1\nkeep = 2\n";
   RunFolder(run, model, false).begin(settings, RunState::kNew);
   RunFolder again(run, model, false);
-  CHECK(again.state(settings) == RunState::kGoesOn);
-  CHECK(again.state("# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n") ==
+  CHECK(state_of(again, settings) == RunState::kGoesOn);
+  CHECK(state_of(again, "# moe 2\n[train]\nlr = 0.1\nsteps = 12\nkeep = 9\nsave-every = 3\n") ==
         RunState::kGoesOn);
-  CHECK(again.state("[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") == RunState::kGoesOn);
-  CHECK(user_error_of([&] { again.state("[train]\nsteps = 13\nclip = 1\n"); }) ==
+  CHECK(state_of(again, "[train]\nlr=1e-1   # as TOML has it\nsteps = 1_2\n") == RunState::kGoesOn);
+  CHECK(user_error_of([&] { state_of(again, "[train]\nsteps = 13\nclip = 1\n"); }) ==
         run.string() +
             ": a run with other settings is there (clip was not given, is 1; lr was 0.1, is not "
             "given; steps was 12, is 13); give the same to go on, another -o, or --force to begin "
             "anew");
-  CHECK(RunFolder(run, model, true).state("[train]\nsteps = 13\n") == RunState::kNew);
+  CHECK(state_of(RunFolder(run, model, true), "[train]\nsteps = 13\n") == RunState::kNew);
   add_checkpoint(again, 2);
   again.begin("[train]\nsteps = 12\n", RunState::kGoesOn);
   CHECK(user_error_of([&] {
@@ -230,7 +237,7 @@ TEST_CASE("a run goes on under the same settings, and is refused with those that
                   ": another run is writing it now; wait for it or give another output folder");
   CHECK(fs::exists(run / "checkpoints" / "step-2" / "config.json"));
   fs::create_directories(run / "final");
-  CHECK(again.state("[train]\nsteps = 12\n") == RunState::kDone);
+  CHECK(state_of(again, "[train]\nsteps = 12\n") == RunState::kDone);
 }
 
 TEST_CASE("the newest checkpoint that is whole is found, damaged ones are named", "[train]") {

@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "kernels/ops/stochastic_round.h"
-#include "kernels/ops/stochastic_round_bits.h"
 
 namespace moe::test {
 

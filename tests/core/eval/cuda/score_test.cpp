@@ -7,8 +7,8 @@
 
 #include <random>
 
-#include "core/model/convert/upcycle.h"
 #include "tests/support/gpu.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -50,13 +50,9 @@ TEST_CASE("scores and counters on a GPU are those of the CPU", "[eval][gpu]") {
     test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
     std::filesystem::path name = folder / "dense";
     if (!router.empty()) {
-      const io::Checkpoint parent(folder / "dense");
-      model::UpcycleSettings settings;
-      settings.out = name = folder / "moe";
-      settings.router = route::parse_router(router);
-      settings.router_std = 1.0;
-      settings.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+      name = folder / "moe";
+      test::write_mixture(folder / "dense", name,
+                          {.router = router, .router_std = 1.0, .ep_ranks = 2});
     }
     const auto scored = [&](at::Device device) {
       const auto llama = model::Llama::load(io::Checkpoint(name), {}, device);

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "core/eval/evaluate.h"
-#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -20,14 +20,8 @@ using test::TempDir;
 // The stories model as a mixture of four in every layer, whose experts differ by what they are
 // sent.
 void write_mixture(const std::filesystem::path& out, const std::string& router) {
-  const io::Checkpoint parent(test::shared_data() / "stories260K-hf");
-  model::UpcycleSettings settings;
-  settings.out = out;
-  settings.experts = 4;
-  settings.router = route::parse_router(router);
-  settings.router_std = 0.5;
-  settings.ep_ranks = 2;
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(test::shared_data() / "stories260K-hf", out,
+                      {.router = router, .experts = 4, .router_std = 0.5, .ep_ranks = 2});
 }
 
 EvalSettings settings_of(const std::filesystem::path& model) {

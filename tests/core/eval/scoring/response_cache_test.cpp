@@ -7,8 +7,8 @@
 #include <random>
 
 #include "core/eval/scoring/score.h"
-#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -22,13 +22,8 @@ using test::TempDir;
 void write_mixture(const std::filesystem::path& out) {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
-  const io::Checkpoint parent(folder / "dense");
-  model::UpcycleSettings settings;
-  settings.out = out;
-  settings.router = route::parse_router("top1+ir:cf=1");
-  settings.router_std = 1.0;
-  settings.ep_ranks = 2;
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(folder / "dense", out,
+                      {.router = "top1+ir:cf=1", .router_std = 1.0, .ep_ranks = 2});
 }
 
 std::vector<Request> random_requests(size_t count) {

@@ -7,8 +7,8 @@
 
 #include "core/distributed/threads.h"
 #include "core/eval/scoring/score.h"
-#include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -25,13 +25,8 @@ constexpr int kSeconds = 60;
 model::Llama mixture(const std::string& router) {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.std = 0.3});
-  const io::Checkpoint parent(folder / "dense");
-  model::UpcycleSettings settings;
-  settings.out = folder / "moe";
-  settings.router = route::parse_router(router);
-  settings.router_std = 1.0;
-  settings.ep_ranks = 2;
-  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+  test::write_mixture(folder / "dense", folder / "moe",
+                      {.router = router, .router_std = 1.0, .ep_ranks = 2});
   return model::Llama::load(io::Checkpoint(folder / "moe"));
 }
 

@@ -7,10 +7,10 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/model/convert/upcycle.h"
 #include "core/model/llama/generate.h"
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/gpu.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe;
@@ -26,14 +26,8 @@ class Folder {
   explicit Folder(const std::string& router, const test::TinyCheckpoint& options = {.std = 0.3}) {
     test::write_tiny_checkpoint(dir_ / "dense", options);
     if (!router.empty()) {
-      const io::Checkpoint parent(dir_ / "dense");
-      model::UpcycleSettings settings;
-      settings.out = dir_ / "moe";
-      settings.experts = 4;
-      settings.router = route::parse_router(router);
-      settings.router_std = 1.0;
-      settings.ep_ranks = 2;
-      model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+      test::write_mixture(dir_ / "dense", dir_ / "moe",
+                          {.router = router, .experts = 4, .router_std = 1.0, .ep_ranks = 2});
       name_ = "moe";
     }
   }

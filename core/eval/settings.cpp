@@ -1,4 +1,4 @@
-#include "core/eval/input_files.h"
+#include "core/eval/settings.h"
 
 namespace moe::eval {
 

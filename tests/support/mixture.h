@@ -1,0 +1,35 @@
+#pragma once
+// A dense folder as a mixture of experts, for tests that need one and do not test upcycling.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "core/model/convert/upcycle.h"
+
+namespace moe::test {
+
+// In every second layer, as `moe upcycle` makes it where it is told no more.
+struct Mixture {
+  std::string router;
+  int64_t experts = 8;
+  std::optional<double> router_std = {};  // large: tokens choose unlike experts
+  std::optional<int64_t> ep_ranks = {};
+};
+
+// Upcycles the folder `dense` into `out`, which is replaced.
+inline void write_mixture(const std::filesystem::path& dense, const std::filesystem::path& out,
+                          const Mixture& mixture) {
+  model::UpcycleSettings settings;
+  settings.out = out;
+  settings.experts = mixture.experts;
+  settings.router = route::parse_router(mixture.router);
+  settings.router_std = mixture.router_std;
+  settings.ep_ranks = mixture.ep_ranks;
+  settings.force = true;
+  const io::Checkpoint parent(dense);
+  model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
+}
+
+}  // namespace moe::test
