@@ -20,9 +20,10 @@ using Clock = std::chrono::steady_clock;
 using at::Tensor;
 
 // Before sleeping: another rank's layer is a matter of milliseconds. By the clock, as a yield on a
-// busy machine takes a turn of all others.
-constexpr std::chrono::milliseconds kYielding{8};
-constexpr std::chrono::microseconds kNap{50};
+// busy machine takes a turn of all others. Who sleeps is woken ahead of those that compute, so
+// where a yield took that long this rank naps instead for a while.
+constexpr std::chrono::milliseconds kYielding{8}, kBusy{100};
+constexpr std::chrono::microseconds kTurn{500}, kNap{50};
 
 struct Outgoing {
   int64_t peer;
@@ -135,6 +136,20 @@ class SharedMemoryBackend : public c10d::Backend {
     return begin(work);
   }
 
+  // Gives the processor to others for a moment; `last_move` is when something was last moved.
+  void pause(Clock::time_point last_move) {
+    const auto begin = Clock::now();
+    if (begin - last_move > kYielding || begin < busy_until_) {
+      std::this_thread::sleep_for(kNap);
+      return;
+    }
+    std::this_thread::yield();
+    const auto end = Clock::now();
+    if (end - begin > kTurn) {
+      busy_until_ = end + kBusy;
+    }
+  }
+
   // Moves what can be moved, of the oldest operation first; whether anything was.
   bool progress() {
     bool moved = false;
@@ -181,6 +196,7 @@ class SharedMemoryBackend : public c10d::Backend {
   Mapping memory_;
   std::vector<ByteRing> rings_;  // [from][to], in memory_
   std::deque<c10::intrusive_ptr<SharedMemoryWork>> queue_;
+  Clock::time_point busy_until_{};  // others have the processors
 };
 
 bool SharedMemoryWork::isCompleted() {
@@ -199,11 +215,7 @@ bool SharedMemoryWork::wait(std::chrono::milliseconds timeout) {
       last_move = now;
       continue;
     }
-    if (now - last_move < kYielding) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kNap);
-    }
+    backend_.pause(last_move);
     if (timeout.count() > 0 && now - begin > timeout) {
       throw std::runtime_error("timeout");
     }
