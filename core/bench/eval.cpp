@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/bench/environment.h"
-#include "core/eval/runner.h"
+#include "core/eval/asked.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
 
@@ -203,7 +203,12 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
   asked.batch_tokens = settings.batch_tokens;
   asked.group_tokens = settings.group_tokens;
   asked.device = settings.device;
-  check_memory(eval::memory_need(asked, opened), settings.force_memory);
+  eval::Asked largest;
+  for (const auto& set : sets) {
+    const eval::Asked of_set = eval::asked_of(asked, opened, set.requests);
+    largest.forward_tokens = std::max(largest.forward_tokens, of_set.forward_tokens);
+  }
+  check_memory(eval::memory_need(asked, opened, largest), settings.force_memory);
   const model::Llama llama =
       model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
   const eval::ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},

@@ -4,8 +4,10 @@
 #include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/generate_until.h"
+#include "core/eval/scoring/score.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"
+#include "core/model/config/weights.h"
 #include "core/model/llama/memory_need.h"
 #include "core/route/router.h"
 
@@ -13,12 +15,6 @@ namespace moe::eval {
 namespace {
 
 constexpr const char* kCacheName = "responses.cache";
-
-ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& opened) {
-  return {{opened.routing.router, opened.routing.ep_ranks},
-          settings.batch_tokens,
-          settings.group_tokens};
-}
 
 // The part of a mixture's statistics that is known before a forward.
 RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened) {
@@ -39,8 +35,10 @@ RoutingStats stats_head(const EvalSettings& settings, const OpenedModel& opened)
   return stats;
 }
 
-model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened) {
-  distributed::check_memory(settings.ranks, memory_need(settings, opened), settings.force_memory);
+model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
+                        const Asked& asked) {
+  distributed::check_memory(settings.ranks, memory_need(settings, opened, asked),
+                            settings.force_memory);
   // Reading may take much longer on one rank than on another.
   const auto reading =
       settings.ranks == nullptr ? nullptr : settings.ranks->long_operation("reading the model");
@@ -49,20 +47,46 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened)
 
 }  // namespace
 
-MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened) {
-  // Answers are generated one by one: a text of usual length, with its keys and values.
-  constexpr int64_t kGenerated = 4096;
+ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& opened) {
+  ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},
+                           settings.batch_tokens,
+                           settings.group_tokens};
+  if (opened.config.moe && settings.stats_by.any()) {
+    scoring.routing.count_tokens = true;
+    scoring.observe = [](const Forward&) {};  // the runner puts its own in its place
+  }
+  return scoring;
+}
+
+uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened) {
+  uint64_t bytes = 0;
+  for (const auto& tensor : opened.checkpoint.tensors()) {
+    const bool is_matrix = tensor.shape.size() >= 2 && !model::is_router(tensor.name);
+    bytes += settings.device.is_cpu() && is_matrix ? static_cast<uint64_t>(tensor.bytes()) : 0;
+  }
+  return bytes;
+}
+
+MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
+                       const Asked& asked) {
   const model::ModelConfig& config = opened.config;
   const auto& router = opened.routing.router;
-  const int64_t batch =
-      settings.batch_tokens > 0 ? settings.batch_tokens : auto_batch_tokens(config, router);
+  const auto forward = [&](int64_t tokens, int64_t cached_tokens) {
+    return model::forward_bytes(config, router, tokens, cached_tokens, settings.device);
+  };
+  // Answers are generated one by one, with the keys and values of one text.
+  const int64_t cached =
+      std::min(asked.prompt_tokens + asked.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
-  const uint64_t forward =
-      model::forward_bytes(config, router, std::max(batch, group_tokens(settings, opened)),
-                           std::min(kGenerated, config.max_position_embeddings), settings.device);
-  return {weights + forward, 1, fmt::format("evaluating {}", settings.model.string()),
-          fmt::format("a smaller --batch-tokens than {}{} less", batch,
-                      settings.ranks == nullptr ? " takes" : ", or fewer --ranks, take")};
+  const int64_t limit =
+      forward_limit(config, mapped_bytes(settings, opened), score_settings(settings, opened));
+  const bool in_groups = group_tokens(settings, opened) > 0;
+  return {
+      weights + std::max(forward(asked.forward_tokens, 0), forward(asked.prompt_tokens, cached)), 1,
+      fmt::format("evaluating {}", settings.model.string()),
+      fmt::format("a smaller {} than {}{} less", in_groups ? "--group-tokens" : "--batch-tokens",
+                  in_groups ? settings.group_tokens : limit,
+                  settings.ranks == nullptr ? " takes" : ", or fewer --ranks, take")};
 }
 
 route::ResolvedRouter resolve_router(const model::ModelConfig& config,
@@ -131,11 +155,12 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings) {
   return ResponseFile{std::filesystem::is_directory(path) ? path / kCacheName : path, false};
 }
 
-Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events)
+Runner::Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
+               const Asked& asked)
     : all_settings_(settings),
       opened_(opened),
       events_(events),
-      llama_(load_model(settings, opened)) {
+      llama_(load_model(settings, opened, asked)) {
   open_cache();
   restart();
 }
@@ -151,7 +176,6 @@ void Runner::restart(const std::string& label) {
   }
   if (stats_ && all_settings_.stats_by.any()) {
     tally_.emplace(opened_.tokenizer, opened_.config.vocab_size, stats_->moe_layers.size());
-    settings_.routing.count_tokens = true;
     settings_.observe = [this](const Forward& forward) { tally_->add(forward); };
   }
   if (cache_) {

@@ -47,14 +47,28 @@ std::optional<ResponseFile> response_file(const EvalSettings& settings);
 // Tokens of a routing group over all logical ranks; 0 where scores do not depend on groups.
 int64_t group_tokens(const EvalSettings& settings, const OpenedModel& opened);
 
-// Of the host's memory to load the opened model and score with it, above what this process has.
-MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened);
+// How the opened model scores requests, without ranks and caches.
+ScoreSettings score_settings(const EvalSettings& settings, const OpenedModel& opened);
+
+// Of the matrices that stay where the folder is mapped; 0 where they are copied to a GPU.
+uint64_t mapped_bytes(const EvalSettings& settings, const OpenedModel& opened);
+
+// What a run asks at once (asked.h).
+struct Asked {
+  int64_t forward_tokens = 0;  // of the largest forward that scores requests
+  int64_t prompt_tokens = 0;   // the longest prompt whose answer is generated, 0: none is
+  int64_t answer_tokens = 0;   // the most tokens of such an answer
+};
+
+// Of the host's memory to load the opened model and answer with it, above what this process has.
+MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened, const Asked& asked);
 
 // Scores requests, generates answers, and gathers statistics of the routing. Its arguments must
 // outlive it. Loads the model: UserError where memory is short on any rank (--force-memory).
 class Runner {
  public:
-  Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events);
+  Runner(const EvalSettings& settings, const OpenedModel& opened, const EvalEvents& events,
+         const Asked& asked);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 

@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/eval/asked.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/partial_file.h"
@@ -281,7 +282,7 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
       events.notify(note);
     }
   }
-  Runner runner(settings, opened, events);
+  Runner runner(settings, opened, events, asked_of(settings, opened, evaluation.tasks()));
   SweepReport report{settings.model.string(), axes, {}, {}};
   for (const auto& value : values) {
     opened.routing = value.routing;

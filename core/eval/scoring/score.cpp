@@ -206,13 +206,11 @@ void add_output(const PackedBatch& batch, const ForwardOutput& output,
 }
 
 // Ranks plan the same forwards, and take the least that one of them has memory for.
-int64_t batch_tokens_of(const model::Llama& llama, const ScoreSettings& settings) {
-  if (settings.batch_tokens > 0) {
-    return settings.batch_tokens;
-  }
-  int64_t tokens = auto_batch_tokens(llama.config(), settings.routing.router,
-                                     {llama.mapped_bytes(), available_memory_bytes()});
-  if (settings.ranks != nullptr) {
+int64_t limit_on_all_ranks(const model::Llama& llama, const ScoreSettings& settings) {
+  int64_t tokens = forward_limit(llama.config(), llama.mapped_bytes(), settings);
+  const bool is_set =
+      settings.batch_tokens > 0 || routes_in_groups(llama.config(), settings.routing.router);
+  if (settings.ranks != nullptr && !is_set) {
     for (const auto& of_rank : distributed::gather_numbers(*settings.ranks, {tokens})) {
       tokens = std::min(tokens, of_rank.front());
     }
@@ -220,24 +218,47 @@ int64_t batch_tokens_of(const model::Llama& llama, const ScoreSettings& settings
   return tokens;
 }
 
-PrefixBatches plan_forwards(const model::Llama& llama, const std::vector<Request>& requests,
-                            const ScoreSettings& settings) {
-  if (routes_in_groups(llama.config(), settings.routing.router)) {
-    return each_alone(requests,
-                      groups_in_order(requests, settings.group_tokens * settings.routing.ep_ranks));
+PrefixBatches plan_forwards(const model::ModelConfig& config, const std::vector<Request>& requests,
+                            const ScoreSettings& settings, int64_t limit) {
+  if (routes_in_groups(config, settings.routing.router)) {
+    return each_alone(requests, groups_in_order(requests, limit));
   }
-  const int64_t batch_tokens = batch_tokens_of(llama, settings);
-  return settings.observe ? each_alone(requests, batches_by_length(requests, batch_tokens))
-                          : pack_prefix_groups(find_prefix_groups(requests), batch_tokens);
+  return settings.observe ? each_alone(requests, batches_by_length(requests, limit))
+                          : pack_prefix_groups(find_prefix_groups(requests), limit);
 }
 
 }  // namespace
+
+int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
+                      const ScoreSettings& settings) {
+  if (routes_in_groups(config, settings.routing.router)) {
+    return settings.group_tokens * settings.routing.ep_ranks;
+  }
+  return settings.batch_tokens > 0 ? settings.batch_tokens
+                                   : auto_batch_tokens(config, settings.routing.router,
+                                                       {mapped_bytes, available_memory_bytes()});
+}
+
+int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
+                        const std::vector<Request>& requests, const ScoreSettings& settings) {
+  int64_t largest = 0;
+  const int64_t limit = forward_limit(config, mapped_bytes, settings);
+  for (const auto& batch : plan_forwards(config, requests, settings, limit)) {
+    int64_t tokens = 0;
+    for (const auto& group : batch) {
+      tokens += group.tokens();
+    }
+    largest = std::max(largest, tokens);
+  }
+  return largest;
+}
 
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
   check_same_requests(settings.ranks, requests, settings);
-  const PrefixBatches batches = plan_forwards(llama, requests, settings);
+  const PrefixBatches batches =
+      plan_forwards(llama.config(), requests, settings, limit_on_all_ranks(llama, settings));
   const at::NoGradGuard no_gradients;
   Scores total;
   total.scores.resize(requests.size());

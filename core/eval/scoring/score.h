@@ -40,6 +40,15 @@ struct Scores {
   int64_t head_rows = 0;                       // of them, those whose next token is scored
 };
 
+// The tokens of the largest forward with which score_requests() would score them in this process:
+// known without the model, but for the bytes that it has mapped (model::Llama::mapped_bytes).
+int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
+                        const std::vector<Request>& requests, const ScoreSettings& settings);
+
+// Up to how many tokens whole requests share a forward; a longer request stands alone.
+int64_t forward_limit(const model::ModelConfig& config, uint64_t mapped_bytes,
+                      const ScoreSettings& settings);
+
 // `on_progress` gets the number of requests done after each forward. UserError when a
 // log-probability is not finite.
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,

@@ -10,6 +10,8 @@ namespace moe::model {
 namespace {
 
 constexpr int64_t kF32 = sizeof(float);
+// What the C library's allocator keeps of blocks of some megabytes that were given back.
+constexpr uint64_t kKeptByAllocator_bytes = uint64_t{16} << 20;
 
 }  // namespace
 
@@ -35,14 +37,34 @@ int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSett
   return kF32 * (4 * width + 2 * heads + std::max(dense, expert));
 }
 
+namespace {
+
+// What a token holds where it holds most: besides the residual stream, its norm and the sum that
+// comes next, either queries, keys and values, rotated once more, and what attention makes of them,
+// or gate, up and their product in the feed-forward, of every expert that it goes to with the rows
+// before and behind.
+int64_t most_per_token(const ModelConfig& config, const route::RouterSettings& router) {
+  const int64_t width = config.hidden_size, queries = config.heads * config.head_dim;
+  const int64_t attention = 4 * queries + 4 * config.kv_heads * config.head_dim;
+  const int64_t dense = 3 * config.intermediate_size;
+  const int64_t rows = config.moe ? router.family->usual_experts(router, config.moe->experts) +
+                                        static_cast<int64_t>(router.ir)
+                                  : 0;
+  const int64_t experts = config.moe ? rows * (3 * config.moe->expert_width + 2 * width) : 0;
+  return 3 * width + std::max({attention, dense, experts});
+}
+
+}  // namespace
+
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device) {
   if (!device.is_cpu()) {
     return 0;
   }
   const int64_t cached = 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
-  return static_cast<uint64_t>(tokens) *
-             static_cast<uint64_t>(layer_bytes_per_token(config, router)) +
+  const int64_t in_a_layer = kF32 * most_per_token(config, router);
+  const uint64_t kept = tokens > 0 ? kKeptByAllocator_bytes : 0;
+  return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(in_a_layer) / 10 * 11 + kept +
          static_cast<uint64_t>(cached_tokens) * static_cast<uint64_t>(cached);
 }
 

@@ -17,12 +17,14 @@ namespace moe::model {
 // memory is not the host's.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
-// Bytes that a token takes while it goes through one layer, f32: the residual stream, queries, keys
-// and values with what attention makes of them, and the feed-forward's rows.
+// Bytes that a token takes while it goes through one layer, f32, if nothing of it were given back
+// before the end: the residual stream, queries, keys and values with what attention makes of them,
+// and the feed-forward's rows. Batches are chosen by it (core/eval/scoring/batches.h).
 int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSettings& router);
 
-// Bytes of a forward of `tokens` tokens, 0 on a GPU: what one layer takes, and with `cached_tokens`
-// the keys and values of so many in every layer, f32.
+// Bytes of a forward of `tokens` tokens, 0 on a GPU: what one layer holds at most, a tenth more for
+// all that is small, what the allocator keeps, and with `cached_tokens` the keys and values of so
+// many in every layer, f32.
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device);
 
