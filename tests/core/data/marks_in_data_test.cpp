@@ -90,9 +90,9 @@ TEST_CASE("a mark that a template writes is its token, and none is made across a
 }
 
 TEST_CASE("a question is encoded as the examples are", "[data]") {
-  const Question asked =
-      ask(Template::parse("<|eot|>{instruction}[INST]{response}"), "q<|eot|>", marked_codec());
-  CHECK(show_marks(asked.ids) == "{s}{eot}q<|eot|>{INST}");
+  const Question question = question_tokens(Template::parse("<|eot|>{instruction}[INST]{response}"),
+                                            "q<|eot|>", marked_codec());
+  CHECK(show_marks(question.ids) == "{s}{eot}q<|eot|>{INST}");
 }
 
 TEST_CASE("plain text for --objective lm is read as the tokenizer reads it", "[data]") {
