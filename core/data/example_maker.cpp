@@ -113,8 +113,12 @@ Example ExampleMaker::from_conversation(const Conversation& conversation,
     if (text.begins_with_bos) {
       push_bos(example);
     }
-    push_text(example, text.prompt, false, where);
-    push_text(example, text.response, learned, where);
+    const auto push_part = [&](const FilledText& part, bool is_learned) {
+      push_ids(example, at_place(where, [&] { return codec().encode_filled(part); }), is_learned,
+               where);
+    };
+    push_part(text.prompt, false);
+    push_part(text.response, learned);
     push(example, codec().eos, learned);
   }
   return example;
@@ -132,7 +136,7 @@ Example ExampleMaker::from_text(const std::string& text, const std::string& wher
   }
   Example example;
   push_bos(example);
-  push_text(example, FilledText{text}, true, where);
+  push_ids(example, at_place(where, [&] { return codec().encode(text); }), true, where);
   push(example, codec().eos, true);
   return example;
 }
@@ -171,9 +175,8 @@ void ExampleMaker::check_id(int64_t id, const char* key, size_t position,
   }
 }
 
-void ExampleMaker::push_text(Example& example, const FilledText& text, bool learned,
-                             const std::string& where) {
-  const auto ids = at_place(where, [&] { return codec().encode_filled(text); });
+void ExampleMaker::push_ids(Example& example, const std::vector<int64_t>& ids, bool learned,
+                            const std::string& where) const {
   for (const int64_t id : ids) {
     push_id(example, id, learned, where);
   }

@@ -36,7 +36,8 @@ class ExampleMaker {
   Example from_row(const Json& json, const std::string& where) const;
   void check_id(int64_t id, const char* key, size_t position, const std::string& where) const;
   void push_bos(Example& example);  // where the tokenizer has one
-  void push_text(Example& example, const FilledText& text, bool learned, const std::string& where);
+  void push_ids(Example& example, const std::vector<int64_t>& ids, bool learned,
+                const std::string& where) const;
   void push_chat(Example& example, const std::vector<ChatPiece>& pieces, const std::string& where);
   void push_id(Example& example, int64_t id, bool learned, const std::string& where) const;
   const TextCodec& codec();
