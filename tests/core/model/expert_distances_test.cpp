@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "core/model/convert/dtype_conversion.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -31,9 +31,7 @@ void make_mixture(const TempDir& dir, const std::string& name, const std::string
 std::vector<double> numbers(const io::Checkpoint& folder, const std::vector<std::string>& names) {
   std::vector<double> all;
   for (const auto& name : names) {
-    std::vector<float> values(static_cast<size_t>(folder.info(name).elements()));
-    convert(folder.bytes(name), folder.info(name).dtype, std::as_writable_bytes(std::span(values)),
-            io::DType::kF32);
+    const auto values = test::floats(folder, name);
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;

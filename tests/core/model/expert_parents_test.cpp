@@ -1,8 +1,8 @@
 #include "core/model/convert/expert_parents.h"
 
-#include "core/model/convert/dtype_conversion.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
+#include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -12,20 +12,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using test::floats;
+using test::same_bytes;
 using test::TempDir;
 using test::TinyCheckpoint;
 using test::user_error_of;
-
-bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
-}
-
-std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)), io::DType::kF32);
-  return values;
-}
 
 // BASE and two fine-tunes of other numbers; the second is stored in bf16.
 struct Folders {

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -13,6 +13,7 @@
 namespace moe::model {
 namespace {
 
+using test::floats;
 using test::TempDir;
 
 std::filesystem::path write_config(const TempDir& folder, const test::TinyCheckpoint& options,
@@ -30,13 +31,6 @@ io::Checkpoint make(const InitSettings& settings) {
   io::Checkpoint checkpoint(settings.out);
   check_tensors(checkpoint, parse_config(checkpoint.config(), "made"));
   return checkpoint;
-}
-
-std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)), io::DType::kF32);
-  return values;
 }
 
 void check_normal(const std::vector<float>& values, double std) {

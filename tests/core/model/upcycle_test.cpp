@@ -6,6 +6,7 @@
 #include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -13,6 +14,8 @@
 namespace moe::model {
 namespace {
 
+using test::floats;
+using test::same_bytes;
 using test::TempDir;
 
 UpcycleSettings settings_for(const std::filesystem::path& out) {
@@ -37,17 +40,6 @@ struct Pair {
   io::Checkpoint child;
   ModelConfig config;
 };
-
-bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
-}
-
-std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)), io::DType::kF32);
-  return values;
-}
 
 bool is_router(const std::string& name) { return name.ends_with("mlp.gate.weight"); }
 bool is_shared(const std::string& name) { return name.find("shared_expert") != std::string::npos; }

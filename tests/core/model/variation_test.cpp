@@ -3,9 +3,9 @@
 #include <cmath>
 #include <set>
 
-#include "core/model/convert/dtype_conversion.h"
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"
+#include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -13,6 +13,7 @@
 namespace moe::model {
 namespace {
 
+using test::floats;
 using test::TempDir;
 using test::user_error_of;
 
@@ -46,13 +47,6 @@ struct Varied {
   OrderedJson report;
   std::optional<io::Checkpoint> child;
 };
-
-std::vector<float> floats(const io::Checkpoint& checkpoint, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(checkpoint.info(name).elements()));
-  convert(checkpoint.bytes(name), checkpoint.info(name).dtype,
-          std::as_writable_bytes(std::span(values)), io::DType::kF32);
-  return values;
-}
 
 std::string expert_name(int64_t expert, const std::string& part) {
   return fmt::format("model.layers.0.mlp.experts.{}.{}.weight", expert, part);
