@@ -50,17 +50,38 @@ run_ctest() {  # PRESET ARGUMENTS...
   read -r p f s <<<"$(tally_ctest "build/$preset/Testing/Temporary/LastTest.log")"
   if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
   count "$p" "$f" "$s"
+  if [ "$f" -gt 0 ]; then failures+=("$preset: $(failed_tests "build/$preset/Testing/Temporary")"); fi
+}
+
+# What each failed test file said of the assertions that failed, and its last lines (all there is of a crash or a time-out).
+failed_tests() {  # FOLDER
+  tr '\n' ' ' <"$1/LastTestsFailed.log"
+  awk '
+    /^[0-9]+\/[0-9]+ Testing: / { name = $3; lines = 0; shown = 0; kept = "" }
+    /FAILED:$/ && shown < 5 { shown++; left = 7 }
+    left > 0 { kept = kept $0 "\n"; left-- }
+    { last[lines++ % 15] = $0 }
+    /^Test Failed\.$/ {
+      printf "\n%s\n%s...\n", name, kept
+      for (i = lines > 15 ? lines - 15 : 0; i < lines; i++) print last[i % 15]
+    }
+  ' "$1/LastTest.log"
 }
 
 build() {  # what does not build is one failure, and the end
-  recipes/setup.sh "$@" || { count 0 1 0; finish; }
+  recipes/setup.sh "$@" || { count 0 1 0; failures+=("building: $*"); finish; }
 }
 
 say "cpu: build everything"
 build --checks --target all cpu
 
 say "formatting of all tracked C++ and CUDA files"
-if git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run -Werror; then count 1 0 0; else count 0 1 0; fi
+if git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run -Werror; then
+  count 1 0 0
+else
+  count 0 1 0
+  failures+=("formatting")
+fi
 
 say "cpu: tests"
 run_ctest cpu
@@ -91,7 +112,7 @@ run_slow_cases() {
   for binary in build/cpu/*_test; do
     "$binary" --list-tests '[slow]' 2>/dev/null | grep -Eq '^[1-9][0-9]* (matching )?test case' || continue
     say "$binary [slow]"
-    if "$binary" '[slow]' </dev/null; then count 1 0 0; else count 0 1 0; fi
+    run_script "$binary" '[slow]'
   done
 }
 if [ "$all" = yes ]; then
