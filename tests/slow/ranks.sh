@@ -88,9 +88,9 @@ done
 strike SEGV 1 2
 check "SIGSEGV of rank 1" fell 1 "is gone (signal 11, Segmentation fault): "
 
-signal_launcher() {  # SIGNAL
+signal_launcher() {  # SIGNAL; under nohup SIGHUP would be ignored, and the run rightly go on
   # shellcheck disable=SC2046
-  (set -m; exec "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
+  (set -m; exec env --default-signal=HUP "$moe" $(body) --ranks 3 >"$work/out" 2>"$work/err") &
   launcher=$!
   sleep 2
   mapfile -t pids < <(ranks_of $launcher)
