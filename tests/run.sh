@@ -110,7 +110,8 @@ run_script bash tests/interop/run.sh
 run_slow_cases() {
   local binary
   for binary in build/cpu/*_test; do
-    "$binary" --list-tests '[slow]' 2>/dev/null | grep -Eq '^[1-9][0-9]* (matching )?test case' || continue
+    # Catch2 2 ends --list-tests with the number of tests as its exit code.
+    { "$binary" --list-tests '[slow]' 2>/dev/null || true; } | grep -E '^[1-9][0-9]* (matching )?test case' >/dev/null || continue
     say "$binary [slow]"
     run_script "$binary" '[slow]'
   done
