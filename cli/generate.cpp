@@ -111,9 +111,10 @@ void run(const GenerateFlags& flags) {
   const data::Question asked = flags.chat ? question_of(flags, tokenizer)
                                           : data::Question{prompt_ids(flags, *tokenizer), {}};
   const std::vector<int64_t>& prompt = asked.ids;
-  if (static_cast<int64_t>(prompt.size()) >= config.max_position_embeddings) {
+  const int64_t room = config.longest_sequence() - static_cast<int64_t>(prompt.size());
+  if (room <= 0) {
     throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
-                    config.max_position_embeddings);
+                    config.longest_sequence());
   }
   const c10::Device device = device_of(flags.device);
   check_memory({model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()),
@@ -123,6 +124,7 @@ void run(const GenerateFlags& flags) {
                flags.force_memory);
   const auto llama = model::Llama::load(checkpoint, {}, device, model::Storage::kStored);
   model::GenerateSettings settings = flags.settings;
+  settings.max_tokens = std::min(settings.max_tokens, room);
   settings.eos_ids = tokenizer->stop_ids();
   settings.stops = [&](const std::vector<int64_t>& ids) { return ends_with(ids, asked.end); };
 

@@ -92,13 +92,18 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
 
 std::string describe(const model::UpcyclePlan& plan) {
   const model::MoeConfig& moe = *plan.child.moe;
+  const std::string context =
+      plan.parent.sliding_window > 0
+          ? fmt::format("context      {} tokens, the parent's sliding_window\n",
+                        plan.parent.longest_sequence())
+          : "";
   return fmt::format(
       "layers {} of {} become mixtures of {} experts, router {}\n"
-      "parameters   {} dense -> {} total, {} active per token\n",
+      "parameters   {} dense -> {} total, {} active per token\n{}",
       model::layer_ranges(moe.layers), plan.child.layers, moe.experts, route::to_string(moe.router),
       format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
-      format_count(static_cast<double>(plan.mixture.active)));
+      format_count(static_cast<double>(plan.mixture.active)), context);
 }
 
 void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,

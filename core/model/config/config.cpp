@@ -130,6 +130,10 @@ bool ModelConfig::is_moe_layer(int64_t layer) const {
   return moe && std::binary_search(moe->layers.begin(), moe->layers.end(), layer);
 }
 
+int64_t ModelConfig::longest_sequence() const {
+  return sliding_window > 0 ? sliding_window : max_position_embeddings;
+}
+
 ModelConfig parse_config(const Json& json, const std::string& where) {
   if (!json.is_object()) {
     throw UserError("{}: a config must be a JSON object, not {}", where, json.type_name());
@@ -156,7 +160,8 @@ ModelConfig parse_config(const Json& json, const std::string& where) {
       finite(get_double(json, "initializer_range", where, 0.02), "initializer_range", where, true);
   config.rope = read_rope(json, where, architecture.rope_theta);
   config.dtype = read_dtype(json, where);
-  refuse_stock_extras(json, architecture, where, config);
+  refuse_stock_extras(json, architecture, where);
+  config.sliding_window = read_short_window(json, architecture, where, config);
   if (architecture.is_mixture || given(json, "moe")) {
     read_mixture(json, architecture, where, config);
   }

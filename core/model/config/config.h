@@ -57,6 +57,7 @@ struct ModelConfig {
   int64_t kv_heads = 0;  // G
   int64_t head_dim = 0;  // A
   int64_t max_position_embeddings = 2048;
+  int64_t sliding_window = 0;  // tokens; 0 unless it is shorter than max_position_embeddings
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   bool qkv_bias = false;  // queries, keys and values have biases (Qwen2, Qwen2-MoE)
@@ -67,13 +68,14 @@ struct ModelConfig {
   std::optional<MoeConfig> moe;
 
   bool is_moe_layer(int64_t layer) const;
+  // Tokens. Attention sees all of a sequence, as windowed layers do up to the window's length.
+  int64_t longest_sequence() const;
 };
 
 // Reads and checks a config: LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE without shared
 // experts, Qwen3-MoE, and what `moe` writes; an absent key means what transformers takes for that
 // model_type (architecture.h). UserError, opened by `where`, for a missing key, an impossible
-// number, an unknown architecture, activation or rope type (named), biases of other kinds, windowed
-// attention.
+// number, an unknown architecture, activation or rope type (named), biases of other kinds.
 ModelConfig parse_config(const Json& json, const std::string& where);
 
 // The config.json of `config`: every key of `parent` kept, ours set over them. Dense: of

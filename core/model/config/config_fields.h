@@ -33,10 +33,15 @@ double finite(double value, const std::string& key, const std::string& where, bo
 // rope_theta with rope_scaling, rope_parameters, or both where they agree.
 RopeConfig read_rope(const Json& json, const std::string& where, double default_theta);
 
-// Keys of this architecture that would change the function and are not computed here: a window
-// shorter than the context, a shared expert.
+// Keys of this architecture that would change the function and are not computed here: attention of
+// other kinds, a shared expert.
 void refuse_stock_extras(const Json& json, const Architecture& architecture,
-                         const std::string& where, const ModelConfig& config);
+                         const std::string& where);
+
+// ModelConfig::sliding_window, from the keys of this architecture, max_position_embeddings and the
+// number of layers.
+int64_t read_short_window(const Json& json, const Architecture& architecture,
+                          const std::string& where, const ModelConfig& config);
 
 // The mixture of a folder that has no "moe" object: all that stock tools know of one. The router is
 // top-k without dropping, with the gradients and the loss of transformers: st=off where weights are

@@ -152,6 +152,7 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
   set_qwen_moe_layers(config, out);
   out["moe_intermediate_size"] = moe.expert_width;
   out["use_sliding_window"] = false;
+  out["max_position_embeddings"] = config.longest_sequence();
   if (ours) {
     out["output_router_logits"] = false;
   }

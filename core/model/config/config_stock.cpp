@@ -52,25 +52,7 @@ bool has_windowed_layer(const Json& json, const Architecture& architecture,
   }
 }
 
-// A window at least as long as the context is none.
-void refuse_window(const Json& json, const Architecture& architecture, const std::string& where,
-                   const ModelConfig& config) {
-  const std::optional<int64_t> window = read_window(json, architecture, where);
-  if (!window || *window >= config.max_position_embeddings ||
-      !has_windowed_layer(json, architecture, where, config.layers)) {
-    return;
-  }
-  throw UserError(
-      "{}: sliding_window is {}{}, shorter than the {} of max_position_embeddings; windowed "
-      "attention is not supported: set max_position_embeddings to {}, or {} if the model was "
-      "trained without one",
-      where, json.contains("sliding_window") ? "" : "absent, which means ", *window,
-      config.max_position_embeddings, *window,
-      architecture.windowed_layers == WindowedLayers::kAll ? "sliding_window to null"
-                                                           : "use_sliding_window to false");
-}
-
-// A windowed layer needs a window; what it may be is refuse_window()'s.
+// A windowed layer needs a window; how long it is, read_short_window() reads.
 void refuse_layer_types(const Json& json, const Architecture& architecture,
                         const std::string& where) {
   if (!given(json, "layer_types")) {
@@ -91,12 +73,9 @@ void refuse_layer_types(const Json& json, const Architecture& architecture,
 }  // namespace
 
 void refuse_stock_extras(const Json& json, const Architecture& architecture,
-                         const std::string& where, const ModelConfig& config) {
+                         const std::string& where) {
   if (architecture.reads_layer_types) {
     refuse_layer_types(json, architecture, where);
-  }
-  if (architecture.windowed_layers != WindowedLayers::kNone) {
-    refuse_window(json, architecture, where, config);
   }
   if (!architecture.may_have_shared_experts) {
     return;
@@ -110,6 +89,23 @@ void refuse_stock_extras(const Json& json, const Architecture& architecture,
         "it must be 0",
         where, absent ? fmt::format("absent, which means {}", shared) : fmt::format("{}", shared));
   }
+}
+
+int64_t read_short_window(const Json& json, const Architecture& architecture,
+                          const std::string& where, const ModelConfig& config) {
+  if (architecture.windowed_layers == WindowedLayers::kNone) {
+    return 0;
+  }
+  const std::optional<int64_t> window = read_window(json, architecture, where);
+  if (!window || *window >= config.max_position_embeddings ||
+      !has_windowed_layer(json, architecture, where, config.layers)) {
+    return 0;
+  }
+  if (*window < 1) {
+    throw UserError("{}: sliding_window is {}; it must be at least 1, or null for none", where,
+                    *window);
+  }
+  return *window;
 }
 
 int64_t read_experts(const Json& json, const Architecture& architecture, const std::string& where,

@@ -158,7 +158,7 @@ VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path
 
 std::vector<std::vector<int64_t>> verify_windows(const VerifyText& text,
                                                  const ModelConfig& config) {
-  const auto window = static_cast<size_t>(std::min(kWindowTokens, config.max_position_embeddings));
+  const auto window = static_cast<size_t>(std::min(kWindowTokens, config.longest_sequence()));
   std::vector<std::vector<int64_t>> windows;
   for (size_t first = 0; first < text.ids.size(); first += window) {
     const auto begin = text.ids.begin() + static_cast<int64_t>(first);

@@ -4,6 +4,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
@@ -126,6 +128,31 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
           std::move(first->token_rows)};
 }
 
+// Tokens, with those of the cache and of the sequences that others continue.
+int64_t longest_sequence(const Packed& tokens, const KvCache* cache) {
+  const bool has_past =
+      cache != nullptr && !cache->layers.empty() && cache->layers.front().keys.defined();
+  const int64_t past = has_past ? cache->layers.front().keys.size(2) : 0;
+  std::vector<int64_t> ends;
+  for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
+    const int64_t before = tokens.continues.empty() ? -1 : tokens.continues[sequence];
+    ends.push_back((before < 0 ? past : ends[static_cast<size_t>(before)]) +
+                   tokens.lengths[sequence]);
+  }
+  return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end());
+}
+
+// Up to its window a windowed layer sees all of a sequence, as attention here does.
+void check_window(int64_t window, int64_t longest) {
+  if (longest > window) {
+    throw UserError(
+        "a text of {} tokens is longer than the {} of sliding_window in config.json, and windowed "
+        "attention is not supported: give shorter texts, or set sliding_window to null if the "
+        "model was trained without one",
+        longest, window);
+  }
+}
+
 }  // namespace
 
 Llama::Llama() = default;
@@ -232,6 +259,9 @@ void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = com
 ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
+  if (config.sliding_window > 0) {
+    check_window(config.sliding_window, longest_sequence(tokens, cache));
+  }
   if (cache != nullptr) {
     cache->layers.resize(config.layers);
   }

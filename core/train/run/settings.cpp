@@ -35,16 +35,17 @@ void resolve_batches(TrainSettings& settings) {
   }
 }
 
-void resolve_length(TrainSettings& settings, int64_t longest) {
+void resolve_length(TrainSettings& settings, const model::ModelConfig& config) {
   constexpr int64_t kSeqLen = 2048;
+  const int64_t longest = config.longest_sequence();
   if (!settings.seq_len) {
     settings.seq_len = std::min(kSeqLen, longest);
   }
   if (*settings.seq_len > longest) {
     throw UserError(
-        "--seq-len {}: the model was made for {} positions (max_position_embeddings in "
-        "config.json); give at most that",
-        *settings.seq_len, longest);
+        "--seq-len {}: the model was made for {} positions ({} in config.json); give at most that",
+        *settings.seq_len, longest,
+        config.sliding_window > 0 ? "sliding_window" : "max_position_embeddings");
   }
 }
 
@@ -77,7 +78,7 @@ TrainSettings resolve(TrainSettings settings, const model::ModelConfig& config,
                       const data::Examples& examples) {
   check_numbers(settings);
   resolve_batches(settings);
-  resolve_length(settings, config.max_position_embeddings);
+  resolve_length(settings, config);
   if (!settings.pack) {
     settings.pack = examples.all_rows ? data::Pack::kNone : data::Pack::kStream;
   }

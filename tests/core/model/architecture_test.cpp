@@ -105,45 +105,49 @@ TEST_CASE("an absent key of kin means what transformers takes", "[model][config]
 
 TEST_CASE("a window counts where a layer has it that is shorter than the context",
           "[model][config]") {
-  const auto refused = [](Foreign kind, Json changes, bool by_types = false) {
+  const auto counts = [](Foreign kind, Json changes, bool by_types = false) {
     Json json = stock(kind);  // 3 layers, 128 positions
     if (!by_types) {
       json.erase("layer_types");
     }
-    changes["use_sliding_window"] = changes.value("use_sliding_window", true);
-    const std::string said = refusal(json, changes);
-    if (!said.empty()) {
-      CHECK_THAT(said, Contains("config.json: sliding_window is ") &&
-                           Contains("shorter than the 128 of max_position_embeddings") &&
-                           Contains("use_sliding_window to false"));
-    }
-    return !said.empty();
+    json.update(changes);
+    json["use_sliding_window"] = changes.value("use_sliding_window", true);
+    const ModelConfig config = parsed(json);
+    CHECK(config.max_position_embeddings == 128);
+    CHECK(config.longest_sequence() == (config.sliding_window > 0 ? config.sliding_window : 128));
+    return config.sliding_window == 127;
   };
   const Json is_short = {{"sliding_window", 127}, {"max_window_layers", 0}};
   for (const Foreign kind : {Foreign::kQwen2, Foreign::kQwen3}) {
-    CHECK(refused(kind, is_short));
-    CHECK_FALSE(refused(kind, {{"sliding_window", 128}, {"max_window_layers", 0}}));
-    CHECK_FALSE(refused(kind, {{"sliding_window", nullptr}, {"max_window_layers", 0}}));
-    CHECK_FALSE(refused(kind, {{"sliding_window", 127}}));  // from layer 28 on
-    CHECK_FALSE(refused(kind, {{"sliding_window", 127}, {"max_window_layers", 3}}));
-    CHECK(refused(kind, {{"sliding_window", 127}, {"max_window_layers", 2}}));
-    CHECK_FALSE(refused(kind, {{"max_window_layers", 0}}));   // 4096 where it is absent
-    CHECK_FALSE(refused(kind, is_short, /*by_types=*/true));  // which name no windowed layer
+    CHECK(counts(kind, is_short));
+    CHECK_FALSE(counts(kind, {{"sliding_window", 128}, {"max_window_layers", 0}}));
+    CHECK_FALSE(counts(kind, {{"sliding_window", nullptr}, {"max_window_layers", 0}}));
+    CHECK_FALSE(counts(kind, {{"sliding_window", 127}}));  // from layer 28 on
+    CHECK_FALSE(counts(kind, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+    CHECK(counts(kind, {{"sliding_window", 127}, {"max_window_layers", 2}}));
+    CHECK_FALSE(counts(kind, {{"max_window_layers", 0}}));   // 4096 where it is absent
+    CHECK_FALSE(counts(kind, is_short, /*by_types=*/true));  // which name no windowed layer
     Json typed = {{"sliding_window", 127},
                   {"layer_types", {"full_attention", "sliding_attention", "full_attention"}}};
-    CHECK(refused(kind, typed));
+    CHECK(counts(kind, typed));
     typed["sliding_window"] = 128;
-    CHECK_FALSE(refused(kind, typed));
+    CHECK_FALSE(counts(kind, typed));
   }
   // Qwen2-MoE: the even layers before max_window_layers. Qwen3-MoE: all.
-  CHECK(refused(Foreign::kQwen2Moe, {{"sliding_window", 127}}));
-  CHECK_FALSE(refused(Foreign::kQwen2Moe, is_short));
-  CHECK(refused(Foreign::kQwen3Moe, {{"sliding_window", 127}, {"max_window_layers", 3}}));
-  CHECK_FALSE(refused(Foreign::kQwen3Moe, {{"sliding_window", 128}}));
-  // Mistral does not read the key of Qwen, nor which layers.
-  CHECK(refusal(stock(Foreign::kMistral), {{"use_sliding_window", true}}).empty());
-  CHECK(refusal(stock(Foreign::kMistral), {{"use_sliding_window", false}, {"sliding_window", 8}})
-            .find("sliding_window to null") != std::string::npos);
+  CHECK(counts(Foreign::kQwen2Moe, {{"sliding_window", 127}}));
+  CHECK_FALSE(counts(Foreign::kQwen2Moe, is_short));
+  CHECK(counts(Foreign::kQwen3Moe, {{"sliding_window", 127}, {"max_window_layers", 3}}));
+  CHECK_FALSE(counts(Foreign::kQwen3Moe, {{"sliding_window", 128}}));
+  // Mistral does not read the key of Qwen, nor which layers. Absent, its window is 4096.
+  CHECK_FALSE(counts(Foreign::kMistral, {{"sliding_window", 128}}));
+  CHECK(counts(Foreign::kMistral, {{"use_sliding_window", false}, {"sliding_window", 127}}));
+  Json absent = stock(Foreign::kMistral);
+  absent.erase("sliding_window");
+  CHECK(parsed(absent).sliding_window == 0);
+  absent["max_position_embeddings"] = 4097;
+  CHECK(parsed(absent).sliding_window == 4096);
+  CHECK(refusal(absent, {{"sliding_window", 0}}) ==
+        "config.json: sliding_window is 0; it must be at least 1, or null for none");
 }
 
 TEST_CASE("a mixture is written without the window that it does not need", "[model][config]") {
@@ -157,23 +161,23 @@ TEST_CASE("a mixture is written without the window that it does not need", "[mod
   CHECK(parsed(out).layers == 3);
 }
 
+TEST_CASE("the context of a mixture ends where its parent's window does", "[model][config]") {
+  Json json = stock(Foreign::kMistral);
+  json["sliding_window"] = 64;
+  const Json out = upcycled(json, "top1+ir+fr");
+  CHECK(out["max_position_embeddings"] == 64);
+  CHECK(out["use_sliding_window"] == false);
+  CHECK(parsed(out).longest_sequence() == 64);
+  // A dense model and a Mixtral are written as they were read.
+  for (const Foreign kind : {Foreign::kMistral, Foreign::kMixtral}) {
+    json = stock(kind);
+    json["sliding_window"] = 64;
+    const Json same = config_json(parsed(json), json);
+    CHECK((same["max_position_embeddings"] == 128 && same["sliding_window"] == 64));
+  }
+}
+
 TEST_CASE("what kin of LLaMA may not say is refused by name", "[model][config]") {
-  const Json mistral = stock(Foreign::kMistral);
-  const std::string mend =
-      "shorter than the 128 of max_position_embeddings; windowed attention is not supported: set "
-      "max_position_embeddings to 127, or sliding_window to null if the model was trained without "
-      "one";
-  CHECK(refusal(mistral, {{"sliding_window", 127}}) ==
-        "config.json: sliding_window is 127, " + mend);
-  CHECK(refusal(mistral, {{"sliding_window", 128}}).empty());
-  // Absent it is 4096, which only a longer context can feel.
-  Json absent = mistral;
-  absent.erase("sliding_window");
-  CHECK(refusal(absent, Json::object()).empty());
-  CHECK(refusal(absent, {{"max_position_embeddings", 4097}}) ==
-        "config.json: sliding_window is absent, which means 4096, shorter than the 4097 of "
-        "max_position_embeddings; windowed attention is not supported: set max_position_embeddings "
-        "to 4096, or sliding_window to null if the model was trained without one");
   for (const Foreign kind : {Foreign::kQwen2, Foreign::kQwen3, Foreign::kQwen3Moe}) {
     INFO(stock(kind)["model_type"]);
     // A window that is not used says nothing.

@@ -162,10 +162,8 @@ TEST_CASE("a router is stored in the folder's own form where that has words for 
 TEST_CASE("what a Mixtral may not say is refused by name", "[model][config]") {
   const Json json = stock(Foreign::kMixtral);
   CHECK(refusal(json, {{"sliding_window", 128}}).empty());
-  CHECK(refusal(json, {{"sliding_window", 64}}) ==
-        "config.json: sliding_window is 64, shorter than the 128 of max_position_embeddings; "
-        "windowed attention is not supported: set max_position_embeddings to 64, or "
-        "sliding_window to null if the model was trained without one");
+  CHECK(refusal(json, {{"sliding_window", -1}}) ==
+        "config.json: sliding_window is -1; it must be at least 1, or null for none");
   CHECK(refusal(json, {{"num_experts_per_tok", 5}}) ==
         "config.json: router 'top5:cf=inf,st=off,lb=selected' asks for 5 experts per token, the "
         "layers have 4: give a smaller k or more experts");

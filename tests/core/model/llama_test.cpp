@@ -20,8 +20,10 @@
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
 
 using at::Tensor;
+using Catch::Matchers::Contains;
 using moe::model::Llama;
 
 namespace {
@@ -489,6 +491,33 @@ TEST_CASE("a cache gives the logits of the whole sequence", "[model]") {
     CHECK(distance(model.head(hidden), whole.narrow(0, first, count)) < kTolerance);
     first += count;
   }
+}
+
+TEST_CASE("a text is read up to the length of a window, a longer one is refused", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::ForeignCheckpoint options{.kind = moe::test::Foreign::kMistral, .dense_layers = {}};
+  moe::test::write_foreign_checkpoint(folder / "m", options);
+  const Tensor whole = run(Llama::load(moe::io::Checkpoint(folder / "m")), {1, 5, 9, 11}, {4});
+  auto config = moe::Json::parse(moe::test::read_file(folder / "m/config.json"));
+  config["sliding_window"] = 4;
+  std::ofstream(folder / "m/config.json") << config;
+  const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
+  CHECK(distance(run(model, {1, 5, 9, 11}, {4}), whole) == 0);
+  CHECK(distance(run(model, {7, 1, 5, 9, 11}, {1, 4}).narrow(0, 1, 4), whole) < kTolerance);
+  const std::string refusal =
+      "a text of 5 tokens is longer than the 4 of sliding_window in config.json";
+  const auto said = [&](const moe::model::Packed& tokens, moe::model::KvCache* cache) {
+    return moe::test::user_error_of([&] { model.forward(tokens, {}, cache); });
+  };
+  const Tensor ids = at::tensor({1, 5, 9, 11, 2}, at::kLong);
+  CHECK_THAT(said({ids, {5}}, nullptr), Contains(refusal));
+  CHECK_THAT(said({ids, {3, 2}, {-1, 0}}, nullptr), Contains(refusal));
+  CHECK(said({ids, {3, 1, 1}, {-1, 0, 0}}, nullptr).empty());
+  const at::NoGradGuard no_gradients;
+  moe::model::KvCache cache;
+  CHECK(said({ids.narrow(0, 0, 3), {3}}, &cache).empty());
+  CHECK(said({ids.narrow(0, 3, 1), {1}}, &cache).empty());
+  CHECK_THAT(said({ids.narrow(0, 4, 1), {1}}, &cache), Contains(refusal));
 }
 
 TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {
