@@ -20,7 +20,7 @@ case "${1:-}" in
 esac
 
 . tests/support/tally.sh
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
 
 # Sums Catch2's own counts over ctest's log. A file that failed without a failed case (a crash, a leak, a time-out) is one
 # failure. Catch2 2 knows no skipped cases: tests/support/catch.h prints a line for each and they count as passed there.
