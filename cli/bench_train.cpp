@@ -62,6 +62,7 @@ Measure add_bench_train(CLI::App& command) {
   auto& settings = flags->settings;
   command.add_option("MODEL", settings.model,
                      "a folder, or a synthetic mixture: S (default, 35 M) or M (176 M)");
+  add_options(command, model::request_options(settings.upcycle));
   add_router_flags(command, settings.router);
   add_force_memory(command, settings.force_memory);
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20);

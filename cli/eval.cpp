@@ -396,6 +396,7 @@ void add_eval(CLI::App& app) {
   add_stats_flags(*command, *flags);
   add_scoring_flags(*command, *flags);
   add_force_memory(*command, flags->settings.force_memory);
+  add_options(*command, model::request_options(flags->settings.upcycle));
   add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);

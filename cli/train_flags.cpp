@@ -35,19 +35,12 @@ Options cluster_options(TrainFlags& flags) {
        .member = &flags.rates.network_gbs,
        .group = group::kRanks,
        .help = "and to other machines"},
-      {.name = "upcycled",
-       .member = &flags.mixture.experts,
-       .group = group::kRanks,
-       .help = "of a dense config, plan the mixture of N experts that moe upcycle or init makes",
-       .fallback = "the config as it is"},
-      {.name = "layers",
-       .member = &flags.mixture.layers,
-       .group = group::kRanks,
-       .help = "with --upcycled: even, odd, all or a list"},
       {.name = "granularity",
-       .member = &flags.mixture.granularity,
+       .member = &flags.granularity,
        .group = group::kRanks,
-       .help = "with --upcycled: each expert is cut into so many"},
+       .help =
+           "with --nodes and --upcycle: each expert is cut into so many, as moe init makes them",
+       .range = whole_from(1)},
   };
 }
 

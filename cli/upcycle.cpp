@@ -69,7 +69,8 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   settings.vary = model::parse_variation(flags.vary);
   // The default keeps the parent's function exactly and gives every token two experts to learn
   // from.
-  settings.router = route::requested_router(flags.router, route::parse_router("top2:cf=inf"));
+  settings.router =
+      route::requested_router(flags.router, route::parse_router(model::kUpcycledRouter));
   settings.ep_ranks = flags.router.ep_ranks;
   settings.gate_scale = gate_scale_of(flags.gate_scale);
   if (settings.gate_scale && !flags.calibration.empty()) {

@@ -12,6 +12,7 @@
 #include "core/base/random.h"
 #include "core/data/batches.h"
 #include "core/model/convert/init.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/timeline.h"
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/optimizer.h"
@@ -74,9 +75,13 @@ void check_folder_memory(const io::Checkpoint& checkpoint, const TrainBenchSetti
 model::Llama load(const TrainBenchSettings& settings) {
   const auto& names = synthetic_models();
   if (std::find(names.begin(), names.end(), settings.model) != names.end()) {
+    if (settings.upcycle.experts) {
+      throw UserError("--upcycle: {} is a mixture already; give a dense folder", settings.model);
+    }
     return synthetic(settings.model, settings.device);
   }
-  const io::Checkpoint checkpoint(settings.model);
+  const io::Checkpoint checkpoint =
+      model::open_checkpoint(settings.model, settings.upcycle, settings.router);
   if (settings.device.is_cpu()) {
     check_folder_memory(checkpoint, settings);
   }
@@ -229,6 +234,7 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
 
 OrderedJson to_json(const TrainBenchSettings& settings) {
   return {{"model", settings.model},
+          {"upcycle", model::to_json(settings.upcycle)},
           {"precision", model::to_string(settings.precision)},
           {"rows", settings.rows},
           {"length", settings.length},

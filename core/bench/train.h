@@ -9,6 +9,7 @@
 
 #include "core/bench/environment.h"
 #include "core/bench/gemm.h"
+#include "core/model/convert/upcycle_request.h"
 #include "core/model/llama/compute.h"
 #include "core/route/counters.h"
 #include "core/route/router_override.h"
@@ -27,6 +28,7 @@ OrderedJson synthetic_config(const std::string& name);
 
 struct TrainBenchSettings {
   std::string model = "S";  // a folder, or one of synthetic_models()
+  model::UpcycleRequest upcycle;
   route::RouterRequest router;
   model::Precision precision = model::Precision::kF32;
   int64_t rows = 2, length = 512;  // B, S of a step

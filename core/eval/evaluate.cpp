@@ -45,6 +45,7 @@ std::vector<RequestLabel> labels_of(const std::vector<Question>& questions) {
 RunReport report_head(const EvalSettings& settings, const OpenedModel& opened) {
   RunReport report;
   report.model = settings.model.string();
+  report.upcycle = model::to_json(settings.upcycle);
   report.dtype = "float32";
   report.window = opened.config.max_position_embeddings;
   report.adds_bos = opened.adds_bos;

@@ -8,6 +8,7 @@
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/paths.h"
 #include "core/model/config/weights.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/memory_need.h"
 #include "core/route/router.h"
 
@@ -98,13 +99,15 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
   }
   if (request.any()) {
     throw UserError(
-        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks");
+        "this model is dense, it has no router; leave out --router, --cf and --ep-ranks, or add "
+        "--upcycle N");
   }
   return {};
 }
 
 OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
-  io::Checkpoint checkpoint(settings.model);
+  io::Checkpoint checkpoint =
+      model::open_checkpoint(settings.model, settings.upcycle, settings.router);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (!settings.stats.empty()) {
     if (!config.moe) {

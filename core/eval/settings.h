@@ -14,12 +14,14 @@
 #include "core/eval/report/task_report.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/task.h"
+#include "core/model/convert/upcycle_request.h"
 #include "core/route/router_override.h"
 
 namespace moe::eval {
 
 struct EvalSettings {
   std::filesystem::path model;
+  model::UpcycleRequest upcycle = {};
   std::vector<std::string> tasks;  // names of tasks and groups, or files of one's own (tasks.h)
   std::filesystem::path data;      // --data
   std::filesystem::path out;       // empty = no files

@@ -2,8 +2,12 @@
 // against every one of them.
 #include "core/io/checkpoint.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <set>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
@@ -81,6 +85,24 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   return weight_map;
 }
 
+// `tensors` in a file that has no name on any disk and goes with its mapping.
+SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
+  Descriptor file(::memfd_create("moe-tensors", MFD_CLOEXEC));
+  if (!file.is_open()) {
+    throw std::system_error(errno, std::generic_category(), "a file in memory");
+  }
+  std::vector<TensorInfo> infos;
+  for (const auto& tensor : tensors) {
+    infos.push_back(tensor.info);
+  }
+  SafetensorsWriter writer(fmt::format("/proc/self/fd/{}", file.get()), std::move(infos));
+  for (const auto& tensor : tensors) {
+    tensor.write(writer);
+  }
+  writer.finish();
+  return {std::move(file), folder / "tensors in memory"};
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
@@ -90,7 +112,7 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
     throw UserError("{}: must be a JSON object", config_name());
   }
   if (is_there(folder_ / kSingleFile)) {
-    open_file(folder_ / kSingleFile);
+    add_file(SafetensorsFile(folder_ / kSingleFile));
   } else if (is_there(folder_ / kIndexFile)) {
     open_shards(folder_ / kIndexFile);
   } else {
@@ -98,17 +120,35 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   }
 }
 
-void Checkpoint::open_file(const fs::path& path) {
-  files_.push_back(std::make_shared<const SafetensorsFile>(path));
+void Checkpoint::add_file(SafetensorsFile file) {
+  files_.push_back(std::make_shared<const SafetensorsFile>(std::move(file)));
   for (const auto& tensor : files_.back()->tensors()) {
-    const auto [place, is_new] = where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor});
+    const auto [place, is_new] =
+        where_.try_emplace(tensor.name, Place{files_.size() - 1, tensor, tensor.name});
     if (!is_new) {
       throw UserError("{}: '{}' is in {} and in {}; fetch the folder again", folder_.string(),
                       printable(tensor.name),
                       files_.at(place->second.file)->path().filename().string(),
-                      path.filename().string());
+                      files_.back()->path().filename().string());
     }
   }
+}
+
+Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::string>& sources,
+                                const std::vector<TensorSource>& made) const {
+  Checkpoint model;
+  model.folder_ = folder_;
+  model.config_ = std::move(config);
+  model.add_file(file_in_memory(made, folder_));
+  const size_t first = model.files_.size();
+  model.files_.insert(model.files_.end(), files_.begin(), files_.end());
+  for (const auto& [name, source] : sources) {
+    Place place = place_of(source);
+    place.file += first;
+    place.info.name = name;
+    MOE_CHECK(model.where_.emplace(name, std::move(place)).second, "{} is made too", name);
+  }
+  return model;
 }
 
 void Checkpoint::open_shards(const fs::path& index_path) {
@@ -123,7 +163,7 @@ void Checkpoint::open_shards(const fs::path& index_path) {
       throw UserError("{}: names the shard '{}', which is not in the folder; fetch it", where,
                       printable(shard));
     }
-    open_file(folder_ / shard);
+    add_file(SafetensorsFile(folder_ / shard));
   }
   for (const auto& [tensor, shard] : weight_map) {
     const auto found = where_.find(tensor);
@@ -162,6 +202,11 @@ const TensorInfo& Checkpoint::info(const std::string& name) const { return place
 
 const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
   return *files_.at(place_of(name).file);
+}
+
+std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
+  const Place& place = place_of(name);
+  return files_.at(place.file)->bytes(place.stored_name);
 }
 
 std::shared_ptr<const SafetensorsFile> Checkpoint::shared_file_of(const std::string& name) const {

@@ -16,12 +16,20 @@
 
 namespace moe::io {
 
+struct TensorSource;
+
 class Checkpoint {
  public:
   // Maps every shard, reads headers only. Throws UserError: not a folder, no config.json, no
   // weights, an index that names a missing shard or disagrees with a shard, a tensor in two shards.
   // model.safetensors wins over an index.
   explicit Checkpoint(const std::filesystem::path& folder);
+
+  // This folder as another model, of which no folder is written: its tensor `name` is tensor
+  // `sources[name]` of this one, mapped where it is, and `made` are written to memory. Tokenizer
+  // files are this folder's.
+  Checkpoint as_model(Json config, const std::map<std::string, std::string>& sources,
+                      const std::vector<TensorSource>& made) const;
 
   const std::filesystem::path& folder() const { return folder_; }
   const Json& config() const { return config_; }
@@ -34,16 +42,16 @@ class Checkpoint {
   const SafetensorsFile& file_of(const std::string& name) const;  // UserError when missing
   // The same file, mapped for as long as somebody holds it, whether this checkpoint lives or not.
   std::shared_ptr<const SafetensorsFile> shared_file_of(const std::string& name) const;
-  std::span<const std::byte> bytes(const std::string& name) const {
-    return file_of(name).bytes(name);
-  }
+  std::span<const std::byte> bytes(const std::string& name) const;  // UserError when missing
 
  private:
   struct Place {
     size_t file = 0;
     TensorInfo info;
+    std::string stored_name;  // in that file
   };
-  void open_file(const std::filesystem::path& path);
+  Checkpoint() = default;
+  void add_file(SafetensorsFile file);
   void open_shards(const std::filesystem::path& index_path);
   const Place& place_of(const std::string& name) const;
 

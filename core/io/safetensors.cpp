@@ -144,7 +144,11 @@ void check_tiling(const std::vector<Entry>& entries, uint64_t data_bytes,
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
+    : SafetensorsFile(open_to_read(path), path) {}
+
+SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& path)
+    : path_(path), file_(std::move(file), path) {
   const std::string where = path.string();
   const std::string_view text = header_text(file_.bytes(), where);
   const Json header = parse_json(text, where + ": header", DuplicateKeys::kRefused);

@@ -25,6 +25,8 @@ inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own li
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
+  // Of a file that is open to read; `path` is its name in errors.
+  SafetensorsFile(Descriptor file, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in file order

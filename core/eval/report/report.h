@@ -21,7 +21,8 @@ namespace moe::eval {
 
 // What is the same for every task of a run.
 struct RunReport {
-  std::string model;  // the folder
+  std::string model;    // the folder
+  OrderedJson upcycle;  // as what mixture it was taken (upcycle_request.h); null: as it is
   std::string dtype;
   int64_t window = 0;
   bool adds_bos = false;

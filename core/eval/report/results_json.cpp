@@ -123,6 +123,9 @@ OrderedJson moe_json(const RunReport& report) {
   if (report.router.empty()) {
     return moe;
   }
+  if (!report.upcycle.is_null()) {
+    moe["upcycle"] = report.upcycle;
+  }
   moe["router"] = report.router;
   moe["ep_ranks"] = report.ep_ranks;
   moe["group_tokens"] = report.group_tokens == 0 ? OrderedJson() : OrderedJson(report.group_tokens);

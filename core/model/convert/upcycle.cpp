@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
@@ -17,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
-constexpr int64_t kMaxExperts = 65536;
 constexpr std::string_view kExperts = ".mlp.experts.";
 
 void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
@@ -337,6 +337,31 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   staged.write_text("upcycle.json", report.dump(2) + "\n");
   staged.commit();
   return report;
+}
+
+io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
+                               const route::RouterRequest& router) {
+  io::Checkpoint checkpoint(folder);
+  if (!request.experts) {
+    return checkpoint;
+  }
+  UpcycleSettings settings;
+  settings.experts = *request.experts;
+  settings.layers = request.layers;
+  settings.seed = request.seed;
+  settings.router = route::requested_router(router, route::parse_router(kUpcycledRouter));
+  settings.ep_ranks = router.ep_ranks;
+  const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
+  std::map<std::string, std::string> sources;
+  std::vector<io::TensorSource> made;
+  for (const auto& tensor : plan.tensors) {
+    if (const std::string source = dense_name(tensor.info.name); checkpoint.has(source)) {
+      sources[tensor.info.name] = source;
+    } else {
+      made.push_back(tensor);
+    }
+  }
+  return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
 }
 
 }  // namespace moe::model

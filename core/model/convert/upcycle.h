@@ -18,7 +18,9 @@
 #include "core/model/config/config.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/expert_parents.h"
+#include "core/model/convert/upcycle_request.h"
 #include "core/model/convert/variation.h"
+#include "core/route/router_override.h"
 
 namespace moe::model {
 
@@ -84,6 +86,13 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes = {},
                     const Certify& certify = {}, const Calibrate& calibrate = {});
+
+// A folder as `request` says. A dense one that is taken as a mixture has, bit for bit, the config
+// and tensors that upcycle() writes with the same experts, layers, seed and `router`, and no folder
+// is written: experts are the dense feed-forward where it is mapped, routers are drawn in memory.
+// UserError: what opening the folder and plan_upcycle() say.
+io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
+                               const route::RouterRequest& router);
 
 // Why a mixture computes another function than its dense folder whatever its router does; empty
 // where nothing but the router does.

@@ -23,22 +23,22 @@ model::ModelConfig read_config(const std::filesystem::path& model) {
   return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
 }
 
-model::ModelConfig planned_config(const TrainSettings& settings, const PlannedMixture& mixture) {
+model::ModelConfig planned_config(const TrainSettings& settings, int64_t granularity) {
   model::InitSettings init;
   init.config = settings.model;
-  init.experts = mixture.experts;
-  init.layers = mixture.layers;
-  init.granularity = mixture.granularity;
-  init.router = route::requested_router(settings.router, route::parse_router("top1"));
+  init.experts = *settings.upcycle.experts;
+  init.layers = settings.upcycle.layers;
+  init.granularity = granularity;
+  init.router =
+      route::requested_router(settings.router, route::parse_router(model::kUpcycledRouter));
   init.ep_ranks = settings.router.ep_ranks;
   return model::plan_init(init).config;
 }
 
 // The router of the run: of a planned mixture its own, of a config what the run makes of it.
-route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe,
-                                     const PlannedMixture& mixture) {
+route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe) {
   return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
-                                mixture.experts > 0 ? route::RouterRequest{} : settings.router,
+                                settings.upcycle.experts ? route::RouterRequest{} : settings.router,
                                 /*force=*/true, route::Purpose::kTrain);
 }
 
@@ -122,17 +122,17 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 }  // namespace
 
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         const PlannedMixture& mixture) {
+                         int64_t granularity) {
   check_rates(rates);
-  const model::ModelConfig config =
-      mixture.experts > 0 ? planned_config(settings, mixture) : read_config(settings.model);
+  const model::ModelConfig config = settings.upcycle.experts ? planned_config(settings, granularity)
+                                                             : read_config(settings.model);
   ClusterPlan plan;
   plan.settings = settings;
   plan.settings.on_cuda = true;
   plan.settings = resolve(plan.settings, config, {});
   int64_t logical_ranks = 1;
   if (config.moe) {
-    const auto resolved = planned_router(settings, *config.moe, mixture);
+    const auto resolved = planned_router(settings, *config.moe);
     plan.router = resolved.router;
     logical_ranks = resolved.ep_ranks;
   }

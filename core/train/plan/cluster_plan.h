@@ -43,16 +43,11 @@ struct ClusterPlan {
   }
 };
 
-// A dense config is planned as a mixture where `experts` says so: as moe init makes one.
-struct PlannedMixture {
-  int64_t experts = 0;  // 0: the config as it is
-  std::string layers = "even";
-  int64_t granularity = 1;
-};
-
-// `settings.model` is a folder or a config.json; weights and data are not looked at. UserError:
-// what the config, the mixture, the router or the layout say; rates that are not positive.
+// `settings.model` is a folder or a config.json; weights and data are not looked at. A dense one is
+// planned as the mixture that `settings.upcycle` asks for, each expert cut into `granularity`
+// (which moe init makes). UserError: what the config, the mixture, the router or the layout say;
+// rates that are not positive.
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         const PlannedMixture& mixture = {});
+                         int64_t granularity = 1);
 
 }  // namespace moe::train

@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/data/chat_template.h"
 #include "core/model/config/weights.h"
+#include "core/model/convert/upcycle.h"
 #include "core/train/loop/coefficients.h"
 #include "core/train/loop/training_data.h"
 #include "core/train/plan/known_failures.h"
@@ -22,8 +23,10 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   plan.is_moe = config.moe.has_value();
   if (!plan.is_moe) {
     if (settings.router.any()) {
-      throw UserError("--router, --cf and --ep-ranks: {} is a dense folder; upcycle it first",
-                      settings.model.string());
+      throw UserError(
+          "--router, --cf and --ep-ranks: {} is a dense folder; add --upcycle N, or upcycle it "
+          "first",
+          settings.model.string());
     }
     refuse_coefficients(settings);
     return;
@@ -120,7 +123,8 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
-  Prepared run{io::Checkpoint(settings.model), {}, {}, {}};
+  Prepared run{
+      model::open_checkpoint(settings.model, settings.upcycle, settings.router), {}, {}, {}};
   RunPlan& plan = run.plan;
   settings.text_template = data::named_template(settings.text_template, settings.model);
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());

@@ -387,11 +387,12 @@ Options machine_options(TrainSettings& settings) {
 }  // namespace
 
 Options options_of(TrainSettings& settings) {
-  return joined({model_options(settings), data_options(settings), packing_options(settings),
-                 batch_options(settings), compute_options(settings), optimizer_options(settings),
-                 update_options(settings), route::request_options(settings.router),
-                 loss_options(settings), evaluation_options(settings.evaluation),
-                 saving_options(settings), machine_options(settings)});
+  return joined({model_options(settings), model::request_options(settings.upcycle),
+                 data_options(settings), packing_options(settings), batch_options(settings),
+                 compute_options(settings), optimizer_options(settings), update_options(settings),
+                 route::request_options(settings.router), loss_options(settings),
+                 evaluation_options(settings.evaluation), saving_options(settings),
+                 machine_options(settings)});
 }
 
 std::string flag_of_member(const Options& options, const void* member) {

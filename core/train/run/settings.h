@@ -10,6 +10,7 @@
 
 #include "core/data/batches.h"
 #include "core/model/config/config.h"
+#include "core/model/convert/upcycle_request.h"
 #include "core/model/llama/compute.h"
 #include "core/model/llama/lora.h"
 #include "core/route/router_override.h"
@@ -31,6 +32,7 @@ struct AdamWSettings {
 
 struct TrainSettings {
   std::filesystem::path model;              // the folder to start from
+  model::UpcycleRequest upcycle;            // as a mixture
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
   std::optional<data::Format> format;       // open: told from each file's first record

@@ -6,6 +6,7 @@
 #include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/stored_numbers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -298,6 +299,66 @@ TEST_CASE("a calibration sees the written folder and its scale goes into config.
   CHECK(read_json(folder / "out/config.json")["model_type"] == "moe_scaled");
   CHECK(report["calibration"]["words"] == "measured");
   CHECK(read_json(folder / "out/upcycle.json")["warnings"] == Json({"a warning"}));
+}
+
+TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "[model][upcycle]") {
+  for (const int kind : {0, 1, 2, 3, 4}) {
+    INFO("kind " << kind);
+    const TempDir folder;
+    if (kind < 2) {
+      test::TinyCheckpoint options;
+      options.dtype = kind == 0 ? io::DType::kF32 : io::DType::kBF16;
+      options.shard_bytes = kind == 0 ? options.shard_bytes : 4000;
+      test::write_tiny_checkpoint(folder / "dense", options);
+    } else {
+      constexpr test::Foreign kKinds[] = {test::Foreign::kMistral, test::Foreign::kQwen2,
+                                          test::Foreign::kQwen3};
+      test::write_foreign_checkpoint(folder / "dense",
+                                     {.kind = kKinds[kind - 2], .dense_layers = {}});
+    }
+    UpcycleSettings settings = settings_for(folder / "out");
+    settings.layers = kind == 1 ? "all" : "odd";
+    settings.seed = 7;
+    settings.ep_ranks = 2;
+    settings.router = route::parse_router("top1+ir+fr");
+    const io::Checkpoint dense(folder / "dense");
+    upcycle(dense, plan_upcycle(dense, settings), settings);
+    const io::Checkpoint written(settings.out);
+    const io::Checkpoint taken = open_checkpoint(folder / "dense", {4, settings.layers, 7},
+                                                 {.router = "top1+ir+fr", .ep_ranks = 2});
+    CHECK(taken.config() == written.config());
+    const auto expected = written.tensors(), tensors = taken.tensors();
+    REQUIRE(tensors.size() == expected.size());
+    for (size_t index = 0; index < tensors.size(); ++index) {
+      const io::TensorInfo& info = tensors[index];
+      INFO(info.name);
+      CHECK(info.name == expected[index].name);
+      CHECK((info.dtype == expected[index].dtype && info.shape == expected[index].shape));
+      CHECK(same_bytes(taken.bytes(info.name), written.bytes(info.name)));
+    }
+    // Experts are the dense matrices themselves, not copies of them.
+    const std::string down = "model.layers.1.mlp.experts.3.down_proj.weight";
+    const std::string other = "model.layers.1.mlp.experts.0.down_proj.weight";
+    CHECK(taken.bytes(down).data() == taken.bytes(other).data());
+    CHECK(&taken.file_of(down).file() == &taken.file_of(other).file());
+  }
+}
+
+TEST_CASE("a folder is taken as it is, or refused as upcycling refuses it", "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const UpcycleSettings settings = settings_for(folder / "out");
+  const Pair pair(folder / "dense", settings);
+  CHECK(open_checkpoint(settings.out, {}, {}).config() == pair.child.config());
+  const auto refusal = [&](const char* name, const UpcycleRequest& request,
+                           const std::string& router) {
+    return test::user_error_of(
+        [&] { open_checkpoint(folder / name, request, {.router = router}); });
+  };
+  CHECK(refusal("out", {4}, "top1").find("is a mixture of experts already") != std::string::npos);
+  CHECK(refusal("dense", {2}, "top4").find("asks for 4 experts") != std::string::npos);
+  CHECK(refusal("dense", {4, "9"}, "top1").find("9") != std::string::npos);
+  CHECK(refusal("nothing", {4}, "top1").find("no such folder") != std::string::npos);
 }
 
 TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {

@@ -42,11 +42,11 @@ TEST_CASE("what a step computes and sends is what the formulas say", "[train]") 
   const TempDir dir;
   TrainSettings settings = settings_for(write_config(dir));
   settings.router.router = "top1";
+  settings.upcycle.experts = 4;
   ClusterRates rates;
   rates.nodes = 2;
   rates.gpus = 4;
-  const ClusterPlan plan =
-      plan_cluster(settings, rates, {.experts = 4});  // layers 0 and 2, W = E = 4
+  const ClusterPlan plan = plan_cluster(settings, rates);  // layers 0 and 2, W = E = 4
   CHECK(plan.layout.group() == 4);
   CHECK(plan.layout.replicas == 2);
   CHECK(plan.tokens == 32 * 32);
@@ -75,12 +75,13 @@ TEST_CASE("in bf16 a GPU holds a copy of what products read, and no checkpoint",
   const TempDir dir;
   TrainSettings settings = settings_for(write_config(dir));
   settings.router.router = "top1";
+  settings.upcycle.experts = 4;
   settings.save_every = 100;
   ClusterRates rates;
   rates.gpus = 4;
-  const MemoryPlan f32 = plan_cluster(settings, rates, {.experts = 4}).memory;
+  const MemoryPlan f32 = plan_cluster(settings, rates).memory;
   settings.compute.precision = model::Precision::kBf16;
-  const MemoryPlan bf16 = plan_cluster(settings, rates, {.experts = 4}).memory;
+  const MemoryPlan bf16 = plan_cluster(settings, rates).memory;
   // Of one GPU: the head, attention, two dense layers and two layers of one expert each.
   const uint64_t matrices = 64 * 128 + 4 * 4 * 64 * 64 + 4 * (3 * 64 * 96);
   CHECK(bf16.weights == f32.weights + 2 * matrices);
@@ -88,12 +89,12 @@ TEST_CASE("in bf16 a GPU holds a copy of what products read, and no checkpoint",
   CHECK(bf16.optimizer == f32.optimizer);
 
   settings.compute.recompute = model::Recompute::kLayer;  // short of memory
-  CHECK(plan_cluster(settings, rates, {.experts = 4}).memory.weights == f32.weights);
+  CHECK(plan_cluster(settings, rates).memory.weights == f32.weights);
   settings.compute.recompute = model::Recompute::kNone;
 
   settings.trained = {"router", "norms", "embeddings"};  // of these the head alone has one
   const uint64_t head = 2 * 64 * 128;
-  CHECK(plan_cluster(settings, rates, {.experts = 4}).memory.weights == f32.weights + head);
+  CHECK(plan_cluster(settings, rates).memory.weights == f32.weights + head);
 }
 
 TEST_CASE("recomputing sends and computes the forward again; capacity sends whole buffers",
@@ -103,17 +104,18 @@ TEST_CASE("recomputing sends and computes the forward again; capacity sends whol
   ClusterRates rates;
   rates.gpus = 4;
   settings.router.router = "top1";
-  const ClusterPlan plain = plan_cluster(settings, rates, {.experts = 4});
+  settings.upcycle.experts = 4;
+  const ClusterPlan plain = plan_cluster(settings, rates);
   settings.router.cf = "2";
-  CHECK(plan_cluster(settings, rates, {.experts = 4}).token_bytes == Approx(2 * plain.token_bytes));
+  CHECK(plan_cluster(settings, rates).token_bytes == Approx(2 * plain.token_bytes));
   settings.router.cf = "";
   settings.compute.recompute = model::Recompute::kLayer;
-  const ClusterPlan again = plan_cluster(settings, rates, {.experts = 4});
+  const ClusterPlan again = plan_cluster(settings, rates);
   CHECK(again.flop == Approx(plain.flop * 4 / 3));
   CHECK(again.token_bytes == Approx(plain.token_bytes * 6 / 4));
   CHECK(again.memory.activations < plain.memory.activations);
   settings.compute.precision = model::Precision::kBf16;
-  CHECK(plan_cluster(settings, rates, {.experts = 4}).token_bytes == Approx(again.token_bytes / 2));
+  CHECK(plan_cluster(settings, rates).token_bytes == Approx(again.token_bytes / 2));
 }
 
 TEST_CASE("a dense model on one GPU sends nothing", "[train]") {
@@ -133,8 +135,10 @@ TEST_CASE("a mixture is planned as moe init makes it: layers, granularity, its r
   settings.router = {};
   settings.router.router = "top2:cf=inf";
   settings.router.ep_ranks = 1;
-  const int64_t even = plan_cluster(settings, rates, {.experts = 4}).parameters;
-  const int64_t all = plan_cluster(settings, rates, {.experts = 4, .layers = "all"}).parameters;
+  settings.upcycle.experts = 4;
+  const int64_t even = plan_cluster(settings, rates).parameters;
+  settings.upcycle.layers = "all";
+  const int64_t all = plan_cluster(settings, rates).parameters;
   const int64_t dense = plan_cluster(settings_for(write_config(dir)), rates).parameters;
   const model::ModelConfig config =
       model::parse_config(read_json(dir / "config.json"), "config.json");
@@ -142,8 +146,7 @@ TEST_CASE("a mixture is planned as moe init makes it: layers, granularity, its r
       3 * 3 * config.hidden_size * config.intermediate_size + 4 * config.hidden_size;
   CHECK(all - dense == config.layers * more);
   CHECK(even - dense == (config.layers + 1) / 2 * more);
-  const ClusterPlan fine =
-      plan_cluster(settings, rates, {.experts = 4, .layers = "all", .granularity = 2});
+  const ClusterPlan fine = plan_cluster(settings, rates, /*granularity=*/2);
   CHECK(fine.parameters - all == config.layers * 4 * config.hidden_size);  // wider routers
   CHECK(fine.router.k == 4);
 }
@@ -155,7 +158,8 @@ TEST_CASE("a plan that cannot be is refused", "[train]") {
                          std::optional<int64_t> replicas = {}) {
     TrainSettings settings = settings_for(config);
     settings.replicas = replicas;
-    return test::user_error_of([&] { plan_cluster(settings, rates, {.experts = experts}); });
+    settings.upcycle.experts = experts;
+    return test::user_error_of([&] { plan_cluster(settings, rates); });
   };
   CHECK(error({0, 8}, 4) == "--nodes 0: must be positive");
   CHECK(error({1, 8, 400, -1}, 4) == "--link-gbs -1: must be positive");

@@ -1,0 +1,38 @@
+#include "core/model/convert/upcycle_request.h"
+
+namespace moe::model {
+
+Options request_options(UpcycleRequest& request) {
+  const auto upcycles = [&request] { return request.experts.has_value(); };
+  return {
+      {.name = "upcycle",
+       .member = &request.experts,
+       .group = group::kModel,
+       .help = "take a dense MODEL as the mixture of N experts that moe upcycle makes of it; "
+               "nothing is written",
+       .fallback = "MODEL as it is",
+       .range = whole_between(1, kMaxExperts),
+       .is_written = upcycles,
+       .spelled = "--upcycle,--upcycled"},
+      {.name = "layers",
+       .member = &request.layers,
+       .group = group::kModel,
+       .help = "with --upcycle: even, odd, all, or a list like 0,3,5 or 0-3",
+       .is_written = upcycles},
+      {.name = "upcycle-seed",
+       .member = &request.seed,
+       .group = group::kModel,
+       .help = "with --upcycle: of the routers, moe upcycle's --seed",
+       .range = whole_from(0),
+       .is_written = upcycles},
+  };
+}
+
+OrderedJson to_json(const UpcycleRequest& request) {
+  if (!request.experts) {
+    return nullptr;
+  }
+  return {{"experts", *request.experts}, {"layers", request.layers}, {"seed", request.seed}};
+}
+
+}  // namespace moe::model

@@ -1,0 +1,146 @@
+// A dense folder that commands take as a mixture, beside the same of a folder that moe upcycle
+// wrote.
+
+#include "core/base/json.h"
+#include "tests/support/catch.h"
+#include "tests/support/data.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+namespace moe {
+namespace {
+
+using Catch::Matchers::Contains;
+using test::read_file;
+using test::run_moe;
+using test::RunResult;
+
+// A dense folder, the mixture that is written of it, and rows to train on.
+struct World {
+  test::TempDir dir;
+
+  World() {
+    test::write_tiny_checkpoint(dir / "dense");
+    std::string rows;
+    for (int row = 0; row < 16; ++row) {
+      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
+      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
+    }
+    test::write_file(dir / "rows.jsonl", rows);
+    REQUIRE(run_moe({"upcycle", path("dense"), "-o", path("written"), "--experts", "4", "--layers",
+                     "all", "--seed", "3", "--router", "top1+ir+fr", "--quiet"})
+                .exit_code == 0);
+  }
+  std::string path(const std::string& name) const { return (dir / name).string(); }
+
+  RunResult train(const std::string& model, const std::string& run,
+                  const std::vector<std::string>& flags) const {
+    std::vector<std::string> words = {
+        "train",     path(model), "-o",   path(run), "--data", path("rows.jsonl"),
+        "--threads", "1",         "--lr", "1e-2",    "--quiet"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return run_moe(words);
+  }
+  std::string weights(const std::string& run) const {
+    return read_file(dir / run / "final/model.safetensors");
+  }
+};
+
+const std::vector<std::string> kTaken = {"--upcycle",      "4", "--layers", "all",
+                                         "--upcycle-seed", "3", "--router", "top1+ir+fr"};
+
+std::vector<std::string> joined(std::vector<std::string> words,
+                                const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST_CASE("training a dense folder as a mixture is training the written mixture", "[cli]") {
+  const World world;
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--steps", "6"},
+                                                {"--steps", "4", "--ranks", "2"},
+                                                {"--steps", "4", "--lora", "2"}}) {
+    INFO(flags.back());
+    const std::string name = flags.back();
+    const auto taken = world.train("dense", "taken" + name, joined(kTaken, flags));
+    INFO(taken.err);
+    REQUIRE(taken.exit_code == 0);
+    REQUIRE(world.train("written", "plain" + name, flags).exit_code == 0);
+    CHECK(world.weights("taken" + name) == world.weights("plain" + name));
+    CHECK(read_file(world.dir / ("taken" + name) / "final/config.json") ==
+          read_file(world.dir / ("plain" + name) / "final/config.json"));
+  }
+  CHECK_THAT(read_file(world.dir / "taken6/settings.toml"), Contains("upcycle = 4\n") &&
+                                                                Contains("layers = \"all\"\n") &&
+                                                                Contains("upcycle-seed = 3\n"));
+}
+
+TEST_CASE("a run that upcycled goes on, and its settings make it again", "[cli]") {
+  const World world;
+  const std::vector<std::string> more = {"--steps", "6", "--save-every", "2"};
+  REQUIRE(world.train("dense", "whole", joined(kTaken, more)).exit_code == 0);
+  REQUIRE(world.train("dense", "cut", joined(kTaken, more)).exit_code == 0);
+  std::filesystem::remove_all(world.dir / "cut/final");
+  const auto again = world.train("dense", "cut", joined(kTaken, more));
+  INFO(again.err);
+  REQUIRE(again.exit_code == 0);
+  CHECK(world.weights("cut") == world.weights("whole"));
+  const auto by_settings = run_moe({"train", "--config", world.path("whole/settings.toml"), "-o",
+                                    world.path("copy"), "--quiet"});
+  INFO(by_settings.err);
+  REQUIRE(by_settings.exit_code == 0);
+  CHECK(world.weights("copy") == world.weights("whole"));
+  auto other = joined(kTaken, more);
+  other[1] = "2";
+  const auto refused = world.train("dense", "cut", other);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("upcycle was 4, is 2"));
+}
+
+TEST_CASE("an evaluation takes a dense folder as a mixture and says so", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const test::TempDir dir;
+  const std::string dense = (test::shared_data() / "stories260K-hf").string();
+  const std::string moe = (dir / "moe").string(), requests = (dir / "r.jsonl").string();
+  test::write_file(requests, R"({"context": "Lily has a", "continuation": " dog"})"
+                             "\n"
+                             R"({"context": "Once upon a", "continuation": " time there"})"
+                             "\n");
+  const std::vector<std::string> router = {"--router", "top2+ir+fr:cf=0.5", "--ep-ranks", "2"};
+  REQUIRE(run_moe(joined({"upcycle", dense, "-o", moe, "--quiet"}, router)).exit_code == 0);
+  const auto written = run_moe({"eval", moe, "--requests", requests, "--quiet"});
+  const auto taken =
+      run_moe(joined({"eval", dense, "--upcycle", "8", "--requests", requests, "--quiet"}, router));
+  INFO(taken.err);
+  REQUIRE((written.exit_code == 0 && taken.exit_code == 0));
+  CHECK(taken.out == written.out);
+
+  test::write_file(dir / "quiz.jsonl",
+                   R"({"question": "Who?", "choices": [" Tim", " Lily"], "answer": 1})"
+                   "\n");
+  REQUIRE(run_moe({"eval", dense, "--upcycle", "8", "--tasks", (dir / "quiz.jsonl").string(), "-o",
+                   (dir / "scores").string(), "--quiet"})
+              .exit_code == 0);
+  CHECK_THAT(read_file(dir / "scores/results.json"), Contains("\"upcycle\""));
+}
+
+TEST_CASE("what cannot be taken as a mixture is refused by name", "[cli]") {
+  const World world;
+  const auto check = [&](const std::string& model, const std::vector<std::string>& flags,
+                         const std::string& sentence) {
+    const auto result = world.train(model, "run", joined({"--steps", "1"}, flags));
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK_THAT(result.err, Contains(sentence));
+    CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
+  };
+  check("written", {"--upcycle", "4"}, "is a mixture of experts already");
+  check("dense", {"--upcycle", "0"}, "--upcycle 0: must be");
+  check("dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts");
+  check("dense", {"--upcycle", "2", "--granularity", "2"}, "--granularity 2: with --nodes alone");
+  check("dense", {"--router", "top1"}, "add --upcycle N, or upcycle it first");
+}
+
+}  // namespace
+}  // namespace moe
