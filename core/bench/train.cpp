@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/available_memory.h"
+#include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/data/batches.h"
 #include "core/model/convert/init.h"
