@@ -192,7 +192,7 @@ TEST_CASE("what kin of LLaMA may not say is refused by name", "[model][config]")
   }
   CHECK(refusal(stock(Foreign::kQwen2), {{"use_qk_norm", true}}) ==
         "config.json: use_qk_norm is true; such models are not supported, only those without it");
-  CHECK(refusal(mistral, {{"qkv_bias", true}}) ==
+  CHECK(refusal(stock(Foreign::kMistral), {{"qkv_bias", true}}) ==
         "config.json: qkv_bias is true; such models are not supported, only those without it");
 }
 
