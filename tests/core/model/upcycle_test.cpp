@@ -324,8 +324,8 @@ TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "
     const io::Checkpoint dense(folder / "dense");
     upcycle(dense, plan_upcycle(dense, settings), settings);
     const io::Checkpoint written(settings.out);
-    const io::Checkpoint taken = open_checkpoint(folder / "dense", {4, settings.layers, 7},
-                                                 {.router = "top1+ir+fr", .ep_ranks = 2});
+    const io::Checkpoint taken =
+        open_checkpoint(folder / "dense", {4, settings.layers, 7}, {"top1+ir+fr", "", 2});
     CHECK(taken.config() == written.config());
     const auto expected = written.tensors(), tensors = taken.tensors();
     REQUIRE(tensors.size() == expected.size());
@@ -352,8 +352,7 @@ TEST_CASE("a folder is taken as it is, or refused as upcycling refuses it", "[mo
   CHECK(open_checkpoint(settings.out, {}, {}).config() == pair.child.config());
   const auto refusal = [&](const char* name, const UpcycleRequest& request,
                            const std::string& router) {
-    return test::user_error_of(
-        [&] { open_checkpoint(folder / name, request, {.router = router}); });
+    return test::user_error_of([&] { open_checkpoint(folder / name, request, {router, "", {}}); });
   };
   CHECK(refusal("out", {4}, "top1").find("is a mixture of experts already") != std::string::npos);
   CHECK(refusal("dense", {2}, "top4").find("asks for 4 experts") != std::string::npos);
