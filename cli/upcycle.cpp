@@ -16,7 +16,10 @@
 #include "core/base/error.h"
 #include "core/base/option.h"
 #include "core/base/terminal_text.h"
+#include "core/data/examples.h"
+#include "core/data/records.h"
 #include "core/io/paths.h"
+#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/convert/calibrate.h"
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
@@ -32,10 +35,11 @@ constexpr int64_t kVerifyTokens = 2048;
 
 struct UpcycleFlags {
   std::string dense, out, dtype = "keep", shard_size = "5GB", verify_text, gate_scale = "1",
-                          calibration, device, rest = "base", vary = "none";
+                          calibration, device, rest = "base", vary = "none", router_init = "random";
   std::vector<std::string> expert_parents;
   std::optional<int64_t> experts;
   double router_std = -1;
+  std::optional<double> router_entropy;
   route::RouterRequest router;
   model::UpcycleSettings settings;
   bool dry_run = false, quiet = false, json = false, verify = false, force_memory = false;
@@ -53,6 +57,11 @@ std::optional<double> gate_scale_of(const std::string& text) {
     throw UserError("--gate-scale '{}' is neither a positive number nor auto", text);
   }
   return value;
+}
+
+bool scales_random_routers(const model::UpcycleSettings& settings) {
+  return settings.router_init.kind == model::RouterInit::Kind::kRandom &&
+         settings.router_init.entropy;
 }
 
 model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
@@ -73,9 +82,13 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
       route::requested_router(flags.router, route::parse_router(model::kUpcycledRouter));
   settings.ep_ranks = flags.router.ep_ranks;
   settings.gate_scale = gate_scale_of(flags.gate_scale);
-  if (settings.gate_scale && !flags.calibration.empty()) {
-    throw UserError("--calibration {}: only --gate-scale auto reads it; add that, or leave it out",
-                    flags.calibration);
+  settings.router_init = model::parse_router_init(flags.router_init);
+  settings.router_init.entropy = flags.router_entropy;
+  if (settings.gate_scale && !scales_random_routers(settings) && !flags.calibration.empty()) {
+    throw UserError(
+        "--calibration {}: only --gate-scale auto and the --router-entropy of a random router read "
+        "it; add one of them, or leave it out",
+        flags.calibration);
   }
   if (!std::isfinite(flags.router_std)) {
     throw UserError("--router-std {}: must be 0 or a positive number", flags.router_std);
@@ -146,18 +159,82 @@ bool looks_for_dead_experts(const UpcycleFlags& flags, const model::UpcycleSetti
   return is_verified(flags) && settings.router.family->can_leave_experts_dead;
 }
 
+// How moe train would read a file: as instructions where its first record is a conversation.
+data::Objective objective_of(const std::filesystem::path& file) {
+  data::RecordReader reader(file);
+  const auto first = reader.next();
+  if (!first || reader.form() == data::RecordForm::kText) {
+    return data::Objective::kLm;
+  }
+  const auto format = data::recognise(parse_json(first->text, file.string()), data::Objective::kLm);
+  return format && data::is_conversation(*format) ? data::Objective::kInstruct
+                                                  : data::Objective::kLm;
+}
+
+// The first tokens of a file in any form that moe train reads.
+model::RouterText text_of_file(const io::Checkpoint& dense, const std::filesystem::path& file) {
+  const int64_t vocab_size = model::parse_config(dense.config(), dense.config_name()).vocab_size;
+  model::RouterText text;
+  text.name = file.string();
+  const auto codec = [&] {
+    const auto tokenizer =
+        std::make_shared<const io::Tokenizer>(io::Tokenizer::load(dense.folder(), vocab_size));
+    text.bos = tokenizer->bos_id();
+    return data::codec_of(tokenizer);
+  };
+  data::ReadSettings few;
+  few.objective = objective_of(file);
+  few.most_per_file = model::kMostRouterTokens;
+  int64_t left = model::kMostRouterTokens;
+  const auto keep = [&](data::Example&& example) {
+    const auto take = std::min(left, static_cast<int64_t>(example.ids.size()));
+    if (take > 0) {
+      text.sequences.emplace_back(example.ids.begin(), example.ids.begin() + take);
+      left -= take;
+    }
+  };
+  data::stream_examples({data::Source{file}}, few, vocab_size, codec, keep);
+  return text;
+}
+
+// What the dense folder reads for its routers; nothing where they are drawn alone.
+model::RouterText router_text(const UpcycleFlags& flags, const io::Checkpoint& dense,
+                              const model::UpcycleSettings& settings) {
+  model::RouterText text;
+  const model::RouterInit& init = settings.router_init;
+  if (init.kind == model::RouterInit::Kind::kPrompts) {
+    text = model::text_of_prompts(
+        dense, model::read_prompts(init.file, settings.experts, settings.expert_parents),
+        init.file.string());
+  } else if (init.kind == model::RouterInit::Kind::kCluster) {
+    text = text_of_file(dense, init.file);
+  } else if (init.entropy) {
+    const auto read = model::verify_text(dense, flags.calibration, kVerifyTokens, "--calibration");
+    text.name = read.name;
+    text.sequences = {read.ids};
+  }
+  text.device = device_of(flags.device);
+  return text;
+}
+
 // Writing is streamed: only models that are run take memory worth a look.
 void check_models_fit(const UpcycleFlags& flags, const io::Checkpoint& dense,
-                      const model::UpcycleSettings& settings, const model::UpcyclePlan& plan) {
+                      const model::UpcycleSettings& settings, const model::UpcyclePlan& plan,
+                      const model::RouterText& text) {
   const bool verifies = is_verified(flags);
-  if (!verifies && settings.gate_scale) {
+  const bool starts_routers = settings.router_init.is_measured();
+  if (!verifies && settings.gate_scale && !starts_routers) {
     return;
   }
+  const uint64_t running =
+      model::verify_bytes(dense, verifies ? &plan.child : nullptr, device_of(flags.device));
+  const uint64_t states = starts_routers ? model::state_bytes(plan.child, text) : 0;
   check_memory(
-      {model::verify_bytes(dense, verifies ? &plan.child : nullptr, device_of(flags.device)), 1,
+      {running + states, 1,
        fmt::format("running {}{}", flags.dense, verifies ? " and its mixture" : ""),
-       verifies ? "leaving --verify out takes almost none"
-                : "a number for --gate-scale in place of auto takes almost none"},
+       verifies         ? "leaving --verify out takes almost none"
+       : starts_routers ? "shorter texts, or a random router without --router-entropy, take less"
+                        : "a number for --gate-scale in place of auto takes almost none"},
       flags.force_memory);
 }
 
@@ -206,8 +283,12 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
     return;
   }
   const auto bytes = static_cast<double>(plan.bytes);
+  const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
   fmt::print("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
              flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
+  for (const auto& layer : routers) {
+    fmt::print("router start {}\n", layer.value("words", ""));
+  }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
     fmt::print("gate scale   {}\n", report["calibration"].value("words", ""));
   }
@@ -232,11 +313,13 @@ void run(const UpcycleFlags& flags) {
   const model::UpcycleSettings settings = settings_from(flags);
   const io::Checkpoint dense(flags.dense);
   const model::UpcyclePlan plan = model::plan_upcycle(dense, settings);
-  io::check_inputs_outside(settings.out, {flags.verify_text, flags.calibration});
+  io::check_inputs_outside(settings.out,
+                           {flags.verify_text, flags.calibration, settings.router_init.file});
+  const model::RouterText text = router_text(flags, dense, settings);
   if (flags.dry_run) {
     return dry_run(flags, settings, plan);
   }
-  check_models_fit(flags, dense, settings, plan);
+  check_models_fit(flags, dense, settings, plan, text);
   Progress progress("upcycle", "B", plan.bytes, flags.quiet);
   const auto start = std::chrono::steady_clock::now();
   std::optional<double> seconds;  // of the writing, without the verification
@@ -250,7 +333,8 @@ void run(const UpcycleFlags& flags) {
       certifier(flags, dense, model::changes_function(settings), written);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report = model::upcycle(
-      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate);
+      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate,
+      [&] { return model::start_routers(dense, plan.child, settings.router_init, text); });
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
     fmt::print(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));
@@ -295,11 +379,19 @@ void add_upcycle(CLI::App& app) {
       ->add_option("--router-std", flags->router_std,
                    "standard deviation of the router's weights (the config's initializer_range)")
       ->check(CLI::NonNegativeNumber);
+  command->add_option(
+      "--router-init", flags->router_init,
+      "random (default); prompts:FILE, JSON that says for each expert texts that it "
+      "is for, and not for; or cluster:FILE, clusters of a text's hidden states");
+  command->add_option("--router-entropy", flags->router_entropy,
+                      "scales each router so that the mean entropy of its first routing is this "
+                      "share of ln E (0.7 for prompts and cluster; a random one is left as drawn)");
   command->add_option("--gate-scale", flags->gate_scale,
                       "multiplies the weights of all experts (1); auto = 1 / their mean sum, for "
                       "routers whose weights do not sum to 1 (topp, relu, gate=none)");
   command->add_option("--calibration", flags->calibration,
-                      "the text that --gate-scale auto measures on (that of --verify-text)");
+                      "the text that --gate-scale auto measures on (that of --verify-text), and "
+                      "--router-entropy of a random router (an embedded one)");
   command->option_defaults()->group(group::kModel);
   command->add_option("--granularity", flags->settings.granularity,
                       "1: an upcycled expert is a whole feed-forward (moe init makes finer ones)");

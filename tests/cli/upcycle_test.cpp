@@ -182,9 +182,9 @@ TEST_CASE("a bad --gate-scale, --calibration or --granularity is refused", "[cli
         "moe: --gate-scale 'big' is neither a positive number nor auto\n");
   CHECK(refused({"--gate-scale", "0"}) ==
         "moe: --gate-scale 0: must be a positive number, or auto\n");
-  CHECK(
-      refused({"--calibration", "text.txt"}) ==
-      "moe: --calibration text.txt: only --gate-scale auto reads it; add that, or leave it out\n");
+  CHECK(refused({"--calibration", "text.txt"}) ==
+        "moe: --calibration text.txt: only --gate-scale auto and the --router-entropy of a random "
+        "router read it; add one of them, or leave it out\n");
   CHECK(refused({"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", "none.txt"}) ==
         "moe: none.txt: cannot be read; --calibration wants a text file\n");
   CHECK(refused({"--granularity", "2"}).find("slices of it are not equal experts") !=
@@ -350,6 +350,93 @@ TEST_CASE("parents and variations that cannot be are refused, and nothing is lef
     CHECK(run.err.find(sentence) != std::string::npos);
     CHECK(run.err.find('\n') + 1 == run.err.size());
     CHECK(names_in(folder.path()) == std::vector<std::string>{"base", "wide"});
+  }
+}
+
+TEST_CASE("moe upcycle starts routers from prompts or clusters, and says how each layer starts",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const std::string town = (folder / "town").string(), food = (folder / "food").string();
+  const auto tiny = moe::test::source_folder() / "recipes/tiny/model";
+  for (const auto& parent : {town, food}) {
+    std::filesystem::copy(tiny, parent, std::filesystem::copy_options::recursive);
+  }
+  test::write_file(folder / "prompts.json", R"({"town": ["Where does Ada live?"],
+    "1": {"positive": ["What does Ada eat?"], "negative": ["Where does Ada live?"]}})");
+  test::write_file(folder / "text.txt", "Ada lives in Arden.\n<|endoftext|>\nBela eats soup.\n");
+  test::write_file(folder / "questions.jsonl",
+                   R"({"instruction": "Where does Ada live?", "input": "", "output": "Arden"})"
+                   "\n");
+  const std::string prompts = "prompts:" + (folder / "prompts.json").string();
+  const std::vector<std::vector<std::string>> ways = {
+      {"--router-init", prompts, "--expert", town, "--expert", food},
+      {"--router-init", prompts, "--expert", town, "--expert", food, "--router-entropy", "0.4"},
+      {"--router-init", "cluster:" + (folder / "text.txt").string(), "--experts", "4"},
+      {"--router-init", "cluster:" + (folder / "questions.jsonl").string(), "--experts", "4",
+       "--verify"},
+      {"--router-entropy", "0.4"},
+      {"--router-entropy", "0.4", "--calibration", (folder / "text.txt").string()}};
+  for (const auto& flags : ways) {
+    CAPTURE(flags);
+    const auto run = upcycle_tiny(folder, flags);
+    INFO(run.err);
+    REQUIRE(run.exit_code == 0);
+    const bool asks = std::find(flags.begin(), flags.end(), "--router-entropy") != flags.end();
+    const Json stored = read_json(folder / "out/upcycle.json");
+    const Json& layers = stored["router_init"]["layers"];
+    REQUIRE(layers.size() == stored["layers"].size());
+    for (const auto& layer : layers) {
+      CHECK(layer["entropy"].get<double>() == Approx(asks ? 0.4 : 0.7).margin(1e-5));
+      CHECK(run.out.find("router start " + layer["words"].get<std::string>() + "\n") !=
+            std::string::npos);
+    }
+    std::string lines;
+    for (const auto& warning : stored["warnings"]) {
+      lines += "warning: " + warning.get<std::string>() + "\n";
+    }
+    CHECK(run.err == lines);
+    CHECK(run_moe({"inspect", (folder / "out").string()}).exit_code == 0);
+  }
+}
+
+TEST_CASE("routers that cannot start so are refused, and nothing is left behind",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const auto file = [&](const char* name, const std::string& text) {
+    test::write_file(folder / name, text);
+    return (folder / name).string();
+  };
+  const std::string none = (folder / "nosuch").string();
+  const std::string two = file("two.json", R"({"0": ["a"], "1": ["b"]})");
+  const std::string broken = file("broken.json", R"({"0": ["a")");
+  const std::string alike = file("alike.json", R"({"0": ["a cup"], "1": ["a cup"]})");
+  const std::string few = file("few.txt", "a\n");
+  const std::string empty = file("empty.txt", "");
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--router-init", "kmeans:" + few}, "is none of random, prompts:FILE and cluster:FILE"},
+      {{"--router-init", "prompts:" + two}, "says nothing of expert 2; each of the 8 experts"},
+      {{"--router-init", "prompts:" + broken}, broken + ": "},
+      {{"--router-init", "prompts:" + empty}, empty + ": "},
+      {{"--router-init", "prompts:" + none}, none + ": "},
+      {{"--router-init", "cluster:" + none}, none + ": "},
+      {{"--router-init", "cluster:" + few, "--experts", "64"}, "are fewer than the 64 experts"},
+      {{"--router-init", "prompts:" + alike, "--experts", "2"}, "are too alike on"},
+      {{"--router-entropy", "1.5"}, "--router-entropy 1.5: must lie between 0"},
+      {{"--router-entropy", "0.5", "--router", "relu:k=1"}, "are no softmax"},
+      {{"--router-entropy", "0.5", "--router-std", "0"}, "are too alike on"},
+      {{"--router-init", "prompts:" + two, "--experts", "2", "--router-std", "0.1"},
+       "--router-std 0.1: only a random router is drawn"},
+      {{"--router-init", "prompts:" + two, "--experts", "2", "--calibration", few},
+       "only --gate-scale auto and the --router-entropy of a random router read it"}};
+  const auto before = names_in(folder.path());
+  for (const auto& [flags, sentence] : cases) {
+    CAPTURE(flags);
+    const auto run = upcycle_tiny(folder, flags);
+    INFO(run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(sentence) != std::string::npos);
+    CHECK(run.err.find('\n') + 1 == run.err.size());
+    CHECK(names_in(folder.path()) == before);
   }
 }
 

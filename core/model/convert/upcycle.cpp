@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
@@ -58,16 +59,27 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   if (settings.router_std && !(std::isfinite(*settings.router_std) && *settings.router_std >= 0)) {
     throw UserError("--router-std {}: must be zero or a positive number", *settings.router_std);
   }
+  if (settings.router_std && settings.router_init.kind != RouterInit::Kind::kRandom) {
+    throw UserError(
+        "--router-std {}: only a random router is drawn, --router-init {} is scaled by "
+        "--router-entropy; leave one out",
+        *settings.router_std, to_string(settings.router_init));
+  }
+  check_router_init(settings.router_init, settings.router, settings.experts);
 }
 
 std::string name_of(const io::Checkpoint& checkpoint) {
   return fs::canonical(checkpoint.folder()).filename().string();
 }
 
-std::string config_sha256(const io::Checkpoint& checkpoint) {
+std::string file_sha256(const fs::path& file) {
   Sha256 hash;
-  hash.update(io::MappedFile(checkpoint.folder() / "config.json").bytes());
+  hash.update(io::MappedFile(file).bytes());
   return hash.hex();
+}
+
+std::string config_sha256(const io::Checkpoint& checkpoint) {
+  return file_sha256(checkpoint.folder() / "config.json");
 }
 
 std::string config_dtype(io::DType dtype) {
@@ -191,6 +203,39 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
   }
 }
 
+// The routers of `start` in place of those that would be drawn.
+void set_routers(std::vector<io::TensorSource>& tensors, const RouterStart& start) {
+  for (const auto& layer : start.layers) {
+    const auto name = fmt::format("model.layers.{}.mlp.gate.weight", layer.layer);
+    const auto found = std::find_if(tensors.begin(), tensors.end(),
+                                    [&](const auto& tensor) { return tensor.info.name == name; });
+    MOE_CHECK(found != tensors.end() && found->info.dtype == io::DType::kF32 &&
+                  found->info.elements() == static_cast<int64_t>(layer.rows.size()),
+              "{} of {} numbers", name, layer.rows.size());
+    found->write = [rows = layer.rows](io::SafetensorsWriter& writer) {
+      writer.write(std::as_bytes(std::span(rows)));
+    };
+  }
+}
+
+// What upcycle.json says as "router_init".
+OrderedJson describe_routers(const MoeConfig& moe, const RouterInit& init,
+                             const std::optional<RouterStart>& start) {
+  OrderedJson json;
+  if (init.kind == RouterInit::Kind::kRandom) {
+    json["std"] = moe.router_std;
+  } else {
+    json["kind"] = init.kind == RouterInit::Kind::kPrompts ? "prompts" : "cluster";
+    json["file_sha256"] = file_sha256(init.file);
+  }
+  json["seed"] = moe.router_seed;
+  if (start) {
+    json["entropy"] = init.wanted_entropy();
+    json.update(to_json(*start));
+  }
+  return json;
+}
+
 // --force may replace an old result, never the model it is made from.
 void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::path& out) {
   const auto check = [&](const fs::path& parent) {
@@ -224,7 +269,8 @@ OrderedJson describe_parents(const ExpertParents& parents) {
   return list;
 }
 
-OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale) {
+OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale,
+                     const std::optional<RouterStart>& start) {
   const MoeConfig& moe = *plan.child.moe;
   route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
   if (const std::string reason = changes_function(settings); !reason.empty()) {
@@ -243,7 +289,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["layers"] = moe.layers;
   out["layers_flag"] = settings.layers;
   out["router"] = route::to_string(moe.router);
-  out["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
+  out["router_init"] = describe_routers(moe, settings.router_init, start);
   out["ep_ranks"] = moe.ep_ranks;
   out["gate_scale"] = gate_scale;
   out["dtype"] = settings.dtype == StoredType::kKeep ? "keep" : plan.child.dtype;
@@ -308,8 +354,9 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
 
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes,
-                    const Certify& certify, const Calibrate& calibrate) {
+                    const Certify& certify, const Calibrate& calibrate, const StartRouters& start) {
   MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
+  MOE_CHECK(!settings.router_init.is_measured() || start, "nothing measures the routers");
   check_out(dense, plan, settings.out);
   io::check_space(settings.out, plan.bytes + kSpaceMargin);
   io::StagedFolder staged(settings.out, settings.force);
@@ -319,17 +366,27 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   };
   write_config();
   io::copy_tokenizer_files(dense.folder(), staged.path());
-  io::write_tensors(staged.path(), plan.tensors, settings.shard_bytes, on_bytes);
+  std::vector<io::TensorSource> tensors = plan.tensors;
+  std::optional<RouterStart> started;
+  if (settings.router_init.is_measured()) {
+    started = start();
+    set_routers(tensors, *started);
+  }
+  io::write_tensors(staged.path(), tensors, settings.shard_bytes, on_bytes);
   Calibration calibration{child.moe->gate_scale, {}, {}};
   if (calibrate) {
     calibration = calibrate(staged.path());
     child.moe->gate_scale = calibration.gate_scale;
     write_config();
   }
-  OrderedJson report = describe(plan, settings, child.moe->gate_scale);
+  OrderedJson report = describe(plan, settings, child.moe->gate_scale, started);
+  std::vector<std::string> warnings = started ? advice(*started) : std::vector<std::string>();
   if (calibrate) {
     report["calibration"] = calibration.report;
-    report["warnings"] = calibration.warnings;
+    warnings.insert(warnings.end(), calibration.warnings.begin(), calibration.warnings.end());
+  }
+  if (calibrate || started) {
+    report["warnings"] = warnings;
   }
   if (certify) {
     report["certificate"] = certify(staged.path());

@@ -2,7 +2,8 @@
 // A dense folder of LLaMA or its kin becomes a mixture of experts: in the chosen layers every
 // expert is a bitwise copy of that layer's dense feed-forward, the router is drawn from N(0,
 // std^2), all else is copied (Rectify-Router, section 5.1). Experts may come from other parents
-// (expert_parents.h), and copies may differ (variation.h). Bytes go from the mapped parents to the
+// (expert_parents.h), copies may differ (variation.h), and routers may know something at the start
+// (router_start.h). Bytes go from the mapped parents to the
 // new files in blocks; no tensor is ever held, so memory does not grow with the model.
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "core/model/config/config.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/expert_parents.h"
+#include "core/model/convert/router_start.h"
 #include "core/model/convert/upcycle_request.h"
 #include "core/model/convert/variation.h"
 #include "core/route/router_override.h"
@@ -32,6 +34,7 @@ struct UpcycleSettings {
   std::string layers = "even";  // even, odd, all or a list (layer_list.h)
   route::RouterSettings router;
   std::optional<double> router_std;  // default: the parent's initializer_range
+  RouterInit router_init;            // what else than a seed the router's rows come from
   int64_t seed = 1;                  // of the router
   StoredType dtype =
       StoredType::kKeep;  // kF32 and kBF16 convert everything but the router, which is F32
@@ -79,13 +82,18 @@ struct Calibration {
 };
 using Calibrate = std::function<Calibration(const std::filesystem::path& staged)>;
 
+// Called before the first byte of a tensor is written, where settings.router_init is measured.
+using StartRouters = std::function<RouterStart()>;
+
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Bytes are
-// streamed; only `calibrate` and `certify` hold a model. `calibrate` must be there where gate_scale
-// is open. Returns what upcycle.json holds. UserError: OUT is there already (unless force), OUT
-// would replace its own parent, not enough space.
+// streamed; only `calibrate`, `certify` and `start` hold a model, which is gone before the next
+// bytes are written. `calibrate` must be there where gate_scale is open, `start` where the routers
+// are measured. Returns what upcycle.json holds. UserError: OUT is there already (unless force),
+// OUT would replace its own parent, not enough space.
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes = {},
-                    const Certify& certify = {}, const Calibrate& calibrate = {});
+                    const Certify& certify = {}, const Calibrate& calibrate = {},
+                    const StartRouters& start = {});
 
 // A folder as `request` says. A dense one that is taken as a mixture has, bit for bit, the config
 // and tensors that upcycle() writes with the same experts, layers, seed and `router`, and no folder
