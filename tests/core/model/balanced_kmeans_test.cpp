@@ -123,7 +123,7 @@ Rows centroids_by_loops(Rows points, size_t clusters, uint64_t seed, const std::
 
 TEST_CASE("balanced clusters are those of repeated scans, and their sizes differ by one at most",
           "[model]") {
-  for (const auto [points, clusters] : std::vector<std::pair<int64_t, int64_t>>{
+  for (const auto& [points, clusters] : std::vector<std::pair<int64_t, int64_t>>{
            {1, 1}, {5, 4}, {4, 4}, {31, 2}, {32, 8}, {33, 8}, {39, 8}}) {
     for (const bool has_ties : {false, true}) {
       CAPTURE(points, clusters, has_ties);
