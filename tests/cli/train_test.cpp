@@ -248,12 +248,13 @@ TEST_CASE("a loss that is no number ends with code 1 and the step", "[cli]") {
 
 TEST_CASE("SIGINT finishes the step, saves and ends with code 130", "[cli]") {
   const World world;
-  // A shell starts what is behind a process with SIGINT ignored; the signal comes when a step is done.
+  // A shell starts what is behind a process with SIGINT ignored; the signal comes when a step is
+  // done.
   const std::string command =
       "env --default-signal=INT timeout 300 " + test::shell_quote(test::moe_binary()) + " train " +
       world.path("dense") + " -o " + world.path("run") + " --data " + world.path("rows.jsonl") +
-      " --threads 1 --steps 100000000 --quiet 2>" + world.path("err") +
-      " & while [ ! -s " + world.path("run/metrics.jsonl") + " ] && kill -0 $!; do sleep 0.05; done;" +
+      " --threads 1 --steps 100000000 --quiet 2>" + world.path("err") + " & while [ ! -s " +
+      world.path("run/metrics.jsonl") + " ] && kill -0 $!; do sleep 0.05; done;" +
       " kill -INT $!; wait $!";
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   const std::string err = read_file(world.dir / "err");
