@@ -32,7 +32,6 @@ struct AdamWSettings {
 
 struct TrainSettings {
   std::filesystem::path model;              // the folder to start from
-  model::UpcycleRequest upcycle;            // as a mixture
   std::filesystem::path run;                // RUN
   std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
   std::optional<data::Format> format;       // open: told from each file's first record
@@ -64,7 +63,8 @@ struct TrainSettings {
   double clip = 1.0;                    // 0 = never
   std::optional<double> skip_outliers;  // standard deviations, outliers.h; open: none are skipped
 
-  route::RouterRequest router;  // open: the folder's
+  model::UpcycleRequest upcycle;  // a dense model is taken as a mixture
+  route::RouterRequest router;    // open: the folder's
   std::optional<double>
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
