@@ -143,10 +143,10 @@ Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::st
   const size_t first = model.files_.size();
   model.files_.insert(model.files_.end(), files_.begin(), files_.end());
   for (const auto& [name, source] : sources) {
-    Place place = place_of(source);
-    place.file += first;
-    place.info.name = name;
-    MOE_CHECK(model.where_.emplace(name, std::move(place)).second, "{} is made too", name);
+    Place stored = place_of(source);
+    stored.file += first;
+    stored.info.name = name;
+    MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "{} is made too", name);
   }
   return model;
 }
@@ -205,8 +205,8 @@ const SafetensorsFile& Checkpoint::file_of(const std::string& name) const {
 }
 
 std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
-  const Place& place = place_of(name);
-  return files_.at(place.file)->bytes(place.stored_name);
+  const Place& stored = place_of(name);
+  return files_.at(stored.file)->bytes(stored.stored_name);
 }
 
 std::shared_ptr<const SafetensorsFile> Checkpoint::shared_file_of(const std::string& name) const {

@@ -452,8 +452,8 @@ RouterText text_of_prompts(const io::Checkpoint& base, const std::vector<ExpertP
   text.bos = tokenizer.bos_id();
   std::map<std::string, size_t> known;
   const auto add_all = [&](const std::vector<std::string>& texts, std::vector<size_t>& sequences) {
-    for (const auto& one : texts) {
-      sequences.push_back(sequence_of(one, tokenizer, known, text));
+    for (const auto& prompt : texts) {
+      sequences.push_back(sequence_of(prompt, tokenizer, known, text));
     }
   };
   for (const auto& expert : prompts) {

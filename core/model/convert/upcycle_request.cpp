@@ -13,7 +13,7 @@ Options request_options(UpcycleRequest& request) {
        .fallback = "MODEL as it is",
        .range = whole_between(1, kMaxExperts),
        .is_written = upcycles,
-       .spelled = "--upcycle,--upcycled"},
+       .spelled = "--upcycled,--upcycle"},
       {.name = "layers",
        .member = &request.layers,
        .group = group::kModel,
