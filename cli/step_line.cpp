@@ -53,6 +53,12 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   if (record.auxiliary) {
     text += fmt::format("  aux {:.4f}", *record.auxiliary);
   }
+  if (record.z_loss) {
+    text += fmt::format("  z {:.4f}", *record.z_loss);
+  }
+  if (record.sequence_balance_loss) {
+    text += fmt::format("  seq {:.4f}", *record.sequence_balance_loss);
+  }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   if (record.skipped_steps > 0) {

@@ -1,5 +1,5 @@
-// All three are a constant [T, E] coefficient times a differentiable [T, E] matrix, summed: what a
-// rank counts is folded into the coefficient, so no loop over ranks is needed.
+// All are a constant coefficient times something differentiable of each token, summed: what a rank
+// or a sequence counts is folded into the coefficient, so no loop over them is needed.
 
 #include "core/route/losses.h"
 
@@ -44,9 +44,9 @@ at::Tensor fractions(const RouteInput& input, const at::Tensor& counted,
 }  // namespace
 
 AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
-  add(load_balance, other.load_balance);
-  add(entropy, other.entropy);
-  add(l1, other.l1);
+  for (const auto loss : kAllLosses) {
+    add(this->*loss, other.*loss);
+  }
   return *this;
 }
 
@@ -67,6 +67,26 @@ at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
   const at::Tensor log_probabilities = at::log_softmax(logits, 1);
   const at::Tensor entropy = -(log_probabilities.exp() * log_probabilities).sum(1);
   return (token_weight(input).weight * entropy).sum();
+}
+
+at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input) {
+  return (token_weight(input).weight * at::logsumexp(logits, 1).square()).sum();
+}
+
+at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                                 const at::Tensor& counted) {
+  const at::Tensor is_valid = (input.home < input.ranks).to(logits.scalar_type());  // [T]
+  const at::Tensor selections = at::zeros({input.sequences, input.experts()}, counted.options())
+                                    .index_add_(0, input.sequence, counted * is_valid.unsqueeze(1));
+  const at::Tensor tokens =
+      at::zeros({input.sequences}, is_valid.options()).index_add_(0, input.sequence, is_valid);
+  const at::Tensor fractions = selections / selections.sum(1, /*keepdim=*/true).clamp_min(1);
+  const at::Tensor nonempty = (tokens > 0).sum().clamp_min(1);
+  const at::Tensor weight =
+      is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) * nonempty);  // [T]
+  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+                                 fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
+  return (coefficient * at::softmax(logits, 1)).sum();
 }
 
 at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,

@@ -5,16 +5,25 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
+
 #include "core/route/rule.h"
 
 namespace moe::route {
 
 struct AuxLosses {
-  at::Tensor load_balance;                        // scalar f32 with gradient
-  at::Tensor entropy;                             // scalar f32 with gradient (top-p)
-  at::Tensor l1;                                  // scalar f32 with gradient (ReLU)
+  at::Tensor load_balance;  // scalar f32 with gradient
+  at::Tensor entropy;       // scalar f32 with gradient (top-p)
+  at::Tensor l1;            // scalar f32 with gradient (ReLU)
+  // Only where they are asked for (RoutingGroup): the z-loss of softmax routers, and balance within
+  // sequences of routers that have a load-balance loss, which is the mean over the sequences.
+  at::Tensor z, sequence_balance;
   AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers
 };
+
+inline constexpr std::array kAllLosses = {&AuxLosses::load_balance, &AuxLosses::entropy,
+                                          &AuxLosses::l1, &AuxLosses::z,
+                                          &AuxLosses::sequence_balance};
 
 // Each takes the logits [T, E] with their gradient and is 0 without tokens.
 
@@ -28,6 +37,15 @@ at::Tensor first_choices(const RouteInput& input, int64_t choices);
 
 // Mean over tokens of -sum_j P_ij ln P_ij (top-p routing, Eq. 7).
 at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input);
+
+// Mean over tokens of (ln sum_j e^{a_ij})^2 (ST-MoE, Eq. 5).
+at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input);
+
+// The mean over sequences of E sum_j f_j Q_j within each: f_j = share of its selections that are of
+// expert j, Q_j = its mean probability (DeepSeek-V3, Eq. 17 to 20). `counted` as above, every
+// expert that a token selects. The input has sequences.
+at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                                 const at::Tensor& counted);
 
 // sum_j f_j mean_i R_ij, R = max(0, a): f_j = E / (k T) #{i : R_ij > 0} (refined), or 1 (plain).
 // `count` [T, E] are the multiplicities of the plan.

@@ -30,6 +30,9 @@ void weigh(Routing& routing, const at::Tensor& logits, const RouterSettings& set
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
   routing.losses = functions.losses(logits, routing.input, routing.count, settings);
+  if (routing.input.wants_z_loss && settings.family->has_softmax_scores) {
+    routing.losses.z = z_loss(logits, routing.input);
+  }
 }
 
 }  // namespace

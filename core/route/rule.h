@@ -17,6 +17,10 @@ namespace moe::route {
 struct RoutingGroup {
   std::vector<int64_t> home;  // [T] logical rank of each token, -1 = padding
   int64_t ranks = 1;          // W
+  // Losses that a run asks for besides those of its router (losses.h); no decision reads them.
+  bool wants_z_loss = false;
+  // [T] the sequence of each token, from 0, where balance within sequences is asked for.
+  std::optional<std::vector<int64_t>> sequence = {};
 };
 
 // The homes of T valid tokens on W logical ranks: token v lives on rank floor(v * W / T)
@@ -37,6 +41,9 @@ struct RouteInput {
   int64_t ranks = 1;                 // W
   int64_t k = 1;                     // choices of a token at most (RouterFamily::most_choices)
   bool dropless = false;             // no capacity can refuse anything
+  bool wants_z_loss = false;
+  at::Tensor sequence;    // [T] i64: as in RoutingGroup; undefined where nobody asks
+  int64_t sequences = 0;  // B, sequences at most
 
   int64_t tokens() const { return logits.size(0); }
   int64_t experts() const { return logits.size(1); }

@@ -29,8 +29,23 @@ struct Pass {
         lengths(tokens.lengths),
         continues(tokens.continues),
         routing(options),
-        spread(tokens.ids.size(0), options.ep_ranks, parallel),
-        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
+        spread(tokens.ids.size(0), options.ep_ranks, parallel,
+               options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
+        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
+    spread.local.wants_z_loss = options.wants_z_loss;
+    if (options.wants_sequence_balance) {
+      number_sequences();
+    }
+  }
+
+  // Says of each token which sequence it is of.
+  void number_sequences() {
+    auto& sequence = spread.local.sequence.emplace();
+    for (size_t number = 0; number < lengths.size(); ++number) {
+      sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
+                      static_cast<int64_t>(number));
+    }
+  }
 
   // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
@@ -116,14 +131,18 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
           first->counters = std::move(out.counters);
           first->token_rows = std::move(out.token_rows);
         }
-        return std::vector<Tensor>{out.x, out.losses.load_balance, out.losses.entropy,
-                                   out.losses.l1};
+        std::vector<Tensor> results{out.x};
+        for (const auto loss : route::kAllLosses) {
+          results.push_back(out.losses.*loss);
+        }
+        return results;
       },
       x);
-  return {tensors[0],
-          {tensors[1], tensors[2], tensors[3]},
-          std::move(first->counters),
-          std::move(first->token_rows)};
+  FeedForwardOutput out{tensors[0], {}, std::move(first->counters), std::move(first->token_rows)};
+  for (size_t number = 0; number < route::kAllLosses.size(); ++number) {
+    out.losses.*route::kAllLosses[number] = tensors[number + 1];
+  }
+  return out;
 }
 
 }  // namespace

@@ -40,6 +40,8 @@ struct RoutingOptions {
   int64_t ep_ranks = 1;       // W; tokens of one forward go to them in equal parts. A multiple of G
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
   std::optional<double> gate_scale = {};  // in place of the folder's
+  // Losses besides those of the router (core/route/losses.h).
+  bool wants_z_loss = false, wants_sequence_balance = false;
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -138,6 +140,7 @@ class Llama {
 struct LossCoefficients {
   std::optional<double> load_balance = {}, entropy = {};
   std::optional<double> lambda = {};  // ReLU: of the step that comes next
+  std::optional<double> z = {}, sequence_balance = {};
 };
 
 // Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and

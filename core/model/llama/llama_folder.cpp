@@ -66,6 +66,8 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
   if (config.moe) {
     config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
     config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
+    config.moe->z_coef = coefficients.z.value_or(config.moe->z_coef);
+    config.moe->seq_lb_coef = coefficients.sequence_balance.value_or(config.moe->seq_lb_coef);
     if (coefficients.lambda) {
       config.moe->lambda = coefficients.lambda;
     }

@@ -14,15 +14,19 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router) {
 
 namespace {
 
-// Scaled so that the sum over processes is the mean over all logical ranks.
+// Scaled so that the sum over processes is the mean over all logical ranks, or over all sequences.
 route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread& spread) {
   if (!spread.is_expert_parallel()) {
     return losses;
   }
-  const auto scaled = [&](const at::Tensor& loss) {
-    return loss.defined() ? loss * spread.loss_scale : loss;
-  };
-  return {scaled(losses.load_balance), scaled(losses.entropy), scaled(losses.l1)};
+  route::AuxLosses scaled;
+  for (const auto loss : route::kAllLosses) {
+    const bool is_of_sequences = loss == &route::AuxLosses::sequence_balance;
+    if (const at::Tensor& unscaled = losses.*loss; unscaled.defined()) {
+      scaled.*loss = unscaled * (is_of_sequences ? spread.sequence_scale : spread.loss_scale);
+    }
+  }
+  return scaled;
 }
 
 }  // namespace

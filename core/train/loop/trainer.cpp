@@ -203,8 +203,9 @@ class Run {
     const data::StepBatches data = loader_->next();
     const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
     position_.cursor = data.cursor;
-    const AuxCoefficients coefficients{settings.lb_coef.value_or(0),
-                                       settings.entropy_coef.value_or(0), position_.lambda};
+    const AuxCoefficients coefficients{
+        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda,
+        settings.z_coef.value_or(0), settings.seq_lb_coef.value_or(0)};
     updater_.clear_gradients();
     const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
     const double norm = updater_.gradient_norm();
@@ -318,9 +319,13 @@ class Run {
     record.load_balance_loss = losses.load_balance;
     record.entropy_loss = losses.entropy;
     record.l1_loss = losses.l1;
+    record.z_loss = losses.z;
+    record.sequence_balance_loss = losses.sequence_balance;
     record.auxiliary = losses.load_balance.value_or(0) * coefficients.load_balance +
                        losses.entropy.value_or(0) * coefficients.entropy +
-                       losses.l1.value_or(0) * coefficients.l1;
+                       losses.l1.value_or(0) * coefficients.l1 +
+                       losses.z.value_or(0) * coefficients.z +
+                       losses.sequence_balance.value_or(0) * coefficients.sequence_balance;
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
@@ -379,7 +384,8 @@ class Run {
   // A loss that the router does not have is stored as off.
   model::LossCoefficients coefficients() const {
     return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
-            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt};
+            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt,
+            plan_.settings.z_coef.value_or(0), plan_.settings.seq_lb_coef.value_or(0)};
   }
 
   [[noreturn]] void interrupt() {

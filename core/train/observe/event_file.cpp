@@ -154,6 +154,8 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "load_balance_loss",
                                               "entropy_loss",
                                               "l1_loss",
+                                              "z_loss",
+                                              "sequence_balance_loss",
                                               "auxiliary_loss",
                                               "lambda"};
   static const std::set<std::string> routing = {

@@ -32,6 +32,7 @@ struct StepRecord {
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
+  std::optional<double> z_loss, sequence_balance_loss;  // where they are in force
   std::optional<double>
       auxiliary;  // what was added to the loss: the above times their coefficients
   std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S

@@ -152,6 +152,34 @@ TEST_CASE("processes and replicas do not show in losses, norms, decisions or wei
   }
 }
 
+TEST_CASE("z-loss and balance within sequences are one process's on many, computed again or not",
+          "[train]") {
+  for (const char* router : {"top1+ir+fr", "topp:0.4"}) {
+    RankedWorld world(router, 4);
+    world.settings.steps = 8;
+    world.settings.z_coef = 0.1;
+    world.settings.seq_lb_coef = 0.1;
+    const auto truth = world.train_on(1, "one");
+    CHECK(truth[0].z_loss);
+    for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
+      for (const auto& [processes, replicas] : {Shape{2, 1}, {2, 2}, {4, 1}, {4, 2}}) {
+        INFO(router << ", " << processes << " processes, " << replicas << " replicas");
+        world.settings.replicas = replicas;
+        world.settings.compute.recompute = recompute;
+        const auto records = world.train_on(processes, "many");
+        check_equal(records, truth);
+        for (size_t i = 0; i < truth.size(); ++i) {
+          CHECK(relative(*records[i].z_loss, *truth[i].z_loss) < kTolerance);
+          CHECK(relative(*records[i].sequence_balance_loss, *truth[i].sequence_balance_loss) <
+                kTolerance);
+        }
+        CHECK(distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
+        fs::remove_all(world.dir / "many");
+      }
+    }
+  }
+}
+
 TEST_CASE("stopped and gone on: 1, 2, 4, 1 processes end where one ends", "[train]") {
   RankedWorld world("top2", 4);
   world.settings.steps = 8;
@@ -246,10 +274,14 @@ TEST_CASE("rows that do not divide: ranks without a row, and unequal ones, go on
     write_rows(world.settings.data.front());  // of unequal length
     world.settings.steps = 3;
     world.settings.micro_batch = world.settings.global_batch = 3;  // of four places one has none
+    if (std::string(router) != "relu:k=1") {
+      world.settings.z_coef = world.settings.seq_lb_coef = 0.01;
+    }
     const auto records = world.train_on(4);
     REQUIRE(records.size() == 3);
     for (const auto& record : records) {
       CHECK(std::isfinite(record.loss));
+      CHECK(std::isfinite(record.auxiliary.value()));
       CHECK(record.layer_counters[0].tokens == record.tokens);
     }
   }

@@ -138,6 +138,63 @@ TEST_CASE("the folder stores the coefficients that it was trained with", "[train
   CHECK(moe["entropy_coef"] == 0.0);
 }
 
+TEST_CASE(
+    "z-loss and balance within sequences stand in the metrics and the folder where they are in "
+    "force, and nowhere else",
+    "[train]") {
+  World world("top2+ir");
+  world.settings.steps = 2;
+  const auto silent = world.train();
+  CHECK_FALSE(to_json(silent[0]).contains("z_loss"));
+  CHECK_FALSE(to_json(silent[0]).contains("sequence_balance_loss"));
+  const Json before = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK_FALSE(before.contains("z_coef"));
+  CHECK_FALSE(before.contains("seq_lb_coef"));
+  CHECK(read_file(world.settings.run / "settings.toml").find("z-coef") == std::string::npos);
+
+  world.settings.run = world.dir / "both";
+  world.settings.z_coef = 0.125;
+  world.settings.seq_lb_coef = 0.0625;
+  const auto records = world.train();
+  const OrderedJson line = to_json(records[0]);
+  CHECK(line["z_loss"].get<double>() > 0);
+  CHECK(line["sequence_balance_loss"].get<double>() > 0);
+  CHECK(*records[0].auxiliary ==
+        Approx(0.01 * *records[0].load_balance_loss + 0.125 * *records[0].z_loss +
+               0.0625 * *records[0].sequence_balance_loss));
+  CHECK(records[0].load_balance_loss == silent[0].load_balance_loss);
+  const Json moe = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(moe["z_coef"] == 0.125);
+  CHECK(moe["seq_lb_coef"] == 0.0625);
+  const std::string toml = read_file(world.settings.run / "settings.toml");
+  CHECK(toml.find("z-coef = 0.125\nseq-lb-coef = 0.0625\n") != std::string::npos);
+
+  // The folder's coefficients are the next run's, until it is told otherwise.
+  world.settings.model = world.settings.run / "final";
+  world.settings.run = world.dir / "on";
+  world.settings.z_coef.reset();
+  world.settings.seq_lb_coef = 0;
+  const auto on = world.train();
+  CHECK(on[0].z_loss);
+  CHECK_FALSE(on[0].sequence_balance_loss);
+  const Json after = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(after["z_coef"] == 0.125);
+  CHECK_FALSE(after.contains("seq_lb_coef"));
+}
+
+TEST_CASE("a z-loss keeps the normaliser of the router smaller than a run without one does",
+          "[train]") {
+  World world("top2");
+  world.settings.steps = 12;
+  world.settings.z_coef = 1e-9;  // to be told of it
+  const auto free = world.train();
+  world.settings.run = world.dir / "held";
+  world.settings.z_coef = 0.5;
+  const auto held = world.train();
+  CHECK(*held.front().z_loss == *free.front().z_loss);
+  CHECK(*held.back().z_loss < 0.9 * *free.back().z_loss);
+}
+
 TEST_CASE("the plan says what is minimised", "[train]") {
   for (const auto& [router, losses] :
        {std::pair("top1", "language model + 0.01 x load balance (of first choices)"),
@@ -266,6 +323,8 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
            "--lb-coef 0.01: relu:k=1 has no load-balance loss");
   contains(error_of("", [](World& w) { w.settings.entropy_coef = 0.01; }),
            "which has no router to weigh a loss of");
+  contains(error_of("", [](World& w) { w.settings.z_coef = 0.01; }),
+           "which has no router to weigh a loss of");
   contains(error_of("", [](World& w) { w.settings.seq_len = 10; }),
            "rows.jsonl line 4: the example has 11 tokens, --seq-len is 10; raise it");
   contains(error_of("", [](World& w) { w.settings.seq_len = 129; }),
@@ -311,11 +370,17 @@ TEST_CASE("a step says how much of its time it waited for data", "[train]") {
   CHECK(Json::parse(line).contains("data_wait_seconds"));
 }
 
-TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
-  for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+TEST_CASE("a run that was stopped goes on bit for bit, whatever the router and its losses",
+          "[train]") {
+  for (const auto& [router, with_losses] :
+       {std::pair("", false), std::pair("top1+ir+fr", false), std::pair("top2+ir", true),
+        std::pair("topp:0.4", false), std::pair("relu:k=1", false)}) {
     INFO(router);
     World world(router);
     world.settings.global_batch = 8;
+    if (with_losses) {
+      world.settings.z_coef = world.settings.seq_lb_coef = 0.1;
+    }
     world.train();
     const fs::path whole = world.settings.run;
     const std::string weights = read_file(whole / "final" / "model.safetensors");
