@@ -41,6 +41,9 @@ std::string routing_part(const train::StepRecord& record) {
   if (sum.entropy_sum > 0) {
     text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
   }
+  if (record.bias_max) {
+    text += fmt::format("  bias {:.4f}", *record.bias_max);
+  }
   if (record.lambda) {
     text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda,
                         record.sparsity.value_or(0));

@@ -3,6 +3,12 @@
 
 #include "core/route/losses.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+
+#include "core/base/error.h"
+
 namespace moe::route {
 namespace {
 
@@ -51,7 +57,7 @@ AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
 }
 
 at::Tensor first_choices(const RouteInput& input, int64_t choices) {
-  return at::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
+  return at::zeros_like(input.logits).scatter_(1, input.by_logit.narrow(1, 0, choices), 1);
 }
 
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
@@ -103,6 +109,19 @@ at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::
 
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier) {
   return sparsity < target_sparsity ? lambda * multiplier : lambda / multiplier;
+}
+
+void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
+  const at::NoGradGuard no_grad;
+  const auto experts = static_cast<int64_t>(requests.size());
+  MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
+  const int64_t sum = std::accumulate(requests.begin(), requests.end(), int64_t{0});
+  std::vector<float> moves;
+  for (const int64_t load : requests) {  // E times mean and load: whole numbers
+    const int64_t below = sum - experts * load;
+    moves.push_back(static_cast<float>(below > 0 ? rate : below < 0 ? -rate : 0));
+  }
+  bias += at::tensor(moves, at::kFloat).to(bias.device());
 }
 
 }  // namespace moe::route

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <vector>
 
 #include "core/route/rule.h"
 
@@ -32,7 +33,8 @@ inline constexpr std::array kAllLosses = {&AuxLosses::load_balance, &AuxLosses::
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
                              const at::Tensor& counted);
 
-// [T, E] of 0 and 1: the first `choices` experts of every token, whatever became of its requests.
+// [T, E] of 0 and 1: the first `choices` experts of every token by its logits, whatever a bias made
+// of the choice and capacity of the requests.
 at::Tensor first_choices(const RouteInput& input, int64_t choices);
 
 // Mean over tokens of -sum_j P_ij ln P_ij (top-p routing, Eq. 7).
@@ -55,5 +57,10 @@ at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::
 // The coefficient of L1 in the next step: raised while the model is too dense, lowered otherwise
 // (equality lowers). `target_sparsity` = 1 - k / E.
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier);
+
+// Balance without a loss (Wang et al. 2024, Algorithm 1): after a step the bias [E] of an expert
+// that fewer than the mean of `requests` [E] chose rises by `rate`, that of one which more chose
+// falls.
+void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate);
 
 }  // namespace moe::route

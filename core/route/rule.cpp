@@ -79,10 +79,21 @@ void add_sequences(at::Device device, const RoutingGroup& group, RouteInput& inp
   input.sequence = runs_on(device, sequence);
 }
 
+// [T, E] i64: `by_logit` in the order of g + bias. In f64, where no two logits have one g but those
+// that are all but 0, and stable, so that a bias of zeros changes no order.
+at::Tensor by_biased_score(const at::Tensor& logits, const at::Tensor& by_logit,
+                           const at::Tensor& bias) {
+  const at::Tensor biased = at::softmax(logits.to(at::kDouble), 1) + bias.to(at::kDouble);
+  const at::Tensor order = std::get<1>(at::sort(biased.gather(1, by_logit), /*stable=*/true,
+                                                /*dim=*/1, /*descending=*/true));
+  return by_logit.gather(1, order);
+}
+
 }  // namespace
 
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
-                      const RouterSettings& settings, const RoutingGroup& group) {
+                      const RouterSettings& settings, const RoutingGroup& group,
+                      const at::Tensor& bias) {
   const int64_t tokens = logits.size(0);
   const int64_t experts = logits.size(1);
   MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens, "{} homes for {} tokens",
@@ -92,8 +103,11 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   RouteInput input;
   input.logits = logits.detach();
   input.scores = scores.detach();
-  input.ranked =
+  input.by_logit =
       std::get<1>(at::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  input.ranked = settings.bias_rate && bias.defined()
+                     ? by_biased_score(input.logits, input.by_logit, bias.detach())
+                     : input.by_logit;
   input.ranks = group.ranks;
   const RouterFamily& family = *settings.family;
   input.k = family.most_choices(settings, experts);

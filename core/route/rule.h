@@ -34,8 +34,9 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 // What every rule may read. Nothing here carries a gradient.
 struct RouteInput {
   at::Tensor logits, scores;  // [T, E] f32; in a token order by logits, between tokens by scores
-  at::Tensor ranked;          // [T, E] i64: experts of each token by logit, ties: lower index first
-  at::Tensor home;            // [T] i64: logical rank, W for padding
+  at::Tensor by_logit;        // [T, E] i64: experts of each token by logit, ties: lower index first
+  at::Tensor ranked;  // [T, E] i64: the order in which it chooses: by_logit where no bias is
+  at::Tensor home;    // [T] i64: logical rank, W for padding
   std::vector<int64_t> capacity;     // [W] slots an expert takes from that rank
   std::vector<int64_t> rank_tokens;  // [W] T_r
   int64_t ranks = 1;                 // W
@@ -51,9 +52,10 @@ struct RouteInput {
 };
 
 // Checks the group (homes within -1..W-1, W divides E) and gathers what rules read. `scores` [T,
-// E].
+// E]. `bias` [E] f32, of routers that have one (README.md, "Balance by bias"); undefined is zero.
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
-                      const RouterSettings& settings, const RoutingGroup& group);
+                      const RouterSettings& settings, const RoutingGroup& group,
+                      const at::Tensor& bias = {});
 
 using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 

@@ -219,7 +219,7 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
 }  // namespace
 
 FolderForm written_form(const MoeConfig& moe) {
-  if (!moe.router.family->own_model_type.empty() || moe.gate_scale != 1.0) {
+  if (!route::own_architecture(moe.router).model_type.empty() || moe.gate_scale != 1.0) {
     return FolderForm::kMoe;
   }
   return moe.form == FolderForm::kMixtral && !route::weights_sum_to_one(moe.router)
@@ -228,7 +228,7 @@ FolderForm written_form(const MoeConfig& moe) {
 }
 
 const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
-  if (const auto& own = moe.router.family->own_model_type; !own.empty()) {
+  if (const auto own = route::own_architecture(moe.router).model_type; !own.empty()) {
     return architecture_of(own);
   }
   return moe.gate_scale != 1.0 ? architecture_of("moe_scaled")

@@ -109,8 +109,9 @@ FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const P
                                layer.down_adapter, {x.size(0)})};
   }
   const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
-  MoeOutput out = moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread,
-                              pass.gate_scale, pass.routing.count_tokens, decided);
+  MoeOutput out =
+      moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread, pass.gate_scale,
+                  pass.routing.count_tokens, decided, layer.router_bias);
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
@@ -166,6 +167,7 @@ Llama Llama::clone_to(at::Device device) const {
   copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
+  copy.set_router_bias(!router_biases().empty());
   const auto from = weights_->stored_views(FolderForm::kMoe);
   for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
     to.copy_(from.at(name));
@@ -213,6 +215,25 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
       }
     }
   }
+}
+
+void Llama::set_router_bias(bool has_bias) {
+  for (auto& layer : weights_->layers) {
+    if (layer.router.defined() && has_bias != layer.router_bias.defined()) {
+      layer.router_bias =
+          has_bias ? at::zeros({layer.router.size(0)}, layer.router.options()) : Tensor();
+    }
+  }
+}
+
+std::vector<Tensor> Llama::router_biases() const {
+  std::vector<Tensor> all;
+  for (const auto& layer : weights_->layers) {
+    if (layer.router_bias.defined()) {
+      all.push_back(layer.router_bias);
+    }
+  }
+  return all;
 }
 
 const ModelConfig& Llama::config() const { return weights_->config; }

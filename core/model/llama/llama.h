@@ -110,8 +110,12 @@ class Llama {
   void set_compute(const ComputeOptions& compute);  // of the forwards that follow; by default {}
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
-  const LoraSettings& lora() const;        // rank 0: no adapters
-  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
+  const LoraSettings& lora() const;  // rank 0: no adapters
+  // Gives every router a bias of zeros, or takes it away; one that is there stays as it is. A
+  // folder whose router has one comes with it.
+  void set_router_bias(bool has_bias);
+  std::vector<at::Tensor> router_biases() const;  // [E] f32, one a MoE layer, or none at all
+  RoutingOptions default_routing() const;         // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,

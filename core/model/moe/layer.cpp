@@ -33,8 +33,8 @@ route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread
 
 MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens,
-                      std::optional<route::Routing>* decided) {
+                      double gate_scale, bool count_tokens, std::optional<route::Routing>* decided,
+                      const at::Tensor& bias) {
   MOE_CHECK(x.dim() == 2 && router_weight.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
             router_weight.size(1));
@@ -43,7 +43,7 @@ MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, cons
     RECORD_USER_SCOPE("routing");
     const at::Tensor logits = router_logits(x, router_weight);
     return is_recomputed ? route::route_again(logits, **decided, router)
-                         : route::route(logits, router, spread.local);
+                         : route::route(logits, router, spread.local, bias);
   }();
   if (decided != nullptr && !is_recomputed) {
     *decided = routing;

@@ -90,8 +90,9 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
   };
   close(settings.lambda, family.has_adaptive_l1,
         resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+  const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
   close(settings.lb_coef, family.load_balance_coef.has_value(),
-        keeps ? stored.lb_coef : default_lb_coef(router));
+        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
   close(settings.entropy_coef, family.entropy_coef.has_value(),
         keeps ? stored.entropy_coef : default_entropy_coef(router));
   // What is off unless it is asked for stays empty where nobody does, so that nothing speaks of it.
@@ -129,6 +130,11 @@ std::string losses_in_force(const TrainSettings& settings, const route::RouterSe
   }
   if (family.entropy_coef) {
     words += term(settings.entropy_coef, "entropy");
+  }
+  if (router.bias_rate) {
+    words += *router.bias_rate == 0
+                 ? "; a bias of the choice that stands still (bias=0)"
+                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
   }
   for (const auto& [coefficient, loss] :
        {std::pair(settings.z_coef, "z-loss"),

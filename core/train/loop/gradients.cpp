@@ -90,15 +90,17 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const distributed:
 // of `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
-                                                  const model::ModelConfig& config, int64_t ranks,
+                                                  const model::ModelConfig& config,
+                                                  const model::RoutingOptions& routing,
                                                   distributed::World* world) {
   if (world == nullptr || !config.moe) {
     return own;
   }
   const size_t layers = config.moe->layers.size();
-  const int64_t experts = config.moe->experts;
+  const int64_t experts = config.moe->experts, ranks = routing.ep_ranks;
   route::CounterValues none;
   none.tokens_per_expert.resize(experts);
+  none.requests_per_expert.resize(routing.router.bias_rate ? experts : 0);
   none.rank_dropped.resize(ranks);
   none.rank_ir.resize(ranks);
   const size_t length = route::numbers_of(none).size();
@@ -185,7 +187,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   }
   means.report(step);
   const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
-                                      model.config(), routing.ep_ranks, world);
+                                      model.config(), routing, world);
   if (!routed.empty()) {
     add_counters(routed, micro_batches.size(), step);
   }

@@ -47,6 +47,7 @@ OrderedJson to_json(const StepRecord& record) {
   put(json, "sequence_balance_loss", record.sequence_balance_loss);
   put(json, "auxiliary_loss", record.auxiliary);
   put(json, "lambda", record.lambda);
+  put(json, "bias_max", record.bias_max);
   if (record.layer_counters.empty()) {
     return json;
   }

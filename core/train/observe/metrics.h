@@ -37,6 +37,7 @@ struct StepRecord {
       auxiliary;  // what was added to the loss: the above times their coefficients
   std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S
   std::optional<double> target_sparsity;   // and S*
+  std::optional<double> bias_max;  // the largest |bias| of the choice in this step's forward
 
   std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each

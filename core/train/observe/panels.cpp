@@ -27,6 +27,7 @@ const std::vector<PanelSpec>& single_curve_panels() {
       {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss", 1, false,
        false, true},
       {kLearningGroup, "Lambda", "weight of L1", "lambda"},
+      {kLearningGroup, "Router bias", "largest of the choice, all layers", "bias_max"},
       {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
       {kOptimizer, "Learning rate", "", "lr", 1, true},
       {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},

@@ -251,7 +251,8 @@ TEST_CASE("routers that stock tools cannot follow say so in the stock keys", "[m
                         Case{"top2:gate=none", "qwen2_moe", "Qwen2MoeForCausalLM", 2, false},
                         Case{"topp:0.4", "qwen2_moe", "Qwen2MoeForCausalLM", 2, false},
                         Case{"topp:0.4,max=3", "qwen2_moe", "Qwen2MoeForCausalLM", 3, false},
-                        Case{"relu:k=1", "moe_relu", "MoeReluForCausalLM", 1, false}}) {
+                        Case{"relu:k=1", "moe_relu", "MoeReluForCausalLM", 1, false},
+                        Case{"top2:bias=0", "moe_biased", "MoeBiasedForCausalLM", 2, true}}) {
     INFO(c.router);
     ModelConfig config = mixture();
     config.moe->router = route::parse_router(c.router);
@@ -287,8 +288,8 @@ TEST_CASE("a config that describes another function or none is refused by name",
        "config.json: architecture 'Gemma2ForCausalLM' with model_type 'gemma2' is not read; known "
        "are LlamaForCausalLM (llama), MistralForCausalLM (mistral), Qwen2ForCausalLM (qwen2), "
        "Qwen3ForCausalLM (qwen3), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), "
-       "Qwen3MoeForCausalLM (qwen3_moe), and moe_relu, moe_expert_choice or moe_scaled as moe "
-       "writes them"},
+       "Qwen3MoeForCausalLM (qwen3_moe), and moe_biased, moe_relu, moe_expert_choice or moe_scaled "
+       "as moe writes them"},
       {{{"architectures", {"LlamaForSequenceClassification"}}}, "'LlamaForSequenceClassification'"},
       {{{"architectures", "LlamaForCausalLM"}},
        "config.json: architectures must be a list of names, such as [\"LlamaForCausalLM\"]"},

@@ -74,6 +74,17 @@ TEST_CASE("z-loss and balance within sequences are off until a flag or the folde
         "balance within each sequence");
 }
 
+TEST_CASE("a bias takes the place of the load-balance loss unless a coefficient is said",
+          "[train]") {
+  CHECK(resolved("top2", "top2:bias=0.001").lb_coef == 0);
+  CHECK(resolved("top2:bias=0.01", "top2:bias=0.001").lb_coef == 0.5);  // what was trained with
+  CHECK(resolved("top2:bias=0.01", "top2").lb_coef == 0.01);
+  TrainSettings flags;
+  flags.lb_coef = 0.125;
+  CHECK(resolved("top2", "top2:bias=0.001", flags).lb_coef == 0.125);
+  CHECK(route::default_lb_coef(parse_router("top2:bias=0")) == 0);
+}
+
 TEST_CASE("lambda is the flag's, else a named lambda0, else the folder's, else lambda0",
           "[train]") {
   CHECK(resolved("relu:k=1", "relu:k=1").lambda == 1e-8);

@@ -276,12 +276,16 @@ TEST_CASE(
 
 TEST_CASE("layers computed again give the same bits", "[train]") {
   const TempDir dir;
-  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1"};
+  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1",
+                                            "top2+ir+fr:bias=0.1"};
   const AuxCoefficients coefficients{0.01, 0.01, 0.1, 0.01, 0.01};
   for (size_t index = 0; index < routers.size(); ++index) {
     const auto folder = dir / fmt::format("moe{}", index);
     write_upcycled(dir / fmt::format("dense{}", index), folder, routers[index]);
     auto model = load_for_training(folder);
+    for (const Tensor& bias : model.router_biases()) {
+      at::Tensor(bias).copy_(at::arange(4) * 0.1);
+    }
     for (const auto precision : {model::Precision::kF32, model::Precision::kBf16}) {
       const auto batches = random_batches(2, 3);
       model.set_compute({precision, model::Recompute::kNone});

@@ -112,11 +112,13 @@ void check_equal(const std::vector<StepRecord>& records, const std::vector<StepR
     balance = std::max(balance,
                        relative(records[i].auxiliary.value_or(0), truth[i].auxiliary.value_or(0)));
     CHECK(records[i].lambda == truth[i].lambda);
+    CHECK(records[i].bias_max == truth[i].bias_max);
     REQUIRE(records[i].layer_counters.size() == truth[i].layer_counters.size());
     for (size_t layer = 0; layer < truth[i].layer_counters.size(); ++layer) {
       const auto& mine = records[i].layer_counters[layer];
       const auto& its = truth[i].layer_counters[layer];
       CHECK(mine.tokens_per_expert == its.tokens_per_expert);
+      CHECK(mine.requests_per_expert == its.requests_per_expert);
       CHECK(mine.rank_dropped == its.rank_dropped);
       CHECK(mine.rank_ir == its.rank_ir);
       CHECK(mine.fr_filled == its.fr_filled);
@@ -135,7 +137,8 @@ struct Shape {
 }  // namespace
 
 TEST_CASE("processes and replicas do not show in losses, norms, decisions or weights", "[train]") {
-  for (const char* router : {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1"}) {
+  for (const char* router :
+       {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.01"}) {
     for (const int64_t logical_ranks : {4, 8}) {
       RankedWorld world(router, logical_ranks);
       const auto truth = world.train_on(1, "one");

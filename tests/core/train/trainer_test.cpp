@@ -70,6 +70,123 @@ TEST_CASE(
   }
 }
 
+// The biases of the folder's routers, a row a MoE layer.
+std::vector<std::vector<float>> biases_of(const fs::path& folder) {
+  std::vector<std::vector<float>> all;
+  for (const auto& bias : model::Llama::load(io::Checkpoint(folder)).router_biases()) {
+    all.emplace_back(bias.data_ptr<float>(), bias.data_ptr<float>() + bias.numel());
+  }
+  return all;
+}
+
+TEST_CASE("the bias of each expert follows the requests of whole steps, and the folder has it",
+          "[train]") {
+  World world("top2:bias=0.01");
+  world.settings.global_batch = 8;  // two micro-batches a step
+  std::string said;
+  std::vector<StepRecord> records;
+  TrainCallbacks callbacks;
+  callbacks.on_start = [&](const RunPlan& plan) { said = plan.losses; };
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  train::train(world.settings, callbacks);
+  CHECK(said ==
+        "language model; load balance (of first choices) is off (coefficient 0); a bias of the "
+        "choice balances, by 0.01 a step");
+  std::vector<std::vector<float>> expected(2, std::vector<float>(4, 0));  // by plain loops
+  for (const auto& record : records) {
+    float largest = 0;
+    for (const auto& layer : expected) {
+      for (const float bias : layer) {
+        largest = std::max(largest, std::abs(bias));
+      }
+    }
+    CHECK(*record.bias_max == largest);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const auto& requests = record.layer_counters.at(layer).requests_per_expert;
+      REQUIRE(requests.size() == 4);
+      int64_t sum = 0;
+      for (const int64_t load : requests) {
+        sum += load;
+      }
+      CHECK(sum == 2 * record.tokens);
+      for (size_t expert = 0; expert < 4; ++expert) {
+        expected[layer][expert] += 4 * requests[expert] < sum   ? 0.01F
+                                   : 4 * requests[expert] > sum ? -0.01F
+                                                                : 0;
+      }
+    }
+  }
+  const fs::path trained = world.settings.run / "final";
+  CHECK((biases_of(trained) == expected));
+  const Json config = read_json(trained / "config.json");
+  CHECK(config["model_type"] == "moe_biased");
+  CHECK(config["moe"]["router"]["bias_rate"] == 0.01);
+  const OrderedJson line = to_json(records[3]);
+  CHECK(line["bias_max"].get<double>() > 0);
+  CHECK(line["layers"][1]["requests_per_expert"].size() == 4);
+  const io::Checkpoint folder(trained);
+  CHECK(folder.info("model.layers.0.mlp.gate.e_score_correction_bias").dtype == io::DType::kF32);
+
+  // Another run goes on from it; bias=0 keeps it where it is, a router that names none drops it.
+  world.settings.model = trained;
+  world.settings.steps = 2;
+  world.settings.run = world.dir / "on";
+  CHECK(world.train()[0].bias_max > 0);
+  CHECK_FALSE((biases_of(world.dir / "on/final") == expected));
+  world.settings.run = world.dir / "still";
+  world.settings.router.router = "top2:bias=0";
+  world.train();
+  CHECK((biases_of(world.dir / "still/final") == expected));
+  world.settings.run = world.dir / "frozen";
+  world.settings.router.router = "";
+  world.settings.trained = {"experts"};
+  world.train();
+  CHECK((biases_of(world.dir / "frozen/final") == expected));
+  world.settings.trained.clear();
+  world.settings.run = world.dir / "without";
+  world.settings.router.router = "top2";
+  CHECK_FALSE(world.train()[0].bias_max);
+  CHECK(biases_of(world.dir / "without/final").empty());
+  CHECK(read_json(world.dir / "without/final/config.json")["model_type"] == "qwen2_moe");
+}
+
+TEST_CASE("a router that is given a bias begins with zeros, and its loss of balance is off",
+          "[train]") {
+  World world("top2");
+  world.settings.steps = 3;
+  const auto plain = world.train();
+  world.settings.run = world.dir / "still";
+  world.settings.router.router = "top2:bias=0";
+  world.settings.lb_coef = 0.01;
+  CHECK(losses(world.train()) == losses(plain));
+  world.settings.run = world.dir / "moves";
+  world.settings.router.router = "top2:bias=0.125";
+  world.settings.lb_coef.reset();
+  const auto moved = world.train();
+  CHECK(moved[0].loss == plain[0].loss);
+  CHECK(*moved[0].bias_max == 0);
+  CHECK(*moved[1].bias_max == 0.125);
+  CHECK(*moved[0].auxiliary == 0);
+}
+
+TEST_CASE("a step that moves no weight moves no bias", "[train]") {
+  World world("top2:bias=0.125");
+  world.settings.steps = 4;
+  world.settings.lr = 1e30;  // the second step's loss is no number
+  world.settings.clip = 0;
+  std::vector<StepRecord> records;
+  TrainCallbacks callbacks;
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  try {
+    train::train(world.settings, callbacks);
+  } catch (const std::runtime_error&) {  // several in a row
+  }
+  REQUIRE(records.size() >= 3);
+  REQUIRE(records[1].skipped);
+  CHECK(*records[1].bias_max == 0.125);
+  CHECK(*records[2].bias_max == 0.125);
+}
+
 TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]") {
   World world("relu:k=1");
   const auto records = world.train();
@@ -374,7 +491,8 @@ TEST_CASE("a run that was stopped goes on bit for bit, whatever the router and i
           "[train]") {
   for (const auto& [router, with_losses] :
        {std::pair("", false), std::pair("top1+ir+fr", false), std::pair("top2+ir", true),
-        std::pair("topp:0.4", false), std::pair("relu:k=1", false)}) {
+        std::pair("topp:0.4", false), std::pair("relu:k=1", false),
+        std::pair("top2+ir+fr:bias=0.01", false)}) {
     INFO(router);
     World world(router);
     world.settings.global_batch = 8;
