@@ -48,10 +48,14 @@ struct Drawing {
 Drawing prepare(const route::RoutingCase& routing_case, const TableStyle& style) {
   const at::NoGradGuard no_gradients;
   Drawing drawing{
-      routing_case, route::route(routing_case.logits, routing_case.router, routing_case.group),
-      {},           {},
-      {},           {},
-      style,        ""};
+      routing_case,
+      route::route(routing_case.logits, routing_case.router, routing_case.group, routing_case.bias),
+      {},
+      {},
+      {},
+      {},
+      style,
+      ""};
   drawing.decisions = route::decisions_of(drawing.routing.input, drawing.routing.plan);
   drawing.counted = route::read_counters({drawing.routing.counters})[0];
   drawing.weights = drawing.routing.combine.cpu().contiguous();

@@ -41,6 +41,9 @@ std::string routing_part(const train::StepRecord& record) {
   if (sum.entropy_sum > 0) {
     text += fmt::format("  H {:.2f}", sum.entropy_sum / static_cast<double>(sum.tokens));
   }
+  if (record.bias_max) {
+    text += fmt::format("  bias {:.4f}", *record.bias_max);
+  }
   if (record.lambda) {
     text += fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda,
                         record.sparsity.value_or(0));
@@ -52,6 +55,12 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
   if (record.auxiliary) {
     text += fmt::format("  aux {:.4f}", *record.auxiliary);
+  }
+  if (record.z_loss) {
+    text += fmt::format("  z {:.4f}", *record.z_loss);
+  }
+  if (record.sequence_balance_loss) {
+    text += fmt::format("  seq {:.4f}", *record.sequence_balance_loss);
   }
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));

@@ -67,8 +67,8 @@ route::Routing route_once(const LayerInputs& inputs, const Tensor& x, const Tens
 // Every auxiliary loss with a weight, so that its gradient is part of the cost.
 Tensor auxiliary(const route::AuxLosses& losses) {
   Tensor sum = at::zeros({});
-  for (const Tensor& loss : {losses.load_balance, losses.entropy, losses.l1}) {
-    if (loss.defined()) {
+  for (const auto member : route::kAllLosses) {
+    if (const Tensor& loss = losses.*member; loss.defined()) {
       sum = sum + 0.01 * loss;
     }
   }

@@ -52,7 +52,7 @@ at::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) 
 // Sum over valid tokens of the entropy of g = softmax(a), f64 []. The scores are g already; H =
 // sum_j g_j (a_max - a_j) - ln g_max, where no term is negative and g_max >= 1 / E.
 at::Tensor entropy_sum(const RouteInput& input) {
-  const at::Tensor best = input.ranked.narrow(1, 0, 1);
+  const at::Tensor best = input.by_logit.narrow(1, 0, 1);
   const at::Tensor below = input.logits.gather(1, best) - input.logits;  // [T, E]
   at::Tensor entropy =
       (input.scores * below).sum(1) - input.scores.gather(1, best).squeeze(1).log();
@@ -74,6 +74,7 @@ CounterValues known_values(const RouteInput& input, const RouterSettings& settin
   CounterValues host_values;
   host_values.tokens = input.valid_tokens;
   host_values.tokens_per_expert.resize(input.experts());
+  host_values.requests_per_expert.resize(settings.bias_rate ? input.experts() : 0);
   host_values.rank_dropped.resize(input.ranks);
   host_values.rank_ir.resize(input.ranks);
   host_values.rows_sent = buffer_rows(input);
@@ -121,8 +122,21 @@ const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValue
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
   values.entropy_sum = std::bit_cast<double>(*next++);
-  std::copy_n(next, values.tokens_per_expert.size(), values.tokens_per_expert.begin());
-  return next + values.tokens_per_expert.size();
+  for (auto* list : {&values.tokens_per_expert, &values.requests_per_expert}) {
+    std::copy_n(next, list->size(), list->begin());
+    next += list->size();
+  }
+  return next;
+}
+
+// [E] i64: tokens with the expert among their first k choices.
+at::Tensor requests_by_expert(const RouteInput& input) {
+  const at::Tensor is_padding = (input.home == input.ranks).unsqueeze(1);
+  const at::Tensor wanted =
+      input.ranked.narrow(1, 0, input.k).masked_fill(is_padding, input.experts()).reshape(-1);
+  return at::zeros({input.experts() + 1}, wanted.options())
+      .scatter_add_(0, wanted, at::ones_like(wanted))
+      .narrow(0, 0, input.experts());
 }
 
 constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues::requests,
@@ -133,7 +147,7 @@ constexpr std::array kCounts = {&CounterValues::tokens,           &CounterValues
                                 &CounterValues::slots_used,       &CounterValues::padding,
                                 &CounterValues::rows_sent};
 constexpr std::array kLists = {&CounterValues::tokens_per_expert, &CounterValues::rank_dropped,
-                               &CounterValues::rank_ir};
+                               &CounterValues::rank_ir, &CounterValues::requests_per_expert};
 
 void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
   sums.resize(std::max(sums.size(), terms.size()));
@@ -151,9 +165,13 @@ Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSetti
   const at::Tensor entropy = family.has_softmax_scores
                                  ? entropy_sum(input).reshape(1)
                                  : at::zeros({1}, input.logits.options().dtype(at::kDouble));
-  return {known_values(input, settings), family.tokens_request, family.has_slots, plan.rows,
+  return {known_values(input, settings),
+          family.tokens_request,
+          family.has_slots,
+          plan.rows,
           at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
-                   entropy.view(at::kLong)})};  // its bits, to travel with the rest
+                   entropy.view(at::kLong)}),  // its bits, to travel with the rest
+          settings.bias_rate ? requests_by_expert(input) : at::Tensor()};
 }
 
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) {
@@ -164,6 +182,9 @@ std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) 
   for (const auto& layer : counters) {
     parts.push_back(layer.counted);
     parts.push_back(layer.tokens_per_expert);
+    if (layer.requests_per_expert.defined()) {
+      parts.push_back(layer.requests_per_expert);
+    }
   }
   const at::Tensor all = at::cat(parts).cpu();
   const int64_t* next = all.data_ptr<int64_t>();
@@ -213,17 +234,20 @@ std::vector<double> numbers_of(const CounterValues& values) {
 }
 
 CounterValues counters_from(const std::vector<double>& numbers, int64_t experts, int64_t ranks) {
-  MOE_CHECK(numbers.size() == kCounts.size() + 1 + static_cast<size_t>(experts + 2 * ranks),
-            "{} numbers of {} experts and {} ranks", numbers.size(), experts, ranks);
+  const auto least = static_cast<int64_t>(kCounts.size()) + 1 + experts + 2 * ranks;
+  const int64_t requests = static_cast<int64_t>(numbers.size()) - least;  // E with a bias, else 0
+  MOE_CHECK(requests == 0 || requests == experts, "{} numbers of {} experts and {} ranks",
+            numbers.size(), experts, ranks);
   CounterValues values;
   auto next = numbers.begin();
   for (const auto field : kCounts) {
     values.*field = static_cast<int64_t>(*next++);
   }
   values.entropy_sum = *next++;
-  for (const auto& [list, size] : {std::pair(&CounterValues::tokens_per_expert, experts),
-                                   std::pair(&CounterValues::rank_dropped, ranks),
-                                   std::pair(&CounterValues::rank_ir, ranks)}) {
+  for (const auto& [list, size] :
+       {std::pair(&CounterValues::tokens_per_expert, experts),
+        std::pair(&CounterValues::rank_dropped, ranks), std::pair(&CounterValues::rank_ir, ranks),
+        std::pair(&CounterValues::requests_per_expert, requests)}) {
     (values.*list).assign(next, next + size);
     next += size;
   }

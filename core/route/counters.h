@@ -31,6 +31,8 @@ struct CounterValues {
   double entropy_sum =
       0;  // sum over tokens of the softmax entropy of the router, natural log; ReLU 0
   std::vector<int64_t> tokens_per_expert;  // [E] rows of each expert (IR and FR included)
+  // [E] tokens with the expert among their first k choices, before capacity; empty without a bias.
+  std::vector<int64_t> requests_per_expert;
   std::vector<int64_t> rank_dropped;  // [W] dropped requests of the tokens of each logical rank
   std::vector<int64_t> rank_ir;       // [W] IR tokens of each
 
@@ -52,8 +54,9 @@ struct Counters {
   CounterValues host_values;    // what the host knows without looking: tokens, k requests, slots, W
   bool tokens_request = false;  // of the family (router.h), as is the next
   bool has_slots = false;
-  at::Tensor tokens_per_expert;  // [E] i64
-  at::Tensor counted;            // [(W + 1) * 8 + 2] i64: see counters.cpp
+  at::Tensor tokens_per_expert;         // [E] i64
+  at::Tensor counted;                   // [(W + 1) * 8 + 2] i64: see counters.cpp
+  at::Tensor requests_per_expert = {};  // [E] i64, undefined without a bias
 };
 
 // Counts a finished plan.

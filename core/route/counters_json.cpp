@@ -107,6 +107,9 @@ OrderedJson to_json(const CounterValues& counters, int64_t row_bytes) {
   json["load_max_over_mean"] = counters.load_max_over_mean();
   json["dead_experts"] = counters.dead_experts();
   json["load"] = counters.tokens_per_expert;
+  if (!counters.requests_per_expert.empty()) {
+    json["requests_per_expert"] = counters.requests_per_expert;
+  }
   return json;
 }
 

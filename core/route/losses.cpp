@@ -1,7 +1,13 @@
-// All three are a constant [T, E] coefficient times a differentiable [T, E] matrix, summed: what a
-// rank counts is folded into the coefficient, so no loop over ranks is needed.
+// All are a constant coefficient times something differentiable of each token, summed: what a rank
+// or a sequence counts is folded into the coefficient, so no loop over them is needed.
 
 #include "core/route/losses.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+
+#include "core/base/error.h"
 
 namespace moe::route {
 namespace {
@@ -44,14 +50,14 @@ at::Tensor fractions(const RouteInput& input, const at::Tensor& counted,
 }  // namespace
 
 AuxLosses& AuxLosses::operator+=(const AuxLosses& other) {
-  add(load_balance, other.load_balance);
-  add(entropy, other.entropy);
-  add(l1, other.l1);
+  for (const auto loss : kAllLosses) {
+    add(this->*loss, other.*loss);
+  }
   return *this;
 }
 
 at::Tensor first_choices(const RouteInput& input, int64_t choices) {
-  return at::zeros_like(input.logits).scatter_(1, input.ranked.narrow(1, 0, choices), 1);
+  return at::zeros_like(input.logits).scatter_(1, input.by_logit.narrow(1, 0, choices), 1);
 }
 
 at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
@@ -69,6 +75,26 @@ at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
   return (token_weight(input).weight * entropy).sum();
 }
 
+at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input) {
+  return (token_weight(input).weight * at::logsumexp(logits, 1).square()).sum();
+}
+
+at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
+                                 const at::Tensor& counted) {
+  const at::Tensor is_valid = (input.home < input.ranks).to(logits.scalar_type());  // [T]
+  const at::Tensor selections = at::zeros({input.sequences, input.experts()}, counted.options())
+                                    .index_add_(0, input.sequence, counted * is_valid.unsqueeze(1));
+  const at::Tensor tokens =
+      at::zeros({input.sequences}, is_valid.options()).index_add_(0, input.sequence, is_valid);
+  const at::Tensor fractions = selections / selections.sum(1, /*keepdim=*/true).clamp_min(1);
+  const at::Tensor nonempty = (tokens > 0).sum().clamp_min(1);
+  const at::Tensor weight =
+      is_valid / (tokens.index_select(0, input.sequence).clamp_min(1) * nonempty);  // [T]
+  const at::Tensor coefficient = static_cast<double>(input.experts()) *
+                                 fractions.index_select(0, input.sequence) * weight.unsqueeze(1);
+  return (coefficient * at::softmax(logits, 1)).sum();
+}
+
 at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                    const RouterSettings& settings) {
   const TokenWeight tokens = token_weight(input);
@@ -83,6 +109,19 @@ at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::
 
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier) {
   return sparsity < target_sparsity ? lambda * multiplier : lambda / multiplier;
+}
+
+void move_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {
+  const at::NoGradGuard no_grad;
+  const auto experts = static_cast<int64_t>(requests.size());
+  MOE_CHECK(bias.numel() == experts, "a bias of {} experts, requests of {}", bias.numel(), experts);
+  const int64_t sum = std::accumulate(requests.begin(), requests.end(), int64_t{0});
+  std::vector<float> moves;
+  for (const int64_t load : requests) {  // E times mean and load: whole numbers
+    const int64_t below = sum - experts * load;
+    moves.push_back(static_cast<float>(below > 0 ? rate : below < 0 ? -rate : 0));
+  }
+  bias += at::tensor(moves, at::kFloat).to(bias.device());
 }
 
 }  // namespace moe::route

@@ -24,6 +24,24 @@ RouterSettings read_router(const std::string& kind, const Json& input, const std
   return router_from_json(router, where);
 }
 
+// [E] f32: what is added where tokens choose.
+at::Tensor read_bias(const Json& input, const RouterSettings& router, int64_t experts,
+                     const std::string& where) {
+  if (!input.contains("bias")) {
+    return {};
+  }
+  if (!router.bias_rate) {
+    throw UserError("{}: 'bias' is of routers with a bias_rate, which this one has not", where);
+  }
+  const Json rows = {{"bias", Json::array({input["bias"]})}};
+  const at::Tensor bias = read_matrix(rows, "bias", where);
+  if (bias.size(1) != experts) {
+    throw UserError("{}: 'bias' has {} numbers, the logits have {} experts", where, bias.size(1),
+                    experts);
+  }
+  return bias.squeeze(0);
+}
+
 void check_size(const Json& input, const char* key, int64_t actual, const std::string& where) {
   const int64_t said = get_int(input, key, where, actual);
   if (said != actual) {
@@ -114,6 +132,7 @@ RoutingCase read_routing_case(const std::string& kind, const Json& input,
   check_router(routing_case.router, routing_case.logits.size(1));
   routing_case.group =
       read_group(input, routing_case.logits.size(0), routing_case.logits.size(1), where);
+  routing_case.bias = read_bias(input, routing_case.router, routing_case.logits.size(1), where);
   if (input.contains("upstream")) {
     routing_case.upstream = read_matrix(input, "upstream", where);
     if (routing_case.upstream.sizes() != routing_case.logits.sizes()) {
@@ -141,6 +160,9 @@ OrderedJson input_json(const RoutingCase& routing_case) {
     if (!value.is_null() || key == "capacity_factor") {
       input[key] = value;
     }
+  }
+  if (routing_case.bias.defined()) {
+    input["bias"] = matrix_json(routing_case.bias.unsqueeze(0))[0];
   }
   if (routing_case.upstream.defined()) {
     input["upstream"] = matrix_json(routing_case.upstream);

@@ -30,6 +30,9 @@ void weigh(Routing& routing, const at::Tensor& logits, const RouterSettings& set
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
   routing.losses = functions.losses(logits, routing.input, routing.count, settings);
+  if (routing.input.wants_z_loss && settings.family->has_softmax_scores) {
+    routing.losses.z = z_loss(logits, routing.input);
+  }
 }
 
 }  // namespace
@@ -44,15 +47,17 @@ const RouterFunctions& functions_of(const RouterSettings& settings) {
 }
 
 bool has_kernel_plan(const RouterSettings& settings, int64_t experts) {
-  return functions_of(settings).kernel_plan != nullptr && experts <= kernels::kMaxRouterExperts;
+  return functions_of(settings).kernel_plan != nullptr && !settings.bias_rate &&
+         experts <= kernels::kMaxRouterExperts;
 }
 
-Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group) {
+Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group,
+              const at::Tensor& bias) {
   Routing routing;
   {
     const at::NoGradGuard no_grad;
     const RouterFunctions& functions = functions_of(settings);
-    routing.input = make_input(logits, functions.scores(logits), settings, group);
+    routing.input = make_input(logits, functions.scores(logits), settings, group, bias);
     const bool by_kernels = logits.is_cuda() && logits.scalar_type() == at::kFloat &&
                             has_kernel_plan(settings, logits.size(1));
     routing.plan = by_kernels ? functions.kernel_plan(routing.input, settings)

@@ -53,9 +53,10 @@ struct Routing {
   Counters counters;
 };
 
-// Routes `logits` [T, E] f32 (with gradient). The plan is made without reading the device. Settings
-// must fit E (check_router).
-Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group);
+// Routes `logits` [T, E] f32 (with gradient); `bias` [E] as make_input() takes it. The plan is made
+// without reading the device. Settings must fit E (check_router).
+Routing route(const at::Tensor& logits, const RouterSettings& settings, const RoutingGroup& group,
+              const at::Tensor& bias = {});
 // The gates and losses of `logits` under decisions that were made before: activation checkpointing
 // must not send a token elsewhere because its logits came out otherwise the second time.
 Routing route_again(const at::Tensor& logits, const Routing& decided,

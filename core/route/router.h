@@ -79,6 +79,11 @@ enum class OptionPosition {
   kNamed,     // name=value
 };
 
+// A model_type of our own is one that stock tools refuse; empty where they may load the folder.
+struct OwnArchitecture {
+  std::string model_type = {}, name = {};
+};
+
 // What is left empty does not apply. Sentences with braces are filled in by fmt.
 struct RouterOption {
   std::string name;  // in --router: "cf" of cf=1.5, "ir" of +ir
@@ -102,8 +107,9 @@ struct RouterOption {
   bool changes_gates = false;     // the sum of a token's weights depends on it
   bool scales_with_granularity = false;
   std::string needs_force = {};  // another value only with --force, and why
-  std::string note = {};         // said where another value stands in. {}: the stored value
+  std::string note = {};         // said where another value stands in for one. {}: the stored value
   bool note_in_training_only = false;
+  OwnArchitecture own = {};  // of a folder whose router has a value here
 };
 
 // What families with the same option share of it: cf of those with a capacity, and k.
@@ -156,8 +162,8 @@ struct RouterFamily {
   // Why the weights of a token do not sum to 1; empty where they do.
   std::string (*unnormalised)(const RouterSettings&);
 
-  // What stock tools make of a folder. A model_type of our own is one that they refuse.
-  std::string own_model_type = {}, own_architecture = {};
+  // What stock tools make of a folder.
+  OwnArchitecture own = {};
   int64_t (*stock_experts)(const RouterSettings&, int64_t experts);  // num_experts_per_tok
   bool stock_experts_are_k = false;  // then config.json must say the same number twice
   StockWords (*stock_words)(const RouterSettings&, int64_t experts);
@@ -165,6 +171,9 @@ struct RouterFamily {
 
 // All of them, in the order of routers/all.h.
 const std::vector<RouterFamily>& router_families();
+
+// That of a folder with this router: the family's or that of an option.
+OwnArchitecture own_architecture(const RouterSettings& settings);
 
 // The option of that name, or nullptr.
 const RouterOption* find_option(const RouterFamily& family, const std::string& name);

@@ -126,8 +126,11 @@ void note_options(const Change& change, bool force, Purpose purpose) {
     change.note("warning: " + change.words + ": " + option->needs_force);
   }
   for (const auto* option : change.options()) {
-    if (!option->note.empty() && (purpose == Purpose::kTrain || !option->note_in_training_only)) {
-      const std::string before = value_text(*option, option->value.get(change.stored));
+    const OptionValue stored = option->value.get(change.stored);
+    const bool had_none = std::holds_alternative<std::monostate>(stored);
+    if (!option->note.empty() && !had_none &&
+        (purpose == Purpose::kTrain || !option->note_in_training_only)) {
+      const std::string before = value_text(*option, stored);
       change.note(change.words + ": " + fmt::format(fmt::runtime(option->note), before));
     }
   }

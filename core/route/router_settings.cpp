@@ -89,11 +89,22 @@ RouterSettings generation_router(RouterSettings settings) {
 }
 
 double default_lb_coef(const RouterSettings& settings) {
-  return settings.family->load_balance_coef.value_or(0);
+  return settings.bias_rate ? 0 : settings.family->load_balance_coef.value_or(0);
 }
 
 double default_entropy_coef(const RouterSettings& settings) {
   return settings.family->entropy_coef.value_or(0);
+}
+
+OwnArchitecture own_architecture(const RouterSettings& settings) {
+  const RouterFamily& family = *settings.family;
+  for (const auto& option : family.options) {
+    const bool has_value = !std::holds_alternative<std::monostate>(option.value.get(settings));
+    if (family.own.model_type.empty() && has_value && !option.own.model_type.empty()) {
+      return option.own;
+    }
+  }
+  return family.own;
 }
 
 bool weights_sum_to_one(const RouterSettings& settings) {

@@ -32,8 +32,9 @@ struct RouterSettings {
   bool straight_through = true;
   LbCount lb_count = LbCount::kFirst;
   SlotOrder slot_order = SlotOrder::kChoice;
-  double p = 0;                                    // top-p: probability mass to reach
-  std::optional<int64_t> max_experts;              // top-p: keep at most so many
+  std::optional<double> bias_rate;     // top-k: a step of the bias that balances; empty = no bias
+  double p = 0;                        // top-p: probability mass to reach
+  std::optional<int64_t> max_experts;  // top-p: keep at most so many
   double lambda0 = 1e-8, lambda_multiplier = 1.2;  // relu: adaptive L1
   L1Weights l1 = L1Weights::kRefined;
 

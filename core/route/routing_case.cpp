@@ -25,7 +25,7 @@ struct Routed {
 
 Routed run(const RoutingCase& routing_case, const RouterSettings& router) {
   const at::Tensor logits = routing_case.logits.detach().clone().requires_grad_(true);
-  return {logits, route(logits, router, routing_case.group)};
+  return {logits, route(logits, router, routing_case.group, routing_case.bias)};
 }
 
 struct Answer {

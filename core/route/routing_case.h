@@ -19,6 +19,7 @@ struct RoutingCase {
                         // undefined
   RoutingGroup group;
   RouterSettings router;
+  at::Tensor bias = {};  // [E] f32 of the choice; undefined: none, or zeros
 };
 
 // The kinds of case that are answered here; a case of kind "layer" needs a model

@@ -33,36 +33,67 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 
 namespace {
 
-// [T] i64 of `group.home`, W for -1. Ranks have their tokens in a row, so on a GPU they are written
-// by a few fills: a copy from the host would wait, and no graph could be recorded
+// [T] i64 of numbers that stand in runs, as homes and sequences do: on a GPU they are written by a
+// few fills, because a copy from the host would wait, and no graph could be recorded
 // (kernels/ops/graph.h).
-at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
+at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
   constexpr size_t kMostFills = 64;
-  std::vector<int64_t> homes = group.home;
-  std::replace(homes.begin(), homes.end(), int64_t{-1}, group.ranks);
-  std::vector<size_t> begins;  // of runs of one rank
-  for (size_t token = 0; token < homes.size() && begins.size() <= kMostFills; ++token) {
-    if (token == 0 || homes[token] != homes[token - 1]) {
+  std::vector<size_t> begins;  // of runs of one number
+  for (size_t token = 0; token < numbers.size() && begins.size() <= kMostFills; ++token) {
+    if (token == 0 || numbers[token] != numbers[token - 1]) {
       begins.push_back(token);
     }
   }
   if (device.is_cpu() || begins.size() > kMostFills) {
-    return at::tensor(homes, at::kLong).to(device);
+    return at::tensor(numbers, at::kLong).to(device);
   }
-  const auto count = static_cast<int64_t>(homes.size());
+  const auto count = static_cast<int64_t>(numbers.size());
   const at::Tensor filled = at::empty({count}, at::TensorOptions(at::kLong).device(device));
   for (size_t i = 0; i < begins.size(); ++i) {
     const auto first = static_cast<int64_t>(begins[i]);
     const int64_t end = i + 1 < begins.size() ? static_cast<int64_t>(begins[i + 1]) : count;
-    filled.narrow(0, first, end - first).fill_(homes[begins[i]]);
+    filled.narrow(0, first, end - first).fill_(numbers[begins[i]]);
   }
   return filled;
+}
+
+// [T] i64 of `group.home`, W for -1.
+at::Tensor homes_on(at::Device device, const RoutingGroup& group) {
+  std::vector<int64_t> homes = group.home;
+  std::replace(homes.begin(), homes.end(), int64_t{-1}, group.ranks);
+  return runs_on(device, homes);
+}
+
+// What losses read besides.
+void add_sequences(at::Device device, const RoutingGroup& group, RouteInput& input) {
+  if (!group.sequence) {
+    return;
+  }
+  const std::vector<int64_t>& sequence = *group.sequence;
+  MOE_CHECK(sequence.size() == group.home.size(), "{} tokens of sequences, {} tokens",
+            sequence.size(), group.home.size());
+  for (const int64_t number : sequence) {
+    MOE_CHECK(number >= 0, "sequence {}", number);
+    input.sequences = std::max(input.sequences, number + 1);
+  }
+  input.sequence = runs_on(device, sequence);
+}
+
+// [T, E] i64: `by_logit` in the order of g + bias. In f64, where no two logits have one g but those
+// that are all but 0, and stable, so that a bias of zeros changes no order.
+at::Tensor by_biased_score(const at::Tensor& logits, const at::Tensor& by_logit,
+                           const at::Tensor& bias) {
+  const at::Tensor biased = at::softmax(logits.to(at::kDouble), 1) + bias.to(at::kDouble);
+  const at::Tensor order = std::get<1>(at::sort(biased.gather(1, by_logit), /*stable=*/true,
+                                                /*dim=*/1, /*descending=*/true));
+  return by_logit.gather(1, order);
 }
 
 }  // namespace
 
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
-                      const RouterSettings& settings, const RoutingGroup& group) {
+                      const RouterSettings& settings, const RoutingGroup& group,
+                      const at::Tensor& bias) {
   const int64_t tokens = logits.size(0);
   const int64_t experts = logits.size(1);
   MOE_CHECK(static_cast<int64_t>(group.home.size()) == tokens, "{} homes for {} tokens",
@@ -72,8 +103,11 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   RouteInput input;
   input.logits = logits.detach();
   input.scores = scores.detach();
-  input.ranked =
+  input.by_logit =
       std::get<1>(at::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  input.ranked = settings.bias_rate && bias.defined()
+                     ? by_biased_score(input.logits, input.by_logit, bias.detach())
+                     : input.by_logit;
   input.ranks = group.ranks;
   const RouterFamily& family = *settings.family;
   input.k = family.most_choices(settings, experts);
@@ -91,6 +125,8 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
     }
   }
   input.home = homes_on(logits.device(), group);
+  input.wants_z_loss = group.wants_z_loss;
+  add_sequences(logits.device(), group, input);
   input.rank_tokens = rank_tokens;
   for (const int64_t count : rank_tokens) {
     input.capacity.push_back(

@@ -17,6 +17,10 @@ namespace moe::route {
 struct RoutingGroup {
   std::vector<int64_t> home;  // [T] logical rank of each token, -1 = padding
   int64_t ranks = 1;          // W
+  // Losses that a run asks for besides those of its router (losses.h); no decision reads them.
+  bool wants_z_loss = false;
+  // [T] the sequence of each token, from 0, where balance within sequences is asked for.
+  std::optional<std::vector<int64_t>> sequence = {};
 };
 
 // The homes of T valid tokens on W logical ranks: token v lives on rank floor(v * W / T)
@@ -30,13 +34,17 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 // What every rule may read. Nothing here carries a gradient.
 struct RouteInput {
   at::Tensor logits, scores;  // [T, E] f32; in a token order by logits, between tokens by scores
-  at::Tensor ranked;          // [T, E] i64: experts of each token by logit, ties: lower index first
-  at::Tensor home;            // [T] i64: logical rank, W for padding
+  at::Tensor by_logit;        // [T, E] i64: experts of each token by logit, ties: lower index first
+  at::Tensor ranked;  // [T, E] i64: the order in which it chooses: by_logit where no bias is
+  at::Tensor home;    // [T] i64: logical rank, W for padding
   std::vector<int64_t> capacity;     // [W] slots an expert takes from that rank
   std::vector<int64_t> rank_tokens;  // [W] T_r
   int64_t ranks = 1;                 // W
   int64_t k = 1;                     // choices of a token at most (RouterFamily::most_choices)
   bool dropless = false;             // no capacity can refuse anything
+  bool wants_z_loss = false;
+  at::Tensor sequence;    // [T] i64: as in RoutingGroup; undefined where nobody asks
+  int64_t sequences = 0;  // B, sequences at most
 
   int64_t tokens() const { return logits.size(0); }
   int64_t experts() const { return logits.size(1); }
@@ -44,9 +52,10 @@ struct RouteInput {
 };
 
 // Checks the group (homes within -1..W-1, W divides E) and gathers what rules read. `scores` [T,
-// E].
+// E]. `bias` [E] f32, of routers that have one (README.md, "Balance by bias"); undefined is zero.
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
-                      const RouterSettings& settings, const RoutingGroup& group);
+                      const RouterSettings& settings, const RoutingGroup& group,
+                      const at::Tensor& bias = {});
 
 using Rule = std::function<Plan(const RouteInput&, const Plan&)>;
 

@@ -176,6 +176,41 @@ TEST_CASE("settings.toml makes a run again whatever router the folder stores", "
   run_again("relu:k=1,mult=1.5", {"--router", "relu:k=2,l1=plain", "--lambda", "0.001"});
   run_again("topp:0.4,max=2", {"--router", "topp:0.5", "--entropy-coef", "0.01"});
   run_again("topp:0.4", {"--router", "top2+fr"});
+  run_again("top2", {"--z-coef", "0.1", "--seq-lb-coef", "0.2"});
+}
+
+TEST_CASE("losses that were asked for stand in the step line, and off again in the run after",
+          "[cli]") {
+  const World world;
+  REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("moe"), "--experts", "4",
+                   "--router", "top2"})
+              .exit_code == 0);
+  const auto with = world.train({"--steps", "2", "--z-coef", "0.1", "--seq-lb-coef", "0.2"}, "moe");
+  INFO(with.err);
+  REQUIRE(with.exit_code == 0);
+  CHECK(with.err.find(" + 0.1 x z-loss + 0.2 x load balance within each sequence") !=
+        std::string::npos);
+  CHECK(with.err.find("  z ") != std::string::npos);
+  CHECK(with.err.find("  seq ") != std::string::npos);
+
+  // The folder remembers both; 0 turns one off, and settings.toml makes that run again.
+  std::filesystem::copy(world.dir / "run/final", world.dir / "trained",
+                        std::filesystem::copy_options::recursive);
+  const auto off = world.train({"--steps", "2", "--z-coef", "0", "--force"}, "trained");
+  INFO(off.err);
+  REQUIRE(off.exit_code == 0);
+  CHECK(off.err.find("  z ") == std::string::npos);
+  CHECK(off.err.find("  seq ") != std::string::npos);
+  const auto again = run_moe(
+      {"train", "--config", world.path("run/settings.toml"), "-o", world.path("again"), "--force"});
+  REQUIRE(again.exit_code == 0);
+  CHECK(again.err.find("  z ") == std::string::npos);
+  CHECK(read_file(world.dir / "run/final/model.safetensors") ==
+        read_file(world.dir / "again/final/model.safetensors"));
+
+  const auto wrong = world.train({"--steps", "2", "--z-coef", "-1", "--force"}, "moe");
+  CHECK(wrong.exit_code == 2);
+  CHECK(wrong.err.find("--z-coef") != std::string::npos);
 }
 
 TEST_CASE("a warning is said once, and what is off is said", "[cli]") {

@@ -106,9 +106,15 @@ Architecture own_architecture(const std::string& model_type, const std::string& 
 
 std::vector<Architecture> own_architectures() {
   std::vector<Architecture> own;
+  const auto add = [&](const route::OwnArchitecture& architecture) {
+    if (!architecture.model_type.empty()) {
+      own.push_back(own_architecture(architecture.model_type, architecture.name));
+    }
+  };
   for (const auto& family : route::router_families()) {
-    if (!family.own_model_type.empty()) {
-      own.push_back(own_architecture(family.own_model_type, family.own_architecture));
+    add(family.own);
+    for (const auto& option : family.options) {
+      add(option.own);
     }
   }
   own.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));

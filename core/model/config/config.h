@@ -35,7 +35,7 @@ struct MoeConfig {
   route::RouterSettings router;
   double gate_scale = 1.0;
   int64_t ep_ranks = 1;  // W, logical ranks
-  double lb_coef = 0, entropy_coef = 0;
+  double lb_coef = 0, entropy_coef = 0, z_coef = 0, seq_lb_coef = 0;
   std::optional<double> lambda;  // ReLU: of the next step of training; empty: router.lambda0
   double router_std = 0.02;
   int64_t router_seed = 0;

@@ -200,10 +200,15 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
   own["ep_ranks"] = moe.ep_ranks;
   own["lb_coef"] = moe.lb_coef;
   own["entropy_coef"] = moe.entropy_coef;
-  own.erase("lambda");
-  if (moe.lambda) {
-    own["lambda"] = *moe.lambda;
-  }
+  const auto put = [&](const char* key, bool is_there, double value) {
+    own.erase(key);
+    if (is_there) {
+      own[key] = value;
+    }
+  };
+  put("z_coef", moe.z_coef != 0, moe.z_coef);
+  put("seq_lb_coef", moe.seq_lb_coef != 0, moe.seq_lb_coef);
+  put("lambda", moe.lambda.has_value(), moe.lambda.value_or(0));
   own["router_init"] = {{"std", moe.router_std}, {"seed", moe.router_seed}};
   own["source"] = nullptr;
   if (!moe.source_name.empty() || !moe.source_sha256.empty()) {
@@ -215,7 +220,7 @@ void set_own_moe_object(const MoeConfig& moe, OrderedJson& out) {
 }  // namespace
 
 FolderForm written_form(const MoeConfig& moe) {
-  if (!moe.router.family->own_model_type.empty() || moe.gate_scale != 1.0) {
+  if (!route::own_architecture(moe.router).model_type.empty() || moe.gate_scale != 1.0) {
     return FolderForm::kMoe;
   }
   return moe.form == FolderForm::kMixtral && !route::weights_sum_to_one(moe.router)
@@ -224,7 +229,7 @@ FolderForm written_form(const MoeConfig& moe) {
 }
 
 const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm) {
-  if (const auto& own = moe.router.family->own_model_type; !own.empty()) {
+  if (const auto own = route::own_architecture(moe.router).model_type; !own.empty()) {
     return architecture_of(own);
   }
   return moe.gate_scale != 1.0 ? architecture_of("moe_scaled")

@@ -100,6 +100,9 @@ void read_moe_numbers(const Json& moe, const std::string& where, MoeConfig& out)
   out.entropy_coef =
       finite(get_double(moe, "entropy_coef", inside, route::default_entropy_coef(out.router)),
              "moe.entropy_coef", where, true);
+  out.z_coef = finite(get_double(moe, "z_coef", inside, 0), "moe.z_coef", where, true);
+  out.seq_lb_coef =
+      finite(get_double(moe, "seq_lb_coef", inside, 0), "moe.seq_lb_coef", where, true);
   if (given(moe, "lambda")) {
     out.lambda = finite(get_double(moe, "lambda", inside), "moe.lambda", where, true);
   }

@@ -40,6 +40,9 @@ void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, in
   const std::string prefix = layer_prefix(layer);
   out.push_back({prefix + names.router, form == FolderForm::kMoe ? io::DType::kF32 : dtype,
                  Shape{moe.experts, config.hidden_size}});
+  if (moe.router.bias_rate) {
+    out.push_back({prefix + kRouterBias, io::DType::kF32, Shape{moe.experts}});
+  }
   for (int64_t expert = 0; expert < moe.experts; ++expert) {
     add_feed_forward(out, fmt::format("{}{}{}", prefix, names.experts, expert), names, dtype,
                      config.hidden_size, moe.expert_width);
@@ -125,6 +128,10 @@ MoeNames moe_names(FolderForm form) {
 
 bool is_router(const std::string& name) {
   return name.ends_with(".mlp.gate.weight") || name.ends_with(".block_sparse_moe.gate.weight");
+}
+
+bool is_router_bias(const std::string& name) {
+  return name.ends_with(std::string(".") + kRouterBias);
 }
 
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {

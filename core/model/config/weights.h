@@ -24,6 +24,10 @@ struct MoeNames {
 };
 MoeNames moe_names(FolderForm form);
 bool is_router(const std::string& name);  // in any form
+// The bias [E] of the choice, behind "model.layers.{i}.", of routers that have one; F32. The name
+// is that of DeepSeek-V3's.
+inline constexpr const char* kRouterBias = "mlp.gate.e_score_correction_bias";
+bool is_router_bias(const std::string& name);
 
 // The tensors that make stock transformers load a qwen2_moe folder without a complaint: per MoE
 // layer four shared-expert tensors, three of them empty (core/io/formats.md). The fourth, a gate on

@@ -89,7 +89,7 @@ io::TensorSource random_tensor(const io::TensorInfo& info, const InitSettings& s
   if (is_norm(info.name)) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 1.0F); }};
   }
-  if (info.name.ends_with(".bias")) {
+  if (info.name.ends_with(".bias") || is_router_bias(info.name)) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
   }
   const double std = std_of(info.name, settings, config);

@@ -29,7 +29,7 @@ void explain(Inspection& out) {
   const MoeConfig& moe = *out.config.moe;
   out.preserves = route::preserves_function(moe.router, moe.gate_scale).words;
   const route::StockWords stock = moe.router.family->stock_words(moe.router, moe.experts);
-  const bool is_own = !moe.router.family->own_model_type.empty();
+  const bool is_own = !route::own_architecture(moe.router).model_type.empty();
   if (is_own || moe.gate_scale != 1.0) {
     out.stock.push_back(fmt::format(
         "nothing: model_type {} is refused by stock tools, which would compute something else",

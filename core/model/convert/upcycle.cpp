@@ -175,6 +175,9 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
               write_normal(writer, info, std, seed, info.name);
             }};
   }
+  if (is_router_bias(info.name)) {
+    return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
+  }
   const std::string source = dense_name(info.name);
   info.dtype = target_dtype(settings.dtype).value_or(dense.info(source).dtype);
   if (const auto expert = expert_index(info.name)) {

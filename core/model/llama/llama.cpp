@@ -31,8 +31,23 @@ struct Pass {
         lengths(tokens.lengths),
         continues(tokens.continues),
         routing(options),
-        spread(tokens.ids.size(0), options.ep_ranks, parallel),
-        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {}
+        spread(tokens.ids.size(0), options.ep_ranks, parallel,
+               options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
+        gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
+    spread.local.wants_z_loss = options.wants_z_loss;
+    if (options.wants_sequence_balance) {
+      number_sequences();
+    }
+  }
+
+  // Says of each token which sequence it is of.
+  void number_sequences() {
+    auto& sequence = spread.local.sequence.emplace();
+    for (size_t number = 0; number < lengths.size(); ++number) {
+      sequence.insert(sequence.end(), static_cast<size_t>(lengths[number]),
+                      static_cast<int64_t>(number));
+    }
+  }
 
   // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
@@ -96,8 +111,9 @@ FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const P
                                layer.down_adapter, {x.size(0)})};
   }
   const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
-  MoeOutput out = moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread,
-                              pass.gate_scale, pass.routing.count_tokens, decided);
+  MoeOutput out =
+      moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread, pass.gate_scale,
+                  pass.routing.count_tokens, decided, layer.router_bias);
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
@@ -118,14 +134,18 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
           first->counters = std::move(out.counters);
           first->token_rows = std::move(out.token_rows);
         }
-        return std::vector<Tensor>{out.x, out.losses.load_balance, out.losses.entropy,
-                                   out.losses.l1};
+        std::vector<Tensor> results{out.x};
+        for (const auto loss : route::kAllLosses) {
+          results.push_back(out.losses.*loss);
+        }
+        return results;
       },
       x);
-  return {tensors[0],
-          {tensors[1], tensors[2], tensors[3]},
-          std::move(first->counters),
-          std::move(first->token_rows)};
+  FeedForwardOutput out{tensors[0], {}, std::move(first->counters), std::move(first->token_rows)};
+  for (size_t number = 0; number < route::kAllLosses.size(); ++number) {
+    out.losses.*route::kAllLosses[number] = tensors[number + 1];
+  }
+  return out;
 }
 
 // Tokens, with those of the cache and of the sequences that others continue.
@@ -174,6 +194,7 @@ Llama Llama::clone_to(at::Device device) const {
   copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
+  copy.set_router_bias(!router_biases().empty());
   const auto from = weights_->stored_views(FolderForm::kMoe);
   for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
     to.copy_(from.at(name));
@@ -221,6 +242,25 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
       }
     }
   }
+}
+
+void Llama::set_router_bias(bool has_bias) {
+  for (auto& layer : weights_->layers) {
+    if (layer.router.defined() && has_bias != layer.router_bias.defined()) {
+      layer.router_bias =
+          has_bias ? at::zeros({layer.router.size(0)}, layer.router.options()) : Tensor();
+    }
+  }
+}
+
+std::vector<Tensor> Llama::router_biases() const {
+  std::vector<Tensor> all;
+  for (const auto& layer : weights_->layers) {
+    if (layer.router_bias.defined()) {
+      all.push_back(layer.router_bias);
+    }
+  }
+  return all;
 }
 
 const ModelConfig& Llama::config() const { return weights_->config; }

@@ -40,6 +40,8 @@ struct RoutingOptions {
   int64_t ep_ranks = 1;       // W; tokens of one forward go to them in equal parts. A multiple of G
   bool count_tokens = false;  // also say what each token got (ForwardResult::token_rows)
   std::optional<double> gate_scale = {};  // in place of the folder's
+  // Losses besides those of the router (core/route/losses.h).
+  bool wants_z_loss = false, wants_sequence_balance = false;
 };
 
 // Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
@@ -108,8 +110,12 @@ class Llama {
   void set_compute(const ComputeOptions& compute);  // of the forwards that follow; by default {}
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
-  const LoraSettings& lora() const;        // rank 0: no adapters
-  RoutingOptions default_routing() const;  // the folder's router and ep_ranks
+  const LoraSettings& lora() const;  // rank 0: no adapters
+  // Gives every router a bias of zeros, or takes it away; one that is there stays as it is. A
+  // folder whose router has one comes with it.
+  void set_router_bias(bool has_bias);
+  std::vector<at::Tensor> router_biases() const;  // [E] f32, one a MoE layer, or none at all
+  RoutingOptions default_routing() const;         // the folder's router and ep_ranks
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
@@ -138,6 +144,7 @@ class Llama {
 struct LossCoefficients {
   std::optional<double> load_balance = {}, entropy = {};
   std::optional<double> lambda = {};  // ReLU: of the step that comes next
+  std::optional<double> z = {}, sequence_balance = {};
 };
 
 // Writes a folder's files into `folder`: config.json (with the router and ep_ranks of `routing` and

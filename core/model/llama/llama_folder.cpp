@@ -66,6 +66,8 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
   if (config.moe) {
     config.moe->lb_coef = coefficients.load_balance.value_or(config.moe->lb_coef);
     config.moe->entropy_coef = coefficients.entropy.value_or(config.moe->entropy_coef);
+    config.moe->z_coef = coefficients.z.value_or(config.moe->z_coef);
+    config.moe->seq_lb_coef = coefficients.sequence_balance.value_or(config.moe->seq_lb_coef);
     if (coefficients.lambda) {
       config.moe->lambda = coefficients.lambda;
     }
@@ -127,6 +129,10 @@ std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) c
   std::vector<FolderTensor> tensors;
   for (const auto& info : expected_tensors(config)) {
     const auto view = views.find(info.name);
+    if (view == views.end() && is_router_bias(info.name)) {
+      tensors.push_back({info, at::zeros(info.shape)});  // a router that has had none so far
+      continue;
+    }
     MOE_CHECK(view != views.end() || layout().group() > 1, "no tensor {}", info.name);
     tensors.push_back({info, view == views.end() ? Tensor() : view->second});
   }

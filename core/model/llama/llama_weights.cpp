@@ -33,6 +33,9 @@ Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
   }
   if (is_moe) {
     layer.router = at::empty({experts, width}, options);
+    if (config.moe->router.bias_rate) {
+      layer.router_bias = at::zeros({experts}, options);
+    }
   }
   if (has_matrices) {
     const int64_t local_experts = is_moe ? experts / processes : 1;
@@ -141,6 +144,9 @@ void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
   }
   if (layer.router.defined()) {
     views[prefix + names.router] = layer.router.detach();
+  }
+  if (layer.router_bias.defined()) {
+    views[prefix + kRouterBias] = layer.router_bias;
   }
   if (layer.attention.bias.defined()) {
     const int64_t queries = config.heads * config.head_dim;

@@ -20,6 +20,7 @@ struct Layer {
   at::Tensor input_norm, post_norm;  // [D]
   AttentionWeights attention;
   at::Tensor router;        // [E, D], undefined in a dense layer
+  at::Tensor router_bias;   // [E] f32 of the choice; undefined where the model has none
   kernels::Weight gate_up;  // [E/G, 2F, D], the experts of this process; a dense layer has one
   kernels::Weight down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;

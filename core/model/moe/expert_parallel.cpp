@@ -29,7 +29,8 @@ std::vector<int64_t> count_by_rank(const route::RoutingGroup& group) {
 TokenSpread::TokenSpread(route::RoutingGroup local_tokens)
     : local(std::move(local_tokens)), rank_tokens(count_by_rank(local)) {}
 
-TokenSpread::TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertParallel& among)
+TokenSpread::TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertParallel& among,
+                         int64_t sequences)
     : parallel(among) {
   const int64_t processes = among.size();
   if (processes == 1) {
@@ -47,9 +48,15 @@ TokenSpread::TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertPara
   for (const int64_t home : spread.home) {
     local.home.push_back(first_rank + home);
   }
-  for (const auto& counts : distributed::gather_numbers(*among.group, count_by_rank(spread))) {
-    rank_tokens.insert(rank_tokens.end(), counts.begin(), counts.end());
+  std::vector<int64_t> own = count_by_rank(spread);
+  own.push_back(sequences);
+  int64_t all_sequences = 0;
+  for (const auto& counts : distributed::gather_numbers(*among.group, own)) {
+    rank_tokens.insert(rank_tokens.end(), counts.begin(), counts.end() - 1);
+    all_sequences += counts.back();
   }
+  sequence_scale =
+      all_sequences == 0 ? 0 : static_cast<double>(sequences) / static_cast<double>(all_sequences);
   const int64_t nonempty_ranks = count_nonempty(rank_tokens);
   loss_scale = nonempty_ranks == 0 ? 0
                                    : static_cast<double>(count_nonempty(count_by_rank(spread))) /

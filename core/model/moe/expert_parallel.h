@@ -33,8 +33,10 @@ struct TokenSpread {
   // One process alone, tokens anywhere.
   TokenSpread(route::RoutingGroup local_tokens);  // NOLINT: a routing group is one
   // Token v of `tokens` has its home on the floor(v (W/G) / tokens)-th logical rank of this
-  // process. A collective of the group: all its processes call it, also with no tokens.
-  TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertParallel& among);
+  // process. A collective of the group: all its processes call it, also with no tokens. `sequences`
+  // of this process, where balance within them is asked for; on all processes or on none.
+  TokenSpread(int64_t tokens, int64_t logical_ranks, const ExpertParallel& among,
+              int64_t sequences = 0);
 
   bool is_expert_parallel() const { return parallel.size() > 1; }
 
@@ -43,6 +45,7 @@ struct TokenSpread {
   // Logical ranks with tokens on this process / those of the group: by this a mean over the ranks
   // of this process counts in the mean over all of them. 1 for a process alone.
   double loss_scale = 1;
+  double sequence_scale = 1;  // the same of sequences, for means over those
   ExpertParallel parallel = {};
 };
 

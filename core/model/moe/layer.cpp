@@ -14,23 +14,27 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router) {
 
 namespace {
 
-// Scaled so that the sum over processes is the mean over all logical ranks.
+// Scaled so that the sum over processes is the mean over all logical ranks, or over all sequences.
 route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread& spread) {
   if (!spread.is_expert_parallel()) {
     return losses;
   }
-  const auto scaled = [&](const at::Tensor& loss) {
-    return loss.defined() ? loss * spread.loss_scale : loss;
-  };
-  return {scaled(losses.load_balance), scaled(losses.entropy), scaled(losses.l1)};
+  route::AuxLosses scaled;
+  for (const auto loss : route::kAllLosses) {
+    const bool is_of_sequences = loss == &route::AuxLosses::sequence_balance;
+    if (const at::Tensor& unscaled = losses.*loss; unscaled.defined()) {
+      scaled.*loss = unscaled * (is_of_sequences ? spread.sequence_scale : spread.loss_scale);
+    }
+  }
+  return scaled;
 }
 
 }  // namespace
 
 MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens,
-                      std::optional<route::Routing>* decided) {
+                      double gate_scale, bool count_tokens, std::optional<route::Routing>* decided,
+                      const at::Tensor& bias) {
   MOE_CHECK(x.dim() == 2 && router_weight.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
             router_weight.size(1));
@@ -39,7 +43,7 @@ MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, cons
     RECORD_USER_SCOPE("routing");
     const at::Tensor logits = router_logits(x, router_weight);
     return is_recomputed ? route::route_again(logits, **decided, router)
-                         : route::route(logits, router, spread.local);
+                         : route::route(logits, router, spread.local, bias);
   }();
   if (decided != nullptr && !is_recomputed) {
     *decided = routing;

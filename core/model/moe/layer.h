@@ -35,11 +35,13 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 
 // Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
-// empty, it is filled; else tokens go where it says.
+// empty, it is filled; else tokens go where it says. `bias` [E]: of the choice, as route() takes
+// it.
 MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
                       double gate_scale, bool count_tokens = false,
-                      std::optional<route::Routing>* decided = nullptr);
+                      std::optional<route::Routing>* decided = nullptr,
+                      const at::Tensor& bias = {});
 // The same of weights in one tensor each.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
                       const route::RouterSettings& router, const TokenSpread& spread,

@@ -48,8 +48,7 @@ struct ExpertChoice {
           return "expert-choice weights are probabilities of the experts that took a token, which "
                  "sum to anything from 0 to 1";
         },
-        .own_model_type = "moe_expert_choice",
-        .own_architecture = "MoeExpertChoiceForCausalLM",
+        .own = {"moe_expert_choice", "MoeExpertChoiceForCausalLM"},
         .stock_experts = mean_experts,
         .stock_words =
             [](const RouterSettings&, int64_t) {

@@ -25,7 +25,9 @@ at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const Router
 
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                  const RouterSettings& settings) {
-  return {{}, {}, l1_loss(logits, input, count, settings)};
+  AuxLosses all;
+  all.l1 = l1_loss(logits, input, count, settings);
+  return all;
 }
 
 std::vector<CaseGradient> case_gradients(const RouterSettings& router) {

@@ -67,8 +67,7 @@ struct Relu {
         .unnormalised = [](const RouterSettings&) -> std::string {
           return "ReLU gates are not normalised, the weights of a token sum to anything from 0 up";
         },
-        .own_model_type = "moe_relu",
-        .own_architecture = "MoeReluForCausalLM",
+        .own = {"moe_relu", "MoeReluForCausalLM"},
         .stock_experts = [](const RouterSettings& s, int64_t) { return s.k; },
         .stock_words =
             [](const RouterSettings&, int64_t) {

@@ -46,7 +46,12 @@ at::Tensor gates(const at::Tensor& logits, const at::Tensor& count,
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor&,
                  const RouterSettings& settings) {
   const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
-  return {load_balance_loss(logits, input, first_choices(input, choices)), {}, {}};
+  AuxLosses all;
+  all.load_balance = load_balance_loss(logits, input, first_choices(input, choices));
+  if (input.sequence.defined()) {
+    all.sequence_balance = sequence_balance_loss(logits, input, first_choices(input, input.k));
+  }
+  return all;
 }
 
 // Both gradients of the weights and both counts of the load-balance loss, whatever is chosen.

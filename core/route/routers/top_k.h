@@ -58,6 +58,7 @@ struct TopK {
          .takes = "choice or score",
          .words = {"choice", "score"},
          .help = "slots are given choice by choice, or to the k requests by score"},
+        bias(),
     };
   }
 
@@ -69,7 +70,8 @@ struct TopK {
         .syntax = "top{K}[+ir][+fr][:cf=X|inf,...]",
         .forms = "top1, top2+ir+fr:cf=1.5,gate=selected,st=on,lb=first,order=choice",
         .near_words = {"top1", "top2"},
-        .examples = {"top1", "top2", "top3:order=score", "top2:cf=inf,gate=none"},
+        .examples = {"top1", "top2", "top3:order=score", "top2:cf=inf,gate=none",
+                     "top2:bias=0.001"},
         .help = "every token requests its k best experts, of a bounded number of slots",
         .options = options(),
         .has_slots = true,
@@ -107,6 +109,21 @@ struct TopK {
     return option;
   }
 
+  static RouterOption bias() {
+    return {.name = "bias",
+            .key = "bias_rate",
+            .value = member(&RouterSettings::bias_rate),
+            .takes = "a number from 0 to 1",
+            .help =
+                "a bias of each expert, added to its scores where tokens choose, moves by so "
+                "much a step towards equal load; 0: it stands still",
+            .in_range = [](double v) { return v >= 0 && v <= 1; },
+            .out_of_range = "bias must be a number from 0 to 1, is {}",
+            .is_kept = false,
+            .note = "bias was {}; a router that names none chooses by its scores alone",
+            .own = {"moe_biased", "MoeBiasedForCausalLM"}};
+  }
+
   static RouterOption capacity() {
     RouterOption option = capacity_option();
     option.default_value = [](const RouterSettings& s) {
@@ -132,6 +149,10 @@ struct TopK {
     words.computed.push_back(fmt::format(
         "top-{} of {} experts without dropping, weights {}", s.k, experts,
         s.gate_norm == GateNorm::kSelected ? "summing to 1" : "as the softmax gives them"));
+    if (s.bias_rate) {
+      words.not_computed.emplace_back(
+          "bias: tokens choose by score plus a bias of each expert, which weights do not see");
+    }
     if (s.capacity_factor) {
       words.not_computed.push_back(
           fmt::format("expert capacity (cf={}): stock tools drop nothing", *s.capacity_factor));

@@ -33,7 +33,13 @@ at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const Router
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                  const RouterSettings&) {
   const at::Tensor chosen = (count > 0).to(input.logits.scalar_type());
-  return {load_balance_loss(logits, input, chosen), entropy_loss(logits, input), {}};
+  AuxLosses all;
+  all.load_balance = load_balance_loss(logits, input, chosen);
+  all.entropy = entropy_loss(logits, input);
+  if (input.sequence.defined()) {
+    all.sequence_balance = sequence_balance_loss(logits, input, chosen);
+  }
+  return all;
 }
 
 std::vector<CaseGradient> case_gradients(const RouterSettings& router) {

@@ -36,6 +36,13 @@ void refuse_others(const TrainSettings& settings, const route::RouterSettings& r
   if (!family.load_balance_coef) {
     refuse(settings, &TrainSettings::lb_coef,
            fmt::format("{} has no load-balance loss, {}", name, family.no_load_balance));
+    refuse(settings, &TrainSettings::seq_lb_coef,
+           fmt::format("{} has no load-balance loss within sequences, {}", name,
+                       family.no_load_balance));
+  }
+  if (!family.has_softmax_scores) {
+    refuse(settings, &TrainSettings::z_coef,
+           fmt::format("{} has no softmax, whose normaliser the z-loss keeps small", name));
   }
   if (!family.has_adaptive_l1) {
     refuse(settings, &TrainSettings::lambda,
@@ -83,10 +90,20 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
   };
   close(settings.lambda, family.has_adaptive_l1,
         resolved.names_lambda0 ? router.lambda0 : stored.lambda.value_or(router.lambda0));
+  const bool keeps_bias = router.bias_rate.has_value() == stored.router.bias_rate.has_value();
   close(settings.lb_coef, family.load_balance_coef.has_value(),
-        keeps ? stored.lb_coef : default_lb_coef(router));
+        keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
   close(settings.entropy_coef, family.entropy_coef.has_value(),
         keeps ? stored.entropy_coef : default_entropy_coef(router));
+  // What is off unless it is asked for stays empty where nobody does, so that nothing speaks of it.
+  const auto close_asked = [&](std::optional<double>& coefficient, bool has_loss, double other) {
+    const double value = coefficient.value_or(other);
+    const bool is_said = has_loss && (value != 0 || other != 0);
+    coefficient = is_said ? std::optional(value) : std::nullopt;
+  };
+  close_asked(settings.z_coef, family.has_softmax_scores, keeps ? stored.z_coef : 0);
+  close_asked(settings.seq_lb_coef, family.load_balance_coef.has_value(),
+              keeps ? stored.seq_lb_coef : 0);
 }
 
 void refuse_coefficients(const TrainSettings& settings) {
@@ -94,6 +111,8 @@ void refuse_coefficients(const TrainSettings& settings) {
       "{} is a dense folder, which has no router to weigh a loss of", settings.model.string());
   refuse(settings, &TrainSettings::lb_coef, reason);
   refuse(settings, &TrainSettings::entropy_coef, reason);
+  refuse(settings, &TrainSettings::z_coef, reason);
+  refuse(settings, &TrainSettings::seq_lb_coef, reason);
   refuse(settings, &TrainSettings::lambda, reason);
 }
 
@@ -111,6 +130,18 @@ std::string losses_in_force(const TrainSettings& settings, const route::RouterSe
   }
   if (family.entropy_coef) {
     words += term(settings.entropy_coef, "entropy");
+  }
+  if (router.bias_rate) {
+    words += *router.bias_rate == 0
+                 ? "; a bias of the choice that stands still (bias=0)"
+                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
+  }
+  for (const auto& [coefficient, loss] :
+       {std::pair(settings.z_coef, "z-loss"),
+        std::pair(settings.seq_lb_coef, "load balance within each sequence")}) {
+    if (coefficient.value_or(0) != 0) {
+      words += term(coefficient, loss);
+    }
   }
   return words;
 }

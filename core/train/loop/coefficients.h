@@ -10,15 +10,15 @@
 
 namespace moe::train {
 
-// Closes lb_coef, entropy_coef and lambda of `settings` for the router of the run; empty stays what
-// it does not have. A coefficient is the flag's, else the folder's where the family is the same,
-// else the default. Lambda is the flag's, else lambda0 where --router names it, else what the
-// folder was trained up to, else lambda0. UserError: a coefficient for a loss that the router does
-// not have.
+// Closes lb_coef, entropy_coef, z_coef, seq_lb_coef and lambda of `settings` for the router of the
+// run; empty stays what it does not have. A coefficient is the flag's, else the folder's where the
+// family is the same, else the default; z_coef and seq_lb_coef have none and stay empty. Lambda is
+// the flag's, else lambda0 where --router names it, else what the folder was trained up to, else
+// lambda0. UserError: a coefficient for a loss that the router does not have.
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved);
 
-// UserError: any of the three flags, for a folder that is dense.
+// UserError: any of these flags, for a folder that is dense.
 void refuse_coefficients(const TrainSettings& settings);
 
 // "language model + 0.01 x load balance (of first choices)": of settings that are resolved.

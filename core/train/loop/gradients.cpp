@@ -24,9 +24,9 @@ void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
 class AuxMeans {
  public:
   void add(const route::AuxLosses& losses, double weight) {
-    add_one(means_[0], losses.load_balance, weight);
-    add_one(means_[1], losses.entropy, weight);
-    add_one(means_[2], losses.l1, weight);
+    for (size_t i = 0; i < means_.size(); ++i) {
+      add_one(means_[i], losses.*route::kAllLosses[i], weight);
+    }
   }
   void add_over(distributed::Comm& comm) {
     std::vector<double> sums;
@@ -43,6 +43,8 @@ class AuxMeans {
     step.load_balance = value(means_[0]);
     step.entropy = value(means_[1]);
     step.l1 = value(means_[2]);
+    step.z = value(means_[3]);
+    step.sequence_balance = value(means_[4]);
   }
 
  private:
@@ -55,7 +57,7 @@ class AuxMeans {
   static std::optional<double> value(const Tensor& mean) {
     return mean.defined() ? std::optional<double>(mean.item<double>()) : std::nullopt;
   }
-  std::array<Tensor, 3> means_;
+  std::array<Tensor, route::kAllLosses.size()> means_;  // in that order
 };
 
 // The part of a step that one process computes.
@@ -88,15 +90,17 @@ Share share_of(const std::vector<data::Batch>& micro_batches, const distributed:
 // of `share.numbers`.
 std::vector<route::CounterValues> gather_counters(const std::vector<route::CounterValues>& own,
                                                   const Share& share, size_t micro_batches,
-                                                  const model::ModelConfig& config, int64_t ranks,
+                                                  const model::ModelConfig& config,
+                                                  const model::RoutingOptions& routing,
                                                   distributed::World* world) {
   if (world == nullptr || !config.moe) {
     return own;
   }
   const size_t layers = config.moe->layers.size();
-  const int64_t experts = config.moe->experts;
+  const int64_t experts = config.moe->experts, ranks = routing.ep_ranks;
   route::CounterValues none;
   none.tokens_per_expert.resize(experts);
+  none.requests_per_expert.resize(routing.router.bias_rate ? experts : 0);
   none.rank_dropped.resize(ranks);
   none.rank_ir.resize(ranks);
   const size_t length = route::numbers_of(none).size();
@@ -156,16 +160,22 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
   const Share share = share_of(micro_batches, world);
   const bool joins = world != nullptr && world->layout.group() > 1;
+  model::RoutingOptions asked = routing;
+  asked.wants_z_loss = coefficients.z != 0;
+  asked.wants_sequence_balance = coefficients.sequence_balance != 0;
   AuxMeans means;
   std::vector<route::Counters> counters;
   for (const auto& batch : share.batches) {
-    const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
+    const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked);
     const HeadLoss language = head_loss(model.head_weight(), result.hidden, batch.targets,
                                         target_share, model.product_type());
     Tensor auxiliary;
     add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
     add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);
     add_scaled(auxiliary, result.losses.l1, coefficients.l1 * batch_share);
+    add_scaled(auxiliary, result.losses.z, coefficients.z * batch_share);
+    add_scaled(auxiliary, result.losses.sequence_balance,
+               coefficients.sequence_balance * batch_share);
     backward(language, auxiliary, joins);
     step.loss += language.nll_sum * target_share;
     means.add(result.losses, batch_share);
@@ -177,7 +187,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   }
   means.report(step);
   const auto routed = gather_counters(route::read_counters(counters), share, micro_batches.size(),
-                                      model.config(), routing.ep_ranks, world);
+                                      model.config(), routing, world);
   if (!routed.empty()) {
     add_counters(routed, micro_batches.size(), step);
   }

@@ -15,16 +15,17 @@ namespace moe::train {
 
 // What the auxiliary losses are multiplied by.
 struct AuxCoefficients {
-  double load_balance = 0;  // alpha
-  double entropy = 0;       // beta, top-p
-  double l1 = 0;            // lambda of this step, ReLU
+  double load_balance = 0;             // alpha
+  double entropy = 0;                  // beta, top-p
+  double l1 = 0;                       // lambda of this step, ReLU
+  double z = 0, sequence_balance = 0;  // 0: not computed either
 };
 
 struct StepLosses {
   double loss = 0;  // language-model loss, mean over the targets; 0 when there is none
   int64_t tokens = 0, target_tokens = 0;
-  std::optional<double> load_balance, entropy,
-      l1;  // unscaled means over micro-batches; what the router has
+  // Unscaled means over micro-batches; what the router has, and of the last two what is asked for.
+  std::optional<double> load_balance, entropy, l1, z, sequence_balance;
   std::vector<route::CounterValues> layers;  // one a MoE layer, summed over micro-batches
   double sparsity = 0;                       // mean over MoE layers and micro-batches
 };

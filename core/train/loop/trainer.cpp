@@ -54,6 +54,10 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
   model::Llama whole = model::Llama::load(parent, {}, local.device());
   whole.set_compute(compute);
   whole.add_lora(local.lora(), /*seed=*/0);
+  whole.set_router_bias(!local.router_biases().empty());
+  for (size_t i = 0; i < local.router_biases().size(); ++i) {
+    whole.router_biases()[i].copy_(local.router_biases()[i]);
+  }
   const auto from = local.parameters(), to = whole.parameters();
   MOE_CHECK(from.size() == to.size());
   for (size_t i = 0; i < from.size(); ++i) {
@@ -91,6 +95,7 @@ class Run {
                  *settings.steps};
     if (plan.is_moe) {
       routing_ = plan.routing;
+      model_.set_router_bias(routing_.router.bias_rate.has_value());
       position_.lambda = settings.lambda.value_or(0);
       position_.group_tokens = plan.group_tokens;
     }
@@ -150,6 +155,22 @@ class Run {
   // Whether lambda, the weight of the L1 loss, follows the sparsity from step to step.
   bool adapts_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
+  // Whether the biases of the choice follow the load from step to step: not in a run that leaves
+  // the routers as they are.
+  bool moves_bias() const {
+    return routing_.router.bias_rate.value_or(0) > 0 &&
+           trains_router(plan_.settings.trained, model_.config());
+  }
+
+  // The largest bias of the choice in any layer; nothing where there are none.
+  std::optional<double> largest_bias() const {
+    std::optional<double> largest;
+    for (const auto& bias : model_.router_biases()) {
+      largest = std::max(largest.value_or(0), bias.abs().max().item<double>());
+    }
+    return largest;
+  }
+
   bool is_rank_zero() const { return world_.layout.is_rank_zero(); }
 
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
@@ -204,8 +225,9 @@ class Run {
     const data::StepBatches data = loader_->next();
     const std::chrono::duration<double> data_wait = std::chrono::steady_clock::now() - start;
     position_.cursor = data.cursor;
-    const AuxCoefficients coefficients{settings.lb_coef.value_or(0),
-                                       settings.entropy_coef.value_or(0), position_.lambda};
+    const AuxCoefficients coefficients{
+        settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda,
+        settings.z_coef.value_or(0), settings.seq_lb_coef.value_or(0)};
     updater_.clear_gradients();
     const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
     const double norm = updater_.gradient_norm();
@@ -213,7 +235,7 @@ class Run {
     record.grad_norm = norm;
     record.lr = schedule_.at(position_.step);
     record.step = ++position_.step;
-    move(record, losses.sparsity);
+    move(record, losses);
     record.peak_memory = peak_resident_bytes();
     if (const auto device = model_.device(); device.is_cuda()) {
       record.gpu_memory = kernels::gpu_peak_bytes(device.index());
@@ -226,7 +248,7 @@ class Run {
   }
 
   // Moves the weights, or says in `record` why not.
-  void move(StepRecord& record, double sparsity) {
+  void move(StepRecord& record, const StepLosses& losses) {
     if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
       const bool is_loss = !std::isfinite(record.loss);
       note_skipped(record, "not finite",
@@ -239,7 +261,7 @@ class Run {
         ++position_.skipped_outliers;
         note_skipped(record, "outlier", *why);
       } else {
-        update(record.grad_norm, record.lr, sparsity);
+        update(record.grad_norm, record.lr, losses);
       }
     }
     record.skipped_steps = position_.skipped_steps;
@@ -276,10 +298,17 @@ class Run {
     has_older_checkpoints_ = false;
   }
 
-  void update(double norm, double lr, double sparsity) {
+  void update(double norm, double lr, const StepLosses& losses) {
     updater_.step(norm, plan_.settings.clip, lr);
     if (adapts_lambda()) {
-      update_lambda(sparsity);
+      update_lambda(losses.sparsity);
+    }
+    if (moves_bias()) {
+      const std::vector<at::Tensor> biases = model_.router_biases();
+      for (size_t layer = 0; layer < biases.size(); ++layer) {
+        route::move_bias(biases[layer], losses.layers[layer].requests_per_expert,
+                         *routing_.router.bias_rate);
+      }
     }
   }
 
@@ -319,9 +348,14 @@ class Run {
     record.load_balance_loss = losses.load_balance;
     record.entropy_loss = losses.entropy;
     record.l1_loss = losses.l1;
+    record.z_loss = losses.z;
+    record.sequence_balance_loss = losses.sequence_balance;
     record.auxiliary = losses.load_balance.value_or(0) * coefficients.load_balance +
                        losses.entropy.value_or(0) * coefficients.entropy +
-                       losses.l1.value_or(0) * coefficients.l1;
+                       losses.l1.value_or(0) * coefficients.l1 +
+                       losses.z.value_or(0) * coefficients.z +
+                       losses.sequence_balance.value_or(0) * coefficients.sequence_balance;
+    record.bias_max = largest_bias();
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
@@ -380,7 +414,8 @@ class Run {
   // A loss that the router does not have is stored as off.
   model::LossCoefficients coefficients() const {
     return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
-            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt};
+            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt,
+            plan_.settings.z_coef.value_or(0), plan_.settings.seq_lb_coef.value_or(0)};
   }
 
   [[noreturn]] void interrupt() {

@@ -154,8 +154,11 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
                                               "load_balance_loss",
                                               "entropy_loss",
                                               "l1_loss",
+                                              "z_loss",
+                                              "sequence_balance_loss",
                                               "auxiliary_loss",
-                                              "lambda"};
+                                              "lambda",
+                                              "bias_max"};
   static const std::set<std::string> routing = {
       "dropped_share", "unserved_share", "filled_share",       "ir_share",    "experts_per_token",
       "sparsity",      "entropy",        "load_max_over_mean", "dead_experts"};

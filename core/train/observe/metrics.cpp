@@ -43,8 +43,11 @@ OrderedJson to_json(const StepRecord& record) {
   put(json, "load_balance_loss", record.load_balance_loss);
   put(json, "entropy_loss", record.entropy_loss);
   put(json, "l1_loss", record.l1_loss);
+  put(json, "z_loss", record.z_loss);
+  put(json, "sequence_balance_loss", record.sequence_balance_loss);
   put(json, "auxiliary_loss", record.auxiliary);
   put(json, "lambda", record.lambda);
+  put(json, "bias_max", record.bias_max);
   if (record.layer_counters.empty()) {
     return json;
   }

@@ -32,10 +32,12 @@ struct StepRecord {
 
   // Unscaled, summed over layers; only what the router has.
   std::optional<double> load_balance_loss, entropy_loss, l1_loss;
+  std::optional<double> z_loss, sequence_balance_loss;  // where they are in force
   std::optional<double>
       auxiliary;  // what was added to the loss: the above times their coefficients
   std::optional<double> lambda, sparsity;  // ReLU: lambda of this step, its S
   std::optional<double> target_sparsity;   // and S*
+  std::optional<double> bias_max;  // the largest |bias| of the choice in this step's forward
 
   std::vector<int64_t> moe_layers;                   // numbers of the MoE layers
   std::vector<route::CounterValues> layer_counters;  // one each

@@ -49,8 +49,9 @@ void check_router_gradient(const StartingPoint& start, std::vector<std::string>&
       "warning: router {} learns nothing from the task: a token has one expert, whose weight is 1 "
       "whatever the logits are, so {}; st=on or gate=none gives it a gradient",
       route::to_string(*start.router),
-      start.balance_loss ? "only the load-balance loss moves the router"
-                         : "with --lb-coef 0 nothing moves the router"));
+      start.other_loss     ? "only the auxiliary losses move the router"
+      : start.balance_loss ? "only the load-balance loss moves the router"
+                           : "with --lb-coef 0 nothing moves the router"));
 }
 
 void check_refusals(const StartingPoint& start, std::vector<std::string>& found) {
@@ -116,6 +117,7 @@ StartingPoint starting_point(const TrainSettings& settings, const model::ModelCo
     start.experts = config.moe->experts;
     start.rank_tokens = group_tokens / ep_ranks;
     start.balance_loss = settings.lb_coef.value_or(0) > 0;
+    start.other_loss = settings.z_coef.value_or(0) > 0 || settings.seq_lb_coef.value_or(0) > 0;
   }
   return start;
 }

@@ -37,7 +37,8 @@ struct StartingPoint {
   int64_t experts = 1;
   int64_t rank_tokens = 0;        // T_r of the largest micro-batch
   bool trains_router = true;      // not where --train names other parameters
-  bool balance_loss = false;      // has a coefficient above 0
+  bool balance_loss = false;      // the load-balance loss has a coefficient above 0
+  bool other_loss = false;        // another one has: z-loss, balance within sequences
   double lr = 0;                  // the highest of the run
   std::optional<double> last_lr;  // of the run that left the model, where that is known
 };

@@ -68,7 +68,8 @@ struct TrainSettings {
   std::optional<double>
       lb_coef;  // open: the folder's, or the router's default where that was replaced
   std::optional<double> entropy_coef;
-  std::optional<double> lambda;  // ReLU's, of the first step; open: see coefficients.h
+  std::optional<double> z_coef, seq_lb_coef;  // open: the folder's
+  std::optional<double> lambda;               // ReLU's, of the first step; open: see coefficients.h
 
   EvaluationSettings evaluation;
 

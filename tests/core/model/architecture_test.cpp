@@ -226,6 +226,7 @@ TEST_CASE("architectures of our own say what stock ones have by their name", "[m
   for (const Foreign kind : kDense) {
     const Json json = stock(kind);
     for (const auto& [out, type] : {std::pair{upcycled(json, "relu:k=1"), "moe_relu"},
+                                    std::pair{upcycled(json, "top2:bias=0.001"), "moe_biased"},
                                     std::pair{upcycled(json, "top2:cf=inf", 1.5), "moe_scaled"}}) {
       CHECK(out["model_type"] == type);
       CHECK(out.value("use_qk_norm", false) == (kind == Foreign::kQwen3));

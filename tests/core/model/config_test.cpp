@@ -168,6 +168,29 @@ TEST_CASE("a mixture is written as a qwen2_moe config and as the moe object", "[
   CHECK(config.moe->router_seed == 7);
 }
 
+TEST_CASE("z_coef and seq_lb_coef are there only where they are not 0, and read back exactly",
+          "[model]") {
+  ModelConfig config = parse_config(written(mixture()), "c");
+  CHECK(config.moe->z_coef == 0);
+  CHECK(config.moe->seq_lb_coef == 0);
+  CHECK_FALSE(written(mixture())["moe"].contains("z_coef"));
+  CHECK_FALSE(written(mixture())["moe"].contains("seq_lb_coef"));
+  config.moe->z_coef = 0.1 + 0.2;
+  config.moe->seq_lb_coef = 1e-4 / 3;
+  const Json with = parse_json(config_json(config, Json()).dump(), "c");
+  CHECK(parse_config(with, "c").moe->z_coef == 0.1 + 0.2);
+  CHECK(parse_config(with, "c").moe->seq_lb_coef == 1e-4 / 3);
+  config.moe->z_coef = config.moe->seq_lb_coef = 0;  // a parent's keys do not stay
+  CHECK_FALSE(config_json(config, with)["moe"].contains("z_coef"));
+  CHECK_FALSE(config_json(config, with)["moe"].contains("seq_lb_coef"));
+  for (const char* key : {"z_coef", "seq_lb_coef"}) {
+    Json wrong = with;
+    wrong["moe"][key] = -1;
+    CHECK(test::user_error_of([&] { parse_config(wrong, "c"); }) ==
+          fmt::format("c: moe.{} is -1; it must be zero or a positive number", key));
+  }
+}
+
 TEST_CASE("lambda is there only when a ReLU router was trained, and reads back exactly",
           "[model][config]") {
   const auto with = [](const Json& lambda) {
@@ -228,7 +251,8 @@ TEST_CASE("routers that stock tools cannot follow say so in the stock keys", "[m
                         Case{"top2:gate=none", "qwen2_moe", "Qwen2MoeForCausalLM", 2, false},
                         Case{"topp:0.4", "qwen2_moe", "Qwen2MoeForCausalLM", 2, false},
                         Case{"topp:0.4,max=3", "qwen2_moe", "Qwen2MoeForCausalLM", 3, false},
-                        Case{"relu:k=1", "moe_relu", "MoeReluForCausalLM", 1, false}}) {
+                        Case{"relu:k=1", "moe_relu", "MoeReluForCausalLM", 1, false},
+                        Case{"top2:bias=0", "moe_biased", "MoeBiasedForCausalLM", 2, true}}) {
     INFO(c.router);
     ModelConfig config = mixture();
     config.moe->router = route::parse_router(c.router);
@@ -264,8 +288,8 @@ TEST_CASE("a config that describes another function or none is refused by name",
        "config.json: architecture 'Gemma2ForCausalLM' with model_type 'gemma2' is not read; known "
        "are LlamaForCausalLM (llama), MistralForCausalLM (mistral), Qwen2ForCausalLM (qwen2), "
        "Qwen3ForCausalLM (qwen3), MixtralForCausalLM (mixtral), Qwen2MoeForCausalLM (qwen2_moe), "
-       "Qwen3MoeForCausalLM (qwen3_moe), and moe_relu, moe_expert_choice or moe_scaled as moe "
-       "writes them"},
+       "Qwen3MoeForCausalLM (qwen3_moe), and moe_biased, moe_relu, moe_expert_choice or moe_scaled "
+       "as moe writes them"},
       {{{"architectures", {"LlamaForSequenceClassification"}}}, "'LlamaForSequenceClassification'"},
       {{{"architectures", "LlamaForCausalLM"}},
        "config.json: architectures must be a list of names, such as [\"LlamaForCausalLM\"]"},

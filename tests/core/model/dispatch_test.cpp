@@ -51,7 +51,8 @@ struct Input {
 };
 
 struct Output {
-  Tensor y, grad_x, grad_router, grad_gate_up, grad_down, load_balance, entropy, l1;
+  Tensor y, grad_x, grad_router, grad_gate_up, grad_down;
+  std::array<Tensor, route::kAllLosses.size()> losses;
   std::vector<Row> rows;  // of the plan, ascending
   Tensor load;            // [E] by the counters
 };
@@ -97,9 +98,12 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
   const auto out = model::moe_forward(x, weights, input.router, spread, 0.7, false, &decided);
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
-  const auto or_none = [&](const Tensor& one) { return one.defined() ? one : none; };
-  const auto& losses = out.losses;
-  loss = loss + or_none(losses.load_balance) + or_none(losses.entropy) + or_none(losses.l1);
+  std::array<Tensor, route::kAllLosses.size()> losses;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const Tensor& one = out.losses.*route::kAllLosses[i];
+    losses[i] = one.defined() ? one.detach() : none;
+    loss = one.defined() ? loss + one : loss;
+  }
   loss.backward();
   const auto gradient = [](const Tensor& of) {
     return of.grad().defined() ? of.grad() : at::zeros_like(of);
@@ -109,23 +113,37 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
           gradient(weights.router),
           gradient(weights.gate_up),
           gradient(weights.down),
-          or_none(losses.load_balance).detach(),
-          or_none(losses.entropy).detach(),
-          or_none(losses.l1).detach(),
+          losses,
           rows_of(*decided, first_token),
           out.counters.tokens_per_expert};
+}
+
+// Sequences of five tokens, the last one shorter.
+int64_t sequences_of(int64_t tokens) { return (tokens + 4) / 5; }
+
+void ask_for_losses(route::RoutingGroup& group, int64_t tokens, int64_t first_sequence) {
+  group.wants_z_loss = true;
+  if (!group.sequence) {
+    group.sequence.emplace();
+  }
+  for (int64_t token = 0; token < tokens; ++token) {
+    group.sequence->push_back(first_sequence + token / 5);
+  }
 }
 
 // All tokens on one process, at home where the group would have them.
 Output on_one(const Input& input) {
   route::RoutingGroup group;
   group.ranks = input.logical_ranks;
+  int64_t sequences = 0;
   const auto processes = static_cast<int64_t>(input.tokens.size());
   const int64_t local = input.logical_ranks / processes;
   for (int64_t process = 0; process < processes; ++process) {
     for (const int64_t home : route::spread_over_ranks(input.tokens[process], local).home) {
       group.home.push_back(process * local + home);
     }
+    ask_for_losses(group, input.tokens[process], sequences);
+    sequences += sequences_of(input.tokens[process]);
   }
   return run_layer(input, group, 0, 0, input.all.router.size(0));
 }
@@ -139,9 +157,11 @@ Output on_many(const Input& input) {
   distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
-    const model::TokenSpread spread(
-        input.tokens[comm.rank()], input.logical_ranks,
-        {&comm, layout, input.overlap_all_to_all, input.shadow_experts});
+    const int64_t tokens = input.tokens[comm.rank()];
+    model::TokenSpread spread(tokens, input.logical_ranks,
+                              {&comm, layout, input.overlap_all_to_all, input.shadow_experts},
+                              sequences_of(tokens));
+    ask_for_losses(spread.local, tokens, 0);
     outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
                                      layout.first_expert(), layout.local_experts());
   });
@@ -157,9 +177,13 @@ Output on_many(const Input& input) {
   join(&Output::grad_x, false);
   join(&Output::grad_gate_up, false);
   join(&Output::grad_down, false);
-  for (const auto field : {&Output::grad_router, &Output::load_balance, &Output::entropy,
-                           &Output::l1, &Output::load}) {
-    join(field, true);
+  join(&Output::grad_router, true);
+  join(&Output::load, true);
+  for (size_t i = 0; i < all.losses.size(); ++i) {
+    all.losses[i] = at::zeros({}, at::kDouble);
+    for (const auto& one : outputs) {
+      all.losses[i] = all.losses[i] + one.losses[i];
+    }
   }
   for (const auto& one : outputs) {
     all.rows.insert(all.rows.end(), one.rows.begin(), one.rows.end());
@@ -238,9 +262,10 @@ void check_same(const Input& input, double rounding = kRounding) {
   CHECK(difference(many.grad_router, one.grad_router) < rounding);
   CHECK(difference(many.grad_gate_up, one.grad_gate_up) < rounding);
   CHECK(difference(many.grad_down, one.grad_down) < rounding);
-  CHECK(difference(many.load_balance, one.load_balance) < rounding);
-  CHECK(difference(many.entropy, one.entropy) < rounding);
-  CHECK(difference(many.l1, one.l1) < rounding);
+  for (size_t i = 0; i < one.losses.size(); ++i) {
+    INFO("loss " << i);
+    CHECK(difference(many.losses[i], one.losses[i]) < rounding);
+  }
 }
 
 Counts equal_parts(int64_t processes, int64_t each) {

@@ -81,12 +81,14 @@ Result step(Llama& model, const Run& run, int64_t begin, int64_t count) {
   auto routing = model.default_routing();
   routing.router = route::parse_router(run.router);
   routing.ep_ranks = run.logical_ranks;
+  routing.wants_z_loss = routing.wants_sequence_balance = run.with_losses;
   const auto out =
       model.forward({ids, std::vector<int64_t>(static_cast<size_t>(count), kSequence)}, routing);
   Tensor loss =
       (out.hidden * at::cos(at::arange(16, at::kFloat) + ids.unsqueeze(1).to(at::kFloat))).sum();
   Result result;
-  for (const Tensor& one : {out.losses.load_balance, out.losses.entropy, out.losses.l1}) {
+  for (const auto member : route::kAllLosses) {
+    const Tensor& one = out.losses.*member;
     if (one.defined() && run.with_losses) {
       result.losses += one.item<double>();
       loss = loss + 10 * one;

@@ -79,6 +79,12 @@ TEST_CASE("each router says what stock tools honour and what needs moe", "[model
   CHECK(found.stock == Lines{"nothing: model_type moe_relu is refused by stock tools, which would "
                              "compute something else"});
   CHECK(found.needs_moe == Lines{"ReLU routing"});
+  found = inspect_upcycled(folder, "top2:cf=inf,bias=0.001");
+  CHECK(found.stock ==
+        Lines{"nothing: model_type moe_biased is refused by stock tools, which would "
+              "compute something else"});
+  CHECK(found.needs_moe == Lines{"bias: tokens choose by score plus a bias of each expert, which "
+                                 "weights do not see"});
 }
 
 TEST_CASE("a folder made elsewhere is described by its own name", "[model][inspect]") {

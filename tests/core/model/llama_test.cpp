@@ -18,6 +18,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
@@ -589,4 +590,52 @@ TEST_CASE("the real model gives its reference ids, logits, text and losses", "[m
            .squeeze(1);
   const auto token_nll = story.at("token_nll").get<std::vector<double>>();
   CHECK(distance(nll, at::tensor(token_nll, at::kDouble)) < 1e-4);
+}
+
+TEST_CASE("a folder's bias chooses wherever the model is asked: mapped, saved, cloned, generating",
+          "[model]") {
+  const moe::test::TempDir dir;
+  moe::test::write_tiny_checkpoint(dir / "dense");
+  moe::test::write_mixture(
+      dir / "dense", dir / "zero",
+      {.router = "top1:cf=inf,gate=none,bias=0.01", .experts = 4, .router_std = 0.5});
+  const moe::io::Checkpoint zero(dir / "zero");
+  Llama model = Llama::load(zero);
+  {
+    const at::NoGradGuard no_grad;
+    at::manual_seed(3);
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.is_expert) {  // experts that differ, so that a choice shows
+        Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
+      }
+    }
+  }
+  CHECK(model.router_biases().size() == 2);
+  moe::model::save_folder(model, model.default_routing(), zero, dir / "same", false);
+  for (const Tensor& bias : model.router_biases()) {
+    Tensor(bias).copy_(at::tensor({0.0, 5.0, 0.0, 0.0}, at::kFloat));  // all go to expert 1
+  }
+  const auto routing = model.default_routing();
+  const moe::model::Packed tokens{at::arange(12, at::kLong) * 5 % 61, {12}};
+  const auto expected = model.forward(tokens, routing);
+  const at::NoGradGuard no_grad;
+  for (const auto& values : moe::route::read_counters(expected.counters)) {
+    CHECK(values.tokens_per_expert == std::vector<int64_t>{0, 12, 0, 0});
+  }
+  moe::model::save_folder(model, routing, zero, dir / "biased", false);
+  const moe::io::Checkpoint biased(dir / "biased");
+  const Llama loaded = Llama::load(biased);
+  CHECK(loaded.default_routing().router == routing.router);
+  const Llama mapped = Llama::load(biased, {}, at::kCPU, moe::model::Storage::kStored);
+  for (const Llama* each : {&loaded, &mapped}) {
+    CHECK(at::allclose(each->forward(tokens, routing).hidden, expected.hidden, 1e-4, 1e-4));
+  }
+  CHECK(at::equal(loaded.clone().forward(tokens, routing).hidden,
+                  loaded.forward(tokens, routing).hidden));
+  // Without it, and with zeros: the same, and another model.
+  auto without = routing;
+  without.router.bias_rate.reset();
+  const Llama same = Llama::load(moe::io::Checkpoint(dir / "same"));
+  CHECK(at::equal(loaded.forward(tokens, without).hidden, same.forward(tokens, routing).hidden));
+  CHECK_FALSE(at::allclose(loaded.forward(tokens, without).hidden, expected.hidden, 1e-3, 1e-3));
 }

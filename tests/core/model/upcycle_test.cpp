@@ -180,6 +180,33 @@ TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[mod
   CHECK(all.config.moe->router_std == 0.006);
 }
 
+TEST_CASE("a router with a bias begins with zeros in F32, and a folder without them is refused",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.router = route::parse_router("top2:bias=0.001");
+  settings.dtype = StoredType::kBF16;
+  const Pair pair(folder / "dense", settings);
+  CHECK(pair.config.moe->router == settings.router);
+  CHECK(pair.config.moe->lb_coef == 0);
+  for (const int64_t layer : {0, 2}) {
+    const std::string name = fmt::format("model.layers.{}.mlp.gate.e_score_correction_bias", layer);
+    CHECK(pair.child.info(name).dtype == io::DType::kF32);
+    CHECK(pair.child.info(name).shape == std::vector<int64_t>{4});
+    CHECK(floats(pair.child, name) == std::vector<float>(4, 0));
+  }
+  // The config of a router with a bias on the tensors of one without.
+  settings.out = folder / "plain";
+  settings.router = route::parse_router("top2");
+  const Pair plain(folder / "dense", settings);
+  CHECK_FALSE(plain.child.has("model.layers.0.mlp.gate.e_score_correction_bias"));
+  CHECK(test::user_error_of([&] {
+          check_tensors(plain.child, pair.config);
+        }).find("tensor 'model.layers.0.mlp.gate.e_score_correction_bias' [4] is missing") !=
+        std::string::npos);
+}
+
 TEST_CASE("the folder says what it is and where it comes from", "[model][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");

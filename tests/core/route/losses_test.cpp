@@ -37,7 +37,192 @@ double load_balance_by_loops(const Matrix& logits, const Matrix& counted,
   return ranks_with_tokens == 0 ? 0 : sum / static_cast<double>(ranks_with_tokens);
 }
 
+// The z-loss as loops: the mean over ranks with tokens of the mean over their tokens.
+double z_by_loops(const Matrix& logits, const route::RoutingGroup& group) {
+  double sum = 0, ranks_with_tokens = 0;
+  for (int64_t rank = 0; rank < group.ranks; ++rank) {
+    double of_rank = 0, tokens = 0;
+    for (size_t token = 0; token < logits.size(); ++token) {
+      if (group.home[token] == rank) {
+        double total = 0;
+        for (const double logit : logits[token]) {
+          total += std::exp(logit);
+        }
+        of_rank += std::log(total) * std::log(total);
+        ++tokens;
+      }
+    }
+    sum += tokens > 0 ? of_rank / tokens : 0;
+    ranks_with_tokens += tokens > 0 ? 1 : 0;
+  }
+  return ranks_with_tokens == 0 ? 0 : sum / ranks_with_tokens;
+}
+
+// Balance within sequences as loops over sequences.
+double sequence_balance_by_loops(const Matrix& logits, const Matrix& counted,
+                                 const route::RoutingGroup& group) {
+  const std::vector<int64_t>& sequence = group.sequence.value();
+  const size_t experts = logits.at(0).size();
+  double sum = 0, sequences_with_tokens = 0;
+  for (int64_t number = 0; number <= *std::max_element(sequence.begin(), sequence.end());
+       ++number) {
+    std::vector<double> selected(experts, 0), mean(experts, 0);
+    double tokens = 0, selections = 0;
+    for (size_t token = 0; token < logits.size(); ++token) {
+      if (sequence[token] == number && group.home[token] >= 0) {
+        const auto g = softmax(logits[token]);
+        for (size_t expert = 0; expert < experts; ++expert) {
+          selected[expert] += counted[token][expert];
+          selections += counted[token][expert];
+          mean[expert] += g[expert];
+        }
+        ++tokens;
+      }
+    }
+    for (size_t expert = 0; expert < experts && tokens > 0; ++expert) {
+      sum += static_cast<double>(experts) * selected[expert] / selections * mean[expert] / tokens;
+    }
+    sequences_with_tokens += tokens > 0 ? 1 : 0;
+  }
+  return sum / sequences_with_tokens;
+}
+
+// Which experts each token selects: its k best, or those that top-p gives a weight.
+Matrix selected_experts(const at::Tensor& logits, const route::RouterSettings& settings,
+                        const route::Routing& routing) {
+  Matrix counted(logits.size(0), std::vector<double>(logits.size(1), 0));
+  for (int64_t token = 0; token < logits.size(0); ++token) {
+    const auto order = ranked_experts(matrix_of(logits)[token]);
+    for (int64_t choice = 0; choice < settings.k && settings.family->name == "topk"; ++choice) {
+      counted[token][order[choice]] = 1;
+    }
+    for (int64_t expert = 0; expert < logits.size(1) && settings.family->name == "topp"; ++expert) {
+      counted[token][expert] = routing.combine[token][expert].item<double>() > 0 ? 1 : 0;
+    }
+  }
+  return counted;
+}
+
+// Sequences of uneven lengths, some of one token.
+std::vector<int64_t> random_sequences(std::mt19937& random, int64_t tokens) {
+  std::vector<int64_t> sequence;
+  for (int64_t number = 0; static_cast<int64_t>(sequence.size()) < tokens; ++number) {
+    sequence.insert(sequence.end(), 1 + random() % 12, number);
+  }
+  sequence.resize(tokens);
+  return sequence;
+}
+
 }  // namespace
+
+TEST_CASE("the z-loss equals loops over ranks, uneven and padded ones too", "[route]") {
+  std::mt19937 random(31);
+  for (int round = 0; round < 50; ++round) {
+    auto input = random_routing(random, 40, 8, 4, 0, 0.3);
+    input.group.wants_z_loss = true;
+    for (const char* router : {"top2+ir+fr", "topp:0.5", "expert-choice"}) {
+      INFO(router << " round " << round);
+      const auto losses =
+          route::route(input.logits, route::parse_router(router), input.group).losses;
+      // 40 squares of sums of 8 terms: below 320 rounding errors.
+      CHECK(losses.z.item<double>() ==
+            Approx(z_by_loops(matrix_of(input.logits), input.group)).epsilon(4e-5));
+    }
+  }
+}
+
+TEST_CASE("the z-loss sees the shift of logits that no decision and no weight sees", "[route]") {
+  std::mt19937 random(32);
+  auto input = random_routing(random, 24, 4, 1);
+  input.group.wants_z_loss = true;
+  const auto settings = route::parse_router("top2+ir+fr:cf=1");
+  const at::Tensor logits = input.logits.to(at::kDouble);
+  const auto normaliser = at::logsumexp(logits, 1);
+  const auto plain = route::route(logits, settings, input.group);
+  for (const double shift : {-3.0, 0.5, 20.0}) {
+    const auto moved = route::route(logits + shift, settings, input.group);
+    CHECK(moved.losses.z.item<double>() ==
+          Approx((normaliser + shift).square().mean().item<double>()));
+    CHECK(at::equal(moved.plan.token, plain.plan.token));
+    CHECK(at::equal(moved.plan.expert, plain.plan.expert));
+    CHECK(distance(moved.combine, plain.combine) < 1e-12);
+    CHECK(distance(moved.losses.load_balance, plain.losses.load_balance) < 1e-12);
+  }
+  // Zero exactly where every token's exponentials sum to 1: logits that are log-probabilities.
+  const auto normed = route::route(at::log_softmax(logits, 1), settings, input.group);
+  CHECK(normed.losses.z.item<double>() < 1e-24);
+  // E equal logits of 0 give (ln E)^2.
+  const auto zeros = route::route(at::zeros({24, 4}), settings, input.group);
+  CHECK(zeros.losses.z.item<double>() == Approx(std::log(4.0) * std::log(4.0)));
+}
+
+TEST_CASE("balance within sequences equals loops over sequences, padded ones too", "[route]") {
+  std::mt19937 random(33);
+  for (int round = 0; round < 50; ++round) {
+    auto input = random_routing(random, 40, 8, 4, 0, round % 2 == 0 ? 0.3 : 0);
+    input.group.sequence = random_sequences(random, 40);
+    for (const char* router : {"top1", "top2+ir+fr:cf=0.5", "top3:lb=selected", "topp:0.5"}) {
+      INFO(router << " round " << round);
+      const auto settings = route::parse_router(router);
+      const auto routing = route::route(input.logits, settings, input.group);
+      const Matrix counted = selected_experts(input.logits, settings, routing);
+      CHECK(routing.losses.sequence_balance.item<double>() ==
+            Approx(sequence_balance_by_loops(matrix_of(input.logits), counted, input.group))
+                .epsilon(4e-5));
+    }
+  }
+}
+
+TEST_CASE("balance within sequences is 1 for a uniform router and E for one expert a sequence",
+          "[route]") {
+  auto group = route::spread_over_ranks(16, 2);
+  group.sequence.emplace();
+  for (int64_t token = 0; token < 16; ++token) {
+    group.sequence->push_back(token / 4);
+  }
+  const auto loss = [&](const at::Tensor& logits, const char* router) {
+    return route::route(logits, route::parse_router(router), group)
+        .losses.sequence_balance.item<double>();
+  };
+  for (const char* router : {"top1", "top3", "top3:lb=selected", "topp:0.9"}) {
+    CHECK(loss(at::zeros({16, 4}), router) == Approx(1));
+  }
+  // Each sequence has its own expert: balanced over the batch, as unbalanced as can be within each.
+  at::Tensor own = at::zeros({16, 4});
+  for (int64_t token = 0; token < 16; ++token) {
+    own[token][token / 4] = 100;
+  }
+  CHECK(loss(own, "top1") == Approx(4));
+  auto whole = group;
+  whole.sequence = std::vector<int64_t>(16, 0);
+  CHECK(route::route(own, route::parse_router("top1"), whole)
+            .losses.sequence_balance.item<double>() == Approx(1));
+}
+
+TEST_CASE("one sequence on one rank is the load-balance loss of selected experts over k",
+          "[route]") {
+  std::mt19937 random(34);
+  auto input = random_routing(random, 30, 8, 1, 0, 0.2);
+  input.group.sequence = std::vector<int64_t>(30, 0);
+  for (const int64_t k : {1, 2, 5}) {
+    const auto settings = route::parse_router(fmt::format("top{}:lb=selected", k));
+    const auto losses = route::route(input.logits, settings, input.group).losses;
+    CHECK(losses.sequence_balance.item<double>() ==
+          Approx(losses.load_balance.item<double>() / static_cast<double>(k)).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("balance within sequences knows no ranks", "[route]") {
+  std::mt19937 random(35);
+  auto input = random_routing(random, 48, 8, 4);
+  input.group.sequence = random_sequences(random, 48);
+  const auto settings = route::parse_router("top2");
+  const auto many = route::route(input.logits, settings, input.group).losses;
+  auto alone = route::spread_over_ranks(48, 1);
+  alone.sequence = input.group.sequence;
+  const auto one = route::route(input.logits, settings, alone).losses;
+  CHECK(many.sequence_balance.item<double>() == Approx(one.sequence_balance.item<double>()));
+}
 
 TEST_CASE("load balance equals loops over ranks, uneven and padded ones too", "[route]") {
   std::mt19937 random(21);
@@ -81,7 +266,9 @@ TEST_CASE("a uniform router has load balance 1, or k when selected experts count
 
 TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]") {
   std::mt19937 random(22);
-  const auto input = random_routing(random, 12, 4, 2, 0, 0.2);
+  auto input = random_routing(random, 12, 4, 2, 0, 0.2);
+  input.group.wants_z_loss = true;
+  input.group.sequence = random_sequences(random, 12);
   const at::Tensor logits = input.logits.to(at::kDouble);
   const auto check = [&](const char* router, at::Tensor route::AuxLosses::*which) {
     INFO(router);
@@ -104,6 +291,12 @@ TEST_CASE("auxiliary losses have the gradient of finite differences", "[route]")
   check("topp:0.4", &route::AuxLosses::entropy);
   check("relu:k=1", &route::AuxLosses::l1);
   check("relu:k=1,l1=plain", &route::AuxLosses::l1);
+  for (const char* router : {"top1", "top2+ir+fr:cf=1", "topp:0.4", "expert-choice"}) {
+    check(router, &route::AuxLosses::z);
+  }
+  for (const char* router : {"top1", "top2+ir+fr:cf=1", "topp:0.4"}) {
+    check(router, &route::AuxLosses::sequence_balance);
+  }
 }
 
 TEST_CASE("each family returns its own losses and no others", "[route]") {
@@ -118,6 +311,39 @@ TEST_CASE("each family returns its own losses and no others", "[route]") {
   CHECK(losses_of("topp:0.4").entropy.item<double>() == Approx(std::log(4.0)));
   CHECK_FALSE(losses_of("relu:k=1").load_balance.defined());
   CHECK(losses_of("relu:k=1").l1.defined());
+}
+
+TEST_CASE(
+    "z-loss and balance within sequences are there only where a run asks for them and the "
+    "router has them",
+    "[route]") {
+  auto asked = route::spread_over_ranks(4, 1);
+  asked.wants_z_loss = true;
+  asked.sequence = std::vector<int64_t>{0, 0, 1, 1};
+  for (const char* router : {"top2", "topp:0.4", "relu:k=1", "expert-choice"}) {
+    INFO(router);
+    const auto settings = route::parse_router(router);
+    const auto silent =
+        route::route(at::zeros({4, 4}), settings, route::spread_over_ranks(4, 1)).losses;
+    CHECK_FALSE(silent.z.defined());
+    CHECK_FALSE(silent.sequence_balance.defined());
+    const auto losses = route::route(at::zeros({4, 4}), settings, asked).losses;
+    CHECK(losses.z.defined() == settings.family->has_softmax_scores);
+    CHECK(losses.sequence_balance.defined() == settings.family->load_balance_coef.has_value());
+  }
+}
+
+TEST_CASE("a batch without tokens has z-loss and balance 0, with a gradient of nothing",
+          "[route]") {
+  route::RoutingGroup none;
+  none.wants_z_loss = true;
+  none.sequence.emplace();
+  const auto logits = at::zeros({0, 4}).requires_grad_(true);
+  const auto losses = route::route(logits, route::parse_router("top2"), none).losses;
+  CHECK(losses.z.item<double>() == 0);
+  CHECK(losses.sequence_balance.item<double>() == 0);
+  (losses.z + losses.sequence_balance).backward();
+  CHECK(logits.grad().sizes() == at::IntArrayRef({0, 4}));
 }
 
 TEST_CASE("losses of layers add up, absent ones stay absent", "[route]") {

@@ -77,6 +77,23 @@ TEST_CASE("p and max of top-p change in silence, and max goes where it is not sa
                 {"topp:0.4,max=2", {"topp:0.4", "", {}}, "topp:0.4"}});
 }
 
+TEST_CASE("a bias comes in silence as it is asked for, and goes with a note where none is named",
+          "[route]") {
+  for (const auto purpose : kBoth) {
+    const ResolvedRouter kept = resolve("top2:bias=0.001", {"", "2", {}}, purpose);
+    CHECK(kept.router == router("top2:cf=2,bias=0.001"));
+    CHECK(kept.notes.empty());
+    const ResolvedRouter gone = resolve("top2:bias=0.001", {"top2+ir", "", {}}, purpose);
+    CHECK(gone.router == router("top2+ir"));
+    CHECK(gone.notes == std::vector<std::string>{
+                            "top2+ir in place of the stored top2:bias=0.001: bias was 0.001; a "
+                            "router that names none chooses by its scores alone"});
+    const ResolvedRouter fresh = resolve("top2", {"top2:bias=0.01", "", {}}, purpose);
+    CHECK(fresh.router == router("top2:bias=0.01"));
+    CHECK(fresh.notes.empty());
+  }
+}
+
 TEST_CASE("k inside top-k is noted once, and the capacity factor of the folder stays", "[route]") {
   for (const auto purpose : kBoth) {
     const ResolvedRouter kept = resolve("top1", {"top2", "", {}}, purpose);

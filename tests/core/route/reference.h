@@ -89,12 +89,17 @@ struct Competition {
 
 inline void reference_top_k(const Matrix& logits, const Matrix& scores,
                             const route::RouterSettings& s, const route::RoutingGroup& group,
-                            ReferencePlan& plan) {
+                            const std::vector<double>& bias, ReferencePlan& plan) {
   const auto tokens = static_cast<int64_t>(logits.size());
   const auto experts = static_cast<int64_t>(logits[0].size());
   std::vector<std::vector<int64_t>> order;
   for (const auto& row : logits) {
     order.push_back(ranked_experts(row));
+    if (!bias.empty()) {  // chosen by g + bias; equal sums: the higher logit first
+      const std::vector<double> g = softmax(row);
+      std::stable_sort(order.back().begin(), order.back().end(),
+                       [&](int64_t a, int64_t b) { return g[a] + bias[a] > g[b] + bias[b]; });
+    }
   }
   // The choices that compete with each other: one at a time, or the first k together.
   std::vector<std::vector<int64_t>> rounds;
@@ -193,11 +198,12 @@ inline Matrix reference_weights(const Matrix& logits, const route::RouterSetting
 
 inline ReferencePlan reference_route(const Matrix& logits, const Matrix& scores,
                                      const route::RouterSettings& settings,
-                                     const route::RoutingGroup& group) {
+                                     const route::RoutingGroup& group,
+                                     const std::vector<double>& bias = {}) {
   ReferencePlan plan;
   if (!logits.empty()) {
     if (settings.family->name == "topk") {
-      reference_top_k(logits, scores, settings, group, plan);
+      reference_top_k(logits, scores, settings, group, bias, plan);
     } else {
       reference_selection(logits, settings, group, plan);
     }

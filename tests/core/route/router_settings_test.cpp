@@ -52,10 +52,16 @@ TEST_CASE("a canonical router parses to settings that print as the same text", "
 
 TEST_CASE("many spellings of a router have one canonical form", "[route]") {
   const std::vector<std::pair<std::string, std::string>> spellings = {
-      {"TOP1+FR+IR", "top1+ir+fr"},      {"Top2:CF=2.0", "top2"},
-      {"top2:cf=1", "top2:cf=1"},        {"top1:st=on,order=choice,lb=first,gate=selected", "top1"},
-      {"top1:cf=INF", "top1:cf=inf"},    {"RELU:K=1,L1=Refined", "relu:k=1"},
-      {"relu:mult=1.2,k=3", "relu:k=3"}, {"TOPP:0.40", "topp:0.4"},
+      {"TOP1+FR+IR", "top1+ir+fr"},
+      {"Top2:CF=2.0", "top2"},
+      {"top2:cf=1", "top2:cf=1"},
+      {"top1:st=on,order=choice,lb=first,gate=selected", "top1"},
+      {"top1:cf=INF", "top1:cf=inf"},
+      {"RELU:K=1,L1=Refined", "relu:k=1"},
+      {"relu:mult=1.2,k=3", "relu:k=3"},
+      {"TOPP:0.40", "topp:0.4"},
+      {"top2:bias=1e-3", "top2:bias=0.001"},
+      {"top2:bias=0", "top2:bias=0"},
   };
   for (const auto& [written, canonical] : spellings) {
     CHECK(to_string(parse_router(written)) == canonical);
@@ -98,6 +104,9 @@ TEST_CASE("a broken router text names the part that is wrong and what is known",
       {"top1:st=yes", "'st=' takes on or off"},
       {"top1:lb=second", "'lb=' takes first or selected"},
       {"top1:order=token", "'order=' takes choice or score"},
+      {"top1:bias=on", "'bias=on' is not understood, 'bias=' takes a number from 0 to 1"},
+      {"top1:bias=-0.001", "bias must be a number from 0 to 1, is -0.001"},
+      {"topp:0.4,bias=0.001", "unknown option 'bias=0.001'"},
       {"topp", "'topp' needs the probability to reach, from 0 to 1, e.g. topp:0.4"},
       {"topp:1.5", "p is a share of probability from 0 to 1, is 1.5"},
       {"topp:-0.1", "p is a share of probability from 0 to 1, is -0.1"},
@@ -126,7 +135,8 @@ TEST_CASE("the JSON form has the keys of the format in their order", "[route]") 
   CHECK(
       to_json(parse_router("top1+ir+fr")).dump() ==
       R"({"family":"topk","k":1,"ir":true,"fr":true,"capacity_factor":1.0,"gate_norm":"selected",)"
-      R"("straight_through":true,"lb_count":"first","slot_order":"choice","p":null,)"
+      R"("straight_through":true,"lb_count":"first","slot_order":"choice","bias_rate":null,)"
+      R"("p":null,)"
       R"("max_experts":null,"lambda0":null,"lambda_multiplier":null,"l1":null})");
   CHECK(router_from_json(Json::parse(R"({"family":"topk","k":2,"capacity_factor":null})"), "c") ==
         parse_router("top2:cf=inf"));
@@ -176,6 +186,7 @@ TEST_CASE("a router must fit the number of experts", "[route]") {
 
 TEST_CASE("default coefficients are those of the papers", "[route]") {
   CHECK(default_lb_coef(parse_router("top2+ir")) == 1e-2);
+  CHECK(default_lb_coef(parse_router("top2+ir:bias=0.001")) == 0);
   CHECK(default_lb_coef(parse_router("topp:0.4")) == 1e-2);
   CHECK(default_lb_coef(parse_router("relu:k=1")) == 0);
   CHECK(default_entropy_coef(parse_router("topp:0.4")) == 1e-4);

@@ -125,15 +125,18 @@ TEST_CASE("an empty batch gives an empty plan, zero losses and zero counters", "
   for (const auto& settings : all_routers()) {
     INFO(to_string(settings));
     const auto logits = at::zeros({0, 4}).requires_grad_(true);
-    const auto routing = route::route(logits, settings, route::spread_over_ranks(0, 2));
+    auto group = route::spread_over_ranks(0, 2);
+    group.wants_z_loss = true;
+    group.sequence.emplace();
+    const auto routing = route::route(logits, settings, group);
     CHECK(routing.plan.token.numel() == 0);
     CHECK(routing.combine.sizes() == at::IntArrayRef({0, 4}));
     CHECK(routing.weights.numel() == 0);
     const auto values = route::read_counters({routing.counters})[0];
     CHECK(values.tokens + values.requests + values.slots_total + values.rows() == 0);
     CHECK(values.tokens_per_expert.size() == 4);
-    for (const auto& loss :
-         {routing.losses.load_balance, routing.losses.entropy, routing.losses.l1}) {
+    for (const auto member : route::kAllLosses) {
+      const at::Tensor& loss = routing.losses.*member;
       CHECK((!loss.defined() || loss.item<double>() == 0));
     }
   }
@@ -195,10 +198,11 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
   for (const auto& settings : all_routers()) {
     INFO(to_string(settings));
     const int64_t ranks = 4;
-    const auto input = random_routing(random, 60, 8, ranks, 0.5, 0.1);
+    auto input = random_routing(random, 60, 8, ranks, 0.5, 0.1);
+    input.group.wants_z_loss = true;
     const auto together = route::route(input.logits, settings, input.group);
     const auto all = used_rows(together.plan, input.group, 8);
-    double balance = 0, entropy = 0, l1 = 0;
+    double balance = 0, entropy = 0, l1 = 0, z = 0;
     int64_t with_tokens = 0;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       route::RoutingGroup alone = input.group;
@@ -224,6 +228,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
       balance += value(part.losses.load_balance);
       entropy += value(part.losses.entropy);
       l1 += value(part.losses.l1);
+      z += value(part.losses.z);
     }
     // A loss is the mean over ranks that hold tokens; f32 sums in another order.
     const auto close = [&](const at::Tensor& loss, double sum) {
@@ -232,6 +237,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
     CHECK(close(together.losses.load_balance, balance));
     CHECK(close(together.losses.entropy, entropy));
     CHECK(close(together.losses.l1, l1));
+    CHECK(close(together.losses.z, z));
   }
 }
 

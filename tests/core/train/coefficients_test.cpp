@@ -46,6 +46,45 @@ TEST_CASE("a coefficient is the flag's, else the folder's, else the router's def
   CHECK(resolved("topp:0.4", "topp:0.4", flags).entropy_coef == 0.125);
 }
 
+TEST_CASE("z-loss and balance within sequences are off until a flag or the folder says otherwise",
+          "[train]") {
+  CHECK_FALSE(resolved("top2", "top1").z_coef);
+  CHECK_FALSE(resolved("top2", "top1").seq_lb_coef);
+  const auto resolved_of = [](const std::string& router, std::optional<double> flag) {
+    model::MoeConfig moe = folder("top2");
+    moe.z_coef = 0.25;
+    moe.seq_lb_coef = 0.125;
+    TrainSettings settings;
+    settings.z_coef = settings.seq_lb_coef = flag;
+    resolve_coefficients(settings, moe, {parse_router(router), 1, {}, false});
+    return std::pair(settings.z_coef, settings.seq_lb_coef);
+  };
+  using Both = std::pair<std::optional<double>, std::optional<double>>;
+  CHECK((resolved_of("top1", {}) == Both(0.25, 0.125)));
+  CHECK((resolved_of("top1", 0.5) == Both(0.5, 0.5)));
+  CHECK((resolved_of("top1", 0) == Both(0, 0)));  // said, or the folder's would come back
+  for (const char* router : {"topp:0.4", "expert-choice", "relu:k=1"}) {  // other families
+    CHECK((resolved_of(router, {}) == Both()));
+  }
+  TrainSettings flags;
+  flags.z_coef = 0.001;
+  flags.seq_lb_coef = 0.0001;
+  CHECK(words("top1", flags) ==
+        "language model + 0.5 x load balance (of first choices) + 0.001 x z-loss + 0.0001 x load "
+        "balance within each sequence");
+}
+
+TEST_CASE("a bias takes the place of the load-balance loss unless a coefficient is said",
+          "[train]") {
+  CHECK(resolved("top2", "top2:bias=0.001").lb_coef == 0);
+  CHECK(resolved("top2:bias=0.01", "top2:bias=0.001").lb_coef == 0.5);  // what was trained with
+  CHECK(resolved("top2:bias=0.01", "top2").lb_coef == 0.01);
+  TrainSettings flags;
+  flags.lb_coef = 0.125;
+  CHECK(resolved("top2", "top2:bias=0.001", flags).lb_coef == 0.125);
+  CHECK(route::default_lb_coef(parse_router("top2:bias=0")) == 0);
+}
+
 TEST_CASE("lambda is the flag's, else a named lambda0, else the folder's, else lambda0",
           "[train]") {
   CHECK(resolved("relu:k=1", "relu:k=1").lambda == 1e-8);
@@ -103,6 +142,17 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused", "
               "out",
               router));
   }
+  CHECK(
+      refusal("relu:k=1", [](auto& s) { s.z_coef = 0.001; }) ==
+      "--z-coef 0.001: relu:k=1 has no softmax, whose normaliser the z-loss keeps small; leave it "
+      "out");
+  CHECK(refusal("relu:k=1", [](auto& s) { s.seq_lb_coef = 1; }) ==
+        "--seq-lb-coef 1: relu:k=1 has no load-balance loss within sequences, its adaptive L1 "
+        "spreads the load; leave it out");
+  CHECK(refusal("expert-choice", [](auto& s) { s.seq_lb_coef = 1; }) ==
+        "--seq-lb-coef 1: expert-choice has no load-balance loss within sequences, every expert "
+        "takes equally many tokens; leave it out");
+  CHECK(refusal("expert-choice", [](auto& s) { s.z_coef = 1; }).empty());
   CHECK(refusal("relu:k=1", [](auto& s) { s.lb_coef = 0; }).empty());
   TrainSettings dense;
   dense.model = "folder";
@@ -110,6 +160,14 @@ TEST_CASE("a coefficient for a loss that the router does not have is refused", "
   CHECK(test::user_error_of([&] { refuse_coefficients(dense); }) ==
         "--lb-coef 0.5: folder is a dense folder, which has no router to weigh a loss of; leave it "
         "out");
+  for (const auto member : {&TrainSettings::z_coef, &TrainSettings::seq_lb_coef}) {
+    TrainSettings one;
+    one.model = "folder";
+    one.*member = 0.5;
+    CHECK(test::user_error_of([&] {
+            refuse_coefficients(one);
+          }).find("coef 0.5: folder is a dense folder") != std::string::npos);
+  }
 }
 
 TEST_CASE("what a router does not have stays empty, so that settings.toml does not say it",
@@ -117,6 +175,8 @@ TEST_CASE("what a router does not have stays empty, so that settings.toml does n
   const TrainSettings relu = resolved("relu:k=1", "relu:k=1");
   CHECK_FALSE(relu.lb_coef);
   CHECK_FALSE(relu.entropy_coef);
+  CHECK_FALSE(relu.z_coef);
+  CHECK_FALSE(relu.seq_lb_coef);
   const TrainSettings top = resolved("top1", "top1");
   CHECK_FALSE(top.entropy_coef);
   CHECK_FALSE(top.lambda);

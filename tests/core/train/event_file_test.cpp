@@ -87,6 +87,12 @@ TEST_CASE("curves are the numbers of a line, few of them per layer", "[train]") 
                                                      {"layer_2/experts_per_token", 2.0}}));
 }
 
+TEST_CASE("losses that a run asks for are curves", "[train]") {
+  const Json line = Json::parse(R"({"step": 3, "z_loss": 1.5, "sequence_balance_loss": 2.5})");
+  CHECK((curves_of(line) == std::vector<std::pair<std::string, double>>{
+                                {"train/sequence_balance_loss", 2.5}, {"train/z_loss", 1.5}}));
+}
+
 TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
   const Json line = Json::parse(
       R"({"step": 0, "held_out_loss": 2.5, "evaluation_seconds": 1,

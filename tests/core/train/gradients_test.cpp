@@ -228,14 +228,64 @@ TEST_CASE("auxiliary losses are means over micro-batches and reach the router al
   CHECK(router_norm > 0);
 }
 
+TEST_CASE(
+    "z-loss and balance within sequences are added as their coefficients say, and computed "
+    "nowhere else",
+    "[train]") {
+  const TempDir dir;
+  write_upcycled(dir / "dense", dir / "moe", "top2");
+  const auto model = load_for_training(dir / "moe");
+  auto batches = random_batches(3, 3);
+  for (auto& batch : batches) {  // no targets: what is left is the auxiliary losses
+    std::fill(batch.targets.begin(), batch.targets.end(), data::kNoLoss);
+    batch.target_count = 0;
+  }
+  const auto routing = model.default_routing();
+  const auto silent = add_gradients(model, batches, routing, {});
+  CHECK_FALSE(silent.z);
+  CHECK_FALSE(silent.sequence_balance);
+  take_gradients(model);
+
+  // The obvious form: every micro-batch forward, its losses times coefficient / micro-batches.
+  auto asked = routing;
+  asked.wants_z_loss = asked.wants_sequence_balance = true;
+  double z = 0, sequence_balance = 0;
+  for (const auto& batch : batches) {
+    const auto losses =
+        model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked).losses;
+    (losses.z * (0.5 / 3) + losses.sequence_balance * (0.25 / 3)).backward();
+    z += losses.z.item<double>() / 3;
+    sequence_balance += losses.sequence_balance.item<double>() / 3;
+  }
+  const auto expected = take_gradients(model);
+  const auto step = add_gradients(model, batches, routing, {0, 0, 0, 0.5, 0.25});
+  CHECK(*step.z == Approx(z).epsilon(kTolerance));
+  CHECK(*step.sequence_balance == Approx(sequence_balance).epsilon(kTolerance));
+  const auto found = take_gradients(model);
+  double norm = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    CHECK((found[i] - expected[i]).norm().item<double>() <=
+          1e-5 * expected[i].norm().item<double>() + 1e-12);
+    norm += expected[i].norm().item<double>();
+  }
+  CHECK(norm > 0);
+  const auto only_z = add_gradients(model, batches, routing, {0, 0, 0, 0.5});
+  CHECK(only_z.z);
+  CHECK_FALSE(only_z.sequence_balance);
+}
+
 TEST_CASE("layers computed again give the same bits", "[train]") {
   const TempDir dir;
-  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1"};
-  const AuxCoefficients coefficients{0.01, 0.01, 0.1};
+  const std::vector<std::string> routers = {"top1", "top2+ir+fr", "topp:0.4", "relu:k=1",
+                                            "top2+ir+fr:bias=0.1"};
+  const AuxCoefficients coefficients{0.01, 0.01, 0.1, 0.01, 0.01};
   for (size_t index = 0; index < routers.size(); ++index) {
     const auto folder = dir / fmt::format("moe{}", index);
     write_upcycled(dir / fmt::format("dense{}", index), folder, routers[index]);
     auto model = load_for_training(folder);
+    for (const Tensor& bias : model.router_biases()) {
+      at::Tensor(bias).copy_(at::arange(4) * 0.1);
+    }
     for (const auto precision : {model::Precision::kF32, model::Precision::kBf16}) {
       const auto batches = random_batches(2, 3);
       model.set_compute({precision, model::Recompute::kNone});
@@ -247,6 +297,8 @@ TEST_CASE("layers computed again give the same bits", "[train]") {
         const auto found = add_gradients(model, batches, model.default_routing(), coefficients);
         CHECK(found.loss == expected.loss);
         CHECK(found.load_balance == expected.load_balance);
+        CHECK(found.z == expected.z);
+        CHECK(found.sequence_balance == expected.sequence_balance);
         CHECK(found.sparsity == expected.sparsity);
         CHECK(found.layers.size() == expected.layers.size());
         CHECK(found.layers[0].tokens == expected.layers[0].tokens);

@@ -135,6 +135,8 @@ TEST_CASE("what is known to fail is said in a sentence each, and nothing else is
   CHECK(mentions(known_failures(start), "only the load-balance loss moves the router"));
   start.balance_loss = false;
   CHECK(mentions(known_failures(start), "with --lb-coef 0 nothing moves the router"));
+  start.other_loss = true;
+  CHECK(mentions(known_failures(start), "only the auxiliary losses move the router"));
 
   start = start_of("top1+ir", 8, 128);
   REQUIRE(known_failures(start).size() == 1);

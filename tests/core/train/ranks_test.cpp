@@ -112,11 +112,13 @@ void check_equal(const std::vector<StepRecord>& records, const std::vector<StepR
     balance = std::max(balance,
                        relative(records[i].auxiliary.value_or(0), truth[i].auxiliary.value_or(0)));
     CHECK(records[i].lambda == truth[i].lambda);
+    CHECK(records[i].bias_max == truth[i].bias_max);
     REQUIRE(records[i].layer_counters.size() == truth[i].layer_counters.size());
     for (size_t layer = 0; layer < truth[i].layer_counters.size(); ++layer) {
       const auto& mine = records[i].layer_counters[layer];
       const auto& its = truth[i].layer_counters[layer];
       CHECK(mine.tokens_per_expert == its.tokens_per_expert);
+      CHECK(mine.requests_per_expert == its.requests_per_expert);
       CHECK(mine.rank_dropped == its.rank_dropped);
       CHECK(mine.rank_ir == its.rank_ir);
       CHECK(mine.fr_filled == its.fr_filled);
@@ -135,7 +137,8 @@ struct Shape {
 }  // namespace
 
 TEST_CASE("processes and replicas do not show in losses, norms, decisions or weights", "[train]") {
-  for (const char* router : {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1"}) {
+  for (const char* router :
+       {"top1", "top1+ir+fr", "top2:cf=inf", "topp:0.4", "relu:k=1", "top2+ir+fr:bias=0.01"}) {
     for (const int64_t logical_ranks : {4, 8}) {
       RankedWorld world(router, logical_ranks);
       const auto truth = world.train_on(1, "one");
@@ -145,6 +148,34 @@ TEST_CASE("processes and replicas do not show in losses, norms, decisions or wei
         world.settings.replicas = replicas;
         const auto records = world.train_on(processes, "many");
         check_equal(records, truth);
+        CHECK(distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
+        fs::remove_all(world.dir / "many");
+      }
+    }
+  }
+}
+
+TEST_CASE("z-loss and balance within sequences are one process's on many, computed again or not",
+          "[train]") {
+  for (const char* router : {"top1+ir+fr", "topp:0.4"}) {
+    RankedWorld world(router, 4);
+    world.settings.steps = 8;
+    world.settings.z_coef = 0.1;
+    world.settings.seq_lb_coef = 0.1;
+    const auto truth = world.train_on(1, "one");
+    CHECK(truth[0].z_loss);
+    for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
+      for (const auto& [processes, replicas] : {Shape{2, 1}, {2, 2}, {4, 1}, {4, 2}}) {
+        INFO(router << ", " << processes << " processes, " << replicas << " replicas");
+        world.settings.replicas = replicas;
+        world.settings.compute.recompute = recompute;
+        const auto records = world.train_on(processes, "many");
+        check_equal(records, truth);
+        for (size_t i = 0; i < truth.size(); ++i) {
+          CHECK(relative(*records[i].z_loss, *truth[i].z_loss) < kTolerance);
+          CHECK(relative(*records[i].sequence_balance_loss, *truth[i].sequence_balance_loss) <
+                kTolerance);
+        }
         CHECK(distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
         fs::remove_all(world.dir / "many");
       }
@@ -246,10 +277,14 @@ TEST_CASE("rows that do not divide: ranks without a row, and unequal ones, go on
     write_rows(world.settings.data.front());  // of unequal length
     world.settings.steps = 3;
     world.settings.micro_batch = world.settings.global_batch = 3;  // of four places one has none
+    if (std::string(router) != "relu:k=1") {
+      world.settings.z_coef = world.settings.seq_lb_coef = 0.01;
+    }
     const auto records = world.train_on(4);
     REQUIRE(records.size() == 3);
     for (const auto& record : records) {
       CHECK(std::isfinite(record.loss));
+      CHECK(std::isfinite(record.auxiliary.value()));
       CHECK(record.layer_counters[0].tokens == record.tokens);
     }
   }

@@ -112,11 +112,26 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   }
   for (int64_t step = 1; step <= 20'000; ++step) {
     Json line = {{"step", step}};
-    for (const char* name :
-         {"loss", "grad_norm", "lr", "tokens_per_second", "load_balance_loss", "auxiliary_loss",
-          "entropy_loss", "l1_loss", "lambda", "sparsity", "dropped_share", "filled_share",
-          "ir_share", "unserved_share", "experts_per_token", "load_max_over_mean", "dead_experts",
-          "entropy"}) {
+    for (const char* name : {"loss",
+                             "grad_norm",
+                             "lr",
+                             "tokens_per_second",
+                             "load_balance_loss",
+                             "auxiliary_loss",
+                             "entropy_loss",
+                             "l1_loss",
+                             "z_loss",
+                             "sequence_balance_loss",
+                             "lambda",
+                             "sparsity",
+                             "dropped_share",
+                             "filled_share",
+                             "ir_share",
+                             "unserved_share",
+                             "experts_per_token",
+                             "load_max_over_mean",
+                             "dead_experts",
+                             "entropy"}) {
       line[name] = 1.2345678 + std::sin(static_cast<double>(step));
     }
     if (step % 20 == 0) {
@@ -127,7 +142,7 @@ TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") 
   const std::string page = report_page(dir.path(), history);
   CHECK(page.size() < 2'000'000);
   const Json data = drawn_data(page);
-  CHECK(panel_titles(data).size() == 18 + 32);  // a panel a number, a map a layer
+  CHECK(panel_titles(data).size() == 20 + 32);  // a panel a number, a map a layer
   const Json& maps = data["sections"].back();
   CHECK(maps["panels"][31]["title"] == "Layer 31");
   CHECK(maps["panels"][31]["values"].size() == 64 * maps["x"]["ranges"].size());

@@ -70,6 +70,123 @@ TEST_CASE(
   }
 }
 
+// The biases of the folder's routers, a row a MoE layer.
+std::vector<std::vector<float>> biases_of(const fs::path& folder) {
+  std::vector<std::vector<float>> all;
+  for (const auto& bias : model::Llama::load(io::Checkpoint(folder)).router_biases()) {
+    all.emplace_back(bias.data_ptr<float>(), bias.data_ptr<float>() + bias.numel());
+  }
+  return all;
+}
+
+TEST_CASE("the bias of each expert follows the requests of whole steps, and the folder has it",
+          "[train]") {
+  World world("top2:bias=0.01");
+  world.settings.global_batch = 8;  // two micro-batches a step
+  std::string said;
+  std::vector<StepRecord> records;
+  TrainCallbacks callbacks;
+  callbacks.on_start = [&](const RunPlan& plan) { said = plan.losses; };
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  train::train(world.settings, callbacks);
+  CHECK(said ==
+        "language model; load balance (of first choices) is off (coefficient 0); a bias of the "
+        "choice balances, by 0.01 a step");
+  std::vector<std::vector<float>> expected(2, std::vector<float>(4, 0));  // by plain loops
+  for (const auto& record : records) {
+    float largest = 0;
+    for (const auto& layer : expected) {
+      for (const float bias : layer) {
+        largest = std::max(largest, std::abs(bias));
+      }
+    }
+    CHECK(*record.bias_max == largest);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const auto& requests = record.layer_counters.at(layer).requests_per_expert;
+      REQUIRE(requests.size() == 4);
+      int64_t sum = 0;
+      for (const int64_t load : requests) {
+        sum += load;
+      }
+      CHECK(sum == 2 * record.tokens);
+      for (size_t expert = 0; expert < 4; ++expert) {
+        expected[layer][expert] += 4 * requests[expert] < sum   ? 0.01F
+                                   : 4 * requests[expert] > sum ? -0.01F
+                                                                : 0;
+      }
+    }
+  }
+  const fs::path trained = world.settings.run / "final";
+  CHECK((biases_of(trained) == expected));
+  const Json config = read_json(trained / "config.json");
+  CHECK(config["model_type"] == "moe_biased");
+  CHECK(config["moe"]["router"]["bias_rate"] == 0.01);
+  const OrderedJson line = to_json(records[3]);
+  CHECK(line["bias_max"].get<double>() > 0);
+  CHECK(line["layers"][1]["requests_per_expert"].size() == 4);
+  const io::Checkpoint folder(trained);
+  CHECK(folder.info("model.layers.0.mlp.gate.e_score_correction_bias").dtype == io::DType::kF32);
+
+  // Another run goes on from it; bias=0 keeps it where it is, a router that names none drops it.
+  world.settings.model = trained;
+  world.settings.steps = 2;
+  world.settings.run = world.dir / "on";
+  CHECK(world.train()[0].bias_max > 0);
+  CHECK_FALSE((biases_of(world.dir / "on/final") == expected));
+  world.settings.run = world.dir / "still";
+  world.settings.router.router = "top2:bias=0";
+  world.train();
+  CHECK((biases_of(world.dir / "still/final") == expected));
+  world.settings.run = world.dir / "frozen";
+  world.settings.router.router = "";
+  world.settings.trained = {"experts"};
+  world.train();
+  CHECK((biases_of(world.dir / "frozen/final") == expected));
+  world.settings.trained.clear();
+  world.settings.run = world.dir / "without";
+  world.settings.router.router = "top2";
+  CHECK_FALSE(world.train()[0].bias_max);
+  CHECK(biases_of(world.dir / "without/final").empty());
+  CHECK(read_json(world.dir / "without/final/config.json")["model_type"] == "qwen2_moe");
+}
+
+TEST_CASE("a router that is given a bias begins with zeros, and its loss of balance is off",
+          "[train]") {
+  World world("top2");
+  world.settings.steps = 3;
+  const auto plain = world.train();
+  world.settings.run = world.dir / "still";
+  world.settings.router.router = "top2:bias=0";
+  world.settings.lb_coef = 0.01;
+  CHECK(losses(world.train()) == losses(plain));
+  world.settings.run = world.dir / "moves";
+  world.settings.router.router = "top2:bias=0.125";
+  world.settings.lb_coef.reset();
+  const auto moved = world.train();
+  CHECK(moved[0].loss == plain[0].loss);
+  CHECK(*moved[0].bias_max == 0);
+  CHECK(*moved[1].bias_max == 0.125);
+  CHECK(*moved[0].auxiliary == 0);
+}
+
+TEST_CASE("a step that moves no weight moves no bias", "[train]") {
+  World world("top2:bias=0.125");
+  world.settings.steps = 4;
+  world.settings.lr = 1e30;  // the second step's loss is no number
+  world.settings.clip = 0;
+  std::vector<StepRecord> records;
+  TrainCallbacks callbacks;
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  try {
+    train::train(world.settings, callbacks);
+  } catch (const std::runtime_error&) {  // several in a row
+  }
+  REQUIRE(records.size() >= 3);
+  REQUIRE(records[1].skipped);
+  CHECK(*records[1].bias_max == 0.125);
+  CHECK(*records[2].bias_max == 0.125);
+}
+
 TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]") {
   World world("relu:k=1");
   const auto records = world.train();
@@ -136,6 +253,63 @@ TEST_CASE("the folder stores the coefficients that it was trained with", "[train
   moe = read_json(world.settings.run / "final" / "config.json")["moe"];
   CHECK(moe["lb_coef"] == 0.01);  // another family: its default
   CHECK(moe["entropy_coef"] == 0.0);
+}
+
+TEST_CASE(
+    "z-loss and balance within sequences stand in the metrics and the folder where they are in "
+    "force, and nowhere else",
+    "[train]") {
+  World world("top2+ir");
+  world.settings.steps = 2;
+  const auto silent = world.train();
+  CHECK_FALSE(to_json(silent[0]).contains("z_loss"));
+  CHECK_FALSE(to_json(silent[0]).contains("sequence_balance_loss"));
+  const Json before = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK_FALSE(before.contains("z_coef"));
+  CHECK_FALSE(before.contains("seq_lb_coef"));
+  CHECK(read_file(world.settings.run / "settings.toml").find("z-coef") == std::string::npos);
+
+  world.settings.run = world.dir / "both";
+  world.settings.z_coef = 0.125;
+  world.settings.seq_lb_coef = 0.0625;
+  const auto records = world.train();
+  const OrderedJson line = to_json(records[0]);
+  CHECK(line["z_loss"].get<double>() > 0);
+  CHECK(line["sequence_balance_loss"].get<double>() > 0);
+  CHECK(*records[0].auxiliary ==
+        Approx(0.01 * *records[0].load_balance_loss + 0.125 * *records[0].z_loss +
+               0.0625 * *records[0].sequence_balance_loss));
+  CHECK(records[0].load_balance_loss == silent[0].load_balance_loss);
+  const Json moe = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(moe["z_coef"] == 0.125);
+  CHECK(moe["seq_lb_coef"] == 0.0625);
+  const std::string toml = read_file(world.settings.run / "settings.toml");
+  CHECK(toml.find("z-coef = 0.125\nseq-lb-coef = 0.0625\n") != std::string::npos);
+
+  // The folder's coefficients are the next run's, until it is told otherwise.
+  world.settings.model = world.settings.run / "final";
+  world.settings.run = world.dir / "on";
+  world.settings.z_coef.reset();
+  world.settings.seq_lb_coef = 0;
+  const auto on = world.train();
+  CHECK(on[0].z_loss);
+  CHECK_FALSE(on[0].sequence_balance_loss);
+  const Json after = read_json(world.settings.run / "final" / "config.json")["moe"];
+  CHECK(after["z_coef"] == 0.125);
+  CHECK_FALSE(after.contains("seq_lb_coef"));
+}
+
+TEST_CASE("a z-loss keeps the normaliser of the router smaller than a run without one does",
+          "[train]") {
+  World world("top2");
+  world.settings.steps = 12;
+  world.settings.z_coef = 1e-9;  // to be told of it
+  const auto free = world.train();
+  world.settings.run = world.dir / "held";
+  world.settings.z_coef = 0.5;
+  const auto held = world.train();
+  CHECK(*held.front().z_loss == *free.front().z_loss);
+  CHECK(*held.back().z_loss < 0.9 * *free.back().z_loss);
 }
 
 TEST_CASE("the plan says what is minimised", "[train]") {
@@ -266,6 +440,8 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
            "--lb-coef 0.01: relu:k=1 has no load-balance loss");
   contains(error_of("", [](World& w) { w.settings.entropy_coef = 0.01; }),
            "which has no router to weigh a loss of");
+  contains(error_of("", [](World& w) { w.settings.z_coef = 0.01; }),
+           "which has no router to weigh a loss of");
   contains(error_of("", [](World& w) { w.settings.seq_len = 10; }),
            "rows.jsonl line 4: the example has 11 tokens, --seq-len is 10; raise it");
   contains(error_of("", [](World& w) { w.settings.seq_len = 129; }),
@@ -311,11 +487,18 @@ TEST_CASE("a step says how much of its time it waited for data", "[train]") {
   CHECK(Json::parse(line).contains("data_wait_seconds"));
 }
 
-TEST_CASE("a run that was stopped goes on bit for bit, whatever the router", "[train]") {
-  for (const char* router : {"", "top1+ir+fr", "topp:0.4", "relu:k=1"}) {
+TEST_CASE("a run that was stopped goes on bit for bit, whatever the router and its losses",
+          "[train]") {
+  for (const auto& [router, with_losses] :
+       {std::pair("", false), std::pair("top1+ir+fr", false), std::pair("top2+ir", true),
+        std::pair("topp:0.4", false), std::pair("relu:k=1", false),
+        std::pair("top2+ir+fr:bias=0.01", false)}) {
     INFO(router);
     World world(router);
     world.settings.global_batch = 8;
+    if (with_losses) {
+      world.settings.z_coef = world.settings.seq_lb_coef = 0.1;
+    }
     world.train();
     const fs::path whole = world.settings.run;
     const std::string weights = read_file(whole / "final" / "model.safetensors");

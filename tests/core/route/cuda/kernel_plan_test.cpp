@@ -65,3 +65,24 @@ TEST_CASE("a GPU routes as the rules do on the CPU, unused rows too", "[route][g
         CHECK(at::allclose(actual.combine.cpu(), expected.combine, 1e-5, 1e-6));
       });
 }
+
+TEST_CASE("a GPU routes under a bias as the rules do on the CPU", "[route][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(2);
+  for (const auto* text : {"top1:bias=0.1", "top2+ir+fr:cf=0.7,bias=0.1", "top3:cf=inf,bias=0"}) {
+    CAPTURE(text);
+    const RouterSettings settings = parse_router(text);
+    CHECK_FALSE(has_kernel_plan(settings, 4));  // the kernels' choice knows no bias
+    for (const int64_t tokens : {0, 1, 33, 64}) {
+      const at::Tensor logits = at::randn({tokens, 4}) * 2, bias = at::randn({4}) * 0.3;
+      const RoutingGroup group = spread_over_ranks(tokens, 2);
+      const Routing expected = route(logits, settings, group, bias);
+      const Routing actual =
+          route(logits.to(moe::test::kGpu), settings, group, bias.to(moe::test::kGpu));
+      check_equal(actual.plan, expected.plan);
+      CHECK(at::allclose(actual.combine.cpu(), expected.combine, 1e-5, 1e-6));
+      CHECK(read_counters({actual.counters})[0].requests_per_expert ==
+            read_counters({expected.counters})[0].requests_per_expert);
+    }
+  }
+}
