@@ -386,7 +386,7 @@ TEST_CASE("moe upcycle starts routers from prompts or clusters, and says how eac
     const Json& layers = stored["router_init"]["layers"];
     REQUIRE(layers.size() == stored["layers"].size());
     for (const auto& layer : layers) {
-      CHECK(layer["entropy"].get<double>() == Approx(asks ? 0.4 : 0.7).margin(1e-5));
+      CHECK(layer["entropy"].get<double>() == Approx(asks ? 0.4 : 0.7).margin(2e-4));
       CHECK(run.out.find("router start " + layer["words"].get<std::string>() + "\n") !=
             std::string::npos);
     }

@@ -5,8 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "core/base/random.h"
 #include "core/io/tokenizer/tokenizer.h"
@@ -120,11 +120,14 @@ void check_first_routing(const LayerStart& layer, const Rows& states, double ent
     Row parts;
     for (size_t expert = 0; expert < experts; ++expert) {
       const Row row = row_of(layer, expert, width);
-      double logit = 0;
+      parts.push_back(0);
       for (size_t column = 0; column < width; ++column) {
-        logit += state[column] * row[column];
+        parts.back() += state[column] * row[column];
       }
-      parts.push_back(std::exp(logit));
+    }
+    const double highest = *std::max_element(parts.begin(), parts.end());
+    for (double& part : parts) {
+      part = std::exp(part - highest);
     }
     double total = 0;
     for (const double part : parts) {
@@ -140,10 +143,12 @@ void check_first_routing(const LayerStart& layer, const Rows& states, double ent
     first[best] += 1;
   }
   const auto tokens = static_cast<double>(states.size());
-  // Logits up to some tens in f32, a sum of 32 products: 1e-5 of them at most, and as much of p.
-  CHECK(nats / tokens / std::log(static_cast<double>(experts)) == Approx(entropy).margin(1e-4));
-  CHECK(layer.entropy == Approx(entropy).margin(1e-5));
-  CHECK(layer.largest_probability == Approx(largest / tokens).margin(1e-4));
+  // Logits of some hundreds are off by some 1e-4 in f32 (6e-8 of them, a sum of 32 products), and
+  // so is a probability at most.
+  constexpr double kMargin = 2e-4;
+  CHECK(nats / tokens / std::log(static_cast<double>(experts)) == Approx(entropy).margin(kMargin));
+  CHECK(layer.entropy == Approx(entropy).margin(kMargin));
+  CHECK(layer.largest_probability == Approx(largest / tokens).margin(kMargin));
   for (size_t expert = 0; expert < experts; ++expert) {
     CHECK(layer.first_choices[expert] == Approx(first[expert] / tokens));
   }
@@ -301,7 +306,7 @@ TEST_CASE("a folder holds the rows that were measured, and upcycle.json says wha
   CHECK(init["file_sha256"].get<std::string>().size() == 64);
   CHECK(init["entropy"] == kUsualEntropy);
   CHECK(init["tokens"] == start.tokens);
-  CHECK(init["layers"][1]["entropy"].get<double>() == Approx(kUsualEntropy).margin(1e-5));
+  CHECK(init["layers"][1]["entropy"].get<double>() == Approx(kUsualEntropy).margin(2e-4));
   CHECK(init["layers"][1]["first_choices"].size() == 2);
   CHECK(read_json(folder / "out/upcycle.json")["router_init"] == Json(init));
 }
