@@ -332,7 +332,7 @@ TEST_CASE("what a user gets wrong ends with code 2 and a sentence", "[cli]") {
   check_error(world.train({"--skip-outliers", "0"}), 2,
               "--skip-outliers 0: must be a number of standard deviations of at least 1; 6 is");
   check_error(world.train({"--decay-embeddings", "no"}), 2, "--decay-embeddings");
-  check_error(world.train({"--router", "top1"}), 2, "is a dense folder; upcycle it first");
+  check_error(world.train({"--router", "top1"}), 2, "is a dense folder; add --upcycle N");
   check_error(world.train({"--objective", "lm", "--seq-len", "5"}), 2,
               "rows.jsonl line 1: the example has 6 tokens, --seq-len is 5");
   check_error(run_moe({"train", world.path("dense"), "-o", world.path("run")}), 2, "--data");

@@ -3,7 +3,9 @@
 
 #include "core/route/counters.h"
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "core/route/counters_json.h"
 #include "tests/core/route/random_routing.h"
@@ -37,9 +39,11 @@ struct SlowCount {
     values.tokens_per_expert.resize(experts);
     values.rank_dropped.resize(input.group.ranks);
     values.rank_ir.resize(input.group.ranks);
+    values.requests_per_expert.resize(settings.bias_rate ? experts : 0);
     for (size_t token = 0; token < logits.size(); ++token) {
       if (input.group.home[token] >= 0) {
         add_token(logits[token]);
+        add_requests(logits[token]);
         rows_of_token[static_cast<int64_t>(token)] = {};
       }
     }
@@ -71,6 +75,18 @@ struct SlowCount {
     values.fr_requests += settings.fr && settings.k < experts;
     for (const double g : softmax(logits)) {
       values.entropy_sum -= settings.family->has_softmax_scores ? g * std::log(g) : 0;
+    }
+  }
+
+  // The first k experts by logit, equal ones by number; the bias is zero here.
+  void add_requests(const std::vector<double>& logits) {
+    std::vector<int64_t> order(static_cast<size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t left, int64_t right) {
+      return logits[static_cast<size_t>(left)] > logits[static_cast<size_t>(right)];
+    });
+    for (int64_t choice = 0; settings.bias_rate && choice < settings.k; ++choice) {
+      ++values.requests_per_expert[static_cast<size_t>(order[static_cast<size_t>(choice)])];
     }
   }
 

@@ -431,7 +431,7 @@ TEST_CASE("what a user gets wrong is found before the run's folder is made", "[t
   };
   const route::RouterRequest top1{"top1", "", {}};
   contains(error_of("", [&](World& w) { w.settings.router = top1; }),
-           "is a dense folder; upcycle it first");
+           "is a dense folder; add --upcycle N, or upcycle it first");
   contains(error_of("top1", [](World& w) { w.settings.router.ep_ranks = 3; }),
            "--ep-ranks 3 does not divide the 4 experts");
   contains(error_of("relu:k=1", [&](World& w) { w.settings.router = top1; }),
