@@ -95,7 +95,7 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
         keeps && keeps_bias ? stored.lb_coef : default_lb_coef(router));
   close(settings.entropy_coef, family.entropy_coef.has_value(),
         keeps ? stored.entropy_coef : default_entropy_coef(router));
-  // What is off unless it is asked for stays empty where nobody does, so that nothing speaks of it.
+  // What is off unless it is asked for stays empty where nobody does, and no line names it.
   const auto close_asked = [&](std::optional<double>& coefficient, bool has_loss, double other) {
     const double value = coefficient.value_or(other);
     const bool is_said = has_loss && (value != 0 || other != 0);
