@@ -131,17 +131,17 @@ std::string losses_in_force(const TrainSettings& settings, const route::RouterSe
   if (family.entropy_coef) {
     words += term(settings.entropy_coef, "entropy");
   }
-  if (router.bias_rate) {
-    words += *router.bias_rate == 0
-                 ? "; a bias of the choice that stands still (bias=0)"
-                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
-  }
   for (const auto& [coefficient, loss] :
        {std::pair(settings.z_coef, "z-loss"),
         std::pair(settings.seq_lb_coef, "load balance within each sequence")}) {
     if (coefficient.value_or(0) != 0) {
       words += term(coefficient, loss);
     }
+  }
+  if (router.bias_rate) {
+    words += *router.bias_rate == 0
+                 ? "; a bias of the choice that stands still (bias=0)"
+                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
   }
   return words;
 }
