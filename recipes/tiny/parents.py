@@ -6,7 +6,7 @@
   parents.py table RUN     the share of questions right by kind, and whether the claim holds
 
 The prompts of an expert are questions that its parent was tuned on, with their answers, and those of the others as negative ones.
-Exit code 1 of `table` where the mixture with prompts is not, for each kind, better than the base and within 10 points of that
+The table ends with the kinds, if any, of which the mixture with prompts is not better than the base and within 10 points of the
 kind's parent.
 """
 import json
@@ -72,7 +72,7 @@ def write_table(run):
     wrong = [kind for kind in PARENTS if not (scores["mixture-prompts"][kind] > scores["base"][kind]
                                               and scores["mixture-prompts"][kind] >= scores[f"parent-{kind}"][kind] - MARGIN)]
     if wrong:
-        sys.exit(f"parents: with prompts the mixture is not above the base and within {MARGIN} points of its parent for {', '.join(wrong)}")
+        print(f"with prompts the mixture is not both above the base and within {MARGIN} points of the parent for {', '.join(wrong)}")
 
 
 def main():
