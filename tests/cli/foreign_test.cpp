@@ -7,6 +7,7 @@
 #include "tests/support/foreign_checkpoint.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/training_rows.h"
 
 namespace moe {
 namespace {
@@ -23,12 +24,7 @@ struct World {
     // 512 tokens, so that the real tokenizer fits.
     test::write_foreign_checkpoint(dir / "stock",
                                    {.kind = kind, .dense_layers = {}, .tiny = {.vocab = 512}});
-    std::string rows;
-    for (int row = 0; row < 8; ++row) {
-      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
-      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-    }
-    test::write_file(dir / "rows.jsonl", rows);
+    test::write_training_rows(dir / "rows.jsonl", 8);
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 

@@ -1,10 +1,10 @@
 // A run goes on wherever it, its model and its data lie by then; what decides is their content.
 
-#include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 using namespace moe;
 using Catch::Matchers::Contains;
@@ -15,15 +15,6 @@ using moe::test::write_file;
 namespace fs = std::filesystem;
 
 namespace {
-
-void write_rows(const fs::path& file, int last = 10) {
-  std::string text;
-  for (int row = 0; row < 16; ++row) {
-    const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, last};
-    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-  }
-  write_file(file, text);
-}
 
 test::RunResult train(const fs::path& where, const std::string& data = "rows.jsonl") {
   return run_moe({"train", (where / "dense").string(), "-o", (where / "run").string(), "--data",
@@ -39,8 +30,8 @@ struct HalfRun {
 
   HalfRun() {
     test::write_tiny_checkpoint(here / "dense");
-    write_rows(here / "rows.jsonl");
-    write_rows(here / "held.jsonl", 11);
+    test::write_training_rows(here / "rows.jsonl");
+    test::write_training_rows(here / "held.jsonl", 16, 11);
     const auto result = train(here);
     INFO(result.err);
     REQUIRE(result.exit_code == 0);
@@ -81,12 +72,12 @@ TEST_CASE("a run whose model or data are others by now is refused with the file'
   std::string named;
   std::string data = "rows.jsonl";
   SECTION("data under the same name") {
-    write_rows(here / "rows.jsonl", 12);
+    test::write_training_rows(here / "rows.jsonl", 16, 12);
     named = "(data: " + (here / "rows.jsonl").string() + " is not what the run began with)";
   }
   SECTION("data elsewhere") {
     data = "others.jsonl";
-    write_rows(here / data, 12);
+    test::write_training_rows(here / data, 16, 12);
     named = "(data was [\"" + (here / "rows.jsonl").string() + "\"], is [\"" +
             (here / data).string() + "\"]: " + (here / data).string() +
             " is not what the run began with)";

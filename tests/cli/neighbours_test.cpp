@@ -2,11 +2,11 @@
 
 #include <map>
 
-#include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 namespace moe {
 namespace {
@@ -40,12 +40,7 @@ struct World {
 
   World() {
     test::write_tiny_checkpoint(dir / "dense");
-    std::string rows;
-    for (int row = 0; row < 16; ++row) {
-      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
-      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-    }
-    write_file(dir / "rows.jsonl", rows);
+    test::write_training_rows(dir / "rows.jsonl");
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 

@@ -6,6 +6,7 @@
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 using namespace moe;
 using moe::test::read_file;
@@ -16,22 +17,13 @@ using moe::test::write_file;
 
 namespace {
 
-void write_rows(const std::filesystem::path& file) {
-  std::string text;
-  for (int row = 0; row < 16; ++row) {
-    const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
-    text += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-  }
-  write_file(file, text);
-}
-
 // `moe train` on a tiny dense folder with `flags` behind the usual ones.
 struct World {
   TempDir dir;
 
   World() {
     test::write_tiny_checkpoint(dir / "dense");
-    write_rows(dir / "rows.jsonl");
+    test::write_training_rows(dir / "rows.jsonl");
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
 

@@ -1,12 +1,12 @@
 // A dense folder that commands take as a mixture, beside the same of a folder that moe upcycle
 // wrote.
 
-#include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 namespace moe {
 namespace {
@@ -22,12 +22,7 @@ struct World {
 
   World() {
     test::write_tiny_checkpoint(dir / "dense");
-    std::string rows;
-    for (int row = 0; row < 16; ++row) {
-      const std::vector<int> ids = {5, 6, 7, 8 + row % 3, 9, 10};
-      rows += OrderedJson{{"input_ids", ids}, {"labels", ids}}.dump() + "\n";
-    }
-    test::write_file(dir / "rows.jsonl", rows);
+    test::write_training_rows(dir / "rows.jsonl");
     REQUIRE(run_moe({"upcycle", path("dense"), "-o", path("written"), "--experts", "4", "--layers",
                      "all", "--seed", "3", "--router", "top1+ir+fr", "--quiet"})
                 .exit_code == 0);
