@@ -452,7 +452,7 @@ def compare_task(tally, task, theirs, ours):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tasks", default="logiqa,hellaswag,mmlu_anatomy,lambada_openai",
+    parser.add_argument("--tasks", default="logiqa,hellaswag,mmlu_anatomy,lambada_openai,record",
                         help="tasks and groups; all = everything whose files are there, but for written answers")
     parser.add_argument("--limit", type=int, default=100, help="questions a task; 0 = all")
     parser.add_argument("--model", help="a folder, or one of kin_folders; without it the real model, then random ones")

@@ -14,67 +14,68 @@ namespace {
 using Tokens = std::vector<int64_t>;
 
 struct Halves {
-  Tokens whole;
-  size_t context_tokens = 0;
+  Tokens context, continuation;
 };
 
 Halves encode_without_context(const TextEncoder& encoder, const std::string& continuation) {
   Tokens tokens = encoder.encode(continuation);
-  if (tokens.empty() || tokens.front() != encoder.prefix_id) {
-    tokens.insert(tokens.begin(), encoder.prefix_id);
+  if (!tokens.empty() && tokens.front() == encoder.prefix_id) {
+    tokens.erase(tokens.begin());
   }
-  return {std::move(tokens), 1};
+  return {{encoder.prefix_id}, std::move(tokens)};
 }
 
-// How many tokens a context has of its own. It is remembered for the next choice of the question.
+// The tokens of a context. They are remembered for the next choice of the question.
 class ContextTokens {
  public:
   explicit ContextTokens(const TextEncoder& encoder) : encoder_(encoder) {}
 
-  size_t operator()(std::string_view context) {
-    if (!count_ || context != context_) {
-      count_ = encode_text(encoder_, context).size();
+  const Tokens& operator()(std::string_view context) {
+    if (!tokens_ || context != context_) {
+      tokens_ = encode_text(encoder_, context);
       context_ = context;
     }
-    return *count_;
+    return *tokens_;
   }
 
  private:
   const TextEncoder& encoder_;
   std::string context_;
-  std::optional<size_t> count_;  // of context_
+  std::optional<Tokens> tokens_;  // of context_
 };
 
+// A token of the joint text that lies across the border is lost: the context keeps its own tokens,
+// and as many are taken off the joint text, whichever they are.
 Halves encode_halves(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
-  const std::string_view context = right_strip(pair.context);
-  if (context.empty()) {
+  const std::string_view text = right_strip(pair.context);
+  if (text.empty()) {
     return encode_without_context(encoder, pair.context + pair.continuation);
   }
-  Tokens whole = encode_text(encoder, pair.context + pair.continuation);
-  const size_t context_tokens = tokens_of(context);
-  if (context_tokens == 0) {  // a context that the tokenizer normalises away
-    whole.insert(whole.begin(), encoder.prefix_id);
-    return {std::move(whole), 1};
+  const Tokens whole = encode_text(encoder, pair.context + pair.continuation);
+  const Tokens& context = tokens_of(text);
+  if (context.empty()) {  // a context that the tokenizer normalises away
+    return {{encoder.prefix_id}, whole};
   }
-  return {std::move(whole), context_tokens};
+  const size_t own = std::min(context.size(), whole.size());
+  return {context, {whole.begin() + static_cast<std::ptrdiff_t>(own), whole.end()}};
 }
 
 Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTokens& tokens_of) {
   MOE_CHECK(encoder.window > 0, "window {}", encoder.window);
-  Halves halves = encode_halves(encoder, pair, tokens_of);
-  const auto total = static_cast<int64_t>(halves.whole.size());
-  const int64_t continuation = total - static_cast<int64_t>(halves.context_tokens);
-  if (continuation < 1) {
+  auto [tokens, continuation] = encode_halves(encoder, pair, tokens_of);
+  if (continuation.empty()) {
     throw UserError(
         "{}: this tokenizer gives the continuation '{}' no token of its own after its context; "
         "nothing can be scored, change the text",
         pair.where, printable(pair.continuation));
   }
+  tokens.insert(tokens.end(), continuation.begin(), continuation.end());
+  const int64_t length = std::min(static_cast<int64_t>(tokens.size()), encoder.window + 1);
+  const auto scored = static_cast<int64_t>(continuation.size());
   Request request;
-  const int64_t length = std::min(total, encoder.window + 1);
-  request.tokens.assign(halves.whole.end() - length, halves.whole.end());
-  request.scored = std::min(continuation, encoder.window);
-  request.choice_cut = continuation > encoder.window;
+  request.tokens.assign(tokens.end() - length, tokens.end());
+  request.scored = std::min(scored, encoder.window);
+  request.choice_cut = scored > encoder.window;
   return request;
 }
 

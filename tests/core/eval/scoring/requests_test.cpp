@@ -37,11 +37,11 @@ TEST_CASE("context and continuation are encoded as one text", "[eval]") {
   CHECK(request.inputs() == 4);
 }
 
-TEST_CASE("a token across the border belongs to the context's count", "[eval]") {
+TEST_CASE("a token across the border is replaced by the context's own", "[eval]") {
   // encode("xa") has 2 tokens, encode("xab!") has x, ab, !: what is left after two tokens is "!"
-  // alone.
+  // alone, and it stands after x and a.
   const Request request = encode_request(encoder(), {"xa", "b!", ""});
-  CHECK(request.tokens == Tokens{'x', 1000, '!'});
+  CHECK(request.tokens == Tokens{'x', 'a', '!'});
   CHECK(scored_tokens(request) == Tokens{'!'});
 }
 
