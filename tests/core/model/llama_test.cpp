@@ -342,17 +342,17 @@ TEST_CASE("a matrix that lies between the addresses of its type is copied", "[mo
 }
 
 TEST_CASE("a mapped model takes no memory for its weights", "[model]") {
-  // 200 MB of zeros that the disk does not hold: what counts is where they lie.
-  const moe::test::TinyCheckpoint big{.hidden = 1024,
-                                      .intermediate = 2816,
-                                      .layers = 8,
+  // 4 GB of zeros that the disk does not hold: what counts is where they lie.
+  const moe::test::TinyCheckpoint big{.hidden = 2048,
+                                      .intermediate = 11264,
+                                      .layers = 26,
                                       .heads = 16,
                                       .kv_heads = 4,
                                       .vocab = 4096,
                                       .dtype = moe::io::DType::kBF16};
   const moe::test::TempDir folder;
   const uint64_t weights = moe::test::write_sparse_checkpoint(folder / "m", big);
-  REQUIRE(weights > 190'000'000);
+  REQUIRE(weights > 4'000'000'000);
   const at::NoGradGuard no_gradients;
   const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
   run(load_mapped(folder / "m"), {1}, {1});  // what the first products of a process take
