@@ -108,7 +108,10 @@ std::function<void()> add_flags(CLI::App& command, const Measurement& measuremen
   }
   add_threads(command, flags->threads);
   add_json(command, flags->json);
-  command.add_option("--against", flags->against, "an earlier --json of the same: show the change");
+  add_options(command, {{.name = "against",
+                         .member = &flags->against,
+                         .group = group::kMeasure,
+                         .help = "an earlier --json of the same: show the change"}});
   return [=, name = measurement.name] { run(name, measure, *flags); };
 }
 
@@ -127,7 +130,6 @@ void check_no_flags(const CLI::App& bench, const std::string& name) {
 void add_bench(CLI::App& app) {
   const Measurement& first = kMeasurements.front();
   CLI::App* bench = app.add_subcommand("bench", "speed, beside a roof measured in the same run");
-  bench->option_defaults()->group(group::kMeasure);  // of the commands below too
   const auto run_default = add_flags(*bench, first);
   for (CLI::Option* option : bench->get_options()) {
     if (!option->check_name("--help")) {

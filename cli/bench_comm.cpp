@@ -91,9 +91,16 @@ std::optional<BenchResult> measure(const CommFlags& flags, const BenchFlags& sha
 
 Measure add_bench_comm(CLI::App& command) {
   auto flags = std::make_shared<CommFlags>();
-  command.add_option("--bytes", flags->most_bytes, "the largest tensor of a rank (64MiB)");
-  command.add_option("--repeats", flags->settings.repeats, "after two to warm up (7)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000000}));
+  add_options(command, {{.name = "bytes",
+                         .member = &flags->most_bytes,
+                         .group = group::kMeasure,
+                         .help = "the largest tensor of a rank",
+                         .fallback = "64MiB"},
+                        {.name = "repeats",
+                         .member = &flags->settings.repeats,
+                         .group = group::kMeasure,
+                         .help = "after two to warm up",
+                         .range = whole_between(1, 1000000)}});
   add_rank_flags(command, flags->ranks);
   return [flags](const BenchFlags& shared) { return measure(*flags, shared); };
 }

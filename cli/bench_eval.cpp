@@ -58,22 +58,44 @@ BenchResult measure(const bench::EvalSettings& settings) {
 Measure add_bench_eval(CLI::App& command) {
   auto flags = std::make_shared<bench::EvalSettings>();
   auto& settings = *flags;
-  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 30);
-  command.add_option("MODEL", settings.model, "model folder, dense or MoE")->required();
-  command
-      .add_option("--tasks", settings.tasks, "as of moe eval; without: synthetic letters and spans")
-      ->delimiter(',');
-  command.add_option("--data", settings.data, "folder of the benchmarks' files");
-  command.add_option("--limit", settings.limit, "questions of each task (synthetic: 60)")
-      ->check(size);
-  command
-      .add_option("--batch-tokens", settings.batch_tokens, "of one forward (as moe eval's auto)")
-      ->check(size);
-  command
-      .add_option("--group-tokens", settings.group_tokens, "per logical rank, with capacity (4096)")
-      ->check(size);
-  command.add_option("--repeats", settings.repeats, "after one to warm up (3)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  const Range size = whole_between(1, 1 << 30);
+  add_options(command, {{.name = "model",
+                         .member = &settings.model,
+                         .group = group::kMeasure,
+                         .help = "model folder, dense or MoE",
+                         .spelled = "MODEL",
+                         .is_required = true},
+                        {.name = "tasks",
+                         .member = &settings.tasks,
+                         .group = group::kMeasure,
+                         .help = "as of moe eval; without: synthetic letters and spans",
+                         .takes_commas = true},
+                        {.name = "data",
+                         .member = &settings.data,
+                         .group = group::kMeasure,
+                         .help = "folder of the benchmarks' files"},
+                        {.name = "limit",
+                         .member = &settings.limit,
+                         .group = group::kMeasure,
+                         .help = "questions of each task",
+                         .fallback = "all; of synthetic ones 60",
+                         .range = size},
+                        {.name = "batch-tokens",
+                         .member = &settings.batch_tokens,
+                         .group = group::kMeasure,
+                         .help = "of one forward",
+                         .fallback = "as moe eval's auto",
+                         .range = size},
+                        {.name = "group-tokens",
+                         .member = &settings.group_tokens,
+                         .group = group::kMeasure,
+                         .help = "per logical rank, with capacity",
+                         .range = size},
+                        {.name = "repeats",
+                         .member = &settings.repeats,
+                         .group = group::kMeasure,
+                         .help = "after one to warm up",
+                         .range = whole_between(1, 1000)}});
   add_router_flags(command, settings.router);
   add_force_memory(command, settings.force_memory);
   return [flags](const BenchFlags& shared) {

@@ -72,13 +72,26 @@ BenchResult measure(const GemmFlags& flags, c10::Device device) {
 
 Measure add_bench_gemm(CLI::App& command) {
   auto flags = std::make_shared<GemmFlags>();
-  command.add_option("MODEL", flags->folder, "a folder (shapes of a 35 M mixture)");
-  command.add_option("--tokens", flags->tokens, "of a micro-batch (1024)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command.add_option("--repeats", flags->repeats, "after one to warm up (7)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  command.add_option("--precision", flags->precision, "fp32 (default) or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  add_options(command, {{.name = "model",
+                         .member = &flags->folder,
+                         .group = group::kMeasure,
+                         .help = "a folder",
+                         .fallback = "shapes of a 35 M mixture",
+                         .spelled = "MODEL"},
+                        {.name = "tokens",
+                         .member = &flags->tokens,
+                         .group = group::kMeasure,
+                         .help = "of a micro-batch",
+                         .range = whole_between(1, 1 << 24)},
+                        {.name = "repeats",
+                         .member = &flags->repeats,
+                         .group = group::kMeasure,
+                         .help = "after one to warm up",
+                         .range = whole_between(1, 1000)},
+                        {.name = "precision",
+                         .member = one_of("precision", flags->precision, {"fp32", "bf16"}),
+                         .group = group::kMeasure,
+                         .help = "fp32 or bf16"}});
   return [flags](const BenchFlags& shared) { return measure(*flags, device_of(shared.device)); };
 }
 

@@ -123,21 +123,59 @@ Measure add_flags(CLI::App& command, bool times_layer) {
   auto flags = std::make_shared<LayerFlags>();
   auto& layer = flags->layer;
   layer.times_layer = times_layer;
-  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  command.add_option("--router", flags->routers, "one or more (top1 top1+ir+fr)");
-  command.add_option("--cf", flags->cf, "capacity factor of all of them, or inf");
-  command.add_option("--tokens", layer.tokens, "T (4096)")->check(size);
-  command.add_option("--width", layer.width, "D (1024)")->check(size);
-  command.add_option("--inner", layer.inner, "F of an expert (2816)")->check(size);
-  command.add_option("--experts", layer.experts, "E (8)")->check(size);
-  command.add_option("--ep-ranks", layer.ep_ranks, "logical ranks W (E)")->check(size);
-  command.add_option("--skew", layer.skew, "how unevenly tokens like the experts (0)");
-  command.add_option("--repeats", layer.repeats, "after one to warm up (7)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  command.add_option("--precision", flags->precision, "of products: fp32 (default) or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  command.add_flag("--graph", layer.graph,
-                   "also the forward alone, launched by the host and recorded as a CUDA graph");
+  const Range size = whole_between(1, 1 << 24);
+  add_options(command, {{.name = "router",
+                         .member = &flags->routers,
+                         .group = group::kMeasure,
+                         .help = "one or more"},
+                        {.name = "cf",
+                         .member = &flags->cf,
+                         .group = group::kMeasure,
+                         .help = "capacity factor of all of them, or inf"},
+                        {.name = "tokens",
+                         .member = &layer.tokens,
+                         .group = group::kMeasure,
+                         .help = "T",
+                         .range = size},
+                        {.name = "width",
+                         .member = &layer.width,
+                         .group = group::kMeasure,
+                         .help = "D",
+                         .range = size},
+                        {.name = "inner",
+                         .member = &layer.inner,
+                         .group = group::kMeasure,
+                         .help = "F of an expert",
+                         .range = size},
+                        {.name = "experts",
+                         .member = &layer.experts,
+                         .group = group::kMeasure,
+                         .help = "E",
+                         .range = size},
+                        {.name = "ep-ranks",
+                         .member = &layer.ep_ranks,
+                         .group = group::kMeasure,
+                         .help = "logical ranks W",
+                         .fallback = "E",
+                         .range = size},
+                        {.name = "skew",
+                         .member = &layer.skew,
+                         .group = group::kMeasure,
+                         .help = "how unevenly tokens like the experts"},
+                        {.name = "repeats",
+                         .member = &layer.repeats,
+                         .group = group::kMeasure,
+                         .help = "after one to warm up",
+                         .range = whole_between(1, 1000)},
+                        {.name = "precision",
+                         .member = one_of("precision", flags->precision, {"fp32", "bf16"}),
+                         .group = group::kMeasure,
+                         .help = "of products: fp32 or bf16"},
+                        {.name = "graph",
+                         .member = &layer.graph,
+                         .group = group::kMeasure,
+                         .help = "also the forward alone, launched by the host and recorded as a "
+                                 "CUDA graph"}});
   return [flags](const BenchFlags& shared) {
     flags->layer.device = device_of(shared.device);
     flags->layer.bf16 = flags->precision == "bf16";

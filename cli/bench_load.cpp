@@ -40,9 +40,17 @@ BenchResult measure(const LoadBenchFlags& flags) {
 
 Measure add_bench_load(CLI::App& command) {
   auto flags = std::make_shared<LoadBenchFlags>();
-  command.add_option("MODEL", flags->folder, "a folder")->required();
-  command.add_option("--repeats", flags->repeats, "after a first one (5)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  add_options(command, {{.name = "model",
+                         .member = &flags->folder,
+                         .group = group::kMeasure,
+                         .help = "a folder",
+                         .spelled = "MODEL",
+                         .is_required = true},
+                        {.name = "repeats",
+                         .member = &flags->repeats,
+                         .group = group::kMeasure,
+                         .help = "after a first one",
+                         .range = whole_between(1, 1000)}});
   add_force_memory(command, flags->force_memory);
   return [flags](const BenchFlags&) { return measure(*flags); };
 }

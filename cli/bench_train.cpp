@@ -13,11 +13,6 @@ namespace moe::cli {
 
 namespace {
 
-struct TrainBenchFlags {
-  bench::TrainBenchSettings settings;
-  std::string precision = "fp32";
-};
-
 std::string table_of(const bench::TrainReport& report) {
   const double step = report.step.median_s;
   std::string table = fmt::format(
@@ -46,11 +41,10 @@ std::string table_of(const bench::TrainReport& report) {
   return table;
 }
 
-BenchResult measure(TrainBenchFlags flags, c10::Device device) {
-  flags.settings.device = device;
-  flags.settings.precision = model::parse_precision(flags.precision);
-  const bench::TrainReport report = bench::bench_train(flags.settings);
-  OrderedJson json = {{"settings", bench::to_json(flags.settings)}};
+BenchResult measure(bench::TrainBenchSettings settings, c10::Device device) {
+  settings.device = device;
+  const bench::TrainReport report = bench::bench_train(settings);
+  OrderedJson json = {{"settings", bench::to_json(settings)}};
   json.update(bench::to_json(report));
   return {json, table_of(report)};
 }
@@ -58,19 +52,42 @@ BenchResult measure(TrainBenchFlags flags, c10::Device device) {
 }  // namespace
 
 Measure add_bench_train(CLI::App& command) {
-  auto flags = std::make_shared<TrainBenchFlags>();
-  auto& settings = flags->settings;
-  command.add_option("MODEL", settings.model,
-                     "a folder, or a synthetic mixture: S (default, 35 M) or M (176 M)");
+  auto flags = std::make_shared<bench::TrainBenchSettings>();
+  auto& settings = *flags;
+  const Range size = whole_between(1, 1 << 20);
+  add_options(command, {{.name = "model",
+                         .member = &settings.model,
+                         .group = group::kMeasure,
+                         .help = "a folder, or a synthetic mixture: S (35 M) or M (176 M)",
+                         .spelled = "MODEL"}});
   add_options(command, model::request_options(settings.upcycle));
   add_router_flags(command, settings.router);
   add_force_memory(command, settings.force_memory);
-  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 20);
-  command.add_option("--precision", flags->precision, "fp32 (default) or bf16");
-  command.add_option("--rows", settings.rows, "of a step (2)")->check(size);
-  command.add_option("--seq-len", settings.length, "tokens a row (512)")->check(size);
-  command.add_option("--warmup", settings.warmup, "steps before (2)")->check(size);
-  command.add_option("--repeats", settings.repeats, "steps that are timed (7)")->check(size);
+  add_options(command,
+              {{.name = "precision",
+                .member = choice(settings.precision, model::parse_precision, model::to_string),
+                .group = group::kMeasure,
+                .help = "fp32, bf16 or tf32 (CUDA GPUs)"},
+               {.name = "rows",
+                .member = &settings.rows,
+                .group = group::kMeasure,
+                .help = "of a step",
+                .range = size},
+               {.name = "seq-len",
+                .member = &settings.length,
+                .group = group::kMeasure,
+                .help = "tokens a row",
+                .range = size},
+               {.name = "warmup",
+                .member = &settings.warmup,
+                .group = group::kMeasure,
+                .help = "steps before",
+                .range = size},
+               {.name = "repeats",
+                .member = &settings.repeats,
+                .group = group::kMeasure,
+                .help = "steps that are timed",
+                .range = size}});
   return [flags](const BenchFlags& shared) { return measure(*flags, device_of(shared.device)); };
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cli/bench.h"
+#include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/bench/upcycle.h"
 
@@ -45,13 +46,31 @@ BenchResult measure(const UpcycleBenchFlags& flags) {
 
 Measure add_bench_upcycle(CLI::App& command) {
   auto flags = std::make_shared<UpcycleBenchFlags>();
-  command.add_option("DENSE", flags->dense, "a dense folder")->required();
-  command.add_option("-o,--out", flags->settings.out, "a folder to make there and remove again")
-      ->required();
-  command.add_option("--experts", flags->settings.experts, "E (8)");
-  command.add_option("--layers", flags->settings.layers, "even (default), odd, all or a list");
-  command.add_option("--repeats", flags->repeats, "(3)")
-      ->check(CLI::Range(int64_t{1}, int64_t{100}));
+  add_options(command, {{.name = "dense",
+                         .member = &flags->dense,
+                         .group = group::kMeasure,
+                         .help = "a dense folder",
+                         .spelled = "DENSE",
+                         .is_required = true},
+                        {.name = "out",
+                         .member = &flags->settings.out,
+                         .group = group::kMeasure,
+                         .help = "a folder to make there and remove again",
+                         .spelled = "-o,--out",
+                         .is_required = true},
+                        {.name = "experts",
+                         .member = &flags->settings.experts,
+                         .group = group::kMeasure,
+                         .help = "E"},
+                        {.name = "layers",
+                         .member = &flags->settings.layers,
+                         .group = group::kMeasure,
+                         .help = "even, odd, all or a list"},
+                        {.name = "repeats",
+                         .member = &flags->repeats,
+                         .group = group::kMeasure,
+                         .help = "of both",
+                         .range = whole_between(1, 100)}});
   return [flags](const BenchFlags&) { return measure(*flags); };
 }
 

@@ -1,6 +1,7 @@
 // moe eval: benchmark accuracy, or the log-likelihoods of any (context, continuation) pairs.
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/option.h"
 #include "core/base/terminal_text.h"
+#include "core/base/utf8.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/sweep.h"
 #include "core/route/counters_json.h"
@@ -274,112 +276,139 @@ void run(EvalFlags& flags) {
   });
 }
 
-void add_input_flags(CLI::App& command, EvalFlags& flags) {
-  command.option_defaults()->group(group::kModel);
-  command.add_option("MODEL", flags.settings.model, "model folder, dense or MoE");
-  command.option_defaults()->group(group::kTasks);
-  command
-      .add_option("--tasks", flags.settings.tasks,
-                  "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
-                  "words of the harness's task files, QUIZ.jsonl with lines of {\"question\" or "
-                  "\"context\", \"choices\", \"answer\"}")
-      ->delimiter(',');
-  command.add_option(
-      "--data", flags.settings.data,
-      "folder of the benchmarks' own files, or of JSONL and CSV exported from the Hub's data sets "
-      "(--list says where each is expected)");
-  command.add_flag("--list", flags.list, "show all tasks and groups, and where their files belong");
-  command.add_option("--requests", flags.requests,
-                     "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
-                     "{\"logprob\", \"is_greedy\", \"tokens\"} a line");
-  command
-      .add_option("--limit", flags.settings.limit,
-                  "only the first N questions of each task, requests, or texts of each file")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+Options task_options(EvalFlags& flags) {
+  return {
+      {.name = "model",
+       .member = &flags.settings.model,
+       .group = group::kModel,
+       .help = "model folder, dense or MoE",
+       .spelled = "MODEL"},
+      {.name = "tasks",
+       .member = &flags.settings.tasks,
+       .group = group::kTasks,
+       .help = "tasks and groups (--list), or files of your own: TASK.json or TASK.toml in the "
+               "words of the harness's task files, QUIZ.jsonl with lines of {\"question\" or "
+               "\"context\", \"choices\", \"answer\"}",
+       .takes_commas = true},
+      {.name = "data",
+       .member = &flags.settings.data,
+       .group = group::kTasks,
+       .help = "folder of the benchmarks' own files, or of JSONL and CSV exported from the Hub's "
+               "data sets (--list says where each is expected)"},
+      {.name = "list",
+       .member = &flags.list,
+       .group = group::kTasks,
+       .help = "show all tasks and groups, and where their files belong"},
+      {.name = "requests",
+       .member = &flags.requests,
+       .group = group::kTasks,
+       .help = "JSONL of {\"context\", \"continuation\"} (- = standard input): prints "
+               "{\"logprob\", \"is_greedy\", \"tokens\"} a line"},
+      {.name = "limit",
+       .member = &flags.settings.limit,
+       .group = group::kTasks,
+       .help = "only the first N questions of each task, requests, or texts of each file",
+       .range = whole_from(1)},
+      {.name = "num-fewshot",
+       .member = &flags.settings.shots,
+       .group = group::kTasks,
+       .help = "examples before each question, drawn as lm-evaluation-harness draws them",
+       .fallback = "as the task says",
+       .range = whole_between(0, 1000)},
+      {.name = "compat",
+       .member = &flags.compat,
+       .group = group::kTasks,
+       .help = "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or 0.4.1, "
+               "the papers' time"},
+      {.name = "bos",
+       .member = &flags.bos,
+       .group = group::kTasks,
+       .help = "auto (as tokenizer_config.json says), on or off: a BOS before the text"},
+  };
 }
 
-void add_rule_flags(CLI::App& command, EvalFlags& flags) {
-  command.option_defaults()->group(group::kTasks);
-  command
-      .add_option("--num-fewshot", flags.settings.shots,
-                  "examples before each question, drawn as lm-evaluation-harness draws them")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000}));
-  command.add_option("--compat", flags.compat,
-                     "whose definitions and defaults: current (lm-evaluation-harness 0.4.13) or "
-                     "0.4.1, the papers' time");
-  command.option_defaults()->group(group::kOutput);
-  command.add_option("--against", flags.settings.against,
-                     "folder of another run's sample logs: print the differences, with McNemar's "
-                     "test");
-  command.add_flag("--items", flags.items, "with --against: list the questions that differ");
-}
-
-void add_sweep_flags(CLI::App& command, EvalFlags& flags) {
-  command.option_defaults()->group(group::kRouter);
-  command
-      .add_option("--sweep", flags.sweeps,
-                  "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or "
-                  "p=0.1,0.4 or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, "
-                  "and in OUT sweep.json, the plots of sweep.html and a folder a value")
-      ->allow_extra_args(false);
-  command.option_defaults()->group(group::kOutput);
-  command.add_option(
-      "--cache-responses", flags.settings.cache_responses,
-      "keep responses as they come, so that an interrupted run goes on where it was: FILE, or DIR "
-      "for DIR/responses.cache, which stay and serve later runs too; off; default: with -o in "
-      "OUT/responses.cache until the run ends. Capacity's routing groups are kept whole; "
-      "--stats-by keeps nothing");
-  command.add_flag("--running-accuracy", flags.running,
-                   "show the accuracy so far beside the rate (the longest questions come first)");
-}
-
-void add_stats_flags(CLI::App& command, EvalFlags& flags) {
-  command.option_defaults()->group(group::kRouter);
-  command.add_option("--stats", flags.settings.stats,
-                     "JSON file for what the routing of a mixture did, in total and by layer");
-  command
-      .add_option("--stats-by", flags.stats_by,
-                  "also by source (a record's \"source\", else its file), task, token (entry of "
-                  "the vocabulary); layer is always there")
-      ->delimiter(',');
-  command
-      .add_option("--stats-text", flags.texts,
-                  "instead of --tasks: text files, or JSON records with \"text\" and \"source\", "
-                  "run for their routing alone in windows of up to 2048 tokens")
-      ->delimiter(',');
+Options output_options(EvalFlags& flags) {
+  return {
+      {.name = "out",
+       .member = &flags.settings.out,
+       .group = group::kOutput,
+       .help = "folder for results.json and samples_*.jsonl",
+       .spelled = "-o,--out"},
+      {.name = "against",
+       .member = &flags.settings.against,
+       .group = group::kOutput,
+       .help = "folder of another run's sample logs: print the differences, with McNemar's test"},
+      {.name = "items",
+       .member = &flags.items,
+       .group = group::kOutput,
+       .help = "with --against: list the questions that differ"},
+      {.name = "cache-responses",
+       .member = &flags.settings.cache_responses,
+       .group = group::kOutput,
+       .help =
+           "keep responses as they come, so that an interrupted run goes on where it was: FILE, "
+           "or DIR for DIR/responses.cache, which stay and serve later runs too; or off. "
+           "Capacity's routing groups are kept whole; --stats-by keeps nothing",
+       .fallback = "with -o in OUT/responses.cache until the run ends"},
+      {.name = "running-accuracy",
+       .member = &flags.running,
+       .group = group::kOutput,
+       .help = "show the accuracy so far beside the rate (the longest questions come first)"},
+  };
 }
 
 // The flag's number: 0 for auto.
-std::string batch_tokens_of(const std::string& text) {
-  if (text == "auto") {
-    return "0";
-  }
-  std::string number = text;
-  const std::string wrong = CLI::Range(int64_t{1}, int64_t{1} << 30)(number);
-  if (!wrong.empty()) {
-    throw CLI::ValidationError(wrong + "; give a number or auto");
-  }
-  return number;
+Choice number_or_auto(int64_t& member) {
+  return {[&member] { return member == 0 ? "auto" : fmt::format("{}", member); },
+          [&member](const std::string& text) {
+            int64_t number = 0;
+            const auto [end, wrong] =
+                std::from_chars(text.data(), text.data() + text.size(), number);
+            const bool is_number = wrong == std::errc() && end == text.data() + text.size();
+            if (text != "auto" && !(is_number && number >= 1 && number <= int64_t{1} << 30)) {
+              throw UserError("--batch-tokens {}: give a whole number from 1 to 2^30, or auto",
+                              printable(text));
+            }
+            member = number;
+          }};
 }
 
-void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
-  command.option_defaults()->group(group::kTasks);
-  command.add_option(
-      "--bos", flags.bos,
-      "auto (default: as tokenizer_config.json says), on or off: a BOS before the text");
-  command.option_defaults()->group(group::kMemory);
-  command
-      .add_option(
-          "--batch-tokens", flags.settings.batch_tokens,
-          "tokens of one forward, or auto (the default): 4096, fewer where a layer's "
-          "activations would pass 1 GiB, more where memory cannot hold the weights; scores do "
-          "not depend on it")
-      ->transform(batch_tokens_of);
-  command.option_defaults()->group(group::kRouter);
-  command
-      .add_option("--group-tokens", flags.settings.group_tokens,
-                  "tokens per logical rank that a router with a capacity routes together (4096)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+Options routing_options(EvalFlags& flags) {
+  return {
+      {.name = "sweep",
+       .member = &flags.sweeps,
+       .group = group::kRouter,
+       .help = "one setting over many values, the model loaded once: cf=0.25,0.5,1,2 or p=0.1,0.4 "
+               "or router=top1,top1+ir or ep-ranks=8,4,2; twice for a grid. A table, and in OUT "
+               "sweep.json, the plots of sweep.html and a folder a value",
+       .is_repeated = true},
+      {.name = "stats",
+       .member = &flags.settings.stats,
+       .group = group::kRouter,
+       .help = "JSON file for what the routing of a mixture did, in total and by layer"},
+      {.name = "stats-by",
+       .member = &flags.stats_by,
+       .group = group::kRouter,
+       .help = "also by source (a record's \"source\", else its file), task, token (entry of the "
+               "vocabulary); layer is always there",
+       .takes_commas = true},
+      {.name = "stats-text",
+       .member = &flags.texts,
+       .group = group::kRouter,
+       .help = "instead of --tasks: text files, or JSON records with \"text\" and \"source\", run "
+               "for their routing alone in windows of up to 2048 tokens",
+       .takes_commas = true},
+      {.name = "group-tokens",
+       .member = &flags.settings.group_tokens,
+       .group = group::kRouter,
+       .help = "tokens per logical rank that a router with a capacity routes together",
+       .range = whole_between(1, 1 << 30)},
+      {.name = "batch-tokens",
+       .member = number_or_auto(flags.settings.batch_tokens),
+       .group = group::kMemory,
+       .help = "tokens of one forward, or auto: 4096, fewer where a layer's activations would pass "
+               "1 GiB, more where memory cannot hold the weights; scores do not depend on it"},
+  };
 }
 
 }  // namespace
@@ -387,14 +416,8 @@ void add_scoring_flags(CLI::App& command, EvalFlags& flags) {
 void add_eval(CLI::App& app) {
   auto* command = app.add_subcommand("eval", "zero-shot accuracy on benchmark files");
   auto flags = std::make_shared<EvalFlags>();
-  add_input_flags(*command, *flags);
-  add_rule_flags(*command, *flags);
-  command->option_defaults()->group(group::kOutput);
-  command->add_option("-o,--out", flags->settings.out,
-                      "folder for results.json and samples_*.jsonl");
-  add_sweep_flags(*command, *flags);
-  add_stats_flags(*command, *flags);
-  add_scoring_flags(*command, *flags);
+  add_options(*command,
+              joined({task_options(*flags), output_options(*flags), routing_options(*flags)}));
   add_force_memory(*command, flags->settings.force_memory);
   add_options(*command, model::request_options(flags->settings.upcycle));
   add_router_flags(*command, flags->settings.router);

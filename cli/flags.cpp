@@ -26,7 +26,10 @@ class Adder {
     return command_.add_flag(spelled_, *member, help_);
   }
   CLI::Option* operator()(const Choice& choice) const {
-    return command_.add_option_function<std::string>(spelled_, choice.set, help_);
+    CLI::Option* added = command_.add_option_function<std::string>(spelled_, choice.set, help_);
+    return choice.words.empty()
+               ? added
+               : added->type_name(fmt::format("{{{}}}", fmt::join(choice.words, ",")));
   }
   template <typename Value>
   CLI::Option* operator()(Value* member) const {
@@ -151,6 +154,9 @@ void add_options(CLI::App& command, const Options& options) {
     if (option.takes_commas) {
       added->delimiter(',');
     }
+    if (option.is_repeated) {
+      added->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    }
     if (option.range.is_checked) {
       added->check([name = flag_of(option), range = option.range](const std::string& text) {
         check_range(name, text, range);
@@ -180,29 +186,42 @@ void add_router_flags(CLI::App& command, route::RouterRequest& request) {
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {
-  command.add_flag("-q,--quiet", quiet, "no progress on standard error")->group(group::kOutput);
+  add_options(command, {{.name = "quiet",
+                         .member = &quiet,
+                         .group = group::kOutput,
+                         .help = "no progress on standard error",
+                         .spelled = "-q,--quiet"}});
 }
 
 void add_json(CLI::App& command, bool& json) {
-  command.add_flag("--json", json, "print the result as JSON")->group(group::kOutput);
+  add_options(command, {{.name = "json",
+                         .member = &json,
+                         .group = group::kOutput,
+                         .help = "print the result as JSON"}});
 }
 
 void add_force(CLI::App& command, bool& force, const std::string& also) {
-  command.add_flag("--force", force, "replace an output that is there already" + also)
-      ->group(group::kOutput);
+  add_options(command, {{.name = "force",
+                         .member = &force,
+                         .group = group::kOutput,
+                         .help = "replace an output that is there already" + also}});
 }
 
 void add_force_memory(CLI::App& command, bool& force_memory) {
-  command
-      .add_flag("--force-memory", force_memory,
-                "go on where more memory is needed than this machine, cgroup or ulimit leaves")
-      ->group(group::kMemory);
+  add_options(command, {{.name = "force-memory",
+                         .member = &force_memory,
+                         .group = group::kMemory,
+                         .help = "go on where more memory is needed than this machine, cgroup or "
+                                 "ulimit leaves"}});
 }
 
 void add_threads(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "CPU threads (default: one a core)")
-      ->check(CLI::Range(1, 4096))
-      ->group(group::kRanks);
+  add_options(command, {{.name = "threads",
+                         .member = &threads,
+                         .group = group::kRanks,
+                         .help = "CPU threads",
+                         .fallback = "one a core",
+                         .range = whole_between(1, 4096)}});
 }
 
 void apply_threads(int threads) {
@@ -221,18 +240,16 @@ void check_device(bool cuda) {
 }
 
 void add_device(CLI::App& command, std::string& device) {
-  command
-      .add_option_function<std::string>(
-          "--device",
-          [&device](const std::string& value) {
-            check_device(value == "cuda");
-            if (value != "cpu" && value != "cuda") {
-              refuse_word("device", value, {"cpu", "cuda"});
-            }
-            device = value;
-          },
-          "cpu or cuda, a GPU for each process (default: cpu)")
-      ->group(group::kRanks);
+  Choice member = one_of("device", device, {"cpu", "cuda"});
+  member.set = [set = member.set](const std::string& value) {
+    check_device(value == "cuda");
+    set(value);
+  };
+  add_options(command, {{.name = "device",
+                         .member = member,
+                         .group = group::kRanks,
+                         .help = "cpu or cuda, a GPU for each process",
+                         .fallback = "cpu"}});
 }
 
 c10::Device device_of(const std::string& name) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 
 #include "cli/commands.h"
@@ -30,13 +31,6 @@ struct GenerateFlags {
   int threads = 0;
   bool json = false, force = false, force_memory = false, chat = false;
 };
-
-void check(const GenerateFlags& flags) {
-  if (!(flags.settings.temperature >= 0) ||
-      !(flags.settings.top_p > 0 && flags.settings.top_p <= 1)) {
-    throw UserError("--temperature must be 0 or more and --top-p in (0, 1]");
-  }
-}
 
 void check_chat(const GenerateFlags& flags) {
   if (!flags.chat && !flags.text_template.empty()) {
@@ -100,7 +94,6 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
 }
 
 void run(const GenerateFlags& flags) {
-  check(flags);
   check_chat(flags);
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
@@ -149,33 +142,67 @@ void run(const GenerateFlags& flags) {
   }
 }
 
+Options options_of(GenerateFlags& flags) {
+  Range share = number_between(std::numeric_limits<double>::min(), 1);
+  share.rule = "must lie in (0, 1]";
+  return {
+      {.name = "model",
+       .member = &flags.model,
+       .group = group::kModel,
+       .help = "a model folder",
+       .spelled = "MODEL",
+       .is_required = true},
+      {.name = "prompt",
+       .member = &flags.prompt,
+       .group = group::kOutput,
+       .help = "text to go on from",
+       .is_required = true},
+      {.name = "max-tokens",
+       .member = &flags.settings.max_tokens,
+       .group = group::kOutput,
+       .help = "at most so many new tokens",
+       .range = whole_between(1, 1 << 20)},
+      {.name = "temperature",
+       .member = &flags.settings.temperature,
+       .group = group::kOutput,
+       .help = "of the sampling; 0 is greedy",
+       .range = number_from(0)},
+      {.name = "top-p",
+       .member = &flags.settings.top_p,
+       .group = group::kOutput,
+       .help = "nucleus of the sampled tokens; 1 is all",
+       .range = share},
+      {.name = "seed",
+       .member = &flags.settings.seed,
+       .group = group::kOutput,
+       .help = "of the sampling"},
+      {.name = "bos",
+       .member = one_of("bos", flags.bos, {"auto", "on", "off"}),
+       .group = group::kOutput,
+       .help = "auto (as the tokenizer says), on or off: begin with the BOS token"},
+      {.name = "chat",
+       .member = &flags.chat,
+       .group = group::kOutput,
+       .help = "ask --prompt as a user's question, and print the answer alone"},
+      {.name = "template",
+       .member = &flags.text_template,
+       .group = group::kOutput,
+       .help = "how --chat asks: auto (as the folder's chat template), or a template of moe train",
+       .fallback = "auto"},
+      {.name = "force",
+       .member = &flags.force,
+       .group = group::kRouter,
+       .help = "let --router change the stored gate="},
+  };
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = app.add_subcommand("generate", "text from a model, greedy or sampled");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("MODEL", flags->model, "a model folder")->required();
-  command->option_defaults()->group(group::kOutput);
-  command->add_option("--prompt", flags->prompt, "text to go on from")->required();
-  command
-      ->add_option("--max-tokens", flags->settings.max_tokens, "at most so many new tokens (256)")
-      ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--temperature", flags->settings.temperature, "0 = greedy (default)");
-  command->add_option("--top-p", flags->settings.top_p, "nucleus of the sampled tokens (1 = all)");
-  command->add_option("--seed", flags->settings.seed, "seed of the sampling (1)");
-  command
-      ->add_option("--bos", flags->bos,
-                   "auto (default: as the tokenizer says), on or off: begin with the BOS token")
-      ->check(CLI::IsMember({"auto", "on", "off"}));
-  command->add_flag("--chat", flags->chat,
-                    "ask --prompt as a user's question, and print the answer alone");
-  command->add_option("--template", flags->text_template,
-                      "how --chat asks: auto (default: as the folder's chat template), or a "
-                      "template of moe train");
+  add_options(*command, options_of(*flags));
   add_router_flags(*command, flags->router);
-  command->option_defaults()->group(group::kRouter);
-  command->add_flag("--force", flags->force, "let --router change the stored gate=");
   add_device(*command, flags->device);
   add_threads(*command, flags->threads);
   add_force_memory(*command, flags->force_memory);

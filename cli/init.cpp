@@ -84,45 +84,69 @@ void run(const InitFlags& flags) {
                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
+Options options_of(InitFlags& flags) {
+  return {
+      {.name = "config",
+       .member = &flags.config,
+       .group = group::kModel,
+       .help = "a config.json, or a folder that holds one",
+       .spelled = "CONFIG",
+       .is_required = true},
+      {.name = "out",
+       .member = &flags.out,
+       .group = group::kOutput,
+       .help = "the folder to write",
+       .spelled = "-o,--out",
+       .is_required = true},
+      {.name = "experts",
+       .member = &flags.settings.experts,
+       .group = group::kModel,
+       .help = "make a dense config a mixture of so many experts"},
+      {.name = "layers",
+       .member = &flags.settings.layers,
+       .group = group::kModel,
+       .help = "with --experts: all, even, odd or a list"},
+      {.name = "granularity",
+       .member = &flags.settings.granularity,
+       .group = group::kModel,
+       .help = "G: cuts each of the --experts into G of width F/G; the router's k, max and cf grow "
+               "G times"},
+      {.name = "experts-init",
+       .member = one_of("experts-init", flags.experts_init, {"independent", "same"}),
+       .group = group::kModel,
+       .help = "independent, or same: equal experts within a layer"},
+      {.name = "init",
+       .member = one_of("init", flags.distribution, {"normal", "megatron"}),
+       .group = group::kModel,
+       .help = "normal: every matrix N(0, initializer_range^2); megatron: attention's and the "
+               "feed-forwards' outputs divided by sqrt(2 layers)"},
+      {.name = "seed",
+       .member = &flags.settings.seed,
+       .group = group::kModel,
+       .help = "of all weights",
+       .range = number_from(0)},
+      {.name = "dtype",
+       .member = one_of("dtype", flags.dtype, {"keep", "bf16", "fp16", "fp32"}),
+       .group = group::kModel,
+       .help = "keep (the config's), bf16, fp16 or fp32"},
+      {.name = "shard-size",
+       .member = &flags.shard_size,
+       .group = group::kOutput,
+       .help = "largest file, like 5GB or 200MB"},
+      {.name = "tokenizer",
+       .member = &flags.tokenizer,
+       .group = group::kOutput,
+       .help = "a tokenizer.model, a tokenizer.json or a folder with tokenizer files to copy"},
+  };
+}
+
 }  // namespace
 
 void add_init(CLI::App& app) {
   auto flags = std::make_shared<InitFlags>();
   CLI::App* command = app.add_subcommand("init", "random weights from a config, dense or mixture");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("CONFIG", flags->config, "a config.json, or a folder that holds one")
-      ->required();
-  command->add_option("-o,--out", flags->out, "the folder to write")
-      ->required()
-      ->group(group::kOutput);
-  command->add_option("--experts", flags->settings.experts,
-                      "make a dense config a mixture of so many experts");
-  command->add_option("--layers", flags->settings.layers,
-                      "with --experts: all (default), even, odd or a list");
-  command->add_option("--granularity", flags->settings.granularity,
-                      "G (1): cuts each of the --experts into G of width F/G; the router's k, max "
-                      "and cf grow G times");
+  add_options(*command, options_of(*flags));
   add_router_flags(*command, flags->router);
-  command
-      ->add_option("--experts-init", flags->experts_init,
-                   "independent (default) or same: equal experts within a layer")
-      ->check(CLI::IsMember({"independent", "same"}));
-  command
-      ->add_option(
-          "--init", flags->distribution,
-          "normal (default): every matrix N(0, initializer_range^2); megatron: attention's "
-          "and the feed-forwards' outputs divided by sqrt(2 layers)")
-      ->check(CLI::IsMember({"normal", "megatron"}));
-  command->add_option("--seed", flags->settings.seed, "seed of all weights (1)")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--dtype", flags->dtype, "keep (default: the config's), bf16, fp16 or fp32")
-      ->check(CLI::IsMember({"keep", "bf16", "fp16", "fp32"}));
-  command->option_defaults()->group(group::kOutput);
-  command->add_option("--shard-size", flags->shard_size,
-                      "largest file, like 5GB (default) or 200MB");
-  command->add_option(
-      "--tokenizer", flags->tokenizer,
-      "a tokenizer.model, a tokenizer.json or a folder with tokenizer files to copy");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);

@@ -111,12 +111,19 @@ void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   CLI::App* command =
       app.add_subcommand("inspect", "parameters, layers, router and bytes of a folder");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("MODEL", flags->folder, "a model folder")->required();
+  add_options(*command, {{.name = "model",
+                          .member = &flags->folder,
+                          .group = group::kModel,
+                          .help = "a model folder",
+                          .spelled = "MODEL",
+                          .is_required = true},
+                         {.name = "against",
+                          .member = &flags->against,
+                          .group = group::kModel,
+                          .help = "also how far the experts are from each other and from this "
+                                  "folder's: the parent, or the same mixture at another time "
+                                  "(reads all experts)"}});
   add_json(*command, flags->json);
-  command->add_option("--against", flags->against,
-                      "also how far the experts are from each other and from this folder's: the "
-                      "parent, or the same mixture at another time (reads all experts)");
   command->callback([flags] { inspect_one(flags->folder, flags->against, flags->json); });
 }
 

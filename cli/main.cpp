@@ -21,7 +21,7 @@ constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
 
 std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const auto* command : moe::cli::subcommands_of(app)) {
     names.push_back(command->get_name());
   }
   return names;
@@ -110,15 +110,22 @@ int run(int argc, char** argv) {
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::add_tokenize(app);
+  moe::cli::add_completion(app);
   moe::cli::read_recipes(app);
   refuse_empty_values(app);
-  app.add_flag_callback(
-      "--reference",
-      [&app] {
-        fmt::print("{}", moe::cli::reference(app));
-        throw CLI::Success();
-      },
-      "print every command and flag as Markdown");
+  const auto add_page = [&app](const char* flag, std::string (*page)(const CLI::App&),
+                               const char* description) {
+    app.add_flag_callback(
+        flag,
+        [&app, page] {
+          fmt::print("{}", page(app));
+          throw CLI::Success();
+        },
+        description);
+  };
+  add_page("--reference", moe::cli::reference, "print every command and flag as Markdown");
+  add_page("--manual", moe::cli::manual_page,
+           "print them as a manual page: moe --manual | man -l -");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version

@@ -75,13 +75,19 @@ void add_report(CLI::App& app) {
       app.add_subcommand("report",
                          "a run of moe train as a page: curves, load, samples, settings; or any "
                          "numbers that a JSON file describes");
-  command->option_defaults()->group(group::kOutput);
-  command
-      ->add_option(
-          "RUN", flags->run,
-          "the folder of a run, finished or not; or a page as JSON (core/base/page/page.h)")
-      ->required();
-  command->add_option("-o,--out", flags->out, "where the page goes (RUN/report.html, PAGE.html)");
+  add_options(*command, {{.name = "run",
+                          .member = &flags->run,
+                          .group = group::kOutput,
+                          .help = "the folder of a run, finished or not; or a page as JSON "
+                                  "(core/base/page/page.h)",
+                          .spelled = "RUN",
+                          .is_required = true},
+                         {.name = "out",
+                          .member = &flags->out,
+                          .group = group::kOutput,
+                          .help = "where the page goes",
+                          .fallback = "RUN/report.html, PAGE.html",
+                          .spelled = "-o,--out"}});
   add_force(*command, flags->force);
   add_config(*command);
   command->callback([flags] { run(*flags); });

@@ -133,17 +133,24 @@ void add_route(CLI::App& app) {
   auto flags = std::make_shared<RouteFlags>();
   CLI::App* command =
       app.add_subcommand("route", "what a router decides, for one's own logits or a case");
-  command->option_defaults()->group(group::kData);
-  command
-      ->add_option("FILE", flags->files,
-                   "logits (a JSON list of rows, or CSV, one token a line), or cases with kind and "
-                   "input; - is standard input")
-      ->required();
+  add_options(*command,
+              {{.name = "file",
+                .member = &flags->files,
+                .group = group::kData,
+                .help = "logits (a JSON list of rows, or CSV, one token a line), or cases "
+                        "with kind and input; - is standard input",
+                .spelled = "FILE",
+                .is_required = true}});
   add_router_flags(*command, flags->router);
-  command->option_defaults()->group(group::kOutput);
-  command->add_flag("--table", flags->table, "draw a case instead of answering it in JSON");
-  command->add_option("--tokens", flags->style.max_tokens, "tokens that a table draws (64)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_options(*command, {{.name = "table",
+                          .member = &flags->table,
+                          .group = group::kOutput,
+                          .help = "draw a case instead of answering it in JSON"},
+                         {.name = "tokens",
+                          .member = &flags->style.max_tokens,
+                          .group = group::kOutput,
+                          .help = "tokens that a table draws",
+                          .range = whole_between(1, 1 << 20)}});
   add_json(*command, flags->json);
   add_config(*command);
   command->footer(route::router_help() + "\n" + command->get_footer());

@@ -107,11 +107,18 @@ void add_tokenize(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* command =
       app.add_subcommand("tokenize", "pieces, ids and bytes of a text, by a folder's tokenizer");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("MODEL", flags->model, "a folder with a tokenizer")->required();
-  command->add_option("TEXT", flags->input,
-                      "a text, a file, or - for standard input (default); with --json lines of "
-                      "{\"text\": ...}");
+  add_options(*command, {{.name = "model",
+                          .member = &flags->model,
+                          .group = group::kModel,
+                          .help = "a folder with a tokenizer",
+                          .spelled = "MODEL",
+                          .is_required = true},
+                         {.name = "text",
+                          .member = &flags->input,
+                          .group = group::kModel,
+                          .help = "a text, a file, or - for standard input; with --json lines of "
+                                  "{\"text\": ...}",
+                          .spelled = "TEXT"}});
   add_json(*command, flags->json);
   command->callback([flags] { run(*flags); });
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -124,6 +125,17 @@ Options joined(std::vector<Options> parts) {
     }
   }
   return all;
+}
+
+Choice one_of(const char* name, std::string& member, std::vector<std::string> words) {
+  return {[&member] { return member; },
+          [name, &member, words](const std::string& text) {
+            if (std::find(words.begin(), words.end(), text) == words.end()) {
+              refuse_word(name, text, words);
+            }
+            member = text;
+          },
+          words};
 }
 
 std::string flag_of(const Option& option) { return std::string("--") + option.name; }

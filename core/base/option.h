@@ -20,6 +20,7 @@ namespace moe {
 struct Choice {
   std::function<std::string()> get;             // the word of the present value; empty: open
   std::function<void(const std::string&)> set;  // UserError for an unknown word
+  std::vector<std::string> words = {};          // all of them, where they are few
 };
 
 using Member = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*,
@@ -64,6 +65,7 @@ struct Option {
   std::string spelled = {};               // of the command line: "MODEL,--model"; empty: --name
   bool is_required = false;
   bool takes_commas = false;  // of a list: a,b as well as a b
+  bool is_repeated = false;   // of a list: the flag stands before each value
 };
 
 using Options = std::vector<Option>;
@@ -78,6 +80,9 @@ Choice choice(const char* name, MemberType& member,
 // The same by functions that convert, where those stand beside the type already.
 template <typename MemberType, typename Value>
 Choice choice(MemberType& member, Value (*parse)(const std::string&), const char* (*word)(Value));
+
+// A text that is one of a few words.
+Choice one_of(const char* name, std::string& member, std::vector<std::string> words);
 
 // "--micro-batch".
 std::string flag_of(const Option& option);
@@ -100,6 +105,10 @@ std::string toml_string(const std::string& text);
 template <typename MemberType, typename Value>
 Choice choice(const char* name, MemberType& member,
               std::vector<std::pair<std::string, Value>> values) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : values) {
+    words.push_back(word);
+  }
   return {[&member, values] {
             for (const auto& [word, value] : values) {
               if (member == value) {
@@ -108,17 +117,16 @@ Choice choice(const char* name, MemberType& member,
             }
             return std::string();
           },
-          [name, &member, values](const std::string& text) {
-            std::vector<std::string> known;
+          [name, &member, values, words](const std::string& text) {
             for (const auto& [word, value] : values) {
               if (word == text) {
                 member = value;
                 return;
               }
-              known.push_back(word);
             }
-            refuse_word(name, text, known);
-          }};
+            refuse_word(name, text, words);
+          },
+          words};
 }
 
 template <typename MemberType, typename Value>
@@ -127,7 +135,8 @@ Choice choice(MemberType& member, Value (*parse)(const std::string&), const char
             const std::optional<Value> value = member;
             return value ? std::string(word(*value)) : std::string();
           },
-          [&member, parse](const std::string& text) { member = parse(text); }};
+          [&member, parse](const std::string& text) { member = parse(text); },
+          {}};
 }
 
 }  // namespace moe

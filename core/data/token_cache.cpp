@@ -80,7 +80,7 @@ Examples shared_examples(const CacheRequest& request, const io::Digest& key,
   return examples_of(request, std::move(tokens));
 }
 
-void write_tokens(const CacheRequest& request, const io::Descriptor& file, const fs::path& name,
+void write_tokens(const CacheRequest& request, const Descriptor& file, const fs::path& name,
                   const io::Digest& key) {
   TokenFileWriter writer(file, name, key, request.vocab_size);
   const auto sink = [&](Example&& example) {
@@ -113,7 +113,7 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
   return nullptr;
 }
 
-std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const io::Descriptor& file,
+std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Descriptor& file,
                                           const fs::path& name, const io::Digest& key,
                                           const std::vector<Stamp>& stamps) {
   write_tokens(request, file, name, key);
@@ -279,7 +279,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
     }
   }
   const fs::path folder = temporary_folder();
-  const io::Descriptor file = io::make_nameless_file(folder);
+  const Descriptor file = io::make_nameless_file(folder);
   auto tokens = tokenise(request, file, folder / "(a file without a name)", key, stamps);
   notes.push_back(fmt::format("tokens in a temporary file in {} ({})", folder.string(),
                               io::size_text(tokens->bytes())));

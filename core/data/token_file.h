@@ -31,8 +31,8 @@ class TokenFileWriter {
  public:
   // `file` is empty and open to write, `name` its name in errors; both outlive the writer. `key`
   // says what the tokens were made from.
-  TokenFileWriter(const io::Descriptor& file, const std::filesystem::path& name,
-                  const io::Digest& key, int64_t vocab_size);
+  TokenFileWriter(const Descriptor& file, const std::filesystem::path& name, const io::Digest& key,
+                  int64_t vocab_size);
 
   // In file order; ids and labels lie in the vocabulary. UserError when the disk is full.
   void add(const Example& example);
@@ -46,7 +46,7 @@ class TokenFileWriter {
   void put(std::span<const std::byte> bytes);
   void flush();
 
-  const io::Descriptor& file_;
+  const Descriptor& file_;
   const std::filesystem::path& name_;
   io::Digest key_;
   int64_t vocab_size_;

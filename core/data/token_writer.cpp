@@ -49,7 +49,7 @@ uint32_t id_bytes_for(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; 
 
 }  // namespace
 
-TokenFileWriter::TokenFileWriter(const io::Descriptor& file, const std::filesystem::path& name,
+TokenFileWriter::TokenFileWriter(const Descriptor& file, const std::filesystem::path& name,
                                  const io::Digest& key, int64_t vocab_size)
     : file_(file), name_(name), key_(key), vocab_size_(vocab_size) {
   put(bytes_of(layout::Header{layout::kUnfinishedMagic}));

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/distributed/descriptor.h"
+#include "core/base/descriptor.h"
 
 namespace moe::distributed {
 

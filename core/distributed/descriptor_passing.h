@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "core/distributed/descriptor.h"
+#include "core/base/descriptor.h"
 
 namespace moe::distributed {
 

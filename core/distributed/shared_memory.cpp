@@ -23,7 +23,6 @@ namespace {
 
 constexpr size_t kPage = 64 << 10;  // a multiple of every machine's
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr int kFirstNumber = 3;  // above the standard streams
 constexpr std::chrono::milliseconds kPause{2};
 constexpr int kLooks = 50;  // pauses between them
 
@@ -110,17 +109,6 @@ Mapping receive_from_first(const MemoryMeeting& meeting, size_t bytes) {
 }
 
 }  // namespace
-
-Descriptor make_memory_file() {
-  Descriptor file(memfd_create("moe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (file.is_open() && file.get() < kFirstNumber) {  // a standard stream was closed at the start
-    file = Descriptor(fcntl(file.get(), F_DUPFD_CLOEXEC, kFirstNumber));
-  }
-  if (!file.is_open() || fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) {
-    fail_by_system();
-  }
-  return file;
-}
 
 Descriptor make_sealed_memory(size_t bytes) {
   Descriptor memory = make_memory_file();

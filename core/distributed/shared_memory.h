@@ -11,16 +11,13 @@
 #include <memory>
 #include <string>
 
-#include "core/distributed/descriptor.h"
+#include "core/base/descriptor.h"
 #include "core/distributed/store.h"
 
 namespace moe::distributed {
 
-// A file in memory for processes of this user alone, with a number above those of the standard
-// streams, not inherited by programs that are started.
-Descriptor make_memory_file();
-
-// Such a file of `bytes` zeros that can neither shrink nor grow. Memory is taken as it is written.
+// A file in memory (base/descriptor.h) of `bytes` zeros that can neither shrink nor grow. Memory is
+// taken as it is written.
 Descriptor make_sealed_memory(size_t bytes);
 
 // The size of what another process handed over. std::runtime_error unless it is sealed memory of

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/distributed/descriptor.h"
+#include "core/base/descriptor.h"
 
 namespace moe::distributed {
 

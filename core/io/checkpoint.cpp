@@ -87,10 +87,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
 
 // `tensors` in a file that has no name on any disk and goes with its mapping.
 SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
-  Descriptor file(::memfd_create("moe-tensors", MFD_CLOEXEC));
-  if (!file.is_open()) {
-    throw std::system_error(errno, std::generic_category(), "a file in memory");
-  }
+  Descriptor file = make_memory_file();
   std::vector<TensorInfo> infos;
   for (const auto& tensor : tensors) {
     infos.push_back(tensor.info);

@@ -15,19 +15,6 @@
 
 namespace moe::io {
 
-Descriptor::~Descriptor() {
-  if (value_ >= 0) {
-    ::close(value_);
-  }
-}
-
-Descriptor::Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(value_, other.value_);
-  return *this;
-}
-
 Descriptor open_to_read(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files do not care.
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

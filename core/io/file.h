@@ -8,24 +8,9 @@
 #include <span>
 #include <string>
 
+#include "core/base/descriptor.h"
+
 namespace moe::io {
-
-// An open file descriptor, closed at the end. Moved, not copied.
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return value_; }
-  bool is_open() const { return value_ >= 0; }
-
- private:
-  int value_ = -1;
-};
 
 // UserError: missing, not a regular file (folders, pipes, devices), not readable.
 Descriptor open_to_read(const std::filesystem::path& path);

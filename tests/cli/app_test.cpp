@@ -1,6 +1,7 @@
 // What every command shares: help, version, unknown words, recipes.
 
 #include <filesystem>
+#include <fstream>
 #include <regex>
 
 #include "tests/support/catch.h"
@@ -48,6 +49,56 @@ TEST_CASE("cli/REFERENCE.md is what the program says of itself", "[cli]") {
   const std::string of_bench = reference.out.substr(bench, layer - bench);
   CHECK(of_bench.find("the flags of `moe bench layer`") != std::string::npos);
   CHECK(of_bench.find("| `--") == std::string::npos);
+}
+
+TEST_CASE("the manual page has every command and flag", "[cli]") {
+  const auto page = run_moe({"--manual"});
+  CHECK(page.exit_code == 0);
+  CHECK(page.out.rfind(".TH MOE 1 ", 0) == 0);
+  const std::string reference = run_moe({"--reference"}).out;
+  static const std::regex flag(R"(\n\| `([^`]*)` \|)");
+  size_t checked = 0;
+  for (std::sregex_iterator match(reference.begin(), reference.end(), flag), end; match != end;
+       ++match) {
+    const std::string name = std::regex_replace((*match)[1].str(), std::regex("-"), "\\-");
+    CAPTURE(name);
+    CHECK(page.out.find(".BR \"" + name + "\"") != std::string::npos);
+    ++checked;
+  }
+  CHECK(checked > 150);
+}
+
+TEST_CASE("bash completes commands, flags and the words of a flag", "[cli]") {
+  const auto script = run_moe({"completion", "bash"});
+  REQUIRE(script.exit_code == 0);
+  const moe::test::TempDir folder;
+  std::ofstream(folder / "moe.bash") << script.out << R"(
+for line in 'up' 'upcycle --exper' 'init --dtype ' 'bench tr' 'bench train --seq' 'train x'; do
+  COMP_WORDS=(moe)
+  for word in $line; do COMP_WORDS+=("$word"); done
+  if [[ $line == *' ' ]]; then COMP_WORDS+=(''); fi
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+  _moe
+  echo "${COMPREPLY[*]}"
+done
+)";
+  const auto shell = moe::test::run_program("bash", {(folder / "moe.bash").string()});
+  CHECK(shell.out == "upcycle\n--experts --expert\nkeep bf16 fp16 fp32\ntrain\n--seq-len\n\n");
+  CHECK(shell.err.empty());
+}
+
+TEST_CASE("a script for zsh is one that zsh reads", "[cli]") {
+  const auto script = run_moe({"completion", "zsh"});
+  REQUIRE(script.exit_code == 0);
+  CHECK(script.out.rfind("#compdef moe\n", 0) == 0);
+  CHECK(script.out.find("--dtype[") != std::string::npos);
+  if (moe::test::run_program("zsh", {"--version"}).exit_code != 0) {
+    MOE_SKIP("no zsh here");
+  }
+  const moe::test::TempDir folder;
+  std::ofstream(folder / "moe.zsh") << script.out;
+  CHECK(moe::test::run_program("zsh", {"-n", (folder / "moe.zsh").string()}).exit_code == 0);
+  CHECK(run_moe({"completion", "fish"}).exit_code == 2);
 }
 
 // The string literals of a source file, without raw strings and comments.

@@ -180,11 +180,10 @@ TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {
     return run.err;
   };
   CHECK(refusal({"comm", "--ranks", "2", "--comm-timeout", "9", "--repeats", "0"}) ==
-        "moe: --repeats: Value 0 not in range 1 to 1000000; see moe bench comm --help\n");
+        "moe: --repeats 0: must be a whole number of 1 to 1000000\n");
   CHECK(refusal({"comm", "--rank", "2"}) ==
         "moe: unknown flag '--rank', did you mean '--ranks'?; see moe bench comm --help\n");
-  CHECK(refusal({"--repeats", "0"}) ==
-        "moe: --repeats: Value 0 not in range 1 to 1000; see moe bench --help\n");
+  CHECK(refusal({"--repeats", "0"}) == "moe: --repeats 0: must be a whole number of 1 to 1000\n");
   // A flag of a layer would change nothing of another measurement.
   CHECK(refusal({"gemm", "--skew", "1"}) ==
         "moe: unknown flag '--skew'; see moe bench gemm --help\n");

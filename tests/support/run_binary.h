@@ -33,10 +33,10 @@ inline std::string shell_quote(const std::string& word) {
 
 // `prefix` stands before the command: environment settings, ulimit, a redirection of standard
 // input.
-inline RunResult run_moe(const std::vector<std::string>& arguments,
-                         const std::string& prefix = "") {
+inline RunResult run_program(const std::string& program, const std::vector<std::string>& arguments,
+                             const std::string& prefix = "") {
   const TempDir streams;
-  std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(moe_binary());
+  std::string command = prefix + (prefix.empty() ? "" : " ") + shell_quote(program);
   for (const auto& argument : arguments) {
     command += " " + shell_quote(argument);
   }
@@ -45,6 +45,11 @@ inline RunResult run_moe(const std::vector<std::string>& arguments,
   const int status = std::system(command.c_str());  // NOLINT: the test's own words
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
           read_file(streams / "out"), read_file(streams / "err")};
+}
+
+inline RunResult run_moe(const std::vector<std::string>& arguments,
+                         const std::string& prefix = "") {
+  return run_program(moe_binary(), arguments, prefix);
 }
 
 }  // namespace moe::test

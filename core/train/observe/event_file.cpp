@@ -98,14 +98,14 @@ std::vector<fs::path> event_files_of_ours(const fs::path& folder) {
   return files;
 }
 
-io::Descriptor open_events(const fs::path& file, int flags) {
-  return io::Descriptor(
+Descriptor open_events(const fs::path& file, int flags) {
+  return Descriptor(
       ::open(file.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0666));
 }
 
 // Whether the file of `descriptor` is that of the mark, as far as its length and its last event
 // say.
-bool fits(const io::Descriptor& descriptor, const EventMark& mark) {
+bool fits(const Descriptor& descriptor, const EventMark& mark) {
   struct stat status {};
   std::array<unsigned char, 4> bytes{};
   if (!descriptor.is_open() || mark.bytes < bytes.size() ||
@@ -182,7 +182,7 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
 std::optional<EventFile> EventFile::go_on(const fs::path& folder, const EventMark& mark) {
   std::optional<EventFile> found;
   for (const auto& file : event_files_of_ours(folder)) {
-    io::Descriptor descriptor = open_events(file, 0);
+    Descriptor descriptor = open_events(file, 0);
     if (found || !fits(descriptor, mark)) {
       continue;
     }

@@ -51,7 +51,7 @@ class EventFile {
   void write(const std::string& event);
 
   std::filesystem::path file_;
-  io::Descriptor descriptor_;
+  Descriptor descriptor_;
   EventMark mark_;  // its clock is the run's own time, without pauses
 };
 

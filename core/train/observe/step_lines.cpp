@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct stat status_of(const io::Descriptor& descriptor, const fs::path& file) {
+struct stat status_of(const Descriptor& descriptor, const fs::path& file) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) {
     throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
@@ -30,13 +30,13 @@ struct stat status_of(const io::Descriptor& descriptor, const fs::path& file) {
   return status;
 }
 
-void truncate(const io::Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
+void truncate(const Descriptor& descriptor, uint64_t bytes, const fs::path& file) {
   if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     io::throw_write_error(errno, file);
   }
 }
 
-std::string read_at(const io::Descriptor& descriptor, uint64_t begin, uint64_t end,
+std::string read_at(const Descriptor& descriptor, uint64_t begin, uint64_t end,
                     const fs::path& file) {
   std::string text(end - begin, '\0');
   for (size_t filled = 0; filled < text.size();) {
@@ -55,7 +55,7 @@ std::string read_at(const io::Descriptor& descriptor, uint64_t begin, uint64_t e
 }
 
 // The byte behind the last line break of the first `end` bytes; 0 where there is none.
-uint64_t behind_last_break(const io::Descriptor& descriptor, uint64_t end, const fs::path& file) {
+uint64_t behind_last_break(const Descriptor& descriptor, uint64_t end, const fs::path& file) {
   constexpr uint64_t kBlock = uint64_t{1} << 16;
   while (end > 0) {
     const uint64_t begin = end - std::min(end, kBlock);
@@ -94,9 +94,9 @@ std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes
 
 }  // namespace
 
-io::Descriptor open_lines(const fs::path& file) {
+Descriptor open_lines(const fs::path& file) {
   // O_NONBLOCK: opening a named pipe must not wait for its other end.
-  io::Descriptor descriptor(::open(
+  Descriptor descriptor(::open(
       file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!descriptor.is_open()) {
     const int error = errno;

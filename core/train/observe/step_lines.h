@@ -16,7 +16,7 @@ namespace moe::train {
 // Opens `file` to append to, or makes it; a last line that was never finished is cut off.
 // UserError: it cannot be written, or is a symbolic link (which could lead out of the run's
 // folder).
-io::Descriptor open_lines(const std::filesystem::path& file);
+Descriptor open_lines(const std::filesystem::path& file);
 
 // Where the lines of a file ended when a checkpoint was saved.
 struct LinesMark {
@@ -50,7 +50,7 @@ class StepLines {
 
   std::filesystem::path file_;
   LinesPerStep per_step_;
-  io::Descriptor descriptor_;
+  Descriptor descriptor_;
   LinesMark mark_;
 };
 

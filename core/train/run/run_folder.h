@@ -84,7 +84,7 @@ class RunFolder {
   void remove_made(const std::set<std::string>& made) const;
 
   bool force_ = false;
-  io::Descriptor lock_;  // RUN itself
+  Descriptor lock_;  // RUN itself
   std::filesystem::path run_;
   std::vector<std::filesystem::path> inputs_;
 };

@@ -75,7 +75,7 @@ OrderedJson describe_start(const RunPlan& plan) {
 
 // A line that a killed run left unfinished goes. UserError: what open_lines() says, a full disk.
 void append_to_run_history(const std::filesystem::path& file, const OrderedJson& start) {
-  const io::Descriptor descriptor = open_lines(file);
+  const Descriptor descriptor = open_lines(file);
   const std::string line = start.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
   io::write_all(descriptor, std::as_bytes(std::span(line)), file);
   io::sync(descriptor, file);

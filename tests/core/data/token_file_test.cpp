@@ -46,7 +46,7 @@ std::vector<Example> some_examples(int count, int64_t vocab_size) {
 
 void write_tokens(const std::filesystem::path& path, const std::vector<Example>& items,
                   int64_t vocab_size) {
-  const io::Descriptor file = io::create_file(path);
+  const Descriptor file = io::create_file(path);
   TokenFileWriter writer(file, path, kKey, vocab_size);
   for (const auto& example : items) {
     writer.add(example);

@@ -22,7 +22,7 @@ struct Table {
         distributed::Mapping(memory, 0, distributed::heartbeat_bytes(ranks)), ranks);
   }
 
-  distributed::Descriptor memory;
+  Descriptor memory;
   std::unique_ptr<Heartbeats> heartbeats;
 };
 
@@ -94,9 +94,9 @@ TEST_CASE("a heartbeat that was never finished is none") {
 // What a store in a file would: the memory behind it grows with each text that is set.
 TEST_CASE("a pool has room for heartbeats from the beginning") {
   const size_t bytes = distributed::heartbeat_bytes(3);
-  const distributed::Descriptor inherited = distributed::MemoryPool::make(1 << 20, bytes);
-  distributed::MemoryPool one{distributed::Descriptor(dup(inherited.get()))};
-  distributed::MemoryPool other{distributed::Descriptor(dup(inherited.get()))};
+  const Descriptor inherited = distributed::MemoryPool::make(1 << 20, bytes);
+  distributed::MemoryPool one{Descriptor(dup(inherited.get()))};
+  distributed::MemoryPool other{Descriptor(dup(inherited.get()))};
   const auto writer = distributed::heartbeats_in_memory(one.map_reserved(bytes), 3);
   const auto reader = distributed::heartbeats_in_memory(other.map_reserved(bytes), 3);
   const size_t taken = one.take(1 << 20);

@@ -20,7 +20,6 @@
 
 using namespace moe;
 using Catch::Matchers::Contains;
-using distributed::Descriptor;
 using distributed::Mapping;
 using distributed::MemoryPool;
 using distributed::Seconds;
@@ -126,7 +125,7 @@ TEST_CASE("a value that names a path is not followed") {
 }
 
 TEST_CASE("memory that could be cut short, or has another size, is refused before it is touched") {
-  Descriptor open_memory = distributed::make_memory_file();
+  Descriptor open_memory = make_memory_file();
   REQUIRE(ftruncate(open_memory.get(), kBytes) == 0);
   CHECK_THAT(failure_of_receiver(open_memory), Contains("can change its size"));
   REQUIRE(fcntl(open_memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
@@ -140,7 +139,7 @@ TEST_CASE("memory that could be cut short, or has another size, is refused befor
   const Descriptor sealed = distributed::make_sealed_memory(kBytes);
   CHECK(ftruncate(sealed.get(), 1) != 0);
   CHECK(failure_of_receiver(sealed).empty());
-  CHECK_THROWS_WITH(MemoryPool{distributed::make_memory_file()}, Contains("can change its size"));
+  CHECK_THROWS_WITH(MemoryPool{make_memory_file()}, Contains("can change its size"));
 }
 
 TEST_CASE("who waits for memory looks around meanwhile") {

@@ -21,11 +21,10 @@ C10_DECLARE_int(caffe2_log_level);
 
 using namespace moe;
 using Catch::Matchers::Contains;
-using distributed::Descriptor;
 using distributed::Seconds;
 
 TEST_CASE("processes that inherit a store read what the others write") {
-  const Descriptor file = distributed::make_memory_file();
+  const Descriptor file = make_memory_file();
   const auto one = distributed::inherited_store(file, Seconds{20});
   const auto other = distributed::inherited_store(file, Seconds{20});
   CHECK((one->is_private() && !one->read("key").has_value()));
@@ -57,7 +56,7 @@ TEST_CASE("a value has an end") {
 
 // A rank that was stopped while it wrote holds the file's lock.
 TEST_CASE("a store whose file another process holds is silent, and does not block for ever") {
-  const Descriptor file = distributed::make_memory_file();
+  const Descriptor file = make_memory_file();
   const auto store = distributed::inherited_store(file, Seconds{0.6});
   store->set("key", "text");
   const Descriptor holder(open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDWR));

@@ -1,12 +1,13 @@
 #pragma once
-// A file descriptor that closes itself.
+// File descriptors: one that closes itself, and files that lie in memory alone.
 
 #include <unistd.h>
 
 #include <utility>
 
-namespace moe::distributed {
+namespace moe {
 
+// An open file descriptor, closed at the end. Moved, not copied.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -35,4 +36,9 @@ class Descriptor {
   int number_ = -1;
 };
 
-}  // namespace moe::distributed
+// An empty file that has no name on any disk, is this user's alone and goes with its last
+// descriptor and mapping. Its size may be sealed. It never takes the number of a standard stream.
+// Throws std::system_error where the system has no more of them.
+Descriptor make_memory_file();
+
+}  // namespace moe
