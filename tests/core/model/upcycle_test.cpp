@@ -427,10 +427,6 @@ TEST_CASE("what cannot be upcycled is refused before anything is written", "[mod
         "--layers 0,3: layer 3 does not exist; the model has layers 0 to 2");
   CHECK(message([](auto& s) { s.router_std = -1; }, dense) ==
         "--router-std -1: must be zero or a positive number");
-  CHECK(message([](auto& s) { s.granularity = 2; }, dense) ==
-        "--granularity 2: an upcycled expert is the whole feed-forward of its layer; slices of it "
-        "are "
-        "not equal experts and do not compute its function; `moe init` makes finer experts");
   for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
     CHECK(message([&](auto& s) { s.gate_scale = scale; }, dense) ==
           fmt::format("--gate-scale {}: must be a positive number, or auto", scale));
