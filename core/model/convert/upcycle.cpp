@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/base/sha256.h"
@@ -287,6 +288,18 @@ void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::p
   }
 }
 
+// Where a mixture that is only taken for one has a tensor from: whole experts from the dense
+// feed-forward, slices from those of the first group, which are made.
+std::string source_in_view(const std::string& name, int64_t granularity) {
+  const auto expert = expert_index(name);
+  if (!expert || granularity == 1) {
+    return dense_name(name);
+  }
+  const size_t begin = name.find(kExperts) + kExperts.size();
+  return fmt::format("{}{}{}", name.substr(0, begin), *expert % granularity,
+                     name.substr(name.find('.', begin)));
+}
+
 OrderedJson describe_source(const std::string& name, const std::string& config_sha256,
                             const std::string& sampled_sha256) {
   return {{"name", name},
@@ -434,8 +447,23 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   return report;
 }
 
+route::RouterSettings upcycled_router(const route::RouterRequest& router) {
+  return route::requested_router(router, route::parse_router(kUpcycledRouter));
+}
+
+route::RouterRequest router_of_opened(const UpcycleRequest& request,
+                                      const route::RouterRequest& router) {
+  return request.experts ? route::RouterRequest{} : router;
+}
+
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router) {
+  if (!request.experts && request.granularity != 1) {
+    throw UserError(
+        "--granularity {}: with --upcycle N alone, whose experts it cuts; of {} they are what they "
+        "are",
+        request.granularity, folder.string());
+  }
   io::Checkpoint checkpoint(folder);
   if (!request.experts) {
     return checkpoint;
@@ -444,17 +472,26 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.experts = *request.experts;
   settings.layers = request.layers;
   settings.seed = request.seed;
-  settings.router = route::requested_router(router, route::parse_router(kUpcycledRouter));
+  settings.granularity = request.granularity;
+  settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
   std::map<std::string, std::string> sources;
   std::vector<io::TensorSource> made;
+  uint64_t bytes = 0;
   for (const auto& tensor : plan.tensors) {
-    if (const std::string source = dense_name(tensor.info.name); checkpoint.has(source)) {
+    const std::string source = source_in_view(tensor.info.name, request.granularity);
+    if (source != tensor.info.name || checkpoint.has(source)) {
       sources[tensor.info.name] = source;
     } else {
       made.push_back(tensor);
+      bytes += static_cast<uint64_t>(tensor.info.bytes());
     }
+  }
+  if (request.granularity > 1) {
+    check_memory({bytes, 1, fmt::format("cutting the feed-forwards of {}", folder.string()),
+                  "moe upcycle writes the mixture to the disk instead"},
+                 /*force=*/false);
   }
   return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
 }

@@ -99,11 +99,21 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const StartRouters& start = {});
 
 // A folder as `request` says. A dense one that is taken as a mixture has, bit for bit, the config
-// and tensors that upcycle() writes with the same experts, layers, seed and `router`, and no folder
-// is written: experts are the dense feed-forward where it is mapped, routers are drawn in memory.
-// UserError: what opening the folder and plan_upcycle() say.
+// and tensors that upcycle() writes with the same experts, layers, seed, granularity and `router`,
+// and no folder is written: experts are the dense feed-forward where it is mapped, routers are
+// drawn in memory, and there the slices of a feed-forward stand once for all its groups. UserError:
+// what opening the folder and plan_upcycle() say, a granularity without experts, memory that does
+// not hold the slices.
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router);
+
+// The router that a mixture is taken with, before granularity, where `request` asks for one.
+route::RouterSettings upcycled_router(const route::RouterRequest& router);
+
+// What of `router` an opened folder is still to be asked: nothing where it was taken as a mixture,
+// whose own router it is by then.
+route::RouterRequest router_of_opened(const UpcycleRequest& request,
+                                      const route::RouterRequest& router);
 
 // Why a mixture computes another function than its dense folder whatever its router does; empty
 // where nothing but the router does.
