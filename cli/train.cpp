@@ -61,8 +61,11 @@ void print_plan(const train::RunPlan& plan) {
              *settings.steps, *settings.global_batch, *settings.micro_batch,
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
-    fmt::print(stderr, "upcycled while it is read: {} experts, layers {}, routers of seed {}\n",
-               *upcycle.experts, upcycle.layers, upcycle.seed);
+    fmt::print(
+        stderr, "upcycled while it is read: {} experts{}, layers {}, routers of seed {}\n",
+        *upcycle.experts,
+        upcycle.granularity == 1 ? "" : fmt::format(" cut into {} each", upcycle.granularity),
+        upcycle.layers, upcycle.seed);
   }
   if (plan.is_moe) {
     fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
@@ -161,12 +164,6 @@ void run(const TrainFlags& flags) {
   check_device(flags.settings.on_cuda);
   if (flags.nodes || flags.gpus) {
     return print_cluster(flags);
-  }
-  if (flags.granularity != 1) {
-    throw UserError(
-        "--granularity {}: with --nodes alone, where a run is planned; an upcycled expert is a "
-        "whole feed-forward, and moe init makes finer ones",
-        flags.granularity);
   }
   if (flags.show_samples > 0) {
     print_samples(flags.settings, flags.show_samples);

@@ -35,12 +35,6 @@ Options cluster_options(TrainFlags& flags) {
        .member = &flags.rates.network_gbs,
        .group = group::kRanks,
        .help = "and to other machines"},
-      {.name = "granularity",
-       .member = &flags.granularity,
-       .group = group::kRanks,
-       .help =
-           "with --nodes and --upcycle: each expert is cut into so many, as moe init makes them",
-       .range = whole_from(1)},
   };
 }
 

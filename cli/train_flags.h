@@ -20,8 +20,7 @@ struct TrainFlags {
   distributed::RankSettings ranks;
   std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
   train::ClusterRates rates;
-  int64_t granularity = 1;  // with the two: of a planned mixture
-  int64_t profile = 0;      // steps; 0 = none
+  int64_t profile = 0;  // steps; 0 = none
   bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };
 

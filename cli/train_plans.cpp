@@ -110,7 +110,7 @@ void print_cluster(const TrainFlags& flags) {
   train::ClusterRates rates = flags.rates;
   rates.nodes = flags.nodes.value_or(1);
   rates.gpus = flags.gpus.value_or(8);
-  const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates, flags.granularity);
+  const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates);
   for (const auto& note : plan.notes) {
     if (!flags.quiet) {
       fmt::print(stderr, "{}\n", terminal_text(note, /*one_line=*/true));

@@ -111,11 +111,15 @@ std::string describe(const model::UpcyclePlan& plan) {
           ? fmt::format("context      {} tokens, the parent's sliding_window\n",
                         plan.parent.longest_sequence())
           : "";
+  const std::string slices = moe.granularity == 1
+                                 ? ""
+                                 : fmt::format(" ({} feed-forwards cut into {})",
+                                               moe.experts / moe.granularity, moe.granularity);
   return fmt::format(
-      "layers {} of {} become mixtures of {} experts, router {}\n"
+      "layers {} of {} become mixtures of {} experts{}, router {}\n"
       "parameters   {} dense -> {} total, {} active per token\n{}",
-      model::layer_ranges(moe.layers), plan.child.layers, moe.experts, route::to_string(moe.router),
-      format_count(static_cast<double>(plan.dense.total)),
+      model::layer_ranges(moe.layers), plan.child.layers, moe.experts, slices,
+      route::to_string(moe.router), format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
       format_count(static_cast<double>(plan.mixture.active)), context);
 }
@@ -394,7 +398,9 @@ void add_upcycle(CLI::App& app) {
                       "--router-entropy of a random router (an embedded one)");
   command->option_defaults()->group(group::kModel);
   command->add_option("--granularity", flags->settings.granularity,
-                      "1: an upcycled expert is a whole feed-forward (moe init makes finer ones)");
+                      "G (1): cuts each of the --experts into G of width F/G; the router's k, max "
+                      "and cf grow G times, so that top2 takes 2 G of them, at first two whole "
+                      "feed-forwards");
   command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")

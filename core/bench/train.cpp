@@ -64,8 +64,10 @@ void check_folder_memory(const io::Checkpoint& checkpoint, const TrainBenchSetti
   trained.micro_batch = trained.global_batch = settings.rows;
   trained.compute.precision = settings.precision;
   const route::RouterSettings router =
-      config.moe ? route::requested_router(settings.router, config.moe->router)
-                 : route::RouterSettings{};
+      config.moe
+          ? route::requested_router(model::router_of_opened(settings.upcycle, settings.router),
+                                    config.moe->router)
+          : route::RouterSettings{};
   const train::MemoryPlan plan =
       train::plan_memory(config, trained, router, settings.rows * settings.length, /*program=*/0);
   check_memory({plan.peak, 1, fmt::format("training {}", settings.model),
@@ -117,9 +119,10 @@ class Steps {
         optimizer_(trained_, train::AdamWSettings{}) {
     model_.set_compute({settings.precision, model::Recompute::kNone});
     if (model_.config().moe) {
-      routing_.router = route::requested_router(settings.router, routing_.router);
+      const auto asked = model::router_of_opened(settings.upcycle, settings.router);
+      routing_.router = route::requested_router(asked, routing_.router);
       route::check_router(routing_.router, model_.config().moe->experts);
-      routing_.ep_ranks = settings.router.ep_ranks.value_or(routing_.ep_ranks);
+      routing_.ep_ranks = asked.ep_ranks.value_or(routing_.ep_ranks);
     }
     model_.require_gradients();
   }

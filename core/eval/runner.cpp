@@ -117,7 +117,8 @@ OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
     check_stats_file(settings.stats, settings.force);
     io::check_inputs_outside(settings.stats, input_files(settings));
   }
-  route::ResolvedRouter routing = resolve_router(config, settings.router, settings.force);
+  route::ResolvedRouter routing = resolve_router(
+      config, model::router_of_opened(settings.upcycle, settings.router), settings.force);
   io::Tokenizer tokenizer = io::Tokenizer::load(settings.model, config.vocab_size);
   // 0.4.1 added no BOS, whatever the tokenizer said.
   const Bos bos =

@@ -13,6 +13,7 @@
 #include "core/eval/evaluate.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/partial_file.h"
+#include "core/model/convert/upcycle.h"
 #include "core/route/counters_json.h"
 #include "core/route/router.h"
 
@@ -275,7 +276,8 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
   const EvalEvents events = noting_once(all_events);
   PreparedEvaluation evaluation(settings, events, load_requested_tasks(settings));
   OpenedModel& opened = evaluation.opened;
-  const auto values = sweep_values(axes, settings.router, opened.config, settings.force);
+  const auto values = sweep_values(axes, model::router_of_opened(settings.upcycle, settings.router),
+                                   opened.config, settings.force);
   check_sweep_output(settings, values, evaluation.tasks());
   for (const auto& value : values) {
     for (const auto& note : value.routing.notes) {

@@ -140,8 +140,10 @@ Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::st
   const size_t first = model.files_.size();
   model.files_.insert(model.files_.end(), files_.begin(), files_.end());
   for (const auto& [name, source] : sources) {
-    Place stored = place_of(source);
-    stored.file += first;
+    const auto made_here = model.where_.find(source);
+    const bool is_made = made_here != model.where_.end();
+    Place stored = is_made ? made_here->second : place_of(source);
+    stored.file += is_made ? 0 : first;
     stored.info.name = name;
     MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "{} is made too", name);
   }

@@ -94,6 +94,53 @@ TEST_CASE("a run that upcycled goes on, and its settings make it again", "[cli]"
   CHECK_THAT(refused.err, Contains("upcycle was 4, is 2"));
 }
 
+TEST_CASE("finer experts are taken as they are written: --router speaks of whole ones", "[cli]") {
+  const World world;
+  const std::vector<std::string> flags = {"--layers", "all",       "--granularity", "2",
+                                          "--router", "top2:cf=1", "--ep-ranks",    "2"};
+  REQUIRE(run_moe(joined({"upcycle", world.path("dense"), "-o", world.path("fine"), "--experts",
+                          "4", "--seed", "3", "--quiet"},
+                         flags))
+              .exit_code == 0);
+  const auto taken_flags = joined({"--upcycle", "4", "--upcycle-seed", "3"}, flags);
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--steps", "6"}, {"--steps", "4", "--ranks", "2"}}) {
+    const std::string name = fmt::format("{}", more.size());
+    const auto taken = world.train("dense", "taken" + name, joined(taken_flags, more));
+    INFO(taken.err);
+    REQUIRE(taken.exit_code == 0);
+    REQUIRE(world.train("fine", "plain" + name, more).exit_code == 0);
+    CHECK(world.weights("taken" + name) == world.weights("plain" + name));
+    CHECK(read_file(world.dir / ("taken" + name) / "final/config.json") ==
+          read_file(world.dir / ("plain" + name) / "final/config.json"));
+  }
+  CHECK_THAT(read_file(world.dir / "taken2/settings.toml"),
+             Contains("granularity = 2\n") && Contains("router = \"top2:") && Contains("cf=1,"));
+  // The slices of a group have come apart, each by its own gradient.
+  const auto trained = run_moe({"inspect", world.path("taken2/final"), "--json"});
+  CHECK_THAT(trained.out, Contains("\"granularity\": 2") && Contains("\"experts\": 8"));
+
+  const auto by_settings = run_moe({"train", "--config", world.path("taken2/settings.toml"), "-o",
+                                    world.path("copy"), "--quiet"});
+  INFO(by_settings.err);
+  REQUIRE(by_settings.exit_code == 0);
+  CHECK(world.weights("copy") == world.weights("taken2"));
+  const auto again = world.train("dense", "taken2", joined(taken_flags, {"--steps", "6"}));
+  INFO(again.err);
+  CHECK(again.exit_code == 0);
+  auto other = joined(taken_flags, {"--steps", "6"});
+  other[7] = "4";
+  const auto refused = world.train("dense", "taken2", other);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("granularity was 2, is 4"));
+  const auto measured = run_moe(joined({"bench", "train", world.path("dense"), "--rows", "2",
+                                        "--seq-len", "8", "--repeats", "1", "--json"},
+                                       taken_flags));
+  INFO(measured.err);
+  CHECK(measured.exit_code == 0);
+  CHECK_THAT(measured.out, Contains("\"granularity\": 2") && Contains("top4:cf=2"));
+}
+
 TEST_CASE("an evaluation takes a dense folder as a mixture and says so", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const test::TempDir dir;
@@ -113,6 +160,16 @@ TEST_CASE("an evaluation takes a dense folder as a mixture and says so", "[cli]"
   INFO(taken.err);
   REQUIRE((written.exit_code == 0 && taken.exit_code == 0));
   CHECK(taken.out == written.out);
+
+  const auto finer = joined(router, {"--granularity", "4", "--force"});
+  REQUIRE(run_moe(joined({"upcycle", dense, "-o", moe, "--quiet"}, finer)).exit_code == 0);
+  const auto fine = run_moe({"eval", moe, "--requests", requests, "--quiet", "--bos", "on"});
+  const auto taken_fine = run_moe(joined(
+      {"eval", dense, "--upcycle", "8", "--requests", requests, "--quiet", "--bos", "on"}, finer));
+  INFO(taken_fine.err);
+  REQUIRE((fine.exit_code == 0 && taken_fine.exit_code == 0));
+  CHECK(taken_fine.out == fine.out);
+  CHECK(fine.out != taken.out);
 
   test::write_file(dir / "quiz.jsonl",
                    R"({"question": "Who?", "choices": [" Tim", " Lily"], "answer": 1})"
@@ -136,7 +193,10 @@ TEST_CASE("what cannot be taken as a mixture is refused by name", "[cli]") {
   check("written", {"--upcycle", "4"}, "is a mixture of experts already");
   check("dense", {"--upcycle", "0"}, "--upcycle 0: must be");
   check("dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts");
-  check("dense", {"--upcycle", "2", "--granularity", "2"}, "--granularity 2: with --nodes alone");
+  check("written", {"--granularity", "2"}, "--granularity 2: with --upcycle N alone");
+  check("dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: the feed-forward is");
+  check("dense", {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
+        "asks for 4 experts per token, the layers have 2");
   check("dense", {"--router", "top1"}, "add --upcycle N, or upcycle it first");
 }
 

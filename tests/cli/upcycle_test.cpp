@@ -170,7 +170,7 @@ TEST_CASE("experts that start dead are warned of on standard error and in upcycl
   CHECK(run.err.find("start dead, without a positive logit on any of the ") != std::string::npos);
 }
 
-TEST_CASE("a bad --gate-scale, --calibration or --granularity is refused", "[cli][upcycle]") {
+TEST_CASE("a bad --gate-scale or --calibration is refused", "[cli][upcycle]") {
   const TempDir folder;
   const auto refused = [&](std::vector<std::string> flags) {
     const auto run = upcycle_tiny(folder, std::move(flags));
@@ -187,8 +187,67 @@ TEST_CASE("a bad --gate-scale, --calibration or --granularity is refused", "[cli
         "router read it; add one of them, or leave it out\n");
   CHECK(refused({"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", "none.txt"}) ==
         "moe: none.txt: cannot be read; --calibration wants a text file\n");
-  CHECK(refused({"--granularity", "2"}).find("slices of it are not equal experts") !=
+}
+
+TEST_CASE("moe upcycle --granularity writes the real number of experts and of the chosen ones",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const std::string out = (folder / "out").string();
+  std::vector<std::string> flags = {"--experts", "4", "--granularity", "4", "--router", "top2+ir"};
+  auto run = upcycle_tiny(folder, flags);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("mixtures of 16 experts (4 feed-forwards cut into 4), router top8+ir\n") !=
         std::string::npos);
+  CHECK(run.out.find("function     not preserved for a token that capacity drops: +ir gives it one "
+                     "of the 4 slices") != std::string::npos);
+  const Json config = read_json(folder / "out/config.json");
+  CHECK(config["num_experts"] == 16);
+  CHECK(config["num_experts_per_tok"] == 8);
+  CHECK(config["moe"]["granularity"] == 4);
+  CHECK(config["moe"]["ep_ranks"] == 4);
+  const auto inspected = run_moe({"inspect", out, "--json"});
+  CHECK(parse_json(inspected.out, "stdout")["moe"]["preserves_function"].get<std::string>().find(
+            "+ir gives it one of the 4 slices") != std::string::npos);
+
+  flags.insert(flags.end(), {"--router", "top2:cf=inf", "--verify", "--json"});
+  flags.erase(flags.begin() + 4, flags.begin() + 6);
+  run = upcycle_tiny(folder, flags);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json report = parse_json(run.out, "stdout");
+  CHECK(report["granularity"] == 4);
+  CHECK(report["router"] == "top8:cf=inf");
+  CHECK(report["certificate"]["preserves_function"] == true);
+  CHECK(report["certificate"]["max_abs_logit_difference"].get<double>() < 1e-4);
+
+  std::filesystem::remove_all(out);
+  flags = {"--experts", "4", "--granularity", "4", "--dry-run", "--json"};
+  run = upcycle_tiny(folder, flags);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(parse_json(run.out, "stdout")["tensor_bytes"] == report["tensor_bytes"]);
+  CHECK_FALSE(std::filesystem::exists(out));
+}
+
+TEST_CASE("a --granularity that cannot be is one sentence, and nothing is left", "[cli][upcycle]") {
+  const TempDir folder;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--granularity", "0"}, "--granularity 0: the feed-forward is"},
+      {{"--granularity", "7"}, "cannot be cut into so many equal parts; give a divisor of"},
+      {{"--granularity", "2", "--experts", "65536"}, "a layer has 1 to 65536 experts in all"},
+      {{"--granularity", "2", "--experts", "4", "--router", "top8"},
+       "router 'top8' asks for 8 experts per token, the layers have 4"},
+      {{"--granularity", "11"}, "give a power of two, or --dtype fp32"}};
+  for (const auto& [flags, sentence] : cases) {
+    CAPTURE(flags);
+    const auto run = upcycle_tiny(folder, flags);
+    INFO(run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(sentence) != std::string::npos);
+    CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+    CHECK(names_in(folder.path()).empty());
+  }
 }
 
 TEST_CASE("the real stories260K gets a certificate below 1e-4", "[cli][upcycle]") {

@@ -161,22 +161,32 @@ def check_mixture(name, config, shard, work, requests):
 
 
 def check_kin(name, work, requests):
-    """A dense folder and its child."""
-    made, child = work / "stock", work / "child"
+    """A dense folder and its children, of whole feed-forwards and of slices."""
+    made = work / "stock"
     stock = kin_folders.make_folder(name, made)
     check_folder(name, stock, made, work / "run", requests, None)
-    moe("upcycle", made, "-o", child, "--experts", 4, "--layers", "even", "--router", "top2:cf=inf,st=off", "--verify")
+    check_child(name, stock, made, work / "child", requests, 1)
+    check_child(f"{name}, finer experts", stock, made, work / "finer", requests, 4)
+
+
+def check_child(name, stock, made, child, requests, granularity):
+    moe("upcycle", made, "-o", child, "--experts", 4, "--granularity", granularity, "--layers", "even", "--router",
+        "top2:cf=inf,st=off", "--verify")
     certificate = json.loads((child / "upcycle.json").read_text())["certificate"]
     gap = certificate["max_abs_logit_difference"]
     check(f"{name}: the certificate of the upcycled folder", certificate["preserves_function"] and gap < SCORES, f"{gap:.1e}")
     mixture, report = load(child)
-    kind = type(mixture).__name__
-    check(f"{name}: upcycled it is a {CHILDREN[name]} with a clean report", kind == CHILDREN[name] and not report, report or kind)
+    kind, wanted = type(mixture).__name__, CHILDREN[name.removesuffix(", finer experts")]
+    check(f"{name}: upcycled it is a {wanted} with a clean report", kind == wanted and not report, report or kind)
+    chosen = mixture.config.num_experts, mixture.config.num_experts_per_tok, mixture.config.moe_intermediate_size
+    width = stock.config.intermediate_size
+    check(f"{name}: it says how many experts there are, and how many a token takes",
+          chosen == (4 * granularity, 2 * granularity, width // granularity), chosen)
     ids = torch.randint(3, 512, (1, 100))
     with torch.no_grad():
         gap = (stock(ids).logits - mixture(ids).logits).abs().max().item()
     check(f"{name}: transformers gives parent and child the same logits", gap < 1e-4, f"{gap:.1e}")
-    check_folder(f"{name}, upcycled", mixture, child, work / "child-run", requests, 0)
+    check_folder(f"{name}, upcycled", mixture, child, child.with_name(f"{child.name}-run"), requests, 0)
 
 
 def check_folder(name, stock, made, run, requests, aux):

@@ -12,7 +12,8 @@
 namespace moe::model {
 
 // Cosines of one MoE layer. An expert is the vector of its gate, up and down projections, summed
-// in f64.
+// in f64. Finer experts are compared slice by slice, as slices of one feed-forward never were
+// alike: with the same slice of other groups, and of a dense feed-forward.
 struct LayerDistances {
   int64_t layer = 0;
   double between_experts = 1;  // mean over pairs; 1 of a single expert

@@ -77,7 +77,7 @@ int64_t count_copies(const std::vector<ExpertParent>& parents) {
 }
 
 ExpertParents::ExpertParents(const io::Checkpoint& base, const ModelConfig& config,
-                             const std::vector<ExpertParent>& parents)
+                             const std::vector<ExpertParent>& parents, int64_t granularity)
     : base_(&base) {
   std::map<fs::path, const io::Checkpoint*> by_path;
   for (const auto& parent : parents) {
@@ -87,7 +87,8 @@ ExpertParents::ExpertParents(const io::Checkpoint& base, const ModelConfig& conf
       checkpoint = opened_.back().get();
       check_fits(*checkpoint, base, config);
     }
-    of_expert_.insert(of_expert_.end(), static_cast<size_t>(parent.copies), checkpoint);
+    of_expert_.insert(of_expert_.end(), static_cast<size_t>(parent.copies * granularity),
+                      checkpoint);
   }
 }
 

@@ -29,9 +29,10 @@ int64_t count_copies(const std::vector<ExpertParent>& parents);
 class ExpertParents {
  public:
   // UserError naming both folders where a parent is a mixture or has another shape or vocabulary
-  // than `base`, which must outlive this. Without `parents` every expert is a copy of `base`.
+  // than `base`, which must outlive this. Without `parents` every expert is a copy of `base`. Each
+  // copy of a feed-forward is `granularity` experts.
   ExpertParents(const io::Checkpoint& base, const ModelConfig& config,
-                const std::vector<ExpertParent>& parents);
+                const std::vector<ExpertParent>& parents, int64_t granularity = 1);
 
   const io::Checkpoint& of_expert(int64_t expert) const {
     return of_expert_.empty() ? *base_ : *of_expert_.at(static_cast<size_t>(expert));
@@ -39,7 +40,7 @@ class ExpertParents {
   bool are_given() const { return !opened_.empty(); }
   // Each folder once, however many copies it has; empty where none was given.
   const std::vector<std::unique_ptr<io::Checkpoint>>& folders() const { return opened_; }
-  // The experts that are copies of a folder's feed-forwards.
+  // The experts that are copies, or slices, of a folder's feed-forwards.
   std::vector<int64_t> experts_of(const io::Checkpoint& parent) const;
 
  private:

@@ -8,6 +8,7 @@
 #include "core/io/paths.h"
 #include "core/io/tokenizer/tokenizer.h"
 #include "core/model/config/layer_list.h"
+#include "core/model/convert/granularity.h"
 #include "core/model/convert/random_tensor.h"
 
 namespace moe::model {
@@ -22,21 +23,6 @@ fs::path config_file(const fs::path& given) {
 }
 
 constexpr int64_t kMaxExperts = int64_t{1} << 18;  // what config_moe.cpp reads
-
-void check_granularity(const InitSettings& settings, const ModelConfig& config) {
-  const int64_t granularity = settings.granularity;
-  if (granularity < 1 || granularity > config.intermediate_size ||
-      config.intermediate_size % granularity != 0) {
-    throw UserError(
-        "--granularity {}: the feed-forward is {} wide and cannot be cut into so many equal parts; "
-        "give a divisor of {}",
-        granularity, config.intermediate_size, config.intermediate_size);
-  }
-  if (*settings.experts < 1 || *settings.experts > kMaxExperts / granularity) {
-    throw UserError("--experts {} with --granularity {}: a layer has 1 to {} experts in all",
-                    *settings.experts, granularity, kMaxExperts);
-  }
-}
 
 MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
   MoeConfig moe;
@@ -160,7 +146,8 @@ InitPlan plan_init(const InitSettings& settings) {
                     file.string());
   }
   if (settings.experts) {
-    check_granularity(settings, plan.config);
+    check_granularity(settings.granularity, *settings.experts, kMaxExperts,
+                      plan.config.intermediate_size);
     route::check_router(settings.router, *settings.experts);
     plan.config.moe = mixture_from_flags(settings, plan.config);
     plan.config = parse_config(Json(config_json(plan.config, plan.source)), file.string());

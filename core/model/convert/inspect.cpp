@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
+#include "core/model/convert/granularity.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -27,7 +28,7 @@ void explain(Inspection& out) {
     return;
   }
   const MoeConfig& moe = *out.config.moe;
-  out.preserves = route::preserves_function(moe.router, moe.gate_scale).words;
+  out.preserves = preserves_function(moe, moe.gate_scale).words;
   const route::StockWords stock = moe.router.family->stock_words(moe.router, moe.experts);
   const bool is_own = !route::own_architecture(moe.router).model_type.empty();
   if (is_own || moe.gate_scale != 1.0) {

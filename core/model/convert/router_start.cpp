@@ -228,6 +228,9 @@ Tensor mean_state(const Tensor& states, const std::vector<size_t>& sequences,
   return sum / static_cast<double>(tokens);
 }
 
+// The experts before they were cut: the slices of one are chosen together at the start, by one row.
+int64_t whole_experts(const MoeConfig& moe) { return moe.experts / moe.granularity; }
+
 // [E, D] f32, each row of length 1.
 Tensor rows_of_prompts(const Tensor& states, const RouterText& text) {
   const auto begins = begins_of(text);
@@ -253,18 +256,19 @@ Tensor rows_of_prompts(const Tensor& states, const RouterText& text) {
 
 Tensor rows_of_clusters(const Tensor& states, const MoeConfig& moe, int64_t layer,
                         const RouterText& text) {
-  if (states.size(0) < moe.experts) {
+  const int64_t experts = whole_experts(moe);
+  if (states.size(0) < experts) {
     throw UserError("{}: {} tokens are fewer than the {} experts; give a longer text", text.name,
-                    states.size(0), moe.experts);
+                    states.size(0), experts);
   }
   const Tensor rows =
-      balanced_centroids(states, moe.experts, static_cast<uint64_t>(moe.router_seed),
+      balanced_centroids(states, experts, static_cast<uint64_t>(moe.router_seed),
                          fmt::format("model.layers.{}.mlp.gate.weight clusters", layer));
-  if (rows.size(0) < moe.experts) {
+  if (rows.size(0) < experts) {
     throw UserError(
         "{}: its tokens have only {} different states in layer {}, {} experts need as many; give a "
         "text of more kinds",
-        text.name, rows.size(0), layer, moe.experts);
+        text.name, rows.size(0), layer, experts);
   }
   return rows;
 }
@@ -272,7 +276,7 @@ Tensor rows_of_clusters(const Tensor& states, const MoeConfig& moe, int64_t laye
 // The numbers that an unmeasured router is drawn with.
 Tensor random_rows(const ModelConfig& child, int64_t layer) {
   const MoeConfig& moe = *child.moe;
-  Tensor rows = at::empty({moe.experts, child.hidden_size}, at::kFloat);
+  Tensor rows = at::empty({whole_experts(moe), child.hidden_size}, at::kFloat);
   Random random(static_cast<uint64_t>(moe.router_seed),
                 fmt::format("model.layers.{}.mlp.gate.weight", layer));
   random.fill_normal({rows.data_ptr<float>(), static_cast<size_t>(rows.numel())}, moe.router_std);

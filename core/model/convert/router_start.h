@@ -77,7 +77,7 @@ RouterText text_of_prompts(const io::Checkpoint& base, const std::vector<ExpertP
 // A layer's router and what it makes of the states that it was measured on.
 struct LayerStart {
   int64_t layer = 0;
-  std::vector<float> rows;  // [E, D]
+  std::vector<float> rows;  // [E, D]; of finer experts a row is a whole group's, and E the groups
   double row_norm = 0;      // the mean length of a row
   double entropy = 0;       // of the softmax over all experts, in the mean, as a share of ln E
   double largest_probability = 0;     // in the mean

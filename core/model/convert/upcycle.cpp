@@ -1,11 +1,14 @@
 #include "core/model/convert/upcycle.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <span>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/base/random.h"
 #include "core/base/sha256.h"
 #include "core/base/version.h"
 #include "core/io/paths.h"
@@ -39,19 +42,15 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   if (settings.expert_parents.empty() && settings.mean_rest) {
     throw UserError("--rest mean: is the mean of --expert folders, and there are none");
   }
-  check_variation(settings.vary, parent.intermediate_size);
+  check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
+  check_variation(settings.vary, parent.intermediate_size / settings.granularity);
   route::check_router(settings.router, settings.experts);
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
-  if (ranks < 1 || settings.experts % ranks != 0) {
+  const int64_t experts = settings.experts * settings.granularity;
+  if (ranks < 1 || experts % ranks != 0) {
     throw UserError(
         "--ep-ranks {}: {} experts do not divide over so many ranks; give a divisor of {}", ranks,
-        settings.experts, settings.experts);
-  }
-  if (settings.granularity != 1) {
-    throw UserError(
-        "--granularity {}: an upcycled expert is the whole feed-forward of its layer; slices of it "
-        "are not equal experts and do not compute its function; `moe init` makes finer experts",
-        settings.granularity);
+        experts, experts);
   }
   if (settings.gate_scale && !(std::isfinite(*settings.gate_scale) && *settings.gate_scale > 0)) {
     throw UserError("--gate-scale {}: must be a positive number, or auto", *settings.gate_scale);
@@ -114,9 +113,10 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
   }
   MoeConfig moe;
   moe.layers = parse_layers(settings.layers, parent.layers);
-  moe.experts = settings.experts;
-  moe.expert_width = parent.intermediate_size;
-  moe.router = settings.router;
+  moe.granularity = settings.granularity;
+  moe.experts = settings.experts * settings.granularity;
+  moe.expert_width = parent.intermediate_size / settings.granularity;
+  moe.router = route::with_granularity(settings.router, settings.granularity);
   moe.gate_scale = settings.gate_scale.value_or(1.0);
   moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
   moe.lb_coef = route::default_lb_coef(settings.router);
@@ -145,14 +145,46 @@ io::TensorSource copied_tensor(const io::TensorInfo& info, const io::Checkpoint&
           }};
 }
 
-io::TensorSource varied_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
-                               const std::string& source, const Variation& variation,
-                               uint64_t seed) {
-  return {info, [&parent, info, source, variation, seed](io::SafetensorsWriter& writer) {
-            const io::SafetensorsFile& file = parent.file_of(source);
-            const auto copy = file.bytes(source);
-            write_varied(writer, {info, copy, parent.info(source).dtype}, variation, seed);
-            file.file().drop(copy);
+// A matrix of expert `expert`: the slice that it is of its parent's, varied where that is asked.
+io::TensorSource sliced_tensor(const io::TensorInfo& info, const io::Checkpoint& parent,
+                               int64_t expert, const UpcycleSettings& settings) {
+  const int64_t granularity = settings.granularity;
+  return {info, [&parent, info, slice = expert % granularity, granularity, vary = settings.vary,
+                 seed = static_cast<uint64_t>(settings.seed)](io::SafetensorsWriter& writer) {
+            ExpertMatrix matrix = slice_of(parent, dense_name(info.name), slice, granularity);
+            MOE_CHECK(matrix.info.shape == info.shape, "{}", info.name);
+            matrix.info = info;
+            vary ? write_varied(writer, matrix, vary, seed) : write_matrix(writer, matrix);
+          }};
+}
+
+// Weights of 16 bits hold a power of two times any of them, and no other multiple of all.
+void check_factor(int64_t granularity, io::DType dtype) {
+  if (dtype != io::DType::kF32 && !std::has_single_bit(static_cast<uint64_t>(granularity))) {
+    throw UserError(
+        "--granularity {0}: down_proj is multiplied by it and stored in {1}, which would round and "
+        "lose the parent's function; give a power of two, or --dtype fp32",
+        granularity, config_dtype(dtype));
+  }
+}
+
+void write_row(io::SafetensorsWriter& writer, std::span<const float> row, int64_t times) {
+  for (int64_t i = 0; i < times; ++i) {
+    writer.write(std::as_bytes(row));
+  }
+}
+
+// A router [E G, D] whose rows are drawn as for G = 1, each for all slices of its group.
+io::TensorSource drawn_router(const io::TensorInfo& info, const MoeConfig& moe) {
+  return {info, [info, std = moe.router_std, seed = static_cast<uint64_t>(moe.router_seed),
+                 granularity = moe.granularity](io::SafetensorsWriter& writer) {
+            MOE_CHECK(info.dtype == io::DType::kF32, "{}", info.name);
+            Random random(seed, info.name);
+            std::vector<float> row(static_cast<size_t>(info.shape.at(1)));
+            for (int64_t expert = 0; expert < info.shape[0]; expert += granularity) {
+              random.fill_normal(row, std);
+              write_row(writer, row, granularity);
+            }
           }};
 }
 
@@ -168,12 +200,8 @@ std::optional<int64_t> expert_index(const std::string& name) {
 // parents.
 io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
                               const UpcycleSettings& settings, const UpcyclePlan& plan) {
-  const MoeConfig& moe = *plan.child.moe;
-  const auto seed = static_cast<uint64_t>(moe.router_seed);
   if (is_router(info.name)) {
-    return {info, [info, std = moe.router_std, seed](io::SafetensorsWriter& writer) {
-              write_normal(writer, info, std, seed, info.name);
-            }};
+    return drawn_router(info, *plan.child.moe);
   }
   if (is_router_bias(info.name)) {
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
@@ -181,9 +209,11 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
   const std::string source = dense_name(info.name);
   info.dtype = target_dtype(settings.dtype).value_or(dense.info(source).dtype);
   if (const auto expert = expert_index(info.name)) {
+    check_factor(settings.granularity, info.dtype);
     const io::Checkpoint& parent = plan.expert_parents->of_expert(*expert);
-    return settings.vary ? varied_tensor(info, parent, source, settings.vary, seed)
-                         : copied_tensor(info, parent, source);
+    return settings.vary || settings.granularity > 1
+               ? sliced_tensor(info, parent, *expert, settings)
+               : copied_tensor(info, parent, source);
   }
   if (settings.mean_rest) {
     return {info, [info, parents = plan.expert_parents](io::SafetensorsWriter& writer) {
@@ -206,17 +236,22 @@ void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, U
   }
 }
 
-// The routers of `start` in place of those that would be drawn.
-void set_routers(std::vector<io::TensorSource>& tensors, const RouterStart& start) {
+// The routers of `start` in place of those that would be drawn, a row for each group of
+// `granularity` experts.
+void set_routers(std::vector<io::TensorSource>& tensors, const RouterStart& start,
+                 int64_t granularity) {
   for (const auto& layer : start.layers) {
     const auto name = fmt::format("model.layers.{}.mlp.gate.weight", layer.layer);
     const auto found = std::find_if(tensors.begin(), tensors.end(),
                                     [&](const auto& tensor) { return tensor.info.name == name; });
     MOE_CHECK(found != tensors.end() && found->info.dtype == io::DType::kF32 &&
-                  found->info.elements() == static_cast<int64_t>(layer.rows.size()),
+                  found->info.elements() == granularity * static_cast<int64_t>(layer.rows.size()),
               "{} of {} numbers", name, layer.rows.size());
-    found->write = [rows = layer.rows](io::SafetensorsWriter& writer) {
-      writer.write(std::as_bytes(std::span(rows)));
+    found->write = [rows = layer.rows, width = static_cast<size_t>(found->info.shape.at(1)),
+                    granularity](io::SafetensorsWriter& writer) {
+      for (size_t first = 0; first < rows.size(); first += width) {
+        write_row(writer, std::span(rows).subspan(first, width), granularity);
+      }
     };
   }
 }
@@ -253,6 +288,18 @@ void check_out(const io::Checkpoint& dense, const UpcyclePlan& plan, const fs::p
   }
 }
 
+// Where a mixture that is only taken for one has a tensor from: whole experts from the dense
+// feed-forward, slices from those of the first group, which are made.
+std::string source_in_view(const std::string& name, int64_t granularity) {
+  const auto expert = expert_index(name);
+  if (!expert || granularity == 1) {
+    return dense_name(name);
+  }
+  const size_t begin = name.find(kExperts) + kExperts.size();
+  return fmt::format("{}{}{}", name.substr(0, begin), *expert % granularity,
+                     name.substr(name.find('.', begin)));
+}
+
 OrderedJson describe_source(const std::string& name, const std::string& config_sha256,
                             const std::string& sampled_sha256) {
   return {{"name", name},
@@ -275,7 +322,7 @@ OrderedJson describe_parents(const ExpertParents& parents) {
 OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale,
                      const std::optional<RouterStart>& start) {
   const MoeConfig& moe = *plan.child.moe;
-  route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
+  route::Preserves preserves = preserves_function(moe, gate_scale);
   if (const std::string reason = changes_function(settings); !reason.empty()) {
     preserves = {false, reason};
   }
@@ -286,6 +333,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
     out["source"]["last_learning_rate"] = *settings.last_lr;
   }
   out["experts"] = moe.experts;
+  out["granularity"] = moe.granularity;
   out["experts_from"] = describe_parents(*plan.expert_parents);
   out["rest"] = settings.mean_rest ? "mean" : "base";
   out["vary"] = to_string(settings.vary);
@@ -342,8 +390,8 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
   plan.parent = parse_config(dense.config(), dense.config_name());
   check_settings(settings, dense, plan.parent);
   check_tensors(dense, plan.parent);
-  plan.expert_parents =
-      std::make_shared<const ExpertParents>(dense, plan.parent, settings.expert_parents);
+  plan.expert_parents = std::make_shared<const ExpertParents>(
+      dense, plan.parent, settings.expert_parents, settings.granularity);
   plan.config_sha256 = config_sha256(dense);
   plan.sampled_sha256 = sampled_sha256(dense);
   // Read back as any reader will: whatever a config may not say is refused before the first byte.
@@ -373,7 +421,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   std::optional<RouterStart> started;
   if (settings.router_init.is_measured()) {
     started = start();
-    set_routers(tensors, *started);
+    set_routers(tensors, *started, settings.granularity);
   }
   io::write_tensors(staged.path(), tensors, settings.shard_bytes, on_bytes);
   Calibration calibration{child.moe->gate_scale, {}, {}};
@@ -399,8 +447,23 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   return report;
 }
 
+route::RouterSettings upcycled_router(const route::RouterRequest& router) {
+  return route::requested_router(router, route::parse_router(kUpcycledRouter));
+}
+
+route::RouterRequest router_of_opened(const UpcycleRequest& request,
+                                      const route::RouterRequest& router) {
+  return request.experts ? route::RouterRequest{} : router;
+}
+
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router) {
+  if (!request.experts && request.granularity != 1) {
+    throw UserError(
+        "--granularity {}: with --upcycle N alone, whose experts it cuts; of {} they are what they "
+        "are",
+        request.granularity, folder.string());
+  }
   io::Checkpoint checkpoint(folder);
   if (!request.experts) {
     return checkpoint;
@@ -409,17 +472,26 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.experts = *request.experts;
   settings.layers = request.layers;
   settings.seed = request.seed;
-  settings.router = route::requested_router(router, route::parse_router(kUpcycledRouter));
+  settings.granularity = request.granularity;
+  settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
   std::map<std::string, std::string> sources;
   std::vector<io::TensorSource> made;
+  uint64_t bytes = 0;
   for (const auto& tensor : plan.tensors) {
-    if (const std::string source = dense_name(tensor.info.name); checkpoint.has(source)) {
+    const std::string source = source_in_view(tensor.info.name, request.granularity);
+    if (source != tensor.info.name || checkpoint.has(source)) {
       sources[tensor.info.name] = source;
     } else {
       made.push_back(tensor);
+      bytes += static_cast<uint64_t>(tensor.info.bytes());
     }
+  }
+  if (request.granularity > 1) {
+    check_memory({bytes, 1, fmt::format("cutting the feed-forwards of {}", folder.string()),
+                  "moe upcycle writes the mixture to the disk instead"},
+                 /*force=*/false);
   }
   return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
 }

@@ -2,9 +2,10 @@
 // A dense folder of LLaMA or its kin becomes a mixture of experts: in the chosen layers every
 // expert is a bitwise copy of that layer's dense feed-forward, the router is drawn from N(0,
 // std^2), all else is copied (Rectify-Router, section 5.1). Experts may come from other parents
-// (expert_parents.h), copies may differ (variation.h), and routers may know something at the start
-// (router_start.h). Bytes go from the mapped parents to the
-// new files in blocks; no tensor is ever held, so memory does not grow with the model.
+// (expert_parents.h), copies may differ (variation.h), or be cut into finer experts
+// (granularity.h), and routers may know something at the start (router_start.h). Bytes go from the
+// mapped parents to the new files in blocks; no tensor is ever held, so memory does not grow with
+// the model.
 
 #include <cstdint>
 #include <filesystem>
@@ -30,7 +31,7 @@ enum class StoredType { kKeep, kF32, kBF16, kF16 };
 
 struct UpcycleSettings {
   std::filesystem::path out;
-  int64_t experts = 8;          // E, per MoE layer
+  int64_t experts = 8;          // E, per MoE layer, before they are cut
   std::string layers = "even";  // even, odd, all or a list (layer_list.h)
   route::RouterSettings router;
   std::optional<double> router_std;  // default: the parent's initializer_range
@@ -42,8 +43,9 @@ struct UpcycleSettings {
   std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
   std::optional<double> gate_scale = 1.0;  // empty: auto, `calibrate` of upcycle() says
   std::optional<double> last_lr;           // of the run that left the parent, into upcycle.json
-  int64_t granularity =
-      1;  // any other is refused: slices of one feed-forward are not equal experts
+  // G: every expert is cut into G slices. `experts`, the router's k, max and cf, and ep_ranks say
+  // what they would without it; the mixture has E G experts, of which a token takes k G.
+  int64_t granularity = 1;
   std::vector<ExpertParent> expert_parents;  // of the E experts in turn; empty: the dense folder
   bool mean_rest = false;  // all but experts and routers is the mean of expert_parents
   Variation vary;          // of every expert
@@ -63,8 +65,9 @@ struct UpcyclePlan {
 };
 
 // UserError: the parent is a mixture already, experts or layers out of range, k > E, ranks that do
-// not divide E, tensors that do not fit the config, parents of experts that do not fit the folder
-// or the number of experts.
+// not divide the experts, a granularity that does not divide the feed-forward or that its type
+// cannot multiply exactly, tensors that do not fit the config, parents of experts that do not fit
+// the folder or the number of experts.
 UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings);
 
 // Called with the bytes of tensor data written so far.
@@ -96,11 +99,21 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const StartRouters& start = {});
 
 // A folder as `request` says. A dense one that is taken as a mixture has, bit for bit, the config
-// and tensors that upcycle() writes with the same experts, layers, seed and `router`, and no folder
-// is written: experts are the dense feed-forward where it is mapped, routers are drawn in memory.
-// UserError: what opening the folder and plan_upcycle() say.
+// and tensors that upcycle() writes with the same experts, layers, seed, granularity and `router`,
+// and no folder is written: experts are the dense feed-forward where it is mapped, routers are
+// drawn in memory, and there the slices of a feed-forward stand once for all its groups. UserError:
+// what opening the folder and plan_upcycle() say, a granularity without experts, memory that does
+// not hold the slices.
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router);
+
+// The router that a mixture is taken with, before granularity, where `request` asks for one.
+route::RouterSettings upcycled_router(const route::RouterRequest& router);
+
+// What of `router` an opened folder is still to be asked: nothing where it was taken as a mixture,
+// whose own router it is by then.
+route::RouterRequest router_of_opened(const UpcycleRequest& request,
+                                      const route::RouterRequest& router);
 
 // Why a mixture computes another function than its dense folder whatever its router does; empty
 // where nothing but the router does.
@@ -110,7 +123,7 @@ std::string changes_function(const UpcycleSettings& settings);
 // apart without reading them whole, and does not depend on how they are cut into shards.
 std::string sampled_sha256(const io::Checkpoint& checkpoint);
 
-// The parent's tensor that a tensor of the mixture is a copy of:
+// The parent's tensor that a tensor of the mixture is a copy or a slice of:
 // model.layers.3.mlp.experts.7.up_proj.weight -> model.layers.3.mlp.up_proj.weight; others keep
 // their names.
 std::string dense_name(const std::string& name);

@@ -25,6 +25,14 @@ Options request_options(UpcycleRequest& request) {
        .help = "with --upcycle: of the routers, moe upcycle's --seed",
        .range = whole_from(0),
        .is_written = upcycles},
+      {.name = "granularity",
+       .member = &request.granularity,
+       .group = group::kModel,
+       .help = "with --upcycle: each of the N experts is cut into G, and k, max and cf of --router "
+               "grow G times, as by moe upcycle",
+       .fallback = "1",
+       .range = whole_from(1),
+       .is_written = upcycles},
   };
 }
 
@@ -32,7 +40,10 @@ OrderedJson to_json(const UpcycleRequest& request) {
   if (!request.experts) {
     return nullptr;
   }
-  return {{"experts", *request.experts}, {"layers", request.layers}, {"seed", request.seed}};
+  return {{"experts", *request.experts},
+          {"layers", request.layers},
+          {"seed", request.seed},
+          {"granularity", request.granularity}};
 }
 
 }  // namespace moe::model

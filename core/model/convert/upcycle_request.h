@@ -20,9 +20,10 @@ struct UpcycleRequest {
   std::optional<int64_t> experts;  // E, per MoE layer; open: the folder is taken as it is
   std::string layers = "even";     // even, odd, all or a list (layer_list.h)
   int64_t seed = 1;                // of the routers
+  int64_t granularity = 1;         // G: every expert is cut into G slices (granularity.h)
 };
 
-// --upcycle, --layers and --upcycle-seed. `request` must outlive them.
+// --upcycle, --layers, --upcycle-seed and --granularity. `request` must outlive them.
 Options request_options(UpcycleRequest& request);
 
 // What a report says of it; null where the folder is taken as it is.

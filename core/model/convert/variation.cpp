@@ -48,12 +48,9 @@ std::vector<bool> dropped_dimensions(int64_t count, double share, uint64_t seed,
 void for_each_row(const ExpertMatrix& matrix,
                   const std::function<void(size_t, std::span<float>)>& row) {
   const auto rows = static_cast<size_t>(matrix.info.shape[0]);
-  const auto columns = static_cast<size_t>(matrix.info.shape[1]);
-  const size_t bytes = columns * static_cast<size_t>(io::dtype_bytes(matrix.from));
-  std::vector<float> values(columns);
+  std::vector<float> values(static_cast<size_t>(matrix.info.shape[1]));
   for (size_t index = 0; index < rows; ++index) {
-    convert(matrix.copy.subspan(index * bytes, bytes), matrix.from,
-            std::as_writable_bytes(std::span(values)), io::DType::kF32);
+    read_values(matrix, static_cast<int64_t>(index) * matrix.info.shape[1], values);
     row(index, values);
   }
 }
@@ -167,6 +164,7 @@ void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
     convert(std::as_bytes(values), io::DType::kF32, out, matrix.info.dtype);
     writer.write(out);
   });
+  matrix.file->file().drop(matrix.bytes);
 }
 
 }  // namespace moe::model

@@ -2,12 +2,11 @@
 // Copies that differ. Experts that begin as equal copies stay alike for a long while; a variation
 // breaks the tie at the price of a part of the parent's function.
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "core/io/safetensors.h"
+#include "core/model/convert/granularity.h"
 
 namespace moe::model {
 
@@ -35,16 +34,9 @@ std::string to_string(const Variation& variation);
 // UserError: a drop of less than one of an expert's `width` dimensions.
 void check_variation(const Variation& variation, int64_t width);
 
-// A matrix of one expert: name model.layers.3.mlp.experts.7.up_proj.weight, shape [F, D], or [D, F]
-// of a down projection.
-struct ExpertMatrix {
-  io::TensorInfo info;              // as it is written
-  std::span<const std::byte> copy;  // the parent's, `from` being its type
-  io::DType from = io::DType::kF32;
-};
-
-// Sends the varied matrix to `writer`, reading the copy twice (first its mean and deviation) and
-// holding a row at a time. Values follow from `seed` and the names of tensor and expert alone.
+// Sends the varied matrix to `writer`, reading the parent's twice (first mean and deviation) and
+// holding a row at a time; its name is like model.layers.3.mlp.experts.7.up_proj.weight. Values
+// follow from `seed` and the names of tensor and expert alone.
 void write_varied(io::SafetensorsWriter& writer, const ExpertMatrix& matrix,
                   const Variation& variation, uint64_t seed);
 

@@ -6,6 +6,7 @@
 #include "core/base/json.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/init.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router_override.h"
 #include "core/train/plan/known_failures.h"
@@ -23,14 +24,13 @@ model::ModelConfig read_config(const std::filesystem::path& model) {
   return model::parse_config(read_json(file.string(), uint64_t{16} << 20), file.string());
 }
 
-model::ModelConfig planned_config(const TrainSettings& settings, int64_t granularity) {
+model::ModelConfig planned_config(const TrainSettings& settings) {
   model::InitSettings init;
   init.config = settings.model;
   init.experts = *settings.upcycle.experts;
   init.layers = settings.upcycle.layers;
-  init.granularity = granularity;
-  init.router =
-      route::requested_router(settings.router, route::parse_router(model::kUpcycledRouter));
+  init.granularity = settings.upcycle.granularity;
+  init.router = model::upcycled_router(settings.router);
   init.ep_ranks = settings.router.ep_ranks;
   return model::plan_init(init).config;
 }
@@ -38,7 +38,7 @@ model::ModelConfig planned_config(const TrainSettings& settings, int64_t granula
 // The router of the run: of a planned mixture its own, of a config what the run makes of it.
 route::ResolvedRouter planned_router(const TrainSettings& settings, const model::MoeConfig& moe) {
   return route::override_router({moe.router, moe.ep_ranks, moe.experts, moe.gate_scale},
-                                settings.upcycle.experts ? route::RouterRequest{} : settings.router,
+                                model::router_of_opened(settings.upcycle, settings.router),
                                 /*force=*/true, route::Purpose::kTrain);
 }
 
@@ -121,11 +121,10 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 
 }  // namespace
 
-ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         int64_t granularity) {
+ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates) {
   check_rates(rates);
-  const model::ModelConfig config = settings.upcycle.experts ? planned_config(settings, granularity)
-                                                             : read_config(settings.model);
+  const model::ModelConfig config =
+      settings.upcycle.experts ? planned_config(settings) : read_config(settings.model);
   ClusterPlan plan;
   plan.settings = settings;
   plan.settings.on_cuda = true;

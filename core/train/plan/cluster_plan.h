@@ -44,10 +44,8 @@ struct ClusterPlan {
 };
 
 // `settings.model` is a folder or a config.json; weights and data are not looked at. A dense one is
-// planned as the mixture that `settings.upcycle` asks for, each expert cut into `granularity`
-// (which moe init makes). UserError: what the config, the mixture, the router or the layout say;
-// rates that are not positive.
-ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
-                         int64_t granularity = 1);
+// planned as the mixture that `settings.upcycle` asks for. UserError: what the config, the mixture,
+// the router or the layout say; rates that are not positive.
+ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates);
 
 }  // namespace moe::train

@@ -38,7 +38,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   const bool may_change_gate =
       settings.force || std::filesystem::exists(settings.run / "settings.toml");
   const auto resolved =
-      route::override_router(stored, settings.router, may_change_gate, route::Purpose::kTrain);
+      route::override_router(stored, model::router_of_opened(settings.upcycle, settings.router),
+                             may_change_gate, route::Purpose::kTrain);
   plan.notes = resolved.notes;
   if (moe.router_jitter > 0) {
     plan.notes.push_back(
@@ -50,8 +51,12 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
-  // Whatever the folder stores, settings.toml makes this router again.
-  settings.router = {to_full_string(resolved.router), "", resolved.ep_ranks};
+  // Whatever the folder stores, settings.toml makes this router again: of a folder that is upcycled
+  // as it is asked for, before experts are cut.
+  settings.router = {
+      to_full_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
+                                              : resolved.router),
+      "", resolved.ep_ranks};
   settings.changes_gate = same_family(resolved.router, stored.router) &&
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);

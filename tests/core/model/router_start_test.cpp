@@ -311,6 +311,47 @@ TEST_CASE("a folder holds the rows that were measured, and upcycle.json says wha
   CHECK(read_json(folder / "out/upcycle.json")["router_init"] == Json(init));
 }
 
+TEST_CASE("the experts of a group start by one row, that of the feed-forward they are cut from",
+          "[model][upcycle]") {
+  const TempDir folder;
+  const io::Checkpoint base(facts_model());
+  test::write_file(folder / "prompts.json", R"({"0": ["Where does Bado live?"],
+    "1": {"positive": ["What does Bado eat?"], "negative": ["Where does Bado live?"]}})");
+  const RouterText prompts =
+      text_of_prompts(base, read_prompts(folder / "prompts.json", 2, {}), "prompts.json");
+  RouterText plain = prompts;
+  plain.experts.clear();
+  const std::string file = (folder / "prompts.json").string();
+  const std::vector<std::pair<RouterInit, const RouterText*>> ways = {
+      {parse_router_init("prompts:" + file), &prompts},
+      {parse_router_init("cluster:" + file), &plain},
+      {{RouterInit::Kind::kRandom, {}, 0.6}, &plain}};
+  for (const auto& [init, text] : ways) {
+    INFO(to_string(init));
+    UpcycleSettings settings = settings_of(2);
+    settings.router_init = init;
+    const RouterStart whole = start_routers(base, plan_upcycle(base, settings).child, init, *text);
+    settings.granularity = 4;
+    settings.out = folder / "out";
+    settings.force = true;
+    const UpcyclePlan plan = plan_upcycle(base, settings);
+    upcycle(base, plan, settings, {}, {}, {},
+            [&, text = text, init = init] { return start_routers(base, plan.child, init, *text); });
+    const Json report = read_json(folder / "out/upcycle.json")["router_init"];
+    CHECK(report["layers"] == Json(to_json(whole)["layers"]));
+    const io::Checkpoint child(folder / "out");
+    for (const auto& layer : whole.layers) {
+      const auto rows =
+          test::floats(child, fmt::format("model.layers.{}.mlp.gate.weight", layer.layer));
+      const size_t width = layer.rows.size() / 2;
+      REQUIRE(rows.size() == 8 * width);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        CHECK(rows[i] == layer.rows[i / (4 * width) * width + i % width]);
+      }
+    }
+  }
+}
+
 TEST_CASE("an entropy that no scale reaches is refused", "[model][upcycle]") {
   const io::Checkpoint base(facts_model());
   const ModelConfig child = child_of(base, settings_of(2));

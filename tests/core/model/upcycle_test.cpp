@@ -329,8 +329,9 @@ TEST_CASE("a calibration sees the written folder and its scale goes into config.
 }
 
 TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "[model][upcycle]") {
+  const auto granularity = GENERATE(as<int64_t>(), 1, 4);
   for (const int kind : {0, 1, 2, 3, 4}) {
-    INFO("kind " << kind);
+    INFO("kind " << kind << " G " << granularity);
     const TempDir folder;
     if (kind < 2) {
       test::TinyCheckpoint options;
@@ -347,12 +348,13 @@ TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "
     settings.layers = kind == 1 ? "all" : "odd";
     settings.seed = 7;
     settings.ep_ranks = 2;
+    settings.granularity = granularity;
     settings.router = route::parse_router("top1+ir+fr");
     const io::Checkpoint dense(folder / "dense");
     upcycle(dense, plan_upcycle(dense, settings), settings);
     const io::Checkpoint written(settings.out);
-    const io::Checkpoint taken =
-        open_checkpoint(folder / "dense", {4, settings.layers, 7}, {"top1+ir+fr", "", 2});
+    const io::Checkpoint taken = open_checkpoint(
+        folder / "dense", {4, settings.layers, 7, granularity}, {"top1+ir+fr", "", 2});
     CHECK(taken.config() == written.config());
     const auto expected = written.tensors(), tensors = taken.tensors();
     REQUIRE(tensors.size() == expected.size());
@@ -363,8 +365,9 @@ TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "
       CHECK((info.dtype == expected[index].dtype && info.shape == expected[index].shape));
       CHECK(same_bytes(taken.bytes(info.name), written.bytes(info.name)));
     }
-    // Experts are the dense matrices themselves, not copies of them.
-    const std::string down = "model.layers.1.mlp.experts.3.down_proj.weight";
+    // Experts are the dense matrices themselves, not copies of them; slices of all groups are one.
+    const std::string down =
+        fmt::format("model.layers.1.mlp.experts.{}.down_proj.weight", 3 * granularity);
     const std::string other = "model.layers.1.mlp.experts.0.down_proj.weight";
     CHECK(taken.bytes(down).data() == taken.bytes(other).data());
     CHECK(&taken.file_of(down).file() == &taken.file_of(other).file());
@@ -385,6 +388,10 @@ TEST_CASE("a folder is taken as it is, or refused as upcycling refuses it", "[mo
   CHECK(refusal("dense", {2}, "top4").find("asks for 4 experts") != std::string::npos);
   CHECK(refusal("dense", {4, "9"}, "top1").find("9") != std::string::npos);
   CHECK(refusal("nothing", {4}, "top1").find("no such folder") != std::string::npos);
+  CHECK(refusal("dense", {4, "even", 1, 5}, "top1").find("--granularity 5: the feed-forward is") ==
+        0);
+  CHECK(refusal("out", {{}, "even", 1, 2}, "")
+            .find("--granularity 2: with --upcycle N alone, whose experts it cuts") == 0);
 }
 
 TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {
@@ -427,10 +434,6 @@ TEST_CASE("what cannot be upcycled is refused before anything is written", "[mod
         "--layers 0,3: layer 3 does not exist; the model has layers 0 to 2");
   CHECK(message([](auto& s) { s.router_std = -1; }, dense) ==
         "--router-std -1: must be zero or a positive number");
-  CHECK(message([](auto& s) { s.granularity = 2; }, dense) ==
-        "--granularity 2: an upcycled expert is the whole feed-forward of its layer; slices of it "
-        "are "
-        "not equal experts and do not compute its function; `moe init` makes finer experts");
   for (const double scale : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
     CHECK(message([&](auto& s) { s.gate_scale = scale; }, dense) ==
           fmt::format("--gate-scale {}: must be a positive number, or auto", scale));

@@ -146,7 +146,8 @@ TEST_CASE("a mixture is planned as moe init makes it: layers, granularity, its r
       3 * 3 * config.hidden_size * config.intermediate_size + 4 * config.hidden_size;
   CHECK(all - dense == config.layers * more);
   CHECK(even - dense == (config.layers + 1) / 2 * more);
-  const ClusterPlan fine = plan_cluster(settings, rates, /*granularity=*/2);
+  settings.upcycle.granularity = 2;
+  const ClusterPlan fine = plan_cluster(settings, rates);
   CHECK(fine.parameters - all == config.layers * 4 * config.hidden_size);  // wider routers
   CHECK(fine.router.k == 4);
 }
