@@ -61,8 +61,9 @@ void print_plan(const train::RunPlan& plan) {
              *settings.steps, *settings.global_batch, *settings.micro_batch,
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
-    fmt::print(stderr, "upcycled while it is read: {} experts, layers {}, routers of seed {}\n",
-               *upcycle.experts, upcycle.layers, upcycle.seed);
+    fmt::print(stderr, "upcycled while it is read: {} experts{}, layers {}, routers of seed {}\n",
+               *upcycle.experts, upcycle.shared_expert ? " beside the dense feed-forward" : "",
+               upcycle.layers, upcycle.seed);
   }
   if (plan.is_moe) {
     fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",

@@ -112,10 +112,11 @@ std::string describe(const model::UpcyclePlan& plan) {
                         plan.parent.longest_sequence())
           : "";
   return fmt::format(
-      "layers {} of {} become mixtures of {} experts, router {}\n"
+      "layers {} of {} become mixtures of {} experts{}, router {}\n"
       "parameters   {} dense -> {} total, {} active per token\n{}",
-      model::layer_ranges(moe.layers), plan.child.layers, moe.experts, route::to_string(moe.router),
-      format_count(static_cast<double>(plan.dense.total)),
+      model::layer_ranges(moe.layers), plan.child.layers, moe.experts,
+      moe.shared_expert_width > 0 ? " beside the dense feed-forward" : "",
+      route::to_string(moe.router), format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
       format_count(static_cast<double>(plan.mixture.active)), context);
 }
@@ -371,6 +372,9 @@ void add_upcycle(CLI::App& app) {
                       "copies that differ: drop:R draws the share R of each expert's dimensions "
                       "anew (drop:R,separate: of each matrix apart), noise:S adds S deviations of "
                       "each matrix (none)");
+  command->add_flag("--shared-expert", flags->settings.shared_expert,
+                    "the dense feed-forward stays beside the experts, which add zeros at first; "
+                    "not of a Qwen3");
   command->add_option("--layers", flags->settings.layers,
                       "even (default), odd, all, or a list like 0,3,5 or 0-3");
   add_router_flags(*command, flags->router);

@@ -19,7 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
-constexpr std::string_view kExperts = ".mlp.experts.";
+constexpr std::string_view kExperts = ".mlp.experts.", kSharedMatrix = ".mlp.shared_expert.",
+                           kDown = ".down_proj.weight";
+// Times a gate of zeros, whose sigmoid is a half, the shared expert is the dense feed-forward.
+// Twice a number is exact in every type.
+constexpr float kSharedScale = 2.0F;
 
 void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
                     const ModelConfig& parent) {
@@ -38,6 +42,14 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
   }
   if (settings.expert_parents.empty() && settings.mean_rest) {
     throw UserError("--rest mean: is the mean of --expert folders, and there are none");
+  }
+  if (settings.shared_expert && !settings.expert_parents.empty()) {
+    throw UserError(
+        "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing of the "
+        "--expert folders would be computed; leave one of the two out");
+  }
+  if (settings.shared_expert) {
+    check_may_share(parent, dense.folder().string());
   }
   check_variation(settings.vary, parent.intermediate_size);
   route::check_router(settings.router, settings.experts);
@@ -116,6 +128,7 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
   moe.layers = parse_layers(settings.layers, parent.layers);
   moe.experts = settings.experts;
   moe.expert_width = parent.intermediate_size;
+  moe.shared_expert_width = settings.shared_expert ? parent.intermediate_size : 0;
   moe.router = settings.router;
   moe.gate_scale = settings.gate_scale.value_or(1.0);
   moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
@@ -164,6 +177,23 @@ std::optional<int64_t> expert_index(const std::string& name) {
              : std::optional(std::stoll(name.substr(begin + kExperts.size())));
 }
 
+// Whether a tensor of a mixture with a shared expert is zeros: its gate and the routed down_proj.
+bool is_zero_beside_shared(const std::string& name) {
+  return is_shared_expert_gate(name) || (expert_index(name) && name.ends_with(kDown));
+}
+
+bool is_shared_down(const std::string& name) {
+  return name.find(kSharedMatrix) != std::string::npos && name.ends_with(kDown);
+}
+
+// The type that a tensor of the child is stored in: that of its source, or what --dtype says.
+io::DType child_dtype(const io::TensorInfo& info, const io::Checkpoint& dense,
+                      const UpcycleSettings& settings) {
+  const std::string source = dense_name(info.name);
+  return target_dtype(settings.dtype)
+      .value_or(dense.has(source) ? dense.info(source).dtype : info.dtype);
+}
+
 // One tensor of the child: drawn if it is a router, else from the dense folder or from other
 // parents.
 io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
@@ -179,7 +209,18 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
   }
   const std::string source = dense_name(info.name);
-  info.dtype = target_dtype(settings.dtype).value_or(dense.info(source).dtype);
+  info.dtype = child_dtype(info, dense, settings);
+  if (settings.shared_expert && is_zero_beside_shared(info.name)) {
+    return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
+  }
+  if (is_shared_down(info.name)) {
+    return {info, [info, &dense, source](io::SafetensorsWriter& writer) {
+              const io::SafetensorsFile& file = dense.file_of(source);
+              write_scaled(file.bytes(source), dense.info(source).dtype, kSharedScale, writer,
+                           info);
+              file.file().drop(file.bytes(source));
+            }};
+  }
   if (const auto expert = expert_index(info.name)) {
     const io::Checkpoint& parent = plan.expert_parents->of_expert(*expert);
     return settings.vary ? varied_tensor(info, parent, source, settings.vary, seed)
@@ -275,10 +316,7 @@ OrderedJson describe_parents(const ExpertParents& parents) {
 OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale,
                      const std::optional<RouterStart>& start) {
   const MoeConfig& moe = *plan.child.moe;
-  route::Preserves preserves = route::preserves_function(moe.router, gate_scale);
-  if (const std::string reason = changes_function(settings); !reason.empty()) {
-    preserves = {false, reason};
-  }
+  const route::Preserves preserves = preserves_parent(moe, gate_scale, changes_function(settings));
   OrderedJson out;
   out["moe_version"] = kVersion;
   out["source"] = describe_source(moe.source_name, plan.config_sha256, plan.sampled_sha256);
@@ -289,6 +327,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["experts_from"] = describe_parents(*plan.expert_parents);
   out["rest"] = settings.mean_rest ? "mean" : "base";
   out["vary"] = to_string(settings.vary);
+  out["shared_expert"] = settings.shared_expert;
   out["layers"] = moe.layers;
   out["layers_flag"] = settings.layers;
   out["router"] = route::to_string(moe.router);
@@ -307,6 +346,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
 }  // namespace
 
 std::string dense_name(const std::string& name) {
+  if (const size_t shared = name.find(kSharedMatrix); shared != std::string::npos) {
+    return name.substr(0, shared) + ".mlp." + name.substr(shared + kSharedMatrix.size());
+  }
   const size_t begin = name.find(kExperts);
   if (begin == std::string::npos) {
     return name;
@@ -317,12 +359,37 @@ std::string dense_name(const std::string& name) {
 }
 
 std::string changes_function(const UpcycleSettings& settings) {
+  if (settings.shared_expert) {
+    return "";  // varied copies, too, add zeros
+  }
   std::string reason = settings.expert_parents.empty() ? "" : "the experts come from other parents";
   if (settings.vary) {
     reason += fmt::format("{}the copies are varied ({})", reason.empty() ? "" : " and ",
                           to_string(settings.vary));
   }
   return reason.empty() ? "" : "no longer the dense folder's: " + reason;
+}
+
+void check_may_share(const ModelConfig& parent, const std::string& where) {
+  if (parent.qk_norm) {
+    throw UserError(
+        "--shared-expert: {} is a {}, whose mixture is a qwen3_moe, and qwen3_moe has no shared "
+        "expert; LLaMA, Mistral and Qwen2 folders can keep one",
+        where, parent.model_type);
+  }
+}
+
+route::Preserves preserves_parent(const MoeConfig& moe, double gate_scale,
+                                  const std::string& difference) {
+  if (!difference.empty()) {
+    return {false, difference};
+  }
+  if (moe.shared_expert_width > 0) {
+    return {true,
+            "preserved whatever the router does: the shared expert is the dense feed-forward, and "
+            "the routed experts start with a down_proj of zeros"};
+  }
+  return route::preserves_function(moe.router, gate_scale);
 }
 
 std::string sampled_sha256(const io::Checkpoint& checkpoint) {
@@ -401,6 +468,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
 
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router) {
+  check_request(request);
   io::Checkpoint checkpoint(folder);
   if (!request.experts) {
     return checkpoint;
@@ -409,14 +477,25 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.experts = *request.experts;
   settings.layers = request.layers;
   settings.seed = request.seed;
+  settings.shared_expert = request.shared_expert;
   settings.router = route::requested_router(router, route::parse_router(kUpcycledRouter));
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
   std::map<std::string, std::string> sources;
   std::vector<io::TensorSource> made;
+  std::map<std::pair<io::DType, std::vector<int64_t>>, std::string> zeros;  // one is enough
   for (const auto& tensor : plan.tensors) {
-    if (const std::string source = dense_name(tensor.info.name); checkpoint.has(source)) {
-      sources[tensor.info.name] = source;
+    const io::TensorInfo& info = tensor.info;
+    const std::string source = dense_name(info.name);
+    if (request.shared_expert && is_zero_beside_shared(info.name)) {
+      const auto [same, is_new] = zeros.try_emplace({info.dtype, info.shape}, info.name);
+      if (is_new) {
+        made.push_back(tensor);
+      } else {
+        sources[info.name] = same->second;
+      }
+    } else if (checkpoint.has(source) && !is_shared_down(info.name)) {
+      sources[info.name] = source;
     } else {
       made.push_back(tensor);
     }

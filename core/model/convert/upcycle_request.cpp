@@ -1,5 +1,7 @@
 #include "core/model/convert/upcycle_request.h"
 
+#include "core/base/error.h"
+
 namespace moe::model {
 
 Options request_options(UpcycleRequest& request) {
@@ -25,14 +27,31 @@ Options request_options(UpcycleRequest& request) {
        .help = "with --upcycle: of the routers, moe upcycle's --seed",
        .range = whole_from(0),
        .is_written = upcycles},
+      {.name = "shared-expert",
+       .member = &request.shared_expert,
+       .group = group::kModel,
+       .help = "with --upcycle: the dense feed-forward stays beside the experts, moe upcycle's "
+               "--shared-expert",
+       .is_written = upcycles},
   };
+}
+
+void check_request(const UpcycleRequest& request) {
+  if (request.shared_expert && !request.experts) {
+    throw UserError(
+        "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
+        "leave it out");
+  }
 }
 
 OrderedJson to_json(const UpcycleRequest& request) {
   if (!request.experts) {
     return nullptr;
   }
-  return {{"experts", *request.experts}, {"layers", request.layers}, {"seed", request.seed}};
+  return {{"experts", *request.experts},
+          {"layers", request.layers},
+          {"seed", request.seed},
+          {"shared_expert", request.shared_expert}};
 }
 
 }  // namespace moe::model

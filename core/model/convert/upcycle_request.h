@@ -20,10 +20,14 @@ struct UpcycleRequest {
   std::optional<int64_t> experts;  // E, per MoE layer; open: the folder is taken as it is
   std::string layers = "even";     // even, odd, all or a list (layer_list.h)
   int64_t seed = 1;                // of the routers
+  bool shared_expert = false;      // beside them, the dense feed-forward
 };
 
-// --upcycle, --layers and --upcycle-seed. `request` must outlive them.
+// --upcycle, --layers, --upcycle-seed and --shared-expert. `request` must outlive them.
 Options request_options(UpcycleRequest& request);
+
+// UserError: a shared expert of a folder that is taken as it is.
+void check_request(const UpcycleRequest& request);
 
 // What a report says of it; null where the folder is taken as it is.
 OrderedJson to_json(const UpcycleRequest& request);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/tokenizer/tokenizer.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/model/llama/memory_need.h"
 
@@ -52,10 +53,7 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
 
 // gate_scale is named where there is one, or would be.
 std::string conclusion(const Certificate& certificate, const route::RouterSettings& router,
-                       bool names_scale, const std::string& difference) {
-  const std::string function = difference.empty()
-                                   ? route::preserves_function(router, certificate.gate_scale).words
-                                   : difference;
+                       bool names_scale, const std::string& function) {
   return fmt::format(
       "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, mean KL {:.2e} "
       "nats, perplexity {:.4g} -> {:.4g}, {:.1f} % of requests dropped",
@@ -199,8 +197,10 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.text = text.name;
   certificate.tokens = static_cast<int64_t>(text.ids.size());
   certificate.gate_scale = *routing.gate_scale;
-  certificate.preserves =
-      difference.empty() && route::preserves_function(routing.router, *routing.gate_scale).exact;
+  const route::Preserves preserves =
+      moe ? preserves_parent(*moe, *routing.gate_scale, difference)
+          : route::preserves_function(routing.router, *routing.gate_scale);
+  certificate.preserves = preserves.exact;
   int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
@@ -215,7 +215,7 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
   certificate.words = conclusion(certificate, routing.router,
-                                 gate_scale || certificate.gate_scale != 1.0, difference);
+                                 gate_scale || certificate.gate_scale != 1.0, preserves.words);
   return certificate;
 }
 

@@ -6,6 +6,7 @@
 #include "core/base/json.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/init.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router_override.h"
 #include "core/train/plan/known_failures.h"
@@ -32,7 +33,12 @@ model::ModelConfig planned_config(const TrainSettings& settings, int64_t granula
   init.router =
       route::requested_router(settings.router, route::parse_router(model::kUpcycledRouter));
   init.ep_ranks = settings.router.ep_ranks;
-  return model::plan_init(init).config;
+  model::ModelConfig config = model::plan_init(init).config;
+  if (settings.upcycle.shared_expert) {
+    model::check_may_share(read_config(settings.model), settings.model.string());
+    config.moe->shared_expert_width = config.intermediate_size;
+  }
+  return config;
 }
 
 // The router of the run: of a planned mixture its own, of a config what the run makes of it.
@@ -69,6 +75,9 @@ double forward_flop(const model::ModelConfig& config, const ClusterPlan& plan, d
           static_cast<double>(routed_rows(plan.router, static_cast<int64_t>(tokens), experts));
       weights += rows / tokens * 3 * width * static_cast<double>(config.moe->expert_width) +
                  width * static_cast<double>(experts);
+      if (const int64_t shared = config.moe->shared_expert_width; shared > 0) {
+        weights += 3 * width * static_cast<double>(shared) + width;
+      }
     } else {
       weights += 3 * width * static_cast<double>(config.intermediate_size);
     }
@@ -124,6 +133,7 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates,
                          int64_t granularity) {
   check_rates(rates);
+  model::check_request(settings.upcycle);
   const model::ModelConfig config = settings.upcycle.experts ? planned_config(settings, granularity)
                                                              : read_config(settings.model);
   ClusterPlan plan;

@@ -97,17 +97,47 @@ TEST_CASE("a MoE layer has a router in F32 and three matrices an expert", "[mode
   CHECK(shared_expert_tensors(tiny()).empty());
 }
 
+TEST_CASE("a shared expert is three matrices and a gate a layer, and every token meets it",
+          "[model][weights]") {
+  ModelConfig config = tiny_mixture();
+  const ParameterCount without = count_parameters(config);
+  config.moe->shared_expert_width = 20;
+  config.dtype = "bfloat16";
+  const auto expected = expected_tensors(config);
+  for (const auto& [name, shape] : {std::pair{"gate_proj", std::vector<int64_t>{20, 16}},
+                                    {"up_proj", {20, 16}},
+                                    {"down_proj", {16, 20}}}) {
+    const auto* matrix =
+        find(expected, fmt::format("model.layers.1.mlp.shared_expert.{}.weight", name));
+    REQUIRE(matrix != nullptr);
+    CHECK(matrix->shape == shape);
+    CHECK(matrix->dtype == io::DType::kBF16);
+  }
+  const auto* gate = find(expected, "model.layers.1.mlp.shared_expert_gate.weight");
+  REQUIRE(gate != nullptr);
+  CHECK(gate->shape == std::vector<int64_t>{1, 16});
+  CHECK(is_shared_expert_gate(gate->name));
+  CHECK_FALSE(is_router(gate->name));
+  CHECK_FALSE(is_shared_expert_gate("model.layers.1.mlp.shared_expert.gate_proj.weight"));
+  CHECK(shared_expert_tensors(config).empty());
+  const ParameterCount with = count_parameters(config);
+  const auto layers = static_cast<int64_t>(config.moe->layers.size());
+  CHECK(with.total - without.total == layers * (3 * 16 * 20 + 16));
+  CHECK(with.active - without.active == layers * (3 * 16 * 20 + 16));
+}
+
 TEST_CASE("stock mixtures are listed by the names of their own files", "[model][weights]") {
   const auto qwen = test::Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
   for (const test::ForeignCheckpoint& options :
        {test::ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = true, .dense_layers = {1}, .tiny = {.dtype = bf16}},
-        {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}}}) {
+        {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}},
+        {.kind = qwen, .dense_layers = {1}, .shared_width = 20, .tiny = {.dtype = bf16}}}) {
     const ModelConfig config = parse_config(Json(test::foreign_config(options)), "stock");
     std::vector<io::TensorInfo> listed = expected_tensors(config);
     const auto shared = shared_expert_tensors(config);
-    CHECK(shared.empty() == (options.kind != qwen));
+    CHECK(shared.empty() == (options.kind != qwen || options.shared_width > 0));
     listed.insert(listed.end(), shared.begin(), shared.end());
     const auto stored = test::foreign_tensors(options);
     CHECK(listed.size() == stored.size());
@@ -119,7 +149,9 @@ TEST_CASE("stock mixtures are listed by the names of their own files", "[model][
       CHECK(found->shape == info.shape);
       CHECK(found->dtype == info.dtype);  // the router's too
       CHECK(is_router(info.name) == (info.name.find(".gate.weight") != std::string::npos));
-      total += info.name.find("shared_expert") == std::string::npos ? info.elements() : 0;
+      const bool is_counted =
+          options.shared_width > 0 || info.name.find("shared_expert") == std::string::npos;
+      total += is_counted ? info.elements() : 0;
     }
     CHECK(count_parameters(config).total == total);
   }
