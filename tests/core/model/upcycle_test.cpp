@@ -313,8 +313,9 @@ TEST_CASE("a shared expert that cannot be is refused before anything is written"
   CHECK(test::user_error_of([&] {
           open_checkpoint(folder / "qwen3", {4, "even", 1, true}, {"top2", "", {}});
         }) == qwen3);
-  CHECK(test::user_error_of(
-            [&] { open_checkpoint(folder / "dense", {.shared_expert = true}, {}); }) ==
+  CHECK(test::user_error_of([&] {
+          open_checkpoint(folder / "dense", {std::nullopt, "even", 1, true}, {});
+        }) ==
         "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
         "leave it out");
 }

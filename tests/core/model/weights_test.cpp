@@ -126,6 +126,25 @@ TEST_CASE("a shared expert is three matrices and a gate a layer, and every token
   CHECK(with.active - without.active == layers * (3 * 16 * 20 + 16));
 }
 
+TEST_CASE("Qwen1.5-MoE-A2.7B has 14.3 billion parameters, of which a token meets 2.7",
+          "[model][weights]") {
+  const Json json = parse_json(R"({"architectures": ["Qwen2MoeForCausalLM"],
+      "model_type": "qwen2_moe", "hidden_act": "silu", "hidden_size": 2048,
+      "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+      "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16,
+      "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+      "use_sliding_window": false, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+      "vocab_size": 151936, "decoder_sparse_step": 1, "moe_intermediate_size": 1408,
+      "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4, "num_experts": 60,
+      "norm_topk_prob": false, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
+                               "config.json");
+  const ModelConfig config = parse_config(json, "config.json");
+  CHECK(config.sliding_window == 0);
+  const ParameterCount count = count_parameters(config);
+  CHECK(count.total == 14'315'784'192);
+  CHECK(count.active == 2'689'173'504);
+}
+
 TEST_CASE("stock mixtures are listed by the names of their own files", "[model][weights]") {
   const auto qwen = test::Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
