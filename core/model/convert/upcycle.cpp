@@ -494,7 +494,8 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
       } else {
         sources[info.name] = same->second;
       }
-    } else if (checkpoint.has(source) && !is_shared_down(info.name)) {
+    } else if (checkpoint.has(source) && checkpoint.info(source).shape == info.shape &&
+               !is_shared_down(info.name)) {
       sources[info.name] = source;
     } else {
       made.push_back(tensor);
