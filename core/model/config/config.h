@@ -31,7 +31,7 @@ struct MoeConfig {
   std::vector<int64_t> layers;      // which layers are MoE, ascending
   int64_t experts = 0;              // E
   int64_t expert_width = 0;         // F of one expert
-  int64_t shared_expert_width = 0;  // S of the expert that every token goes to; 0: there is none
+  int64_t shared_expert_width = 0;  // of the expert that every token goes to; 0: there is none
   int64_t granularity = 1;
   route::RouterSettings router;
   double gate_scale = 1.0;

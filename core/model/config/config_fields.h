@@ -49,8 +49,8 @@ int64_t read_short_window(const Json& json, const Architecture& architecture,
 MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
                          const std::string& where, const ModelConfig& config);
 
-// S of the shared expert, 0 where there is none. UserError: beside norms of queries and keys, which
-// no stock mixture has together.
+// Width of the shared expert, 0 where there is none. UserError: beside norms of queries and keys,
+// which no stock mixture has together.
 int64_t read_shared_expert(const Json& json, const Architecture& architecture,
                            const std::string& where, bool qk_norm);
 

@@ -1,7 +1,7 @@
 #pragma once
 // The expert of a MoE layer that every token goes to, beside those that the router chooses
 // (Qwen2-MoE). No router decides about it and no rank owns it: it is whole on every process, as a
-// dense feed-forward is. T tokens, D model width, S width of the shared expert.
+// dense feed-forward is. T tokens, D model width, Fs width of the shared one.
 
 #include <ATen/ATen.h>
 
@@ -12,8 +12,8 @@ namespace moe::model {
 
 struct SharedExpert {
   at::Tensor gate;          // [1, D] f32, undefined in a layer without a shared expert
-  kernels::Weight gate_up;  // [1, 2S, D], gate rows first
-  kernels::Weight down;     // [1, D, S]
+  kernels::Weight gate_up;  // [1, 2Fs, D], gate rows first
+  kernels::Weight down;     // [1, D, Fs]
   Adapter gate_up_adapter = {}, down_adapter = {};
 
   bool is_there() const { return gate.defined(); }

@@ -62,7 +62,7 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
   return bytes;
 }
 
-// Besides, of a shared expert S wide: gate and up, the output, which the gate's gradient reads, and
+// Besides, of a shared expert: gate and up, the output, which the gate's gradient reads, and
 // its share. In backward the same rows come again as gradients, and the product of gate and up.
 void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedForwardBytes& bytes) {
   if (inner == 0) {
