@@ -30,6 +30,7 @@ model::ModelConfig config_of(const GemmFlags& flags) {
   model::ModelConfig config = model::parse_config(Json(bench::synthetic_config("S")), "S");
   config.moe.emplace();
   config.moe->experts = 8;
+  config.moe->expert_width = config.intermediate_size;
   config.moe->layers = {0, 1, 2, 3};
   return config;
 }

@@ -24,11 +24,15 @@ void print_row(const std::string& label, const std::string& text) {
 
 void print_mixture(const model::Inspection& model) {
   const model::MoeConfig& moe = *model.config.moe;
-  print_row(
-      "mixtures",
-      fmt::format("layers {}: {} experts of width {}{}", model::layer_ranges(moe.layers),
-                  moe.experts, moe.expert_width,
-                  moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity)));
+  const std::string slices =
+      moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity);
+  const std::string shared =
+      moe.shared_expert_width == 0
+          ? ""
+          : fmt::format(", beside a shared one of width {}", moe.shared_expert_width);
+  print_row("mixtures",
+            fmt::format("layers {}: {} experts of width {}{}{}", model::layer_ranges(moe.layers),
+                        moe.experts, moe.expert_width, slices, shared));
   print_row("router", route::to_string(moe.router));
   print_row("upcycled", !moe.source_name.empty()              ? "from " + moe.source_name
                         : moe.form == model::FolderForm::kMoe ? "no, from scratch"

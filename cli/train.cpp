@@ -62,10 +62,11 @@ void print_plan(const train::RunPlan& plan) {
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
     fmt::print(
-        stderr, "upcycled while it is read: {} experts{}, layers {}, routers of seed {}\n",
+        stderr, "upcycled while it is read: {} experts{}{}, layers {}, routers of seed {}\n",
         *upcycle.experts,
         upcycle.granularity == 1 ? "" : fmt::format(" cut into {} each", upcycle.granularity),
-        upcycle.layers, upcycle.seed);
+        upcycle.shared_expert ? " beside the dense feed-forward" : "", upcycle.layers,
+        upcycle.seed);
   }
   if (plan.is_moe) {
     fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",

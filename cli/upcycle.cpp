@@ -90,12 +90,6 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
         "it; add one of them, or leave it out",
         flags.calibration);
   }
-  if (!std::isfinite(flags.router_std)) {
-    throw UserError("--router-std {}: must be 0 or a positive number", flags.router_std);
-  }
-  if (flags.router_std >= 0) {
-    settings.router_std = flags.router_std;
-  }
   settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
   settings.last_lr = train::last_learning_rate(flags.dense);
   settings.dtype = flags.dtype == "keep"   ? model::StoredType::kKeep
@@ -118,7 +112,8 @@ std::string describe(const model::UpcyclePlan& plan) {
   return fmt::format(
       "layers {} of {} become mixtures of {} experts{}, router {}\n"
       "parameters   {} dense -> {} total, {} active per token\n{}",
-      model::layer_ranges(moe.layers), plan.child.layers, moe.experts, slices,
+      model::layer_ranges(moe.layers), plan.child.layers, moe.experts,
+      slices + (moe.shared_expert_width > 0 ? " beside the dense feed-forward" : ""),
       route::to_string(moe.router), format_count(static_cast<double>(plan.dense.total)),
       format_count(static_cast<double>(plan.mixture.total)),
       format_count(static_cast<double>(plan.mixture.active)), context);
@@ -346,76 +341,139 @@ void run(const UpcycleFlags& flags) {
   print_result(flags, settings, plan, std::move(report), *seconds);
 }
 
+Options source_options(UpcycleFlags& flags) {
+  return {
+      {.name = "dense",
+       .member = &flags.dense,
+       .group = group::kModel,
+       .help = "a dense folder: LLaMA, Mistral, Qwen2 or Qwen3",
+       .spelled = "DENSE",
+       .is_required = true},
+      {.name = "out",
+       .member = &flags.out,
+       .group = group::kOutput,
+       .help = "the folder to write",
+       .spelled = "-o,--out",
+       .is_required = true},
+      {.name = "experts",
+       .member = &flags.experts,
+       .group = group::kModel,
+       .help = "experts in each MoE layer",
+       .fallback = "8, or as many as --expert makes"},
+      {.name = "expert",
+       .member = &flags.expert_parents,
+       .group = group::kModel,
+       .help = "FOLDER[:N]: N experts (1) are copies of this dense folder's feed-forwards; given "
+               "once for each parent",
+       .is_repeated = true},
+      {.name = "rest",
+       .member = one_of("rest", flags.rest, {"base", "mean"}),
+       .group = group::kModel,
+       .help = "with --expert, where all but the experts is from: base, or the mean of the parents",
+       .fallback = "base"},
+      {.name = "vary",
+       .member = &flags.vary,
+       .group = group::kModel,
+       .help = "copies that differ: drop:R draws the share R of each expert's dimensions anew "
+               "(drop:R,separate: of each matrix apart), noise:S adds S deviations of each matrix",
+       .fallback = "none"},
+      {.name = "shared-expert",
+       .member = &flags.settings.shared_expert,
+       .group = group::kModel,
+       .help =
+           "the dense feed-forward stays beside the experts, which add zeros at first; not of a "
+           "Qwen3"},
+      {.name = "layers",
+       .member = &flags.settings.layers,
+       .group = group::kModel,
+       .help = "even, odd, all, or a list like 0,3,5 or 0-3"},
+      {.name = "granularity",
+       .member = &flags.settings.granularity,
+       .group = group::kModel,
+       .help =
+           "G: cuts each of the --experts into G of width F/G; the router's k, max and cf grow G "
+           "times, so that top2 takes 2 G of them, at first two whole feed-forwards"},
+      {.name = "seed",
+       .member = &flags.settings.seed,
+       .group = group::kModel,
+       .help = "of the router's weights",
+       .range = number_from(0)},
+      {.name = "dtype",
+       .member = one_of("dtype", flags.dtype, {"keep", "bf16", "fp32"}),
+       .group = group::kModel,
+       .help = "keep, bf16 or fp32"},
+  };
+}
+
+Options router_options(UpcycleFlags& flags) {
+  return {
+      {.name = "router-std",
+       .member = &flags.settings.router_std,
+       .group = group::kRouter,
+       .help = "standard deviation of the router's weights",
+       .fallback = "the config's initializer_range",
+       .range = number_from(0)},
+      {.name = "router-init",
+       .member = &flags.router_init,
+       .group = group::kRouter,
+       .help = "random; prompts:FILE, JSON that says for each expert texts that it is for, and not "
+               "for; or cluster:FILE, clusters of a text's hidden states",
+       .fallback = "random"},
+      {.name = "router-entropy",
+       .member = &flags.router_entropy,
+       .group = group::kRouter,
+       .help = "scales each router so that the mean entropy of its first routing is this share of "
+               "ln E",
+       .fallback = "0.7 for prompts and cluster; a random one is left as drawn"},
+      {.name = "gate-scale",
+       .member = &flags.gate_scale,
+       .group = group::kRouter,
+       .help =
+           "multiplies the weights of all experts; auto = 1 / their mean sum, for routers whose "
+           "weights do not sum to 1 (topp, relu, gate=none)",
+       .fallback = "1"},
+      {.name = "calibration",
+       .member = &flags.calibration,
+       .group = group::kRouter,
+       .help = "the text that --gate-scale auto measures on (that of --verify-text), and "
+               "--router-entropy of a random router",
+       .fallback = "an embedded one"},
+  };
+}
+
+Options output_options(UpcycleFlags& flags) {
+  return {
+      {.name = "shard-size",
+       .member = &flags.shard_size,
+       .group = group::kOutput,
+       .help = "largest file, like 5GB or 200MB"},
+      {.name = "verify",
+       .member = &flags.verify,
+       .group = group::kOutput,
+       .help = "run parent and child on a text and write the equality certificate"},
+      {.name = "verify-text",
+       .member = &flags.verify_text,
+       .group = group::kOutput,
+       .help = "the text to verify on",
+       .fallback = "an embedded one"},
+      {.name = "dry-run",
+       .member = &flags.dry_run,
+       .group = group::kOutput,
+       .help = "say bytes, parameters and time, write nothing"},
+  };
+}
+
 }  // namespace
 
 void add_upcycle(CLI::App& app) {
   auto flags = std::make_shared<UpcycleFlags>();
   CLI::App* command = app.add_subcommand(
       "upcycle", "a dense LLaMA (or Mistral, Qwen2, Qwen3) folder becomes a mixture of experts");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("DENSE", flags->dense, "a dense folder: LLaMA, Mistral, Qwen2 or Qwen3")
-      ->required();
-  command->add_option("-o,--out", flags->out, "the folder to write")
-      ->required()
-      ->group(group::kOutput);
-  command->add_option("--experts", flags->experts,
-                      "experts in each MoE layer (8, or as many as --expert makes)");
-  command
-      ->add_option("--expert", flags->expert_parents,
-                   "FOLDER[:N]: N experts (1) are copies of this dense folder's feed-forwards; "
-                   "given once for each parent")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command
-      ->add_option("--rest", flags->rest,
-                   "with --expert, where all but the experts is from: base (default), or the mean "
-                   "of the parents")
-      ->check(CLI::IsMember({"base", "mean"}));
-  command->add_option("--vary", flags->vary,
-                      "copies that differ: drop:R draws the share R of each expert's dimensions "
-                      "anew (drop:R,separate: of each matrix apart), noise:S adds S deviations of "
-                      "each matrix (none)");
-  command->add_option("--layers", flags->settings.layers,
-                      "even (default), odd, all, or a list like 0,3,5 or 0-3");
+  add_options(*command, source_options(*flags));
   add_router_flags(*command, flags->router);
-  command->option_defaults()->group(group::kRouter);
-  command
-      ->add_option("--router-std", flags->router_std,
-                   "standard deviation of the router's weights (the config's initializer_range)")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option(
-      "--router-init", flags->router_init,
-      "random (default); prompts:FILE, JSON that says for each expert texts that it "
-      "is for, and not for; or cluster:FILE, clusters of a text's hidden states");
-  command->add_option("--router-entropy", flags->router_entropy,
-                      "scales each router so that the mean entropy of its first routing is this "
-                      "share of ln E (0.7 for prompts and cluster; a random one is left as drawn)");
-  command->add_option("--gate-scale", flags->gate_scale,
-                      "multiplies the weights of all experts (1); auto = 1 / their mean sum, for "
-                      "routers whose weights do not sum to 1 (topp, relu, gate=none)");
-  command->add_option("--calibration", flags->calibration,
-                      "the text that --gate-scale auto measures on (that of --verify-text), and "
-                      "--router-entropy of a random router (an embedded one)");
-  command->option_defaults()->group(group::kModel);
-  command->add_option("--granularity", flags->settings.granularity,
-                      "G (1): cuts each of the --experts into G of width F/G; the router's k, max "
-                      "and cf grow G times, so that top2 takes 2 G of them, at first two whole "
-                      "feed-forwards");
-  command->add_option("--seed", flags->settings.seed, "seed of the router's weights (1)")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--dtype", flags->dtype, "keep (default), bf16 or fp32")
-      ->check(CLI::IsMember({"keep", "bf16", "fp32"}));
-  command->option_defaults()->group(group::kOutput);
-  command->add_option("--shard-size", flags->shard_size,
-                      "largest file, like 5GB (default) or 200MB");
-  command->add_flag("--verify", flags->verify,
-                    "run parent and child on a text and write the equality certificate");
-  command->add_option("--verify-text", flags->verify_text,
-                      "the text to verify on (an embedded one)");
+  add_options(*command, joined({router_options(*flags), output_options(*flags)}));
   add_device(*command, flags->device);
   add_force_memory(*command, flags->force_memory);
-  command->option_defaults()->group(group::kOutput);
-  command->add_flag("--dry-run", flags->dry_run, "say bytes, parameters and time, write nothing");
   add_force(*command, flags->settings.force);
   add_quiet(*command, flags->quiet);
   add_json(*command, flags->json);

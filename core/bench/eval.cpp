@@ -109,6 +109,10 @@ std::vector<Product> products_of(const model::ModelConfig& config, int64_t rows,
   if (moe_layers > 0) {
     products.push_back({routed_rows, width, 2 * config.moe->expert_width, moe_layers});
     products.push_back({routed_rows, config.moe->expert_width, width, moe_layers});
+    if (const int64_t shared = config.moe->shared_expert_width; shared > 0) {
+      products.push_back({rows, width, 2 * shared, moe_layers});
+      products.push_back({rows, shared, width, moe_layers});
+    }
   }
   for (int64_t row = 0; row < head_rows; row += kHeadRows) {
     products.push_back({std::min(kHeadRows, head_rows - row), width, config.vocab_size, 1});

@@ -33,9 +33,14 @@ std::vector<ProductShape> product_shapes(const model::ModelConfig& config, int64
     shapes.push_back(shape);
   };
   if (mixtures > 0) {
-    const int64_t experts = config.moe->experts, each = std::max<int64_t>(1, rows / experts);
-    add("expert up", each, width, 2 * inner, mixtures * experts);
-    add("expert down", each, inner, width, mixtures * experts);
+    const model::MoeConfig& moe = *config.moe;
+    const int64_t experts = moe.experts, each = std::max<int64_t>(1, rows / experts);
+    add("expert up", each, width, 2 * moe.expert_width, mixtures * experts);
+    add("expert down", each, moe.expert_width, width, mixtures * experts);
+    if (moe.shared_expert_width > 0) {
+      add("shared up", tokens, width, 2 * moe.shared_expert_width, mixtures);
+      add("shared down", tokens, moe.shared_expert_width, width, mixtures);
+    }
   }
   if (dense > 0) {
     add("dense up", tokens, width, 2 * inner, dense);

@@ -78,6 +78,7 @@ void check_folder_memory(const io::Checkpoint& checkpoint, const TrainBenchSetti
 model::Llama load(const TrainBenchSettings& settings) {
   const auto& names = synthetic_models();
   if (std::find(names.begin(), names.end(), settings.model) != names.end()) {
+    model::check_request(settings.upcycle);
     if (settings.upcycle.experts) {
       throw UserError("--upcycle: {} is a mixture already; give a dense folder", settings.model);
     }

@@ -137,13 +137,13 @@ Checkpoint Checkpoint::as_model(Json config, const std::map<std::string, std::st
   model.folder_ = folder_;
   model.config_ = std::move(config);
   model.add_file(file_in_memory(made, folder_));
+  const auto in_memory = model.where_;
   const size_t first = model.files_.size();
   model.files_.insert(model.files_.end(), files_.begin(), files_.end());
   for (const auto& [name, source] : sources) {
-    const auto made_here = model.where_.find(source);
-    const bool is_made = made_here != model.where_.end();
-    Place stored = is_made ? made_here->second : place_of(source);
-    stored.file += is_made ? 0 : first;
+    const auto own = in_memory.find(source);
+    Place stored = own != in_memory.end() ? own->second : place_of(source);
+    stored.file += own != in_memory.end() ? 0 : first;
     stored.info.name = name;
     MOE_CHECK(model.where_.emplace(name, std::move(stored)).second, "{} is made too", name);
   }

@@ -26,8 +26,8 @@ class Checkpoint {
   explicit Checkpoint(const std::filesystem::path& folder);
 
   // This folder as another model, of which no folder is written: `made` are written to memory, and
-  // its tensor `name` is tensor `sources[name]` of those, or of this one, mapped where it is.
-  // Tokenizer files are this folder's.
+  // its tensor `name` is the one of them that `sources[name]` says, or that tensor of this folder,
+  // mapped where it is. Tokenizer files are this folder's.
   Checkpoint as_model(Json config, const std::map<std::string, std::string>& sources,
                       const std::vector<TensorSource>& made) const;
 

@@ -49,6 +49,26 @@ TEST_CASE("bench eval scores synthetic questions where no data is given", "[cli]
         json["sets"][1]["tokens_asked"]);  // the same questions again
 }
 
+TEST_CASE("bench eval counts what a shared expert computes of every token", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const auto set_of = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"upcycle", (shared_data() / "stories260K-hf").string(), "-o",
+                                      (folder / name).string(), "--quiet"};
+    words.insert(words.end(), more.begin(), more.end());
+    REQUIRE(run_moe(words).exit_code == 0);
+    return bench({(folder / name).string(), "--limit", "5"})["sets"][0];
+  };
+  const Json plain = set_of("plain", {}), shared = set_of("shared", {"--shared-expert"});
+  const Json config = read_json(folder / "shared/config.json");
+  const auto forwards = shared["forwards"].get<int64_t>();
+  const int64_t rows = shared["tokens_computed"].get<int64_t>() / forwards;
+  const double layer = 2.0 * 3 * config["hidden_size"].get<double>() *
+                       config["shared_expert_intermediate_size"].get<double>();
+  CHECK(shared["flop"].get<double>() - plain["flop"].get<double>() ==
+        Approx(3 * layer * static_cast<double>(rows * forwards)));
+}
+
 TEST_CASE("bench eval shows the change to an earlier run", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const TempDir folder;

@@ -20,10 +20,11 @@ using test::TempDir;
 struct World {
   TempDir dir;
 
-  explicit World(Foreign kind) {
+  explicit World(Foreign kind, int64_t shared_width = 0) {
     // 512 tokens, so that the real tokenizer fits.
-    test::write_foreign_checkpoint(dir / "stock",
-                                   {.kind = kind, .dense_layers = {}, .tiny = {.vocab = 512}});
+    test::write_foreign_checkpoint(
+        dir / "stock",
+        {.kind = kind, .dense_layers = {}, .shared_width = shared_width, .tiny = {.vocab = 512}});
     test::write_training_rows(dir / "rows.jsonl", 8);
   }
   std::string path(const std::string& name) const { return (dir / name).string(); }
@@ -145,16 +146,44 @@ TEST_CASE("kin of LLaMA are upcycled, trained and evaluated, and dense ones stay
   }
 }
 
-TEST_CASE("a folder with shared experts ends with code 2 and the key", "[cli]") {
+TEST_CASE("a Qwen2-MoE folder with a shared expert trains, evaluates and generates, and keeps it",
+          "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const World world(Foreign::kQwen2Moe, /*shared_width=*/20);
+  std::filesystem::copy(test::shared_data() / "stories260K-hf" / "tokenizer.model",
+                        world.dir / "stock/tokenizer.model");
+  const auto inspected = run_moe({"inspect", world.path("stock")});
+  CHECK(inspected.out.find("4 experts of width 12, beside a shared one of width 20") !=
+        std::string::npos);
+  const auto trained = world.train({});
+  INFO(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  CHECK(world.final_config().at("model_type") == "qwen2_moe");
+  CHECK(world.final_config().at("shared_expert_intermediate_size") == 20);
+  const std::string alone = test::read_file(world.dir / "run/final/model.safetensors");
+  for (const auto& flags : {std::vector<std::string>{"--lora", "2"},
+                            {"--precision", "bf16", "--recompute", "layer"},
+                            {"--ranks", "2"},
+                            {"--router", "top2+ir+fr:cf=1", "--ep-ranks", "2"}}) {
+    const auto more = world.train(flags);
+    INFO(flags[0] << more.err);
+    REQUIRE(more.exit_code == 0);
+    CHECK(test::read_file(world.dir / "run/final/model.safetensors") != alone);
+    CHECK(world.final_config().at("shared_expert_intermediate_size") == 20);
+  }
+  check_scores_and_generates(world, {"stock", "run/final"});
+}
+
+TEST_CASE("a shared expert that is not there ends with code 2 and its tensor", "[cli]") {
   const World world(Foreign::kQwen2Moe);
   Json config = read_json(world.dir / "stock/config.json");
-  config["shared_expert_intermediate_size"] = 5632;
+  config["shared_expert_intermediate_size"] = 20;
   test::write_file(world.dir / "stock/config.json", config.dump());
   const auto result = run_moe({"inspect", world.path("stock")});
   CHECK(result.exit_code == 2);
   CHECK(result.out.empty());
-  CHECK(result.err.find("config.json: shared_expert_intermediate_size is 5632; shared experts are "
-                        "not supported, it must be 0") != std::string::npos);
+  CHECK(result.err.find("'model.layers.0.mlp.shared_expert.down_proj.weight' is [16, 0], "
+                        "config.json says [16, 20]") != std::string::npos);
 }
 
 }  // namespace

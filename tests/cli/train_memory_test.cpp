@@ -8,6 +8,7 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -52,6 +53,27 @@ void make_model(const std::filesystem::path& dir) {
   const auto init = run_moe({"init", (dir / "config.json").string(), "-o", (dir / "model").string(),
                              "--experts", "8", "--router", "top2:cf=inf"});
   REQUIRE(init.exit_code == 0);
+  write_rows(dir / "rows.jsonl");
+}
+
+// The same with a wide shared expert beside narrow ones.
+void make_shared_model(const std::filesystem::path& dir) {
+  const test::ForeignCheckpoint shape = {.kind = test::Foreign::kQwen2Moe,
+                                         .experts = 8,
+                                         .expert_width = 128,
+                                         .dense_layers = {1},
+                                         .shared_width = 2816,
+                                         .tiny = {.hidden = 256,
+                                                  .intermediate = 704,
+                                                  .layers = 4,
+                                                  .heads = 8,
+                                                  .kv_heads = 8,
+                                                  .vocab = 32000,
+                                                  .max_positions = 512}};
+  std::ofstream(dir / "config.json") << test::foreign_config(shape);
+  REQUIRE(
+      run_moe({"init", (dir / "config.json").string(), "-o", (dir / "model").string()}).exit_code ==
+      0);
   write_rows(dir / "rows.jsonl");
 }
 
@@ -105,6 +127,21 @@ TEST_CASE("--dry-run foretells the peak of memory within 10 %, class by class", 
     REQUIRE(run_moe(words).exit_code == 0);
     const auto peak = static_cast<double>(foretold["peak_bytes"].get<uint64_t>());
     CHECK(peak == Approx(static_cast<double>(last_peak(run / "metrics.jsonl"))).epsilon(0.1));
+  }
+}
+
+TEST_CASE("--dry-run foretells the peak with a shared expert within 10 %", "[cli]") {
+  const TempDir dir;
+  make_shared_model(dir.path());
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{}, {"--recompute", "ffn"}, {"--lora", "8"}}) {
+    CAPTURE(more);
+    std::vector<std::string> words = training(dir.path());
+    words.insert(words.end(), more.begin(), more.end());
+    const auto peak = static_cast<double>(dry_run(words)["peak_bytes"].get<uint64_t>());
+    words.insert(words.end(), {"-o", (dir / "run").string(), "--force"});
+    REQUIRE(run_moe(words).exit_code == 0);
+    CHECK(peak == Approx(static_cast<double>(last_peak(dir / "run/metrics.jsonl"))).epsilon(0.1));
   }
 }
 

@@ -72,6 +72,44 @@ TEST_CASE("training a dense folder as a mixture is training the written mixture"
                  Contains("upcycle-seed = 3\n"));
 }
 
+TEST_CASE(
+    "a dense folder taken with a shared expert is the written one, and is refused without "
+    "--upcycle",
+    "[cli]") {
+  const World world;
+  REQUIRE(run_moe({"upcycle", world.path("dense"), "-o", world.path("shared"), "--experts", "4",
+                   "--shared-expert", "--router", "top1+ir+fr", "--quiet"})
+              .exit_code == 0);
+  const std::vector<std::string> taken_as = {"--upcycle", "4", "--shared-expert", "--router",
+                                             "top1+ir+fr"};
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--steps", "4"}, {"--steps", "3", "--ranks", "2"}}) {
+    const std::string name = "taken" + flags.back();
+    const auto taken = world.train("dense", name, joined(taken_as, flags));
+    INFO(taken.err);
+    REQUIRE(taken.exit_code == 0);
+    REQUIRE(world.train("shared", "plain" + name, flags).exit_code == 0);
+    CHECK(world.weights(name) == world.weights("plain" + name));
+    CHECK_THAT(read_file(world.dir / name / "settings.toml"), Contains("shared-expert = true\n"));
+  }
+  const auto refused = world.train("shared", "run", {"--steps", "1", "--shared-expert"});
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("--shared-expert: is of a dense folder that is taken as a "
+                                   "mixture; add --upcycle N, or leave it out"));
+  CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
+  const auto bench =
+      run_moe({"bench", "train", world.path("dense"), "--upcycle", "4", "--shared-expert",
+               "--repeats", "1", "--rows", "1", "--seq-len", "8", "--threads", "1", "--json"});
+  INFO(bench.err);
+  REQUIRE(bench.exit_code == 0);
+  const auto plain = run_moe({"bench", "train", world.path("dense"), "--upcycle", "4", "--repeats",
+                              "1", "--rows", "1", "--seq-len", "8", "--threads", "1", "--json"});
+  // Two layers, three matrices [16, 24], forward and twice as much back, of 8 tokens.
+  CHECK(parse_json(bench.out, "bench")["flop"].get<double>() -
+            parse_json(plain.out, "bench")["flop"].get<double>() ==
+        2 * 3 * 3 * 2 * 8 * 16 * 24);
+}
+
 TEST_CASE("a run that upcycled goes on, and its settings make it again", "[cli]") {
   const World world;
   const std::vector<std::string> more = {"--steps", "6", "--save-every", "2"};

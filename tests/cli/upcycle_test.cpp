@@ -93,6 +93,29 @@ TEST_CASE("moe upcycle --dry-run says bytes, parameters and time, and writes not
   CHECK(json["estimated_seconds"].get<double>() > 0);
 }
 
+TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and every command runs it",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  const std::string dense = (folder / "dense").string(), out = (folder / "out").string();
+  const auto dry = run_moe({"upcycle", dense, "-o", out, "--shared-expert", "--dry-run", "--json"});
+  const auto run = run_moe({"upcycle", dense, "-o", out, "--shared-expert", "--router",
+                            "top1:cf=0.25", "--verify", "--quiet"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 8 experts beside the dense feed-forward, "
+                     "router top1:cf=0.25\n") == 0);
+  CHECK(run.out.find("preserved whatever the router does") != std::string::npos);
+  const Json stored = read_json(folder / "out/upcycle.json");
+  CHECK(stored["certificate"]["max_abs_logit_difference"] == 0.0);
+  CHECK(stored["certificate"]["preserves_function"] == true);
+  CHECK(parse_json(dry.out, "stdout")["parameters"]["total"] == stored["parameters"]["total"]);
+  const auto inspected = run_moe({"inspect", out});
+  CHECK(inspected.out.find("8 experts of width 24, beside a shared one of width 24") !=
+        std::string::npos);
+  CHECK(inspected.out.find("preserved whatever the router does") != std::string::npos);
+}
+
 TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json",
           "[cli][upcycle]") {
   const TempDir folder;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Folders that stock transformers makes, read by moe and, after training, read back by transformers.
 
-Tiny random models: Mixtral; Qwen2-MoE without shared experts, with and without norm_topk_prob and biases, with dense layers by
+Tiny random models: Mixtral; Qwen2-MoE with a shared expert and without, with and without norm_topk_prob and biases, with dense layers by
 mlp_only_layers and by decoder_sparse_step; Qwen3-MoE; one in shards; and LLaMA's dense kin (tests/support/kin_folders.py: Llama 3's
 shape, Mistral, Qwen2, Qwen3, tied and not). For each: `moe eval --requests` gives transformers' log-probabilities; `moe train` takes
 transformers' steps; RUN/final keeps names, config and model_type, loads with a clean report, and its logits are moe's. The dense ones
-are upcycled too: the child is the stock mixture that holds them, with its parent's logits in transformers as well, and trains alike.
+are upcycled too, with a shared expert and without: the child is the stock mixture that holds them, with its parent's logits in
+transformers as well, and trains alike.
 
 usage: stock_folders.py       environment: MOE (the binary), MOE_SHARED_DATA
 """
@@ -50,6 +51,11 @@ MODELS = {
         Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=False, mlp_only_layers=[0, 2]), "1GB"),
     "qwen2_moe, no biases, decoder_sparse_step 2": (
         Qwen2MoeConfig(**QWEN, num_hidden_layers=4, norm_topk_prob=True, decoder_sparse_step=2, qkv_bias=False), "1GB"),
+    "qwen2_moe, a shared expert": (
+        Qwen2MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=True, shared_expert_intermediate_size=40), "1GB"),
+    "qwen2_moe, a shared expert, one mixture, weights as they are, in shards": (
+        Qwen2MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=False, shared_expert_intermediate_size=20, mlp_only_layers=[1],
+                       router_aux_loss_coef=0.5), "60KB"),
     "qwen3_moe": (Qwen3MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=True), "1GB"),
     "qwen3_moe in shards, one mixture, tied": (
         Qwen3MoeConfig(**QWEN3, num_hidden_layers=2, norm_topk_prob=True, mlp_only_layers=[0], router_aux_loss_coef=0.5, head_dim=12,
@@ -189,6 +195,32 @@ def check_child(name, stock, made, child, requests, granularity):
     check_folder(f"{name}, upcycled", mixture, child, child.with_name(f"{child.name}-run"), requests, 0)
 
 
+def check_shared(name, work, requests):
+    """A dense folder of 16-bit or 32-bit numbers and its children with a shared expert: the same logits whatever the router chooses."""
+    for dtype in (torch.float32, torch.bfloat16):
+        made = work / f"{dtype}"
+        kin_folders.make_folder(name, made)
+        if dtype != torch.float32:
+            AutoModelForCausalLM.from_pretrained(made, dtype=dtype).save_pretrained(made)
+        parent, _ = load(made)
+        ids = torch.randint(3, 512, (1, 100))
+        for router in ("top1:cf=inf", "top2:cf=inf,st=off"):
+            child = work / f"{dtype} {router}"
+            moe("upcycle", made, "-o", child, "--experts", 4, "--layers", "even", "--router", router, "--shared-expert", "--verify")
+            certificate = json.loads((child / "upcycle.json").read_text())["certificate"]
+            gap = certificate["max_abs_logit_difference"]
+            told = f"{name}, {dtype}, {router}, a shared expert"
+            check(f"{told}: the certificate of the upcycled folder", certificate["preserves_function"] and gap < 1e-4, f"{gap:.1e}")
+            mixture, report = load(child)
+            check(f"{told}: it loads as a Qwen2MoeForCausalLM with a clean report",
+                  type(mixture).__name__ == "Qwen2MoeForCausalLM" and not report, report or "")
+            with torch.no_grad():
+                gap = (parent(ids).logits - mixture(ids).logits).abs().max().item()
+            check(f"{told}: transformers gives parent and child the same logits", gap < 1e-4, f"{gap:.1e}")
+    check_folder(f"{name}, upcycled with a shared expert", load(work / "torch.float32 top2:cf=inf,st=off")[0],
+                 work / "torch.float32 top2:cf=inf,st=off", work / "shared-run", requests, 0)
+
+
 def check_folder(name, stock, made, run, requests, aux):
     """`aux` is the weight of the load-balance loss in training; None: of a dense model, which has none."""
     encode, bos = kin_folders.encoder(made)
@@ -246,6 +278,9 @@ def main():
                 continue
             (work / name).mkdir()
             check_kin(name, work / name, requests)
+        for name in ("mistral", "qwen2"):
+            (work / f"{name}, shared").mkdir()
+            check_shared(name, work / f"{name}, shared", requests)
         check_other_routers(work, requests)
 
 

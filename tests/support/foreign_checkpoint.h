@@ -17,6 +17,7 @@ struct ForeignCheckpoint {
   int64_t expert_width =
       12;  // Qwen2-MoE, Qwen3-MoE; a Mixtral's experts are as wide as `tiny.intermediate`
   std::vector<int64_t> dense_layers;  // Qwen2-MoE, Qwen3-MoE: mlp_only_layers
+  int64_t shared_width = 0;           // Qwen2-MoE
   TinyCheckpoint tiny = {};           // head_dim 0 and untied
 };
 
@@ -104,7 +105,7 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
   config["architectures"] = {"Qwen2MoeForCausalLM"};
   config["model_type"] = "qwen2_moe";
   config["num_experts"] = options.experts;
-  config["shared_expert_intermediate_size"] = 0;
+  config["shared_expert_intermediate_size"] = options.shared_width;
   config["qkv_bias"] = options.biases;
   config["sliding_window"] = 0;
   config["max_window_layers"] = 28;
@@ -130,9 +131,10 @@ inline std::vector<io::TensorInfo> foreign_mixture(const ForeignCheckpoint& opti
     tensors.push_back({name + (mixtral ? "w2.weight" : "down_proj.weight"), dtype, {d, f}});
   }
   if (options.kind == Foreign::kQwen2Moe) {
-    tensors.push_back({block + "shared_expert.gate_proj.weight", dtype, {0, d}});
-    tensors.push_back({block + "shared_expert.up_proj.weight", dtype, {0, d}});
-    tensors.push_back({block + "shared_expert.down_proj.weight", dtype, {d, 0}});
+    const int64_t s = options.shared_width;
+    tensors.push_back({block + "shared_expert.gate_proj.weight", dtype, {s, d}});
+    tensors.push_back({block + "shared_expert.up_proj.weight", dtype, {s, d}});
+    tensors.push_back({block + "shared_expert.down_proj.weight", dtype, {d, s}});
     tensors.push_back({block + "shared_expert_gate.weight", dtype, {1, d}});
   }
   return tensors;

@@ -16,6 +16,7 @@ struct Mixture {
   int64_t experts = 8;
   std::optional<double> router_std = {};  // large: tokens choose unlike experts
   std::optional<int64_t> ep_ranks = {};
+  bool shared_expert = false;
 };
 
 // Upcycles the folder `dense` into `out`, which is replaced.
@@ -27,6 +28,7 @@ inline void write_mixture(const std::filesystem::path& dense, const std::filesys
   settings.router = route::parse_router(mixture.router);
   settings.router_std = mixture.router_std;
   settings.ep_ranks = mixture.ep_ranks;
+  settings.shared_expert = mixture.shared_expert;
   settings.force = true;
   const io::Checkpoint parent(dense);
   model::upcycle(parent, model::plan_upcycle(parent, settings), settings);

@@ -97,6 +97,7 @@ void read_mixture(const Json& json, const Architecture& architecture, const std:
                   ModelConfig& config) {
   config.moe = given(json, "moe") ? read_moe(json, architecture, where, config)
                                   : read_stock_moe(json, architecture, where, config);
+  config.moe->shared_expert_width = read_shared_expert(json, architecture, where, config.qk_norm);
   if (architecture.form == FolderForm::kMixtral) {
     config.moe->router_jitter = finite(get_double(json, "router_jitter_noise", where, 0),
                                        "router_jitter_noise", where, true);
@@ -112,9 +113,10 @@ void check_total_size(const ModelConfig& config, const std::string& where) {
   double total =
       vocabulary + static_cast<double>(config.layers) * (attention + dense + 2.0 * hidden);
   if (config.moe) {
-    total += static_cast<double>(config.moe->layers.size()) *
-             static_cast<double>(config.moe->experts) * hidden *
-             (3.0 * static_cast<double>(config.moe->expert_width) + 1.0);
+    const double experts = static_cast<double>(config.moe->experts) *
+                           (3.0 * static_cast<double>(config.moe->expert_width) + 1.0);
+    const double shared = 3.0 * static_cast<double>(config.moe->shared_expert_width) + 1.0;
+    total += static_cast<double>(config.moe->layers.size()) * hidden * (experts + shared);
   }
   if (total > kMaxParameters) {
     throw UserError(

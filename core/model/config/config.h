@@ -28,9 +28,10 @@ enum class FolderForm { kMoe, kQwen2Moe, kMixtral, kQwen3Moe };
 
 struct MoeConfig {
   FolderForm form = FolderForm::kMoe;
-  std::vector<int64_t> layers;  // which layers are MoE, ascending
-  int64_t experts = 0;          // E
-  int64_t expert_width = 0;     // F of one expert
+  std::vector<int64_t> layers;      // which layers are MoE, ascending
+  int64_t experts = 0;              // E
+  int64_t expert_width = 0;         // F of one expert
+  int64_t shared_expert_width = 0;  // of the expert that every token goes to; 0: there is none
   int64_t granularity = 1;
   route::RouterSettings router;
   double gate_scale = 1.0;
@@ -72,8 +73,8 @@ struct ModelConfig {
   int64_t longest_sequence() const;
 };
 
-// Reads and checks a config: LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE without shared
-// experts, Qwen3-MoE, and what `moe` writes; an absent key means what transformers takes for that
+// Reads and checks a config: LLaMA, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE, Qwen3-MoE, and
+// what `moe` writes; an absent key means what transformers takes for that
 // model_type (architecture.h). UserError, opened by `where`, for a missing key, an impossible
 // number, an unknown architecture, activation or rope type (named), biases of other kinds.
 ModelConfig parse_config(const Json& json, const std::string& where);

@@ -34,7 +34,7 @@ double finite(double value, const std::string& key, const std::string& where, bo
 RopeConfig read_rope(const Json& json, const std::string& where, double default_theta);
 
 // Keys of this architecture that would change the function and are not computed here: attention of
-// other kinds, a shared expert.
+// other kinds.
 void refuse_stock_extras(const Json& json, const Architecture& architecture,
                          const std::string& where);
 
@@ -48,6 +48,11 @@ int64_t read_short_window(const Json& json, const Architecture& architecture,
 // renormalised (elsewhere it means nothing), lb=selected.
 MoeConfig read_stock_moe(const Json& json, const Architecture& architecture,
                          const std::string& where, const ModelConfig& config);
+
+// Width of the shared expert, 0 where there is none. UserError: beside norms of queries and keys,
+// which no stock mixture has together.
+int64_t read_shared_expert(const Json& json, const Architecture& architecture,
+                           const std::string& where, bool qk_norm);
 
 // E, at most so many that all experts can still be listed by name.
 int64_t read_experts(const Json& json, const Architecture& architecture, const std::string& where,

@@ -129,7 +129,7 @@ void set_qwen_moe_attention(const ModelConfig& config, const Architecture& archi
     out.erase("qkv_bias");
     return;
   }
-  out["shared_expert_intermediate_size"] = 0;
+  out["shared_expert_intermediate_size"] = config.moe->shared_expert_width;
   out["qkv_bias"] = config.qkv_bias;
   if (config.qk_norm) {
     out["use_qk_norm"] = true;

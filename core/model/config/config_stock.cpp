@@ -77,18 +77,24 @@ void refuse_stock_extras(const Json& json, const Architecture& architecture,
   if (architecture.reads_layer_types) {
     refuse_layer_types(json, architecture, where);
   }
+}
+
+int64_t read_shared_expert(const Json& json, const Architecture& architecture,
+                           const std::string& where, bool qk_norm) {
   if (!architecture.may_have_shared_experts) {
-    return;
+    return 0;
   }
-  const bool absent = !given(json, "shared_expert_intermediate_size");
-  const int64_t shared =
-      get_int(json, "shared_expert_intermediate_size", where, architecture.shared_expert_width);
-  if (shared != 0) {
-    throw UserError(
-        "{}: shared_expert_intermediate_size is {}; shared experts are not supported, "
-        "it must be 0",
-        where, absent ? fmt::format("absent, which means {}", shared) : fmt::format("{}", shared));
+  const char* const key = "shared_expert_intermediate_size";
+  const int64_t width = get_int(json, key, where, architecture.shared_expert_width);
+  if (width != 0 && qk_norm) {
+    throw UserError("{}: {} is {} and use_qk_norm is true, which no stock mixture has: set it to 0",
+                    where, key, width);
   }
+  if (width < 0 || width > kMaxSize) {
+    throw UserError("{}: {} is {}; it must be between 0, which is none, and {}", where, key, width,
+                    kMaxSize);
+  }
+  return width;
 }
 
 int64_t read_short_window(const Json& json, const Architecture& architecture,

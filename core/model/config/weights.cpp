@@ -32,6 +32,15 @@ void add_feed_forward(std::vector<io::TensorInfo>& out, const std::string& prefi
   out.push_back({prefix + names.down, dtype, Shape{hidden, width}});
 }
 
+void add_shared_expert(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer,
+                       int64_t width) {
+  const io::DType dtype = stored_dtype(config);
+  const std::string prefix = layer_prefix(layer);
+  add_feed_forward(out, prefix + kSharedExpert, moe_names(FolderForm::kMoe), dtype,
+                   config.hidden_size, width);
+  out.push_back({prefix + kSharedExpertGate, dtype, Shape{1, config.hidden_size}});
+}
+
 void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, int64_t layer) {
   const io::DType dtype = stored_dtype(config);
   const MoeConfig& moe = *config.moe;
@@ -46,6 +55,9 @@ void add_mixture(std::vector<io::TensorInfo>& out, const ModelConfig& config, in
   for (int64_t expert = 0; expert < moe.experts; ++expert) {
     add_feed_forward(out, fmt::format("{}{}{}", prefix, names.experts, expert), names, dtype,
                      config.hidden_size, moe.expert_width);
+  }
+  if (moe.shared_expert_width > 0) {
+    add_shared_expert(out, config, layer, moe.shared_expert_width);
   }
 }
 
@@ -134,6 +146,10 @@ bool is_router_bias(const std::string& name) {
   return name.ends_with(std::string(".") + kRouterBias);
 }
 
+bool is_shared_expert_gate(const std::string& name) {
+  return name.ends_with(std::string(".") + kSharedExpertGate);
+}
+
 std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
   const io::DType dtype = stored_dtype(config);
   std::vector<io::TensorInfo> out;
@@ -150,15 +166,11 @@ std::vector<io::TensorInfo> expected_tensors(const ModelConfig& config) {
 
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config) {
   std::vector<io::TensorInfo> out;
-  if (!config.moe || !may_have_shared_experts(config)) {
+  if (!config.moe || config.moe->shared_expert_width > 0 || !may_have_shared_experts(config)) {
     return out;
   }
-  const io::DType dtype = stored_dtype(config);
-  const MoeNames names = moe_names(FolderForm::kMoe);
   for (const int64_t layer : config.moe->layers) {
-    const std::string prefix = layer_prefix(layer) + "mlp.";
-    add_feed_forward(out, prefix + "shared_expert", names, dtype, config.hidden_size, 0);
-    out.push_back({prefix + "shared_expert_gate.weight", dtype, Shape{1, config.hidden_size}});
+    add_shared_expert(out, config, layer, /*width=*/0);
   }
   return out;
 }

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
-#include "core/model/convert/granularity.h"
+#include "core/model/convert/upcycle.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -28,7 +28,7 @@ void explain(Inspection& out) {
     return;
   }
   const MoeConfig& moe = *out.config.moe;
-  out.preserves = preserves_function(moe, moe.gate_scale).words;
+  out.preserves = preserves_parent(moe, moe.gate_scale).words;
   const route::StockWords stock = moe.router.family->stock_words(moe.router, moe.experts);
   const bool is_own = !route::own_architecture(moe.router).model_type.empty();
   if (is_own || moe.gate_scale != 1.0) {
@@ -111,6 +111,7 @@ OrderedJson to_json(const Inspection& inspection) {
     out["moe"] = {{"layers", config.moe->layers},
                   {"experts", config.moe->experts},
                   {"expert_width", config.moe->expert_width},
+                  {"shared_expert_width", config.moe->shared_expert_width},
                   {"granularity", config.moe->granularity},
                   {"router", route::to_string(config.moe->router)},
                   {"gate_scale", config.moe->gate_scale},

@@ -22,7 +22,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kSpaceMargin = uint64_t{1} << 20;  // headers, config, tokenizer
-constexpr std::string_view kExperts = ".mlp.experts.";
+constexpr std::string_view kExperts = ".mlp.experts.", kSharedMatrix = ".mlp.shared_expert.",
+                           kDown = ".down_proj.weight";
+// Times a gate of zeros, whose sigmoid is a half, the shared expert is the dense feed-forward.
+// Twice a number is exact in every type.
+constexpr float kSharedScale = 2.0F;
 
 void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense,
                     const ModelConfig& parent) {
@@ -43,6 +47,14 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
     throw UserError("--rest mean: is the mean of --expert folders, and there are none");
   }
   check_granularity(settings.granularity, settings.experts, kMaxExperts, parent.intermediate_size);
+  if (settings.shared_expert && !settings.expert_parents.empty()) {
+    throw UserError(
+        "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing of the "
+        "--expert folders would be computed; leave one of the two out");
+  }
+  if (settings.shared_expert) {
+    check_may_share(parent, dense.folder().string());
+  }
   check_variation(settings.vary, parent.intermediate_size / settings.granularity);
   route::check_router(settings.router, settings.experts);
   const int64_t ranks = settings.ep_ranks.value_or(settings.experts);
@@ -116,6 +128,7 @@ ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& set
   moe.granularity = settings.granularity;
   moe.experts = settings.experts * settings.granularity;
   moe.expert_width = parent.intermediate_size / settings.granularity;
+  moe.shared_expert_width = settings.shared_expert ? parent.intermediate_size : 0;
   moe.router = route::with_granularity(settings.router, settings.granularity);
   moe.gate_scale = settings.gate_scale.value_or(1.0);
   moe.ep_ranks = settings.ep_ranks.value_or(settings.experts);
@@ -196,6 +209,23 @@ std::optional<int64_t> expert_index(const std::string& name) {
              : std::optional(std::stoll(name.substr(begin + kExperts.size())));
 }
 
+// Whether a tensor of a mixture with a shared expert is zeros: its gate and the routed down_proj.
+bool is_zero_beside_shared(const std::string& name) {
+  return is_shared_expert_gate(name) || (expert_index(name) && name.ends_with(kDown));
+}
+
+bool is_shared_down(const std::string& name) {
+  return name.find(kSharedMatrix) != std::string::npos && name.ends_with(kDown);
+}
+
+// The type that a tensor of the child is stored in: that of its source, or what --dtype says.
+io::DType child_dtype(const io::TensorInfo& info, const io::Checkpoint& dense,
+                      const UpcycleSettings& settings) {
+  const std::string source = dense_name(info.name);
+  return target_dtype(settings.dtype)
+      .value_or(dense.has(source) ? dense.info(source).dtype : info.dtype);
+}
+
 // One tensor of the child: drawn if it is a router, else from the dense folder or from other
 // parents.
 io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
@@ -207,9 +237,22 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
   }
   const std::string source = dense_name(info.name);
-  info.dtype = target_dtype(settings.dtype).value_or(dense.info(source).dtype);
+  info.dtype = child_dtype(info, dense, settings);
+  if (settings.shared_expert && is_zero_beside_shared(info.name)) {
+    return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
+  }
+  if (is_shared_down(info.name)) {
+    return {info, [info, &dense, source](io::SafetensorsWriter& writer) {
+              const io::SafetensorsFile& file = dense.file_of(source);
+              write_scaled(file.bytes(source), dense.info(source).dtype, kSharedScale, writer,
+                           info);
+              file.file().drop(file.bytes(source));
+            }};
+  }
   if (const auto expert = expert_index(info.name)) {
-    check_factor(settings.granularity, info.dtype);
+    if (!settings.shared_expert) {  // beside which down_proj is zeros
+      check_factor(settings.granularity, info.dtype);
+    }
     const io::Checkpoint& parent = plan.expert_parents->of_expert(*expert);
     return settings.vary || settings.granularity > 1
                ? sliced_tensor(info, parent, *expert, settings)
@@ -322,10 +365,7 @@ OrderedJson describe_parents(const ExpertParents& parents) {
 OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale,
                      const std::optional<RouterStart>& start) {
   const MoeConfig& moe = *plan.child.moe;
-  route::Preserves preserves = preserves_function(moe, gate_scale);
-  if (const std::string reason = changes_function(settings); !reason.empty()) {
-    preserves = {false, reason};
-  }
+  const route::Preserves preserves = preserves_parent(moe, gate_scale, changes_function(settings));
   OrderedJson out;
   out["moe_version"] = kVersion;
   out["source"] = describe_source(moe.source_name, plan.config_sha256, plan.sampled_sha256);
@@ -337,6 +377,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["experts_from"] = describe_parents(*plan.expert_parents);
   out["rest"] = settings.mean_rest ? "mean" : "base";
   out["vary"] = to_string(settings.vary);
+  out["shared_expert"] = settings.shared_expert;
   out["layers"] = moe.layers;
   out["layers_flag"] = settings.layers;
   out["router"] = route::to_string(moe.router);
@@ -355,6 +396,9 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
 }  // namespace
 
 std::string dense_name(const std::string& name) {
+  if (const size_t shared = name.find(kSharedMatrix); shared != std::string::npos) {
+    return name.substr(0, shared) + ".mlp." + name.substr(shared + kSharedMatrix.size());
+  }
   const size_t begin = name.find(kExperts);
   if (begin == std::string::npos) {
     return name;
@@ -365,12 +409,37 @@ std::string dense_name(const std::string& name) {
 }
 
 std::string changes_function(const UpcycleSettings& settings) {
+  if (settings.shared_expert) {
+    return "";  // varied copies, too, add zeros
+  }
   std::string reason = settings.expert_parents.empty() ? "" : "the experts come from other parents";
   if (settings.vary) {
     reason += fmt::format("{}the copies are varied ({})", reason.empty() ? "" : " and ",
                           to_string(settings.vary));
   }
   return reason.empty() ? "" : "no longer the dense folder's: " + reason;
+}
+
+void check_may_share(const ModelConfig& parent, const std::string& where) {
+  if (parent.qk_norm) {
+    throw UserError(
+        "--shared-expert: {} is a {}, whose mixture is a qwen3_moe, and qwen3_moe has no shared "
+        "expert; LLaMA, Mistral and Qwen2 folders can keep one",
+        where, parent.model_type);
+  }
+}
+
+route::Preserves preserves_parent(const MoeConfig& moe, double gate_scale,
+                                  const std::string& difference) {
+  if (!difference.empty()) {
+    return {false, difference};
+  }
+  if (moe.shared_expert_width > 0) {
+    return {true,
+            "preserved whatever the router does: the shared expert is the dense feed-forward, and "
+            "the routed experts start with a down_proj of zeros"};
+  }
+  return preserves_function(moe, gate_scale);
 }
 
 std::string sampled_sha256(const io::Checkpoint& checkpoint) {
@@ -458,12 +527,7 @@ route::RouterRequest router_of_opened(const UpcycleRequest& request,
 
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router) {
-  if (!request.experts && request.granularity != 1) {
-    throw UserError(
-        "--granularity {}: with --upcycle N alone, whose experts it cuts; of {} they are what they "
-        "are",
-        request.granularity, folder.string());
-  }
+  check_request(request);
   io::Checkpoint checkpoint(folder);
   if (!request.experts) {
     return checkpoint;
@@ -473,23 +537,35 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   settings.layers = request.layers;
   settings.seed = request.seed;
   settings.granularity = request.granularity;
+  settings.shared_expert = request.shared_expert;
   settings.router = upcycled_router(router);
   settings.ep_ranks = router.ep_ranks;
   const UpcyclePlan plan = plan_upcycle(checkpoint, settings);
   std::map<std::string, std::string> sources;
   std::vector<io::TensorSource> made;
   uint64_t bytes = 0;
+  std::map<std::pair<io::DType, std::vector<int64_t>>, std::string> zeros;  // one is enough
   for (const auto& tensor : plan.tensors) {
-    const std::string source = source_in_view(tensor.info.name, request.granularity);
-    if (source != tensor.info.name || checkpoint.has(source)) {
-      sources[tensor.info.name] = source;
+    const io::TensorInfo& info = tensor.info;
+    const std::string source = source_in_view(info.name, request.granularity);
+    bool is_made = is_shared_down(info.name) ||
+                   (checkpoint.has(source) ? checkpoint.info(source).shape != info.shape
+                                           : source == info.name);
+    std::string mapped = source;
+    if (request.shared_expert && is_zero_beside_shared(info.name)) {
+      const auto [same, is_new] = zeros.try_emplace({info.dtype, info.shape}, info.name);
+      is_made = is_new;
+      mapped = same->second;
+    }
+    if (!is_made) {
+      sources[info.name] = mapped;
     } else {
       made.push_back(tensor);
       bytes += static_cast<uint64_t>(tensor.info.bytes());
     }
   }
-  if (request.granularity > 1) {
-    check_memory({bytes, 1, fmt::format("cutting the feed-forwards of {}", folder.string()),
+  if (request.granularity > 1 || request.shared_expert) {
+    check_memory({bytes, 1, fmt::format("taking {} as a mixture", folder.string()),
                   "moe upcycle writes the mixture to the disk instead"},
                  /*force=*/false);
   }

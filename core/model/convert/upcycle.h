@@ -49,7 +49,10 @@ struct UpcycleSettings {
   std::vector<ExpertParent> expert_parents;  // of the E experts in turn; empty: the dense folder
   bool mean_rest = false;  // all but experts and routers is the mean of expert_parents
   Variation vary;          // of every expert
-  bool force = false;      // replace OUT if it is there
+  // The dense feed-forward stays beside the experts, whose down_proj is then zeros
+  // (core/model/README.md).
+  bool shared_expert = false;
+  bool force = false;  // replace OUT if it is there
 };
 
 // Everything that is known before the first byte is written.
@@ -67,7 +70,7 @@ struct UpcyclePlan {
 // UserError: the parent is a mixture already, experts or layers out of range, k > E, ranks that do
 // not divide the experts, a granularity that does not divide the feed-forward or that its type
 // cannot multiply exactly, tensors that do not fit the config, parents of experts that do not fit
-// the folder or the number of experts.
+// the folder or the number of experts, a shared expert in a model whose mixture can have none.
 UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& settings);
 
 // Called with the bytes of tensor data written so far.
@@ -98,6 +101,9 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const Certify& certify = {}, const Calibrate& calibrate = {},
                     const StartRouters& start = {});
 
+// UserError: the mixture of this dense model, of the folder `where`, can have no shared expert.
+void check_may_share(const ModelConfig& parent, const std::string& where);
+
 // A folder as `request` says. A dense one that is taken as a mixture has, bit for bit, the config
 // and tensors that upcycle() writes with the same experts, layers, seed, granularity and `router`,
 // and no folder is written: experts are the dense feed-forward where it is mapped, routers are
@@ -119,13 +125,18 @@ route::RouterRequest router_of_opened(const UpcycleRequest& request,
 // where nothing but the router does.
 std::string changes_function(const UpcycleSettings& settings);
 
+// Whether a mixture that was upcycled so computes its dense folder with `gate_scale` in force, and
+// why; `difference` is what changes_function() said.
+route::Preserves preserves_parent(const MoeConfig& moe, double gate_scale,
+                                  const std::string& difference = "");
+
 // SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
 // apart without reading them whole, and does not depend on how they are cut into shards.
 std::string sampled_sha256(const io::Checkpoint& checkpoint);
 
 // The parent's tensor that a tensor of the mixture is a copy or a slice of:
-// model.layers.3.mlp.experts.7.up_proj.weight -> model.layers.3.mlp.up_proj.weight; others keep
-// their names.
+// model.layers.3.mlp.experts.7.up_proj.weight -> model.layers.3.mlp.up_proj.weight, and so for a
+// shared expert; others keep their names.
 std::string dense_name(const std::string& name);
 
 }  // namespace moe::model

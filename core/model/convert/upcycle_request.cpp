@@ -1,5 +1,7 @@
 #include "core/model/convert/upcycle_request.h"
 
+#include "core/base/error.h"
+
 namespace moe::model {
 
 Options request_options(UpcycleRequest& request) {
@@ -33,7 +35,30 @@ Options request_options(UpcycleRequest& request) {
        .fallback = "1",
        .range = whole_from(1),
        .is_written = upcycles},
+      {.name = "shared-expert",
+       .member = &request.shared_expert,
+       .group = group::kModel,
+       .help = "with --upcycle: the dense feed-forward stays beside the experts, moe upcycle's "
+               "--shared-expert",
+       .is_written = upcycles},
   };
+}
+
+void check_request(const UpcycleRequest& request) {
+  if (request.experts) {
+    return;
+  }
+  if (request.shared_expert) {
+    throw UserError(
+        "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
+        "leave it out");
+  }
+  if (request.granularity != 1) {
+    throw UserError(
+        "--granularity {}: cuts the experts of a dense folder that is taken as a mixture; add "
+        "--upcycle N, or leave it out",
+        request.granularity);
+  }
 }
 
 OrderedJson to_json(const UpcycleRequest& request) {
@@ -43,7 +68,8 @@ OrderedJson to_json(const UpcycleRequest& request) {
   return {{"experts", *request.experts},
           {"layers", request.layers},
           {"seed", request.seed},
-          {"granularity", request.granularity}};
+          {"granularity", request.granularity},
+          {"shared_expert", request.shared_expert}};
 }
 
 }  // namespace moe::model

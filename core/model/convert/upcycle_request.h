@@ -21,10 +21,15 @@ struct UpcycleRequest {
   std::string layers = "even";     // even, odd, all or a list (layer_list.h)
   int64_t seed = 1;                // of the routers
   int64_t granularity = 1;         // G: every expert is cut into G slices (granularity.h)
+  bool shared_expert = false;      // beside them, the dense feed-forward
 };
 
-// --upcycle, --layers, --upcycle-seed and --granularity. `request` must outlive them.
+// --upcycle, --layers, --upcycle-seed, --granularity and --shared-expert. `request` must outlive
+// them.
 Options request_options(UpcycleRequest& request);
+
+// UserError: a shared expert or a granularity of a folder that is taken as it is.
+void check_request(const UpcycleRequest& request);
 
 // What a report says of it; null where the folder is taken as it is.
 OrderedJson to_json(const UpcycleRequest& request);

@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/io/tokenizer/tokenizer.h"
-#include "core/model/convert/granularity.h"
+#include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/model/llama/memory_need.h"
 
@@ -198,9 +198,9 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.tokens = static_cast<int64_t>(text.ids.size());
   certificate.gate_scale = *routing.gate_scale;
   const route::Preserves preserves =
-      moe ? preserves_function(*moe, *routing.gate_scale)
+      moe ? preserves_parent(*moe, *routing.gate_scale, difference)
           : route::preserves_function(routing.router, *routing.gate_scale);
-  certificate.preserves = difference.empty() && preserves.exact;
+  certificate.preserves = preserves.exact;
   int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
@@ -214,9 +214,8 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
-  certificate.words =
-      conclusion(certificate, routing.router, gate_scale || certificate.gate_scale != 1.0,
-                 difference.empty() ? preserves.words : difference);
+  certificate.words = conclusion(certificate, routing.router,
+                                 gate_scale || certificate.gate_scale != 1.0, preserves.words);
   return certificate;
 }
 

@@ -114,6 +114,9 @@ FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const P
   MoeOutput out =
       moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread, pass.gate_scale,
                   pass.routing.count_tokens, decided, layer.router_bias);
+  if (layer.shared_expert.is_there()) {
+    out.y = out.y + layer.shared_expert.run(normed);
+  }
   return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
@@ -234,9 +237,9 @@ void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
       ++number;
       if (settings.is_on(adapted.part)) {
         const uint64_t own_seed = seed * 0x9e3779b97f4a7c15ULL + number;
-        const bool of_experts = layer.router.defined() && adapted.part == "ffn";
-        const ExpertRange range =
-            of_experts ? ExpertRange{layout().first_expert(), layer.router.size(0)} : ExpertRange{};
+        const ExpertRange range = adapted.is_expert
+                                      ? ExpertRange{layout().first_expert(), layer.router.size(0)}
+                                      : ExpertRange{};
         *adapted.adapter =
             make_adapter(*adapted.weight, settings.rank, settings.scale(), own_seed, range);
       }
@@ -379,11 +382,15 @@ std::vector<NamedParameter> Llama::parameters() const {
     const bool is_moe = layer.router.defined();
     all.push_back({prefix + "mlp.gate_up", layer.gate_up.tensor, is_moe});
     all.push_back({prefix + "mlp.down", layer.down.tensor, is_moe});
+    if (const SharedExpert& shared = layer.shared_expert; shared.is_there()) {
+      all.push_back({prefix + "mlp.shared_expert.gate_up", shared.gate_up.tensor});
+      all.push_back({prefix + "mlp.shared_expert.down", shared.down.tensor});
+      all.push_back({prefix + "mlp.shared_expert_gate", shared.gate});
+    }
     for (const auto& adapted : adapted_weights(weights_->layers[index])) {
       if (adapted.adapter->defined()) {
-        const bool of_experts = is_moe && adapted.part == "ffn";
-        all.push_back({prefix + adapted.name + ".lora_a", adapted.adapter->a, of_experts});
-        all.push_back({prefix + adapted.name + ".lora_b", adapted.adapter->b, of_experts});
+        all.push_back({prefix + adapted.name + ".lora_a", adapted.adapter->a, adapted.is_expert});
+        all.push_back({prefix + adapted.name + ".lora_b", adapted.adapter->b, adapted.is_expert});
       }
     }
   }

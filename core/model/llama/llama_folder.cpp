@@ -96,6 +96,10 @@ Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& mod
     layer.attention.output = mapped_weight(checkpoint, names.output);
     layer.gate_up = mapped_weight(checkpoint, names.gate_up);
     layer.down = mapped_weight(checkpoint, names.down);
+    if (layer.shared_expert.is_there()) {
+      layer.shared_expert.gate_up = mapped_weight(checkpoint, names.shared_gate_up);
+      layer.shared_expert.down = mapped_weight(checkpoint, names.shared_down);
+    }
   }
 }
 

@@ -14,6 +14,17 @@ void check_layout(const ModelConfig& config, const distributed::Layout& layout) 
             "experts of {} processes", layout.group());
 }
 
+SharedExpert empty_shared_expert(int64_t width, int64_t inner, const at::TensorOptions& options,
+                                 bool has_matrices) {
+  SharedExpert shared;
+  shared.gate = at::empty({1, width}, options);
+  if (has_matrices) {
+    shared.gate_up = at::empty({1, 2 * inner, width}, options);
+    shared.down = at::empty({1, width, inner}, options);
+  }
+  return shared;
+}
+
 Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
                   const at::TensorOptions& options, bool has_matrices) {
   const bool is_moe = config.is_moe_layer(index);
@@ -44,6 +55,10 @@ Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
     layer.gate_up = at::empty({local_experts, 2 * inner, width}, options);
     layer.down = at::empty({local_experts, width, inner}, options);
   }
+  if (is_moe && config.moe->shared_expert_width > 0) {
+    layer.shared_expert =
+        empty_shared_expert(width, config.moe->shared_expert_width, options, has_matrices);
+  }
   return layer;
 }
 
@@ -70,10 +85,19 @@ void add_blocks(const kernels::Weight& weight, const BlockNames& names, at::IntA
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
   AttentionWeights& attention = layer.attention;
-  return {{"self_attn.qkv", "attention", &attention.qkv.tensor, &attention.qkv_adapter},
-          {"self_attn.o_proj", "attention", &attention.output.tensor, &attention.output_adapter},
-          {"mlp.gate_up", "ffn", &layer.gate_up.tensor, &layer.gate_up_adapter},
-          {"mlp.down", "ffn", &layer.down.tensor, &layer.down_adapter}};
+  SharedExpert& shared = layer.shared_expert;
+  const bool is_moe = layer.router.defined();
+  std::vector<AdaptedWeight> all = {
+      {"self_attn.qkv", "attention", &attention.qkv.tensor, &attention.qkv_adapter},
+      {"self_attn.o_proj", "attention", &attention.output.tensor, &attention.output_adapter},
+      {"mlp.gate_up", "ffn", &layer.gate_up.tensor, &layer.gate_up_adapter, is_moe},
+      {"mlp.down", "ffn", &layer.down.tensor, &layer.down_adapter, is_moe}};
+  if (shared.is_there()) {
+    all.push_back(
+        {"mlp.shared_expert.gate_up", "ffn", &shared.gate_up.tensor, &shared.gate_up_adapter});
+    all.push_back({"mlp.shared_expert.down", "ffn", &shared.down.tensor, &shared.down_adapter});
+  }
+  return all;
 }
 
 Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
@@ -114,6 +138,11 @@ LayerNames Llama::Weights::layer_names(int64_t index, const MoeNames& names) con
     all.gate_up.push_back({mlp + parts.gate, mlp + parts.up});
     all.down.push_back({mlp + parts.down});
   }
+  if (is_moe && config.moe->shared_expert_width > 0) {
+    const std::string shared = prefix + kSharedExpert;
+    all.shared_gate_up = {{shared + parts.gate, shared + parts.up}};
+    all.shared_down = {{shared + parts.down}};
+  }
   return all;
 }
 
@@ -148,6 +177,9 @@ void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
   if (layer.router_bias.defined()) {
     views[prefix + kRouterBias] = layer.router_bias;
   }
+  if (layer.shared_expert.is_there()) {
+    views[prefix + kSharedExpertGate] = layer.shared_expert.gate.detach();
+  }
   if (layer.attention.bias.defined()) {
     const int64_t queries = config.heads * config.head_dim;
     const int64_t keys = config.kv_heads * config.head_dim;
@@ -170,6 +202,11 @@ void Llama::Weights::add_matrix_views(int64_t index, const MoeNames& names,
   add_blocks(layer.attention.output, all.output, {width}, views);
   add_blocks(layer.gate_up, all.gate_up, {inner, inner}, views);
   add_blocks(layer.down, all.down, {width}, views);
+  if (layer.shared_expert.is_there()) {
+    const int64_t shared = config.moe->shared_expert_width;
+    add_blocks(layer.shared_expert.gate_up, all.shared_gate_up, {shared, shared}, views);
+    add_blocks(layer.shared_expert.down, all.shared_down, {width}, views);
+  }
 }
 
 }  // namespace moe::model

@@ -13,6 +13,7 @@
 #include "core/model/config/weights.h"
 #include "core/model/llama/llama.h"
 #include "core/model/moe/expert_parallel.h"
+#include "core/model/moe/shared_expert.h"
 
 namespace moe::model {
 
@@ -24,6 +25,7 @@ struct Layer {
   kernels::Weight gate_up;  // [E/G, 2F, D], the experts of this process; a dense layer has one
   kernels::Weight down;     // [E/G, D, F]
   Adapter gate_up_adapter, down_adapter;
+  SharedExpert shared_expert;  // of a MoE layer that has one
 };
 
 // A weight that may have an adapter.
@@ -32,6 +34,7 @@ struct AdaptedWeight {
   std::string part;    // of LoraSettings::on
   at::Tensor* weight;  // undefined where the model's matrices are mapped
   Adapter* adapter;
+  bool is_expert = false;  // of the experts of a MoE layer, one for each of this process
 };
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer);
@@ -40,7 +43,7 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer);
 // tensors that hold its rows, in order.
 using BlockNames = std::vector<std::vector<std::string>>;
 struct LayerNames {
-  BlockNames qkv, output, gate_up, down;
+  BlockNames qkv, output, gate_up, down, shared_gate_up, shared_down;
 };
 
 struct Llama::Weights {

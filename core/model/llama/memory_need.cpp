@@ -13,6 +13,14 @@ constexpr int64_t kF32 = sizeof(float);
 // What the C library's allocator keeps of blocks of some megabytes that were given back.
 constexpr uint64_t kKeptByAllocator_bytes = uint64_t{16} << 20;
 
+// What a token holds in a shared expert, beside what the routed ones gave: gate, up, their product,
+// the output and its share of it.
+int64_t shared_expert(const ModelConfig& config) {
+  return config.moe && config.moe->shared_expert_width > 0
+             ? 3 * config.moe->shared_expert_width + 3 * config.hidden_size
+             : 0;
+}
+
 }  // namespace
 
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device) {
@@ -21,7 +29,8 @@ uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device d
   }
   int64_t elements = 0;
   for (const auto& tensor : expected_tensors(config)) {
-    const bool is_matrix = tensor.shape.size() >= 2 && !is_router(tensor.name);
+    const bool is_matrix =
+        tensor.shape.size() >= 2 && !is_router(tensor.name) && !is_shared_expert_gate(tensor.name);
     elements += storage == Storage::kStored && is_matrix ? 0 : tensor.elements();
   }
   return static_cast<uint64_t>(kF32 * elements);
@@ -34,7 +43,7 @@ int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSett
   const int64_t expert = config.moe ? router.family->usual_experts(router, config.moe->experts) *
                                           (3 * config.moe->expert_width + 2 * width)
                                     : 0;
-  return kF32 * (4 * width + 2 * heads + std::max(dense, expert));
+  return kF32 * (4 * width + 2 * heads + std::max({dense, expert, shared_expert(config)}));
 }
 
 namespace {
@@ -51,7 +60,7 @@ int64_t most_per_token(const ModelConfig& config, const route::RouterSettings& r
                                         static_cast<int64_t>(router.ir)
                                   : 0;
   const int64_t experts = config.moe ? rows * (3 * config.moe->expert_width + 2 * width) : 0;
-  return 3 * width + std::max({attention, dense, experts});
+  return 3 * width + std::max({attention, dense, experts, shared_expert(config)});
 }
 
 }  // namespace

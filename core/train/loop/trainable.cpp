@@ -32,6 +32,9 @@ std::string group_of(const std::string& name, const model::ModelConfig& config) 
   if (name.ends_with(".mlp.router")) {
     return "router";
   }
+  if (name.find(".mlp.shared_expert") != std::string::npos) {
+    return "dense";  // every token meets it, as it meets a dense layer
+  }
   if (name.find(".mlp.") != std::string::npos) {
     return config.is_moe_layer(layer_of(name)) ? "experts" : "dense";
   }
@@ -92,7 +95,8 @@ bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig
   const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
   return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
          settings.compute.recompute != model::Recompute::kLayer && parameter.tensor.dim() > 1 &&
-         !is_looked_up && group_of(parameter.name, config) != "router";
+         !is_looked_up && group_of(parameter.name, config) != "router" &&
+         !parameter.name.ends_with(".mlp.shared_expert_gate");
 }
 
 int64_t layer_of(const std::string& name) {

@@ -32,7 +32,12 @@ model::ModelConfig planned_config(const TrainSettings& settings) {
   init.granularity = settings.upcycle.granularity;
   init.router = model::upcycled_router(settings.router);
   init.ep_ranks = settings.router.ep_ranks;
-  return model::plan_init(init).config;
+  model::ModelConfig config = model::plan_init(init).config;
+  if (settings.upcycle.shared_expert) {
+    model::check_may_share(read_config(settings.model), settings.model.string());
+    config.moe->shared_expert_width = config.intermediate_size;
+  }
+  return config;
 }
 
 // The router of the run: of a planned mixture its own, of a config what the run makes of it.
@@ -69,6 +74,9 @@ double forward_flop(const model::ModelConfig& config, const ClusterPlan& plan, d
           static_cast<double>(routed_rows(plan.router, static_cast<int64_t>(tokens), experts));
       weights += rows / tokens * 3 * width * static_cast<double>(config.moe->expert_width) +
                  width * static_cast<double>(experts);
+      if (const int64_t shared = config.moe->shared_expert_width; shared > 0) {
+        weights += 3 * width * static_cast<double>(shared) + width;
+      }
     } else {
       weights += 3 * width * static_cast<double>(config.intermediate_size);
     }
@@ -123,6 +131,7 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const Cl
 
 ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rates) {
   check_rates(rates);
+  model::check_request(settings.upcycle);
   const model::ModelConfig config =
       settings.upcycle.experts ? planned_config(settings) : read_config(settings.model);
   ClusterPlan plan;

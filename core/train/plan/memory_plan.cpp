@@ -62,6 +62,20 @@ FeedForwardBytes feed_forward_bytes(const Sizes& s, int64_t inner, int64_t rows,
   return bytes;
 }
 
+// Besides, of a shared expert: gate and up, the output, which the gate's gradient reads, and
+// its share. In backward the same rows come again as gradients, and the product of gate and up.
+void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedForwardBytes& bytes) {
+  if (inner == 0) {
+    return;
+  }
+  bytes.kept += s.activation * s.tokens * (2 * inner + s.width) + kF32 * s.tokens;
+  bytes.backward = std::max(bytes.backward, s.activation * s.tokens * 4 * inner +
+                                                (kF32 + s.activation) * s.tokens * s.width);
+  if (has_adapters) {
+    bytes.kept += s.activation * s.tokens * inner;
+  }
+}
+
 // A model without memory, to ask what trains.
 struct Trained {
   std::vector<int64_t> layers;  // parameters that train, by layer
@@ -131,6 +145,8 @@ class StepWalk {
           sizes_, is_moe ? config.moe->expert_width : config.intermediate_size,
           is_moe ? routed_rows(router, local_tokens, config.moe->experts) : local_tokens,
           is_moe ? config.moe->experts : 1, settings.lora.is_on("ffn")));
+      add_shared_expert(sizes_, is_moe ? config.moe->shared_expert_width : 0,
+                        settings.lora.is_on("ffn"), layers_.back());
     }
     const bool accumulates = *settings.global_batch > *settings.micro_batch;
     walk(accumulates ? kF32 * trained.trained : 0);

@@ -189,14 +189,32 @@ TEST_CASE("what a Mixtral may not say is refused by name", "[model][config]") {
         "top2:cf=inf,gate=none,st=off,lb=selected and gate_scale 1 must say qwen2_moe");
 }
 
+TEST_CASE("the width of a shared expert is read, with what its absence means, and written",
+          "[model][config]") {
+  Json json = stock(Foreign::kQwen2Moe);
+  CHECK(parsed(json).moe->shared_expert_width == 0);
+  json["shared_expert_intermediate_size"] = 20;
+  const ModelConfig config = parsed(json);
+  CHECK(config.moe->shared_expert_width == 20);
+  const Json own = written(json);
+  CHECK(own["shared_expert_intermediate_size"] == 20);
+  CHECK(own["model_type"] == "qwen2_moe");
+  CHECK(parsed(own).moe->shared_expert_width == 20);
+  json.erase("shared_expert_intermediate_size");
+  CHECK(parsed(json).moe->shared_expert_width == 5632);  // transformers' default
+  // Stock mixtures that know no shared expert do not read the key.
+  for (const auto kind : {Foreign::kMixtral, Foreign::kQwen3Moe}) {
+    Json other = stock(kind);
+    other["shared_expert_intermediate_size"] = 20;
+    CHECK(parsed(other).moe->shared_expert_width == 0);
+  }
+}
+
 TEST_CASE("what a Qwen2-MoE may not say is refused by name", "[model][config]") {
   const Json json = stock(Foreign::kQwen2Moe);
-  CHECK(refusal(json, {{"shared_expert_intermediate_size", 64}}) ==
-        "config.json: shared_expert_intermediate_size is 64; shared experts are not supported, it "
-        "must be 0");
-  CHECK(refusal(json, {{"shared_expert_intermediate_size", nullptr}}) ==
-        "config.json: shared_expert_intermediate_size is absent, which means 5632; shared experts "
-        "are not supported, it must be 0");
+  CHECK(refusal(json, {{"shared_expert_intermediate_size", -1}}) ==
+        "config.json: shared_expert_intermediate_size is -1; it must be between 0, which is none, "
+        "and 2147483648");
   const std::string window =
       "config.json: layer_types names attention other than full_attention; not supported";
   CHECK(refusal(json, {{"layer_types", {"full_attention", "sliding_attention", "x"}}}) == window);

@@ -424,9 +424,9 @@ TEST_CASE("a moe object that does not fit its model is refused by name", "[model
        "config.json: moe.ep_ranks is 0; it must be between 1 and 2147483648"},
       {{{"moe", {{"lb_coef", -1}}}},
        "config.json: moe.lb_coef is -1; it must be zero or a positive number"},
-      {{{"shared_expert_intermediate_size", 64}},
-       "config.json: shared_expert_intermediate_size is 64; shared experts are not supported, it "
-       "must be 0"},
+      {{{"shared_expert_intermediate_size", -64}},
+       "config.json: shared_expert_intermediate_size is -64; it must be between 0, which is none, "
+       "and 2147483648"},
       {{{"moe", {{"form", "mixtral"}}}},
        "config.json: moe.form is 'mixtral', which a folder with model_type qwen2_moe cannot have; "
        "known are moe, and qwen2_moe in a qwen2_moe folder, qwen3_moe in a qwen3_moe folder"},

@@ -6,6 +6,8 @@
 #include "core/base/random.h"
 #include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
 
 namespace moe::model {
 namespace {
@@ -107,6 +109,40 @@ TEST_CASE("blocks convert as single values do, between all three types", "[model
       CHECK((direct == twice));
     }
   }
+}
+
+TEST_CASE("twice a number is exact in every type, and one that is too large is named",
+          "[model][convert]") {
+  const test::TempDir dir;
+  // Writes numbers of `from`, times two, as `to`; what the file then holds, as floats.
+  const auto twice = [&](const std::vector<float>& numbers, io::DType from, io::DType to) {
+    const auto bytes_of = [](size_t count, io::DType dtype) {
+      return std::vector<std::byte>(count * static_cast<size_t>(io::dtype_bytes(dtype)));
+    };
+    std::vector<std::byte> in = bytes_of(numbers.size(), from);
+    convert(std::as_bytes(std::span(numbers)), io::DType::kF32, in, from);
+    const io::TensorInfo info{"w", to, {static_cast<int64_t>(numbers.size())}};
+    io::SafetensorsWriter writer(dir / "out", {info});
+    write_scaled(in, from, 2.0F, writer, info);
+    writer.finish();
+    const io::SafetensorsFile file(dir / "out");
+    std::vector<float> out(numbers.size());
+    convert(file.bytes("w"), to, std::as_writable_bytes(std::span(out)), io::DType::kF32);
+    return out;
+  };
+  const std::vector<float> numbers = {0, 1.5F, -0.375F, 0x1p-24F, 12345.0F, 0x1.8p-14F};
+  for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
+    const auto one = dtype == io::DType::kF32 ? numbers : twice(numbers, io::DType::kF32, dtype);
+    const auto two = twice(one, dtype, dtype);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      CHECK(two[i] == 2 * one[i]);
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(twice({infinity}, io::DType::kF16, io::DType::kF16)[0] == infinity);
+  CHECK(test::user_error_of([&] { twice({40000}, io::DType::kF16, io::DType::kF16); }) ==
+        "w: 2 times 40000 does not fit into F16; store the folder as bf16 or fp32");
+  CHECK(twice({40000}, io::DType::kF16, io::DType::kF32)[0] == 80000);
 }
 
 }  // namespace

@@ -36,9 +36,11 @@ constexpr double kOutput = 1e-6;
 constexpr double kGradient = 2.4e-6;
 
 // A mixture in layers 0 and 2 whose experts differ.
-io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {}) {
+io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {},
+                       bool shared_expert = false) {
   write_tiny_checkpoint(dir / "dense", shape);
-  write_mixture(dir / "dense", dir / "copies", {.router = "top2", .experts = kExperts});
+  write_mixture(dir / "dense", dir / "copies",
+                {.router = "top2", .experts = kExperts, .shared_expert = shared_expert});
   const io::Checkpoint copies(dir / "copies");
   const Llama model = Llama::load(copies);
   at::manual_seed(7);
@@ -227,6 +229,25 @@ TEST_CASE("ranks with few or no tokens go along, whatever is trained", "[model]"
       }
     }
   }
+}
+
+TEST_CASE("a shared expert is whole on every rank, and its gradient the sum of all", "[model]") {
+  const TempDir dir;
+  const io::Checkpoint checkpoint = mixture(dir, {}, /*shared_expert=*/true);
+  for (const auto& parameter : Llama::load(checkpoint).parameters()) {
+    CHECK((parameter.name.find("shared_expert") == std::string::npos || !parameter.is_expert));
+  }
+  const model::LoraSettings lora{2, 4, {"ffn"}};
+  for (const char* router : {"top1+ir+fr", "top2:cf=inf", "relu:k=1"}) {
+    for (const auto recompute :
+         {model::Recompute::kNone, model::Recompute::kFeedForward, model::Recompute::kLayer}) {
+      INFO(router);
+      check_same(checkpoint, {router, 4, recompute, {}, {4, 4}});
+      check_same(checkpoint, {router, 4, recompute, lora, {2, 2, 2, 2}});
+    }
+  }
+  check_same(checkpoint, {"top2:cf=inf", 4, model::Recompute::kNone, {}, {3, 0}, false});
+  check_same(checkpoint, {"top2:cf=inf", 4, model::Recompute::kLayer, lora, {0, 2}, false});
 }
 
 TEST_CASE("each rank holds its own experts alone, and nothing of the file", "[model]") {

@@ -104,6 +104,21 @@ TEST_CASE("a folder made elsewhere is described by its own name", "[model][inspe
   CHECK(to_json(found)["qkv_bias"] == false);
 }
 
+TEST_CASE("a shared expert is said, and lies on every rank", "[model][inspect]") {
+  const TempDir folder;
+  const test::ForeignCheckpoint shape = {
+      .kind = test::Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 20};
+  test::write_foreign_checkpoint(folder / "m", shape);
+  const Inspection found = inspect(folder / "m");
+  CHECK(to_json(found)["moe"]["shared_expert_width"] == 20);
+  // Three layers of 4 experts of three matrices [12, 16] in f32, on four ranks.
+  CHECK(found.bytes_per_rank == found.bytes - 3 * 4 * 3 * 12 * 16 * 4 * 3 / 4);
+  CHECK(found.needs_moe.empty());
+  CHECK(found.preserves ==
+        "preserved whatever the router does: the shared expert is the dense feed-forward, and the "
+        "routed experts start with a down_proj of zeros");
+}
+
 TEST_CASE("layers are printed as ranges", "[model][inspect]") {
   CHECK(layer_ranges({}) == "none");
   CHECK(layer_ranges({3}) == "3");

@@ -87,6 +87,10 @@ class PlainLlama {
         y[token] += gate * expert(chosen, names, row)[0];
       }
     }
+    if (config_.moe->shared_expert_width > 0) {
+      y = y + x.mm(weight(block + "shared_expert_gate").t()).sigmoid() *
+                  expert(block + "shared_expert.", names, x);
+    }
     return y;
   }
 
@@ -176,8 +180,9 @@ using moe::test::Foreign;
 using moe::test::ForeignCheckpoint;
 
 // Qwen2-MoE with biases, without, with dense layers; Qwen3-MoE, and with dense layers; Mistral,
-// Qwen2 tied, Qwen3 with heads * head_dim != hidden, tied; a Mixtral in bf16.
-constexpr int kForeignVariants = 10;
+// Qwen2 tied, Qwen3 with heads * head_dim != hidden, tied; a Mixtral in bf16; Qwen2-MoE with shared
+// experts, wide and in bf16 with dense layers.
+constexpr int kForeignVariants = 12;
 ForeignCheckpoint foreign_variant(int variant) {
   switch (variant) {
     case 0:
@@ -201,8 +206,16 @@ ForeignCheckpoint foreign_variant(int variant) {
       return {.kind = Foreign::kQwen2, .dense_layers = {}, .tiny = {.tied = true}};
     case 8:
       return {.kind = Foreign::kQwen3, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}};
-    default:
+    case 9:
       return {.dense_layers = {}, .tiny = {.dtype = moe::io::DType::kBF16, .shard_bytes = 9000}};
+    case 10:
+      return {.kind = Foreign::kQwen2Moe, .dense_layers = {}, .shared_width = 40};
+    default:
+      return {.kind = Foreign::kQwen2Moe,
+              .normalised = false,
+              .dense_layers = {1},
+              .shared_width = 20,
+              .tiny = {.dtype = moe::io::DType::kBF16, .shard_bytes = 9000}};
   }
 }
 
@@ -258,8 +271,9 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
     const moe::io::Checkpoint checkpoint(folder / name);
     const auto stored = load_mapped(folder / name);
     for (const auto& [info, tensor] : stored.folder_tensors(stored.default_routing())) {
-      const bool is_matrix = info.shape.size() > 1 && !moe::model::is_router(info.name) &&
-                             info.name.find("shared_expert") == std::string::npos;
+      const bool is_matrix = info.shape.size() > 1 && info.elements() > 0 &&
+                             !moe::model::is_router(info.name) &&
+                             !moe::model::is_shared_expert_gate(info.name);
       CAPTURE(info.name);
       CHECK(tensor.scalar_type() == (is_matrix ? type : at::kFloat));
     }
@@ -289,6 +303,12 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
                           .tiny = {.dtype = dtype, .shard_bytes = 9000}});
       check(name, type, kTolerance);
     }
+    const std::string shared = fmt::format("{} shared", moe::io::dtype_name(dtype));
+    moe::test::write_foreign_checkpoint(folder / shared, {.kind = Foreign::kQwen2Moe,
+                                                          .dense_layers = {0},
+                                                          .shared_width = 20,
+                                                          .tiny = {.dtype = dtype}});
+    check(shared, type, kTolerance);
   }
   moe::test::write_foreign_checkpoint(
       folder / "head norms",
@@ -541,7 +561,8 @@ TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {
 
 TEST_CASE("every parameter gets a gradient", "[model]") {
   const moe::test::TempDir folder;
-  const auto variant = GENERATE(-1, 1, 4);  // LLaMA; biases and routers; head norms and routers
+  // LLaMA; biases and routers; head norms and routers; shared experts.
+  const auto variant = GENERATE(-1, 1, 4, 10);
   if (variant >= 0) {
     moe::test::write_foreign_checkpoint(folder / "m", foreign_variant(variant));
   } else {

@@ -16,9 +16,10 @@ using moe::test::TempDir;
 namespace {
 
 // A tiny model whose layers 0 and 2 are mixtures.
-Llama tiny_mixture(const TempDir& dir) {
+Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
   test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(dir / "dense", dir / "moe", {.router = "top2", .experts = 4});
+  test::write_mixture(dir / "dense", dir / "moe",
+                      {.router = "top2", .experts = 4, .shared_expert = shared_expert});
   return Llama::load(io::Checkpoint(dir / "moe"));
 }
 
@@ -49,6 +50,28 @@ TEST_CASE("new adapters change no bit", "[model]") {
   model.add_lora({3, 0, {"attention", "ffn"}}, 1);
   CHECK(model.parameters().size() == weights + 3 * 4 * 2);  // 3 layers of 4 matrices, a and b
   CHECK(at::equal(logits_of(model), before));
+}
+
+TEST_CASE("adapters on feed-forwards are on shared experts too, and are merged", "[model]") {
+  const TempDir dir;
+  Llama model = tiny_mixture(dir, /*shared_expert=*/true);
+  const Tensor before = logits_of(model);
+  const size_t weights = model.parameters().size();
+  model.add_lora({3, 6, {"attention"}}, 1);
+  CHECK(model.parameters().size() == weights + 3 * 2 * 2);
+  model = tiny_mixture(dir, /*shared_expert=*/true);
+  model.add_lora({3, 6, {"ffn"}}, 1);
+  CHECK(model.parameters().size() == weights + (3 + 2) * 2 * 2);
+  CHECK(at::equal(logits_of(model), before));
+  fill_adapters(model);
+  const Tensor adapted = logits_of(model);
+  CHECK((adapted - before).abs().max().item<double>() > 1e-3);
+  CHECK(at::allclose(logits_of(model.merged()), adapted, 1e-4, 1e-5));
+  CHECK(at::equal(logits_of(model.clone()), adapted));
+  for (const auto& parameter : model.parameters()) {
+    const bool is_shared = parameter.name.find("shared_expert") != std::string::npos;
+    CHECK_FALSE((is_shared && parameter.is_expert));
+  }
 }
 
 TEST_CASE("a model with adapters is the model they are merged into", "[model]") {

@@ -5,6 +5,7 @@
 #include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
 #include "tests/support/catch.h"
+#include "tests/support/foreign_checkpoint.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -33,6 +34,23 @@ TEST_CASE("bytes_to_copy is what loading makes: all in f32, or what is not mappe
   CHECK(bytes_to_copy(config, Storage::kStored, {at::kCUDA, 0}) == 0);
 }
 
+TEST_CASE("of a folder with a shared expert its gate is copied, its matrices are mapped",
+          "[model]") {
+  const test::TempDir dir;
+  test::write_foreign_checkpoint(dir / "m", {.kind = test::Foreign::kQwen2Moe,
+                                             .dense_layers = {},
+                                             .shared_width = 20,
+                                             .tiny = {.dtype = io::DType::kBF16}});
+  const io::Checkpoint checkpoint(dir / "m");
+  const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
+  uint64_t copied = 0;
+  const Llama mapped = Llama::load(checkpoint, {}, at::kCPU, Storage::kStored);
+  for (const auto& [info, tensor] : mapped.folder_tensors(mapped.default_routing())) {
+    copied += tensor.scalar_type() == at::kFloat ? tensor.nbytes() : 0;
+  }
+  CHECK(bytes_to_copy(config, Storage::kStored, at::kCPU) == copied);
+}
+
 TEST_CASE("keys and values grow with what is generated, rows with the prompt", "[model]") {
   ModelConfig config;
   config.layers = 3;
@@ -58,6 +76,9 @@ TEST_CASE("keys and values grow with what is generated, rows with the prompt", "
   config.moe->expert_width = 100;
   CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + 2 * (3 * 100 + 2 * 8)) / 10 * 11);
   CHECK(of_fifty("top1+ir") == of_fifty("top2"));
+  // Gate, up and their product, the output and its share, beside what the experts gave.
+  config.moe->shared_expert_width = 300;
+  CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + 3 * 300 + 3 * 8) / 10 * 11);
   CHECK(forward_bytes(config, {}, 5, 10, {at::kCUDA, 0}) == 0);
 }
 

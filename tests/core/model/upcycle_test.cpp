@@ -207,6 +207,134 @@ TEST_CASE("a router with a bias begins with zeros in F32, and a folder without t
         std::string::npos);
 }
 
+TEST_CASE("a shared expert is the dense feed-forward with down doubled, routed experts add zeros",
+          "[model][upcycle]") {
+  for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
+    for (const auto type : {StoredType::kKeep, StoredType::kF32, StoredType::kBF16}) {
+      INFO(io::dtype_name(dtype) << " as " << static_cast<int>(type));
+      const TempDir folder;
+      test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
+      UpcycleSettings settings = settings_for(folder / "out");
+      settings.shared_expert = true;
+      settings.dtype = type;
+      const Pair shared(folder / "dense", settings);
+      CHECK(shared.config.moe->shared_expert_width == 24);
+      CHECK(shared.report["shared_expert"] == true);
+      CHECK(shared.report["preserves_function"]["exact"] == true);
+      settings.shared_expert = false;
+      settings.out = folder / "plain";
+      const Pair plain(folder / "dense", settings);
+      CHECK(plain.report["shared_expert"] == false);
+      size_t zeros = 0;
+      for (const int64_t layer : {0, 2}) {
+        const std::string mlp = fmt::format("model.layers.{}.mlp.", layer);
+        // Every expert of the plain mixture is the dense feed-forward in the type asked for.
+        for (const char* part : {"gate_proj.weight", "up_proj.weight"}) {
+          const auto copy = plain.child.bytes(mlp + "experts.1." + part);
+          CHECK(same_bytes(shared.child.bytes(mlp + "shared_expert." + part), copy));
+          CHECK(same_bytes(shared.child.bytes(mlp + "experts.3." + part), copy));
+        }
+        const std::string down = "down_proj.weight";
+        const auto once = floats(plain.child, mlp + "experts.1." + down);
+        const auto twice = floats(shared.child, mlp + "shared_expert." + down);
+        REQUIRE(once.size() == twice.size());
+        for (size_t i = 0; i < once.size(); ++i) {
+          CHECK(twice[i] == 2 * once[i]);
+        }
+        CHECK(shared.child.info(mlp + "shared_expert." + down).dtype ==
+              plain.child.info(mlp + "experts.1." + down).dtype);
+        std::vector<std::string> zero = {mlp + "shared_expert_gate.weight"};
+        for (int64_t expert = 0; expert < 4; ++expert) {
+          zero.push_back(fmt::format("{}experts.{}.{}", mlp, expert, down));
+        }
+        for (const auto& name : zero) {
+          INFO(name);
+          for (const float value : floats(shared.child, name)) {
+            CHECK(value == 0);
+            ++zeros;
+          }
+        }
+      }
+      CHECK(zeros == 2 * (16 + 4 * 16 * 24));
+      // All else is what the plain mixture has.
+      for (const auto& info : plain.child.tensors()) {
+        if (!is_shared(info.name) && !info.name.ends_with("down_proj.weight")) {
+          CHECK(same_bytes(shared.child.bytes(info.name), plain.child.bytes(info.name)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("beside a shared expert varied copies keep the function, as gate_scale does",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense");
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.shared_expert = true;
+  settings.vary = parse_variation("drop:0.5");
+  settings.gate_scale = 2.0;
+  const Pair pair(folder / "dense", settings);
+  CHECK(changes_function(settings).empty());
+  CHECK(pair.report["preserves_function"]["exact"] == true);
+  const std::string mlp = "model.layers.0.mlp.experts.";
+  CHECK_FALSE(same_bytes(pair.child.bytes(mlp + "0.up_proj.weight"),
+                         pair.child.bytes(mlp + "1.up_proj.weight")));
+  CHECK(floats(pair.child, mlp + "1.down_proj.weight") == std::vector<float>(16 * 24, 0));
+  CHECK(read_json(folder / "out/config.json")["model_type"] == "moe_scaled");
+  CHECK(read_json(folder / "out/config.json")["shared_expert_intermediate_size"] == 24);
+}
+
+TEST_CASE("a shared expert that cannot be is refused before anything is written",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_foreign_checkpoint(folder / "qwen3",
+                                 {.kind = test::Foreign::kQwen3, .dense_layers = {}});
+  test::write_tiny_checkpoint(folder / "dense");
+  const auto message = [&](const char* name, const std::function<void(UpcycleSettings&)>& change) {
+    UpcycleSettings settings = settings_for(folder / "out");
+    settings.shared_expert = true;
+    change(settings);
+    const std::string error = test::user_error_of([&] { Pair(folder / name, settings); });
+    CHECK_FALSE(std::filesystem::exists(folder / "out"));
+    return error;
+  };
+  const std::string qwen3 = "--shared-expert: " + (folder / "qwen3").string() +
+                            " is a qwen3, whose mixture is a qwen3_moe, and qwen3_moe has no "
+                            "shared expert; LLaMA, Mistral and Qwen2 folders can keep one";
+  CHECK(message("qwen3", [](auto&) {}) == qwen3);
+  CHECK(message("qwen3", [](auto& s) { s.router = route::parse_router("relu:k=1"); }) == qwen3);
+  CHECK(message("dense",
+                [&](auto& s) {
+                  s.expert_parents = {{folder / "dense", 4}};
+                }) ==
+        "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing of the "
+        "--expert folders would be computed; leave one of the two out");
+  CHECK(test::user_error_of([&] {
+          open_checkpoint(folder / "qwen3", {4, "even", 1, true}, {"top2", "", {}});
+        }) == qwen3);
+  CHECK(test::user_error_of([&] {
+          open_checkpoint(folder / "dense", {std::nullopt, "even", 1, true}, {});
+        }) ==
+        "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
+        "leave it out");
+}
+
+TEST_CASE("a down_proj whose double does not fit is named, and nothing is left",
+          "[model][upcycle]") {
+  const TempDir folder;
+  test::write_tiny_checkpoint(folder / "dense", {.dtype = io::DType::kF16, .std = 2e4});
+  UpcycleSettings settings = settings_for(folder / "out");
+  settings.shared_expert = true;
+  const std::string message = test::user_error_of([&] { Pair(folder / "dense", settings); });
+  INFO(message);
+  CHECK(message.find("model.layers.0.mlp.shared_expert.down_proj.weight: 2 times ") == 0);
+  CHECK(message.find(" does not fit into F16; store the folder as bf16 or fp32") !=
+        std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(folder / "out"));
+  CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
+}
+
 TEST_CASE("the folder says what it is and where it comes from", "[model][upcycle]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense");
@@ -330,8 +458,15 @@ TEST_CASE("a calibration sees the written folder and its scale goes into config.
 
 TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "[model][upcycle]") {
   const auto granularity = GENERATE(as<int64_t>(), 1, 4);
-  for (const int kind : {0, 1, 2, 3, 4}) {
-    INFO("kind " << kind << " G " << granularity);
+  for (const auto& [kind, shared_expert] : {std::pair{0, false},
+                                            {1, false},
+                                            {2, false},
+                                            {3, false},
+                                            {4, false},
+                                            {0, true},
+                                            {1, true},
+                                            {3, true}}) {
+    INFO("kind " << kind << " G " << granularity << " shared expert " << shared_expert);
     const TempDir folder;
     if (kind < 2) {
       test::TinyCheckpoint options;
@@ -350,11 +485,13 @@ TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "
     settings.ep_ranks = 2;
     settings.granularity = granularity;
     settings.router = route::parse_router("top1+ir+fr");
+    settings.shared_expert = shared_expert;
     const io::Checkpoint dense(folder / "dense");
     upcycle(dense, plan_upcycle(dense, settings), settings);
     const io::Checkpoint written(settings.out);
-    const io::Checkpoint taken = open_checkpoint(
-        folder / "dense", {4, settings.layers, 7, granularity}, {"top1+ir+fr", "", 2});
+    const io::Checkpoint taken =
+        open_checkpoint(folder / "dense", {4, settings.layers, 7, granularity, shared_expert},
+                        {"top1+ir+fr", "", 2});
     CHECK(taken.config() == written.config());
     const auto expected = written.tensors(), tensors = taken.tensors();
     REQUIRE(tensors.size() == expected.size());
@@ -365,12 +502,14 @@ TEST_CASE("a folder taken as a mixture is what upcycling writes, bit for bit", "
       CHECK((info.dtype == expected[index].dtype && info.shape == expected[index].shape));
       CHECK(same_bytes(taken.bytes(info.name), written.bytes(info.name)));
     }
-    // Experts are the dense matrices themselves, not copies of them; slices of all groups are one.
-    const std::string down =
-        fmt::format("model.layers.1.mlp.experts.{}.down_proj.weight", 3 * granularity);
-    const std::string other = "model.layers.1.mlp.experts.0.down_proj.weight";
-    CHECK(taken.bytes(down).data() == taken.bytes(other).data());
-    CHECK(&taken.file_of(down).file() == &taken.file_of(other).file());
+    // Experts are the dense matrices themselves, not copies of them; the slices of all groups are
+    // one, zeros are made once.
+    for (const std::string part : {"up_proj.weight", "down_proj.weight"}) {
+      const auto one = fmt::format("model.layers.1.mlp.experts.{}.{}", 3 * granularity, part);
+      const std::string other = "model.layers.1.mlp.experts.0." + part;
+      CHECK(taken.bytes(one).data() == taken.bytes(other).data());
+      CHECK(&taken.file_of(one).file() == &taken.file_of(other).file());
+    }
   }
 }
 
@@ -390,8 +529,10 @@ TEST_CASE("a folder is taken as it is, or refused as upcycling refuses it", "[mo
   CHECK(refusal("nothing", {4}, "top1").find("no such folder") != std::string::npos);
   CHECK(refusal("dense", {4, "even", 1, 5}, "top1").find("--granularity 5: the feed-forward is") ==
         0);
-  CHECK(refusal("out", {{}, "even", 1, 2}, "")
-            .find("--granularity 2: with --upcycle N alone, whose experts it cuts") == 0);
+  CHECK(
+      refusal("out", {{}, "even", 1, 2}, "")
+          .find("--granularity 2: cuts the experts of a dense folder that is taken as a mixture") ==
+      0);
 }
 
 TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {

@@ -16,7 +16,8 @@
 namespace {
 
 moe::model::Certificate certificate_of(const std::string& router,
-                                       std::optional<moe::test::Foreign> kin = std::nullopt) {
+                                       std::optional<moe::test::Foreign> kin = std::nullopt,
+                                       bool shared_expert = false) {
   const moe::test::TempDir folder;
   if (kin) {
     moe::test::write_foreign_checkpoint(
@@ -29,6 +30,7 @@ moe::model::Certificate certificate_of(const std::string& router,
   settings.out = folder / "moe";
   settings.experts = 4;
   settings.router = moe::route::parse_router(router);
+  settings.shared_expert = shared_expert;
   const moe::io::Checkpoint parent(folder / "dense");
   moe::model::upcycle(parent, moe::model::plan_upcycle(parent, settings), settings);
   const moe::io::Checkpoint child(folder / "moe");
@@ -56,6 +58,23 @@ TEST_CASE("a child of each kin of LLaMA equals its parent to rounding", "[model]
     const auto certificate = certificate_of("top2:cf=inf", kin);
     CHECK(certificate.preserves);
     CHECK(certificate.max_abs_logit_difference < 1e-5);  // as above
+  }
+}
+
+TEST_CASE("a child with a shared expert is its parent to the bit, whatever its router does",
+          "[model]") {
+  using moe::test::Foreign;
+  for (const auto* router :
+       {"top1:cf=inf", "top2:cf=inf", "top1:cf=0.25", "topp:0.4", "relu:k=1"}) {
+    for (const std::optional<Foreign> kin :
+         {std::optional<Foreign>(), {Foreign::kMistral}, {Foreign::kQwen2}}) {
+      CAPTURE(router, kin.has_value());
+      const auto certificate = certificate_of(router, kin, /*shared_expert=*/true);
+      CHECK(certificate.preserves);
+      CHECK(certificate.max_abs_logit_difference == 0);
+      CHECK(certificate.words.find("the shared expert is the dense feed-forward") !=
+            std::string::npos);
+    }
   }
 }
 

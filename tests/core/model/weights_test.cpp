@@ -97,17 +97,66 @@ TEST_CASE("a MoE layer has a router in F32 and three matrices an expert", "[mode
   CHECK(shared_expert_tensors(tiny()).empty());
 }
 
+TEST_CASE("a shared expert is three matrices and a gate a layer, and every token meets it",
+          "[model][weights]") {
+  ModelConfig config = tiny_mixture();
+  const ParameterCount without = count_parameters(config);
+  config.moe->shared_expert_width = 20;
+  config.dtype = "bfloat16";
+  const auto expected = expected_tensors(config);
+  for (const auto& [name, shape] : {std::pair{"gate_proj", std::vector<int64_t>{20, 16}},
+                                    {"up_proj", {20, 16}},
+                                    {"down_proj", {16, 20}}}) {
+    const auto* matrix =
+        find(expected, fmt::format("model.layers.1.mlp.shared_expert.{}.weight", name));
+    REQUIRE(matrix != nullptr);
+    CHECK(matrix->shape == shape);
+    CHECK(matrix->dtype == io::DType::kBF16);
+  }
+  const auto* gate = find(expected, "model.layers.1.mlp.shared_expert_gate.weight");
+  REQUIRE(gate != nullptr);
+  CHECK(gate->shape == std::vector<int64_t>{1, 16});
+  CHECK(is_shared_expert_gate(gate->name));
+  CHECK_FALSE(is_router(gate->name));
+  CHECK_FALSE(is_shared_expert_gate("model.layers.1.mlp.shared_expert.gate_proj.weight"));
+  CHECK(shared_expert_tensors(config).empty());
+  const ParameterCount with = count_parameters(config);
+  const auto layers = static_cast<int64_t>(config.moe->layers.size());
+  CHECK(with.total - without.total == layers * (3 * 16 * 20 + 16));
+  CHECK(with.active - without.active == layers * (3 * 16 * 20 + 16));
+}
+
+TEST_CASE("Qwen1.5-MoE-A2.7B has 14.3 billion parameters, of which a token meets 2.7",
+          "[model][weights]") {
+  const Json json = parse_json(R"({"architectures": ["Qwen2MoeForCausalLM"],
+      "model_type": "qwen2_moe", "hidden_act": "silu", "hidden_size": 2048,
+      "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21,
+      "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16,
+      "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+      "use_sliding_window": false, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+      "vocab_size": 151936, "decoder_sparse_step": 1, "moe_intermediate_size": 1408,
+      "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4, "num_experts": 60,
+      "norm_topk_prob": false, "output_router_logits": false, "router_aux_loss_coef": 0.001})",
+                               "config.json");
+  const ModelConfig config = parse_config(json, "config.json");
+  CHECK(config.sliding_window == 0);
+  const ParameterCount count = count_parameters(config);
+  CHECK(count.total == 14'315'784'192);
+  CHECK(count.active == 2'689'173'504);
+}
+
 TEST_CASE("stock mixtures are listed by the names of their own files", "[model][weights]") {
   const auto qwen = test::Foreign::kQwen2Moe;
   const io::DType bf16 = io::DType::kBF16;
   for (const test::ForeignCheckpoint& options :
        {test::ForeignCheckpoint{.dense_layers = {}, .tiny = {.dtype = bf16}},
         {.kind = qwen, .biases = true, .dense_layers = {1}, .tiny = {.dtype = bf16}},
-        {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}}}) {
+        {.kind = qwen, .biases = false, .dense_layers = {}, .tiny = {.dtype = bf16}},
+        {.kind = qwen, .dense_layers = {1}, .shared_width = 20, .tiny = {.dtype = bf16}}}) {
     const ModelConfig config = parse_config(Json(test::foreign_config(options)), "stock");
     std::vector<io::TensorInfo> listed = expected_tensors(config);
     const auto shared = shared_expert_tensors(config);
-    CHECK(shared.empty() == (options.kind != qwen));
+    CHECK(shared.empty() == (options.kind != qwen || options.shared_width > 0));
     listed.insert(listed.end(), shared.begin(), shared.end());
     const auto stored = test::foreign_tensors(options);
     CHECK(listed.size() == stored.size());
@@ -119,7 +168,9 @@ TEST_CASE("stock mixtures are listed by the names of their own files", "[model][
       CHECK(found->shape == info.shape);
       CHECK(found->dtype == info.dtype);  // the router's too
       CHECK(is_router(info.name) == (info.name.find(".gate.weight") != std::string::npos));
-      total += info.name.find("shared_expert") == std::string::npos ? info.elements() : 0;
+      const bool is_counted =
+          options.shared_width > 0 || info.name.find("shared_expert") == std::string::npos;
+      total += is_counted ? info.elements() : 0;
     }
     CHECK(count_parameters(config).total == total);
   }

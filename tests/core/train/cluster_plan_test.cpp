@@ -71,6 +71,30 @@ TEST_CASE("what a step computes and sends is what the formulas say", "[train]") 
   CHECK(plan.memory.optimizer == static_cast<uint64_t>(8 * (dense / 8 + experts / 2)));
 }
 
+TEST_CASE("a shared expert is computed for every token, held and summed up by every GPU",
+          "[train]") {
+  const TempDir dir;
+  TrainSettings settings = settings_for(write_config(dir));
+  settings.router.router = "top1";
+  settings.upcycle.experts = 4;
+  ClusterRates rates;
+  rates.gpus = 4;
+  const ClusterPlan plain = plan_cluster(settings, rates);
+  settings.upcycle.shared_expert = true;
+  const ClusterPlan shared = plan_cluster(settings, rates);
+  const double numbers = 2 * (3 * 64 * 96 + 64);  // of two layers
+  CHECK(static_cast<double>(shared.parameters - plain.parameters) == numbers);
+  CHECK(shared.flop - plain.flop == Approx(4 * 3 * 2 * 64 * numbers));  // 4 micro-batches of 64
+  CHECK(shared.gradient_bytes - plain.gradient_bytes == Approx(2 * 4 * numbers * 3 / 4));
+  CHECK(shared.token_bytes == plain.token_bytes);
+  CHECK(static_cast<double>(shared.memory.weights - plain.memory.weights) == 4 * numbers);
+  CHECK(shared.memory.activations > plain.memory.activations);
+  settings.upcycle.experts = std::nullopt;
+  CHECK(test::user_error_of([&] {
+          plan_cluster(settings, rates);
+        }).find("--shared-expert: is of a dense folder that is taken as a mixture") == 0);
+}
+
 TEST_CASE("in bf16 a GPU holds a copy of what products read, and no checkpoint", "[train]") {
   const TempDir dir;
   TrainSettings settings = settings_for(write_config(dir));

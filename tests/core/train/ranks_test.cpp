@@ -45,9 +45,13 @@ void write_different_rows(const fs::path& file) {
 // The tiny folder with eight experts that differ, W logical ranks, rows of equal length so that all
 // processes hold equally many tokens.
 struct RankedWorld : TrainWorld {
-  RankedWorld(const std::string& router, int64_t logical_ranks) {
+  RankedWorld(const std::string& router, int64_t logical_ranks, bool shared_expert = false) {
     write_mixture(dir / "dense", dir / "copies",
-                  {.router = router, .experts = 8, .router_std = 0.3, .ep_ranks = logical_ranks});
+                  {.router = router,
+                   .experts = 8,
+                   .router_std = 0.3,
+                   .ep_ranks = logical_ranks,
+                   .shared_expert = shared_expert});
     const io::Checkpoint copies(dir / "copies");
     const model::Llama model = model::Llama::load(copies);
     at::manual_seed(5);
@@ -151,6 +155,20 @@ TEST_CASE("processes and replicas do not show in losses, norms, decisions or wei
         CHECK(distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
         fs::remove_all(world.dir / "many");
       }
+    }
+  }
+}
+
+TEST_CASE("a shared expert learns on many processes what it learns on one", "[train]") {
+  for (const char* router : {"top1+ir+fr", "top2:cf=inf"}) {
+    RankedWorld world(router, 4, /*shared_expert=*/true);
+    const auto truth = world.train_on(1, "one");
+    for (const auto& [processes, replicas] : {Shape{2, 1}, {2, 2}, {4, 2}}) {
+      INFO(router << ", " << processes << " processes, " << replicas << " replicas");
+      world.settings.replicas = replicas;
+      check_equal(world.train_on(processes, "many"), truth);
+      CHECK(distance(world.dir / "many" / "final", world.dir / "one" / "final") < kTolerance);
+      fs::remove_all(world.dir / "many");
     }
   }
 }

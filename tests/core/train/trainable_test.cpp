@@ -13,13 +13,14 @@ using moe::test::user_error_of;
 namespace {
 
 // A tiny model whose layers 0 and 2 are mixtures.
-model::Llama tiny_mixture(const TempDir& dir) {
+model::Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
   test::write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint parent(dir / "dense");
   model::UpcycleSettings settings;
   settings.out = dir / "moe";
   settings.experts = 4;
   settings.router = route::parse_router("top1");
+  settings.shared_expert = shared_expert;
   model::upcycle(parent, model::plan_upcycle(parent, settings), settings);
   return model::Llama::load(io::Checkpoint(dir / "moe"));
 }
@@ -57,6 +58,26 @@ TEST_CASE("groups and patterns name the parameters that train", "[train]") {
     sum += names_of(model, {group}).size();
   }
   CHECK(sum == model.parameters().size());
+}
+
+TEST_CASE("a shared expert is dense, and its gate keeps no copy in bf16", "[train]") {
+  const TempDir dir;
+  const auto model = tiny_mixture(dir, /*shared_expert=*/true);
+  CHECK(names_of(model, {"experts"}).size() == 4);
+  const Names dense = names_of(model, {"dense"});
+  CHECK(dense[0] == "model.layers.0.mlp.shared_expert.gate_up");
+  CHECK(dense[1] == "model.layers.0.mlp.shared_expert.down");
+  CHECK(dense[2] == "model.layers.0.mlp.shared_expert_gate");
+  CHECK(dense[3] == "model.layers.1.mlp.gate_up");
+  train::TrainSettings settings;
+  settings.on_cuda = true;
+  settings.compute.precision = model::Precision::kBf16;
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.name.find("shared_expert") != std::string::npos) {
+      CHECK(train::keeps_copy(parameter, model.config(), settings) ==
+            !parameter.name.ends_with("gate"));
+    }
+  }
 }
 
 TEST_CASE("a word that names nothing is refused with what is known", "[train]") {

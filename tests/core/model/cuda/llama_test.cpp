@@ -32,7 +32,7 @@ class Folder {
     }
   }
 
-  // A dense folder of another kind, and no mixture.
+  // A folder of another kind, as it is.
   explicit Folder(const test::ForeignCheckpoint& options) {
     test::write_foreign_checkpoint(dir_ / "dense", options);
   }
@@ -115,6 +115,24 @@ TEST_CASE("logits and gradients on a GPU equal those on the CPU", "[model][gpu]"
     INFO("router '" << router << "'");
     const Folder folder(router);
     check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+  }
+}
+
+TEST_CASE("a shared expert on a GPU is the one on the CPU", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const model::ComputeOptions bf16{model::Precision::kBf16};
+  // Of two experts top-2 takes both, so that no choice can flip in bf16.
+  for (const int64_t experts : {4, 2}) {
+    CAPTURE(experts);
+    const Folder folder({.kind = test::Foreign::kQwen2Moe,
+                         .experts = experts,
+                         .dense_layers = {1},
+                         .shared_width = 24,
+                         .tiny = {.hidden = 32, .std = 0.2}});
+    check_close(results(folder.load(kGpu)), results(folder.load(at::kCPU)), kF32);
+    if (experts == 2) {
+      check_close(results(folder.load(kGpu, bf16)), results(folder.load(at::kCPU, bf16)), kBf16);
+    }
   }
 }
 
