@@ -1,6 +1,7 @@
 // A dense folder that commands take as a mixture, beside the same of a folder that moe upcycle
 // wrote.
 
+#include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/run_binary.h"
@@ -154,9 +155,19 @@ TEST_CASE("finer experts are taken as they are written: --router speaks of whole
   }
   CHECK_THAT(read_file(world.dir / "taken2/settings.toml"),
              Contains("granularity = 2\n") && Contains("router = \"top2:") && Contains("cf=1,"));
-  // The slices of a group have come apart, each by its own gradient.
-  const auto trained = run_moe({"inspect", world.path("taken2/final"), "--json"});
-  CHECK_THAT(trained.out, Contains("\"granularity\": 2") && Contains("\"experts\": 8"));
+  // Training goes on as with any mixture: the groups, alike at the start, have come apart.
+  const auto trained =
+      run_moe({"inspect", world.path("taken2/final"), "--json", "--against", world.path("dense")});
+  INFO(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  const Json json = parse_json(trained.out, "stdout");
+  CHECK(json["moe"]["granularity"] == 2);
+  CHECK(json["moe"]["experts"] == 8);
+  CHECK(json["against"]["layers"][0]["cosine_between_experts"].get<double>() < 0.9999);
+  const auto start =
+      run_moe({"inspect", world.path("fine"), "--json", "--against", world.path("dense")});
+  CHECK(parse_json(start.out, "stdout")["against"]["layers"][0]["cosine_between_experts"]
+            .get<double>() == Approx(1).margin(1e-12));
 
   const auto by_settings = run_moe({"train", "--config", world.path("taken2/settings.toml"), "-o",
                                     world.path("copy"), "--quiet"});
