@@ -154,4 +154,20 @@ REMOE = Block(
             Claim("C30", "refined L1 leaves fewer experts dead", "relu, 8 experts", "relu, plain L1", "none", "dead")],
     train=["--steps", "3000"], tiny=["--steps", "3"], baseline="dense")
 
-BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE)}
+_START = ["--experts", "8", "--layers", "all", "--ep-ranks", "8", "--router", "top2:cf=inf"]
+_STARTS = (("dropped half", ["--vary", "drop:0.5"], "copies of which half is drawn anew"),
+           ("noise", ["--vary", "noise:0.01"], "copies with noise of 1 %"),
+           ("granularity 4", ["--granularity", "4"], "feed-forwards cut into 4"),
+           ("shared expert", ["--shared-expert"], "a shared expert"),
+           ("clustered router", ["--router-init", "cluster:{known}"], "a router from clusters"),
+           ("three parents", ["--expert", "{town}:3", "--expert", "{food}:3", "--expert", "{job}:2"],
+            "three parents, tuned before for 400 steps on a kind each,"))
+STARTS = Block(
+    "starts", "Ways of starting a mixture", "instruct",
+    rows=[Row("dense"), Row("copies", _START), *[Row(name, [*_START, *flags]) for name, flags, _ in _STARTS]],
+    claims=[Claim("-", f"{words} {verb} equal copies", name, "copies", "-", measure)
+            for name, _, words in _STARTS
+            for measure, verb in (("accuracy", "answers more after training than"), ("loss", "ends at a lower loss than"))],
+    train=RECTIFY_ROUTER.train, tiny=RECTIFY_ROUTER.tiny, baseline="copies")
+
+BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE, STARTS)}

@@ -4,7 +4,7 @@
   recipes/study/run.py BLOCK [--seeds 5] [--jobs 2] [--tiny] [--row NAME] [--work FOLDER]
   recipes/study/run.py --tables          what is there, as tables (README.md) and as a page (runs/study/page.json)
 
-BLOCK is rectify_router, top_p or remoe (blocks.py). Every run is `moe` with the block's flags; each that is finished leaves
+BLOCK is rectify_router, top_p, remoe or starts (blocks.py). Every run is `moe` with the block's flags; each that is finished leaves
 results/BLOCK/ROW-seedN.json, keyed by its settings, and is not run again while they are the same: an interrupted study goes on.
 --tiny runs three steps of each row, of one seed, into the work folder alone: that all of it works.
 The binary is $MOE, else ./moe. One thread a run, so that --jobs runs share the machine.
@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -64,14 +65,33 @@ class Instruct:
     def __init__(self, work):
         texts = work / "facts"
         subprocess.run([sys.executable, TINY / "facts.py", texts], check=True, stdout=subprocess.DEVNULL)
+        self.texts, self.parents, self.making = texts, work / "parents", threading.Lock()
         self.parent, self.recipe = TINY / "facts" / "model", TINY / "facts" / "tune.toml"
         self.data, self.quiz = texts / "instruct.jsonl", texts / "quiz.jsonl"
         self.inputs = digest(self.parent / "model.safetensors", self.data, self.recipe, self.quiz)
 
+    def tuned_parent(self, kind):
+        """The parent tuned on one kind of question, made once."""
+        with self.making:
+            if not (self.parents / "texts").exists():
+                self.parents.mkdir(exist_ok=True)
+                shutil.copytree(self.texts, self.parents / "texts")
+                subprocess.run([sys.executable, TINY / "parents.py", "texts", self.parents], check=True, stdout=subprocess.DEVNULL)
+            moe("train", self.parent, "-o", self.parents / f"run-{kind}", "--data", self.parents / f"{kind}.jsonl", "--config", self.recipe,
+                "--steps", 400, "--train", "dense", "--quiet")
+        return self.parents / f"run-{kind}" / "final"
+
+    def filled(self, flag):
+        """A flag of a row with the names of files in the place of their words."""
+        if flag.startswith("cluster:"):
+            return flag.format(known=self.texts / "known.jsonl")
+        kind, brace, copies = flag.removeprefix("{").partition("}")
+        return f"{self.tuned_parent(kind)}{copies}" if brace else flag
+
     def make(self, row, seed, folder):
         if not row.make:
             return self.parent
-        moe("upcycle", self.parent, "-o", folder / "model", "--seed", seed, "--quiet", *row.make)
+        moe("upcycle", self.parent, "-o", folder / "model", "--seed", seed, "--quiet", *map(self.filled, row.make))
         return folder / "model"
 
     def train(self, row, model, seed, folder, flags):
@@ -90,6 +110,9 @@ class Instruct:
         found = self.ask(model, folder / "scores", [], limit)
         tests = row.at_test[:1] if tiny else row.at_test
         found["at_test"] = {name: self.ask(model, folder / "scores", flags, limit) for name, flags in tests}
+        if row.make:
+            layers = json.loads(moe("inspect", model, "--against", folder / "model", "--json"))["against"]["layers"]
+            found["cosine"] = statistics.fmean(layer["cosine_between_experts"] for layer in layers)
         return found
 
 

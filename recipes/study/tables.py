@@ -24,7 +24,7 @@ NOT_HERE = [  # claims of the papers that no machine of this size can tell, and 
 UNITS = {"accuracy": ("accuracy, points", 1), "held_out": ("held-out loss, nats", -1), "experts": ("experts a token", -1),
          "log_probability": ("log-probability of the right answer, nats", 1), "experts_fall": ("experts a token, first tenth less end", 1),
          "experts_down": ("experts a token, first layer less last", 1), "sparsity_held": ("0.02 less the distance", 1),
-         "load": ("busiest expert over the mean", -1), "dead": ("experts without a token, all layers", -1)}
+         "loss": ("loss, last 20 steps, nats", -1), "load": ("busiest expert over the mean", -1), "dead": ("experts without a token, all layers", -1)}
 
 
 def read_results(folder, block):
@@ -112,7 +112,7 @@ def value_rows(block, rows):
             mean, half = t_interval(values)
             digits = 2 if block.kind == "instruct" else 4
             cells = [label, f"{mean:.{digits}f}" + ("" if half is None else f" +- {half:.{digits}f}")]
-            keys = ("dropped", "experts") + (ROUTING if block.kind == "scratch" else ())
+            keys = ("dropped", "experts") + (ROUTING if block.kind == "scratch" else ("cosine",))
             if " / " in label:
                 cells += ["-"] * (1 + len(keys))
             else:
@@ -133,7 +133,9 @@ CLAIM_HEAD = ["claim", "what it says", "published", "here", "difference (95 % ov
 
 def value_head(block):
     head = ["row", "accuracy, %" if block.kind == "instruct" else "held-out loss", "loss, last 20 steps", "dropped", "experts a token"]
-    if block.kind == "scratch":
+    if block.kind == "instruct":
+        head += ["cosine between experts"]
+    else:
         head += ["sparsity", "busiest expert over the mean", "dead experts", "ends of the dense and the sparsifying stage"]
     return head + ["seeds"]
 
