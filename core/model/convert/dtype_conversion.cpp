@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -127,27 +126,6 @@ void write_converted(std::span<const std::byte> in, io::DType from, io::Safetens
     const std::span<std::byte> out(block.data(), values * out_step);
     convert(in.subspan(done, values * in_step), from, out, to);
     writer.write(out);
-    done += values * in_step;
-  }
-}
-
-void write_scaled(std::span<const std::byte> in, io::DType from, float scale,
-                  io::SafetensorsWriter& writer, const io::TensorInfo& info) {
-  const auto in_step = static_cast<size_t>(io::dtype_bytes(from));
-  const auto out_step = static_cast<size_t>(io::dtype_bytes(info.dtype));
-  std::vector<std::byte> block(std::min(in.size() / in_step, kBlockValues) * out_step);
-  for (size_t done = 0; done < in.size();) {
-    const size_t values = std::min((in.size() - done) / in_step, kBlockValues);
-    for (size_t i = 0; i < values; ++i) {
-      std::byte* const out = block.data() + i * out_step;
-      const float value = load_float(in.data() + done + i * in_step, from);
-      store_float(value * scale, out, info.dtype);
-      if (std::isfinite(value) && !std::isfinite(load_float(out, info.dtype))) {
-        throw UserError("{}: {} times {} does not fit into {}; store the folder as bf16 or fp32",
-                        info.name, scale, value, io::dtype_name(info.dtype));
-      }
-    }
-    writer.write(std::span<const std::byte>(block.data(), values * out_step));
     done += values * in_step;
   }
 }

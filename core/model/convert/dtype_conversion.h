@@ -23,9 +23,4 @@ void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte>
 void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,
                      io::DType to);
 
-// The same as `info` says, every number multiplied by `scale` in f32 before it is rounded.
-// UserError names the tensor where a number becomes too large for its type.
-void write_scaled(std::span<const std::byte> in, io::DType from, float scale,
-                  io::SafetensorsWriter& writer, const io::TensorInfo& info);
-
 }  // namespace moe::model

@@ -15,7 +15,7 @@ constexpr float kLargestF16 = 65504;
 
 bool lies_whole(const ExpertMatrix& matrix) { return matrix.row_step == matrix.info.shape[1]; }
 
-// A weight that came in finite leaves so.
+// A weight that came in finite leaves so. What bf16 and f32 cannot hold is no weight of a model.
 void check_range(const ExpertMatrix& matrix, std::span<const float> values) {
   const bool is_beyond = matrix.info.dtype == io::DType::kF16 && matrix.factor != 1 &&
                          std::any_of(values.begin(), values.end(), [&](float value) {

@@ -242,12 +242,10 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
     return {info, [info](io::SafetensorsWriter& writer) { write_constant(writer, info, 0.0F); }};
   }
   if (is_shared_down(info.name)) {
-    return {info, [info, &dense, source](io::SafetensorsWriter& writer) {
-              const io::SafetensorsFile& file = dense.file_of(source);
-              write_scaled(file.bytes(source), dense.info(source).dtype, kSharedScale, writer,
-                           info);
-              file.file().drop(file.bytes(source));
-            }};
+    ExpertMatrix doubled = slice_of(dense, source, 0, 1);
+    doubled.info = info;
+    doubled.factor = kSharedScale;
+    return {info, [doubled](io::SafetensorsWriter& writer) { write_matrix(writer, doubled); }};
   }
   if (const auto expert = expert_index(info.name)) {
     if (!settings.shared_expert) {  // beside which down_proj is zeros

@@ -5,6 +5,7 @@
 
 #include "core/base/random.h"
 #include "core/model/convert/dtype_conversion.h"
+#include "core/model/convert/granularity.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -121,9 +122,14 @@ TEST_CASE("twice a number is exact in every type, and one that is too large is n
     };
     std::vector<std::byte> in = bytes_of(numbers.size(), from);
     convert(std::as_bytes(std::span(numbers)), io::DType::kF32, in, from);
-    const io::TensorInfo info{"w", to, {static_cast<int64_t>(numbers.size())}};
+    const auto columns = static_cast<int64_t>(numbers.size());
+    io::SafetensorsWriter parent(dir / "in", {{"w", from, {1, columns}}});
+    parent.write(in);
+    parent.finish();
+    const io::SafetensorsFile mapped(dir / "in");
+    const io::TensorInfo info{"w", to, {1, columns}};
     io::SafetensorsWriter writer(dir / "out", {info});
-    write_scaled(in, from, 2.0F, writer, info);
+    write_matrix(writer, {info, &mapped, mapped.bytes("w"), from, columns, 2});
     writer.finish();
     const io::SafetensorsFile file(dir / "out");
     std::vector<float> out(numbers.size());
@@ -141,7 +147,7 @@ TEST_CASE("twice a number is exact in every type, and one that is too large is n
   const float infinity = std::numeric_limits<float>::infinity();
   CHECK(twice({infinity}, io::DType::kF16, io::DType::kF16)[0] == infinity);
   CHECK(test::user_error_of([&] { twice({40000}, io::DType::kF16, io::DType::kF16); }) ==
-        "w: 2 times 40000 does not fit into F16; store the folder as bf16 or fp32");
+        "w: 2 times a weight of it is beyond fp16; give --dtype bf16 or fp32");
   CHECK(twice({40000}, io::DType::kF16, io::DType::kF32)[0] == 80000);
 }
 
