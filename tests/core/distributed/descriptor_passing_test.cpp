@@ -20,6 +20,7 @@
 #include "tests/support/catch.h"
 
 using namespace moe::distributed;
+using moe::Descriptor;
 using Catch::Matchers::Contains;
 
 namespace {
