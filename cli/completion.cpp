@@ -147,9 +147,9 @@ std::string zsh_script(const CLI::App& app) {
     const auto below = subcommands_of(*command);
     if (!below.empty()) {
       arms += "      local -a commands=(";
-      for (const auto* one : below) {
-        arms +=
-            fmt::format("\n        '{}:{}'", one->get_name(), described(one->get_description()));
+      for (const auto* command_below : below) {
+        arms += fmt::format("\n        '{}:{}'", command_below->get_name(),
+                            described(command_below->get_description()));
       }
       arms += ")\n      _describe command commands\n";
     }
