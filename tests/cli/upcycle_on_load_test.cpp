@@ -242,7 +242,7 @@ TEST_CASE("what cannot be taken as a mixture is refused by name", "[cli]") {
   check("written", {"--upcycle", "4"}, "is a mixture of experts already");
   check("dense", {"--upcycle", "0"}, "--upcycle 0: must be");
   check("dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts");
-  check("written", {"--granularity", "2"}, "--granularity 2: with --upcycle N alone");
+  check("written", {"--granularity", "2"}, "--granularity 2: cuts the experts of a dense folder");
   check("dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: the feed-forward is");
   check("dense", {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
         "asks for 4 experts per token, the layers have 2");
