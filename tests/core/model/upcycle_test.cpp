@@ -310,11 +310,12 @@ TEST_CASE("a shared expert that cannot be is refused before anything is written"
                 }) ==
         "--shared-expert: routed experts begin with a down_proj of zeros, so that nothing of the "
         "--expert folders would be computed; leave one of the two out");
+  CHECK(
+      test::user_error_of([&] {
+        open_checkpoint(folder / "qwen3", {.experts = 4, .shared_expert = true}, {"top2", "", {}});
+      }) == qwen3);
   CHECK(test::user_error_of([&] {
-          open_checkpoint(folder / "qwen3", {4, "even", 1, true}, {"top2", "", {}});
-        }) == qwen3);
-  CHECK(test::user_error_of([&] {
-          open_checkpoint(folder / "dense", {std::nullopt, "even", 1, true}, {});
+          open_checkpoint(folder / "dense", {.experts = {}, .shared_expert = true}, {});
         }) ==
         "--shared-expert: is of a dense folder that is taken as a mixture; add --upcycle N, or "
         "leave it out");
