@@ -6,8 +6,8 @@
 #include "tests/support/catch.h"
 
 using namespace moe::distributed;
-using moe::Descriptor;
 using Catch::Matchers::Contains;
+using moe::Descriptor;
 
 namespace {
 
