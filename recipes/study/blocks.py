@@ -161,13 +161,13 @@ _STARTS = (("dropped half", ["--vary", "drop:0.5"], "copies of which half is dra
            ("shared expert", ["--shared-expert"], "a shared expert"),
            ("clustered router", ["--router-init", "cluster:{known}"], "a router from clusters"),
            ("three parents", ["--expert", "{town}:3", "--expert", "{food}:3", "--expert", "{job}:2"],
-            "three parents, tuned before for 400 steps on a kind each,"))
+            "three parents, tuned before for 400 steps on a kind each"))
 STARTS = Block(
     "starts", "Ways of starting a mixture", "instruct",
     rows=[Row("dense"), Row("copies", _START), *[Row(name, [*_START, *flags]) for name, flags, _ in _STARTS]],
-    claims=[Claim("-", f"{words} {verb} equal copies", name, "copies", "-", measure)
+    claims=[Claim("-", f"{words}: {verb} equal copies", name, "copies", "-", measure)
             for name, _, words in _STARTS
-            for measure, verb in (("accuracy", "answers more after training than"), ("loss", "ends at a lower loss than"))],
+            for measure, verb in (("accuracy", "more questions right than with"), ("loss", "a lower loss than with"))],
     train=RECTIFY_ROUTER.train, tiny=RECTIFY_ROUTER.tiny, baseline="copies")
 
 BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE, STARTS)}
