@@ -48,14 +48,6 @@ std::vector<ShellCommand> commands_of(const CLI::App& app) {
   return commands;
 }
 
-std::vector<std::string> names_below(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* below : subcommands_of(app)) {
-    names.push_back(below->get_name());
-  }
-  return names;
-}
-
 std::vector<const CLI::Option*> flags_of(const CLI::App& app) {
   std::vector<const CLI::Option*> flags;
   for (const auto& group : flag_groups(app)) {
@@ -83,7 +75,7 @@ std::string arms_of_names(const CLI::App& app) {
 std::string bash_script(const CLI::App& app) {
   std::string values, flags;
   for (const auto& [name, command] : commands_of(app)) {
-    const std::vector<std::string> below = names_below(*command);
+    const std::vector<std::string> below = subcommand_names(*command);
     for (const auto* flag : flags_of(*command)) {
       const std::vector<std::string> words = words_of(*flag);
       for (const auto& flag_name :

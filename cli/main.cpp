@@ -19,14 +19,6 @@ namespace {
 
 constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;
 
-std::vector<std::string> command_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* command : moe::cli::subcommands_of(app)) {
-    names.push_back(command->get_name());
-  }
-  return names;
-}
-
 // CLI11's sentence, with the nearest known flag or command where one was not understood.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const CLI::App* scope = &app;  // the command that was named last: flags are those of it
@@ -36,7 +28,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     scope = scope->get_subcommands().front();
     name += " " + scope->get_name();
   }
-  const std::vector<std::string> commands = command_names(*scope);
+  const std::vector<std::string> commands = moe::cli::subcommand_names(*scope);
   if (!commands.empty() && argc > depth + 1 && argv[depth + 1][0] != '-') {
     const std::string word = argv[depth + 1], near = moe::nearest_name(word, commands);
     const std::string whole = (name + " " + word).substr(4);  // without "moe "

@@ -132,6 +132,14 @@ std::vector<const CLI::App*> subcommands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : subcommands_of(app)) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
 std::vector<FlagGroup> flag_groups(const CLI::App& command) {
   std::vector<FlagGroup> groups;
   for (const auto& name : command.get_groups()) {

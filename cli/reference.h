@@ -16,6 +16,7 @@ std::string reference(const CLI::App& app);    // Markdown
 std::string manual_page(const CLI::App& app);  // of section 1, for man: groff's man macros
 
 std::vector<const CLI::App*> subcommands_of(const CLI::App& app);
+std::vector<std::string> subcommand_names(const CLI::App& app);
 
 // The flags of a command under the headings of its help, in their order; without --help.
 struct FlagGroup {

@@ -133,7 +133,7 @@ TEST_CASE("a run that upcycled goes on, and its settings make it again", "[cli]"
   CHECK_THAT(refused.err, Contains("upcycle was 4, is 2"));
 }
 
-TEST_CASE("finer experts are taken as they are written: --router speaks of whole ones", "[cli]") {
+TEST_CASE("finer experts are taken as they are written: --router counts whole ones", "[cli]") {
   const World world;
   const std::vector<std::string> flags = {"--layers", "all",       "--granularity", "2",
                                           "--router", "top2:cf=1", "--ep-ranks",    "2"};
