@@ -249,6 +249,7 @@ def tokenizer():
     yield "fallback", pieces + words + byte_pieces + field(2, field(3, 2) + bytes([0x98, 0x02, 1])) + field(3, field(3, 0))
     yield "config", pieces + words + field(2, field(3, 2)) + b"\0\0\0\0" + b'{"add_bos_token": true}'
     yield "no-unknown", words
+    yield "unknown-renamed", piece("a?", 2, 0.0) + pieces[len(piece("<unk>", 2, 0.0)):] + words + piece("<unk>", 1, -9.0) + field(2, field(3, 2))
     yield "not-a-model", b"\0\0\0\0{}"
 
 

@@ -83,12 +83,12 @@ std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
     bytes.clear();
   };
   for (const int64_t id : ids) {
-    const int known = has(id) ? static_cast<int>(id) : processor_.unk_id();
-    if (processor_.IsControl(known) || processor_.IsUnknown(known)) {
-      continue;
+    const int index = static_cast<int>(id);
+    if (!has(id) || processor_.IsControl(index) || processor_.IsUnknown(index)) {
+      continue;  // no text; the library ends the program when it is asked about an id it has not
     }
-    const std::string& piece = processor_.IdToPiece(known);
-    if (processor_.IsByte(known)) {
+    const std::string& piece = processor_.IdToPiece(index);
+    if (processor_.IsByte(index)) {
       bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
     } else {
       end_bytes();

@@ -82,6 +82,21 @@ TEST_CASE("what is no text prints as nothing, what is no UTF-8 as such", "[io]")
   CHECK(tokenizer.decode({15043, byte(0xE2), byte(0x82)}) == "Hello\uFFFD\uFFFD");
 }
 
+TEST_CASE("an id beyond the vocabulary is no text where the unknown piece has another name",
+          "[io]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir dir;
+  const std::string whole =
+      moe::test::read_file(moe::test::shared_data() / "stories260K-hf" / "tokenizer.model");
+  // trainer_spec.unk_piece = "a", an ordinary piece: the model's unk_id is -1.
+  moe::test::write_file(dir / "tokenizer.model", whole + "\x12\x04\xEA\x02\x01" + "a");
+  const Tokenizer tokenizer = Tokenizer::load(dir.path(), 512);
+  auto ids = tokenizer.encode("a day");
+  const std::string text = tokenizer.decode(ids);
+  ids.insert(ids.end(), {-1, 0, 512, int64_t{1} << 40});
+  CHECK(tokenizer.decode(ids) == text);
+}
+
 TEST_CASE("tokenizer_config.json says whether a BOS comes first", "[io]") {
   MOE_NEED_SHARED_DATA();
   const TempDir dir;
