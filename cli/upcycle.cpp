@@ -25,6 +25,7 @@
 #include "core/route/router.h"
 #include "core/train/plan/known_failures.h"
 #include "core/train/run/last_learning_rate.h"
+#include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {
 
@@ -332,7 +333,13 @@ void run(const UpcycleFlags& flags) {
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report = model::upcycle(
       dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate,
-      [&] { return model::start_routers(dense, plan.child, settings.router_init, text); });
+      [&] {
+        model::RouterStart routers =
+            model::start_routers(dense, plan.child, settings.router_init, text);
+        // Writing streams: it needs none of the memory that the parent's forward took.
+        kernels::use_caching_allocator().release();
+        return routers;
+      });
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
     fmt::print(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));

@@ -62,10 +62,16 @@ void move_pages(char* from, size_t bytes, char* to) {
 
 }  // namespace
 
-CachingAllocator::~CachingAllocator() {
+CachingAllocator::~CachingAllocator() { release(); }
+
+void CachingAllocator::release() {
+  const std::lock_guard lock(mutex_);
   for (const auto& [bytes, block] : free_blocks_) {
     munmap(block.data, block.bytes);
   }
+  free_blocks_.clear();
+  use_.held = 0;
+  use_.most = use_.live;
 }
 
 // Gives [begin, begin + count) of this block, its end, to `to` at `place`.

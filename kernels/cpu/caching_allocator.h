@@ -20,7 +20,7 @@ class CachingAllocator final : public c10::Allocator {
  public:
   struct Use {
     uint64_t live = 0;  // bytes of blocks that tensors use
-    uint64_t most = 0;  // the peak of `live`
+    uint64_t most = 0;  // the peak of `live`, since the last release()
     uint64_t held = 0;  // bytes of cached blocks
   };
 
@@ -31,6 +31,9 @@ class CachingAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
   Use use() const;  // of large blocks; tensors below 64 KiB are malloc's
+
+  // Gives all cached blocks back to the system, where what comes needs less than what was.
+  void release();
 
  private:
   struct Room {

@@ -115,6 +115,22 @@ TEST_CASE("small blocks are taken apart for small ones, large ones stay whole", 
   CHECK(cache.allocate(64 * kMiB).get() == large);
 }
 
+TEST_CASE("release gives back what no tensor uses, and forgets the peak", "[kernels]") {
+  CachingAllocator cache;
+  auto used = cache.allocate(kMiB);
+  std::memset(used.get(), 5, kMiB);
+  cache.allocate(64 * kMiB).clear();
+  CHECK(cache.use().held == 64 * kMiB);
+  cache.release();
+  CHECK(cache.use().held == 0);
+  CHECK(cache.use().live == kMiB);
+  CHECK(cache.use().most == kMiB);
+  const auto* bytes = static_cast<const unsigned char*>(used.get());
+  CHECK(std::all_of(bytes, bytes + kMiB, [](unsigned char b) { return b == 5; }));
+  used.clear();
+  CHECK(cache.use().held == kMiB);  // and goes on caching
+}
+
 TEST_CASE("several threads may take and drop blocks", "[kernels]") {
   CachingAllocator cache;
   std::vector<std::thread> threads;
