@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
-#   tests/run.sh          formatting; unit and command tests; readers, routing, data and kernels again under the sanitizers;
-#                         20 s of fuzzing; interop with stock transformers
+#   tests/run.sh          builds all; formatting; unit and command tests; readers, routing, data and kernels again under the
+#                         sanitizers; 20 s of fuzzing a target; interop with stock transformers: about 40 minutes on 2 cores
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
 #                         before a release)
 #
@@ -20,7 +20,18 @@ case "${1:-}" in
 esac
 
 . tests/support/tally.sh
-say() { printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"; }
+
+sed -n '4,/^#$/s/^# \{0,1\}//p' tests/run.sh # what will be done
+
+parts=() part="" part_began=0
+end_part() {
+  if [ -n "$part" ]; then parts+=("$(printf '%5d s  %s' $((SECONDS - part_began)) "$part")"); fi
+}
+say() {  # WORDS...: a part begins
+  end_part
+  part="$*" part_began=$SECONDS
+  printf '\n== %s (%d s so far)\n' "$part" "$SECONDS"
+}
 
 # Sums Catch2's own counts over ctest's log. A file that failed without a failed case (a crash, a leak, a time-out) is one
 # failure. Catch2 2 knows no skipped cases: tests/support/catch.h prints a line for each and they count as passed there.
@@ -46,7 +57,7 @@ tally_ctest() {
 run_ctest() {  # PRESET ARGUMENTS...
   local preset=$1 status=0 p f s
   shift
-  ctest --preset "$preset" --timeout 900 "$@" </dev/null || status=$?
+  ctest --preset "$preset" --parallel "$(nproc)" --timeout 900 "$@" </dev/null || status=$?
   read -r p f s <<<"$(tally_ctest "build/$preset/Testing/Temporary/LastTest.log")"
   if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
   count "$p" "$f" "$s"
@@ -126,4 +137,5 @@ if [ "$all" = yes ]; then
 fi
 
 say "all of it"
+printf '%s\n' "${parts[@]}"
 finish
