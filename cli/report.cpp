@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <set>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -14,24 +15,25 @@
 #include "core/base/page/page.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/file.h"
+#include "core/io/partial_file.h"
 
 namespace moe::cli {
 
 namespace {
 
 struct ReportFlags {
-  std::filesystem::path run, out;
+  std::vector<std::filesystem::path> runs;
+  std::filesystem::path out;
   bool force = false;
 };
 
 namespace fs = std::filesystem;
 
 // The page that a JSON file describes (core/base/page/page.h).
-void write_described_page(const ReportFlags& flags) {
-  const fs::path out =
-      flags.out.empty() ? fs::path(flags.run).replace_extension(".html") : flags.out;
-  eval::check_output({out}, flags.force || flags.out.empty(), "-o", {flags.run});
-  const Json described = read_json(flags.run, uint64_t{256} << 20);
+void write_described_page(const ReportFlags& flags, const fs::path& file) {
+  const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
+  eval::check_output({out}, flags.force || flags.out.empty(), "-o", {file});
+  const Json described = read_json(file, uint64_t{256} << 20);
   std::string page;
   try {
     page = make_page(OrderedJson(described));
@@ -39,31 +41,62 @@ void write_described_page(const ReportFlags& flags) {
     throw UserError(
         "{}: describes no page ({}); give the folder of a run, or a page as core/base/page/page.h "
         "says",
-        flags.run.string(), error.what());
+        file.string(), error.what());
   }
   io::write_file(out, page);
   fmt::print("{}\n", out.string());
 }
 
+train::History history_of(const fs::path& run) {
+  train::History history = train::read_history(run);
+  if (history.curves().empty()) {
+    throw UserError("{}: the run has finished no step yet; there is nothing to show", run.string());
+  }
+  return history;
+}
+
+// What a page of these runs is made of, and so never its file.
+void check_out(const ReportFlags& flags) {
+  std::vector<fs::path> inputs;
+  for (const auto& run : flags.runs) {
+    for (const char* name : {"metrics.jsonl", "samples.jsonl", "starts.jsonl", "settings.toml"}) {
+      inputs.push_back(run / name);
+    }
+  }
+  eval::check_output({flags.out}, flags.force, "-o", inputs);
+}
+
+void write_comparison(const ReportFlags& flags) {
+  if (flags.out.empty()) {
+    throw UserError("-o is required with several runs: their page belongs to none of them");
+  }
+  check_out(flags);
+  std::vector<train::ComparedRun> runs;
+  std::set<fs::path> known;
+  for (const auto& run : flags.runs) {
+    if (!known.insert(fs::weakly_canonical(run)).second) {
+      throw UserError("{}: is given twice; give each run once", run.string());
+    }
+    runs.push_back({run, history_of(run)});
+  }
+  io::write_whole(flags.out, train::comparison_page(runs));
+  fmt::print("{}\n", flags.out.string());
+}
+
 void run(const ReportFlags& flags) {
-  if (fs::is_regular_file(flags.run)) {
-    return write_described_page(flags);
+  if (flags.runs.size() > 1) {
+    return write_comparison(flags);
+  }
+  const fs::path& run = flags.runs.front();
+  if (fs::is_regular_file(run)) {
+    return write_described_page(flags, run);
   }
   const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
-  const fs::path out = is_own ? flags.run / "report.html" : flags.out;
   if (!is_own) {
-    std::vector<fs::path> inputs;
-    for (const char* name : {"metrics.jsonl", "samples.jsonl", "starts.jsonl", "settings.toml"}) {
-      inputs.push_back(flags.run / name);
-    }
-    eval::check_output({out}, flags.force, "-o", inputs);
+    check_out(flags);
   }
-  const auto history = train::read_history(flags.run);
-  if (history.curves().empty()) {
-    throw UserError("{}: the run has finished no step yet; there is nothing to show",
-                    flags.run.string());
-  }
-  train::write_report(flags.run, history, out);
+  const fs::path out = is_own ? run / "report.html" : flags.out;
+  train::write_report(run, history_of(run), out);
   fmt::print("{}\n", out.string());
 }
 
@@ -73,20 +106,20 @@ void add_report(CLI::App& app) {
   auto flags = std::make_shared<ReportFlags>();
   CLI::App* command =
       app.add_subcommand("report",
-                         "a run of moe train as a page: curves, load, samples, settings; or any "
+                         "runs of moe train as a page: curves, load, samples, settings; or any "
                          "numbers that a JSON file describes");
   add_options(*command, {{.name = "run",
-                          .member = &flags->run,
+                          .member = &flags->runs,
                           .group = group::kOutput,
-                          .help = "the folder of a run, finished or not; or a page as JSON "
-                                  "(core/base/page/page.h)",
+                          .help = "the folder of a run, finished or not; several: their curves "
+                                  "over each other; or a page as JSON (core/base/page/page.h)",
                           .spelled = "RUN",
                           .is_required = true},
                          {.name = "out",
                           .member = &flags->out,
                           .group = group::kOutput,
                           .help = "where the page goes",
-                          .fallback = "RUN/report.html, PAGE.html",
+                          .fallback = "of one run RUN/report.html, of a page PAGE.html",
                           .spelled = "-o,--out"}});
   add_force(*command, flags->force);
   add_config(*command);

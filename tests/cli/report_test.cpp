@@ -124,6 +124,30 @@ TEST_CASE("moe report writes where -o says and replaces nothing unasked", "[cli]
   CHECK(run_moe(forced).exit_code == 0);
 }
 
+TEST_CASE("moe report puts several runs on one page", "[cli]") {
+  const TempDir dir;
+  for (const std::string name : {"first", "second"}) {
+    write_file(dir / name / "metrics.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
+  }
+  const std::string first = (dir / "first").string(), second = (dir / "second").string();
+  const auto nowhere = run_moe({"report", first, second});
+  CHECK(nowhere.exit_code == 2);
+  CHECK(says(nowhere.err, "-o is required with several runs"));
+  const std::string page = (dir / "page.html").string();
+  const auto both = run_moe({"report", first, second, "-o", page});
+  INFO(both.err);
+  REQUIRE(both.exit_code == 0);
+  CHECK(both.out == page + "\n");
+  CHECK(says(read_file(dir / "page.html"), "<h1>first, second</h1>"));
+  CHECK(run_moe({"report", first, second, "-o", page}).exit_code == 2);
+  const auto twice = run_moe({"report", first, first + "/.", "-o", page, "--force"});
+  CHECK(twice.exit_code == 2);
+  CHECK(says(twice.err, "is given twice"));
+  const auto own = run_moe({"report", first, second, "-o", second + "/metrics.jsonl", "--force"});
+  CHECK(own.exit_code == 2);
+  CHECK(says(read_file(dir / "second/metrics.jsonl"), "2.5"));
+}
+
 TEST_CASE("a folder without a run is refused", "[cli]") {
   const TempDir dir;
   const auto none = run_moe({"report", (dir / "none").string()});

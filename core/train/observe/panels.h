@@ -14,7 +14,7 @@ inline constexpr const char* kRoutingGroup = "Routing, all layers";
 // A panel of one curve of metrics.jsonl.
 struct PanelSpec {
   const char* group;
-  const char* title;
+  std::string title;
   const char* unit;
   const char* curve;
   double scale = 1;  // what values are multiplied by to be in `unit`

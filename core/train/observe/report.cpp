@@ -2,7 +2,10 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <fstream>
+#include <map>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/html.h"
@@ -122,12 +125,16 @@ std::string at_step(const Point& point, double scale) {
   return fmt::format("{} at {}", number(point.value * scale), grouped(point.step));
 }
 
+std::string curve_title(const PanelSpec& spec, const PanelLine& line) {
+  return line.name.empty() ? spec.title : spec.title + ", " + line.name;
+}
+
 OrderedJson curve_rows(const History& history) {
   OrderedJson rows = OrderedJson::array();
   for (const auto& [spec, lines] : panels_of(history)) {
     for (const auto& line : lines) {
-      const std::string title = spec.title, unit = spec.unit;
-      const std::string name = line.name.empty() ? title : title + ", " + line.name;
+      const std::string unit = spec.unit;
+      const std::string name = curve_title(spec, line);
       rows.push_back(
           row(unit.empty() ? name : fmt::format("{} ({})", name, unit),
               {number(line.curve->first.value * spec.scale),
@@ -184,6 +191,129 @@ std::string shortened(std::string_view text) {
   constexpr size_t kMost_bytes = 4000;
   return text.size() <= kMost_bytes ? std::string(text)
                                     : std::string(text.substr(0, kMost_bytes)) + " ..";
+}
+
+// What each run is called.
+std::vector<std::string> names_of(const std::vector<ComparedRun>& runs) {
+  std::map<std::string, int> uses;
+  for (const auto& run : runs) {
+    ++uses[fs::weakly_canonical(run.folder).filename().string()];
+  }
+  std::vector<std::string> names;
+  for (const auto& run : runs) {
+    const std::string name = fs::weakly_canonical(run.folder).filename().string();
+    names.push_back(uses[name] == 1 ? name : run.folder.string());
+  }
+  return names;
+}
+
+// A panel a curve, a line a run.
+std::vector<Panel> compared_panels(const std::vector<ComparedRun>& runs,
+                                   const std::vector<std::string>& names) {
+  std::vector<Panel> compared;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const auto& [spec, lines] : panels_of(runs[i].history)) {
+      for (const auto& line : lines) {
+        const std::string title = curve_title(spec, line);
+        auto panel = std::find_if(compared.begin(), compared.end(),
+                                  [&](const Panel& known) { return known.spec.title == title; });
+        if (panel == compared.end()) {
+          panel = compared.insert(compared.end(), Panel{spec, {}});
+          panel->spec.title = title;
+        }
+        panel->lines.push_back({names[i], line.curve, line.is_marked});
+      }
+    }
+  }
+  // A later run may have brought a group that stands before others.
+  const auto order = [](const Panel& panel) {
+    const auto& specs = single_curve_panels();
+    const auto first = std::find_if(specs.begin(), specs.end(), [&](const PanelSpec& spec) {
+      return std::string_view(spec.group) == panel.spec.group;
+    });
+    return panel.spec.group == std::string_view(kLossGroup) ? -1 : first - specs.begin();
+  };
+  std::stable_sort(compared.begin(), compared.end(), [&](const Panel& left, const Panel& right) {
+    return order(left) < order(right);
+  });
+  return compared;
+}
+
+// The last value of each loss and accuracy, a row a run.
+OrderedJson ends_table(const std::vector<ComparedRun>& runs,
+                       const std::vector<std::string>& names) {
+  std::vector<std::string> columns = {"Run", "Steps", "Tokens", "Time"};
+  std::vector<std::pair<std::string, double>> curves;  // and what their values are multiplied by
+  const auto add = [&](const std::string& title, const std::string& curve, double scale) {
+    const bool is_known = std::any_of(curves.begin(), curves.end(),
+                                      [&](const auto& known) { return known.first == curve; });
+    if (!is_known) {
+      columns.push_back(title);
+      curves.emplace_back(curve, scale);
+    }
+  };
+  for (const auto& run : runs) {
+    for (const auto& [curve, points] : run.history.curves()) {
+      const std::string task = task_of_curve(curve);
+      if (curve == "loss") {
+        add("Loss", curve, 1);
+      } else if (curve == "held_out_loss") {
+        add("Held out", curve, 1);
+      } else if (!task.empty()) {
+        add(task + ", %", curve, 100);
+      }
+    }
+  }
+  OrderedJson rows = OrderedJson::array();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const History& history = runs[i].history;
+    std::vector<std::string> cells = {grouped(history.steps), grouped(history.total_tokens),
+                                      clock_text(history.seconds)};
+    for (const auto& [curve, scale] : curves) {
+      const auto found = history.curves().find(curve);
+      cells.push_back(found == history.curves().end() ? "-"
+                                                      : number(found->second.last.value * scale));
+    }
+    rows.push_back(row(names[i], cells));
+  }
+  return {{"kind", "table"}, {"columns", columns}, {"rows", rows}};
+}
+
+// The settings that are not the same in all runs; "-" where a run has none of that name.
+OrderedJson differing_settings(const std::vector<ComparedRun>& runs,
+                               const std::vector<std::string>& names) {
+  std::vector<std::map<std::string, std::string>> settings;
+  std::set<std::string> keys;
+  for (const auto& run : runs) {
+    try {
+      settings.push_back(read_settings(read_text(run.folder / "settings.toml"), "settings.toml"));
+    } catch (const UserError&) {
+      settings.emplace_back();  // a file that is no TOML says nothing here
+    }
+    for (const auto& [key, value] : settings.back()) {
+      keys.insert(key);
+    }
+    keys.erase("out");  // each run has its own
+  }
+  std::vector<std::string> columns = {"Setting"};
+  columns.insert(columns.end(), names.begin(), names.end());
+  OrderedJson rows = OrderedJson::array();
+  for (const auto& key : keys) {
+    std::vector<std::string> cells;
+    for (const auto& values : settings) {
+      const auto found = values.find(key);
+      cells.push_back(found == values.end() ? "-" : found->second);
+    }
+    if (std::any_of(cells.begin(), cells.end(),
+                    [&](const std::string& cell) { return cell != cells.front(); })) {
+      rows.push_back(row(key, cells));
+    }
+  }
+  OrderedJson panels = OrderedJson::array();
+  if (!rows.empty()) {
+    panels.push_back({{"kind", "table"}, {"columns", columns}, {"rows", rows}});
+  }
+  return {{"id", "settings"}, {"title", "Settings that differ"}, {"panels", panels}};
 }
 
 OrderedJson samples(const SampleHistory& history) {
@@ -285,6 +415,27 @@ std::string report_page(const fs::path& run, const History& history) {
 
 void write_report(const fs::path& run, const History& history, const fs::path& out) {
   io::write_whole(out, report_page(run, history));
+}
+
+std::string comparison_page(const std::vector<ComparedRun>& runs) {
+  const std::vector<std::string> names = names_of(runs);
+  OrderedJson sections = OrderedJson::array();
+  sections.push_back(
+      {{"id", "ends"}, {"title", "How they ended"}, {"panels", {ends_table(runs, names)}}});
+  std::optional<double> warmup;  // the longest
+  for (const auto& run : runs) {
+    const auto of_run = number_in(read_text(run.folder / "settings.toml"), "warmup");
+    warmup = !warmup || (of_run && *of_run > *warmup) ? of_run : warmup;
+  }
+  for (auto& section : curve_sections(compared_panels(runs, names), {std::nullopt, warmup})) {
+    sections.push_back(std::move(section));
+  }
+  sections.push_back(differing_settings(runs, names));
+  return make_page({{"program", "moe train"},
+                    {"title", fmt::format("{}", fmt::join(names, ", "))},
+                    {"x", {{"label", "step"}}},
+                    {"sections", std::move(sections)},
+                    {"footer", "Written " + time_text() + "."}});
 }
 
 }  // namespace moe::train

@@ -74,9 +74,9 @@ OrderedJson series_json(const Panel& panel, const PanelLine& line, size_t most_p
   const std::vector<Point> points = line.curve->points(most_points);
   OrderedJson json = {
       {"name", line.name}, {"x", steps_of(points)}, {"y", values_of(points, scale)}};
-  const bool is_main = &line == &panel.lines.front();
-  const std::vector<Point> smooth =
-      panel.spec.is_smoothed && is_main ? smoothed(line.curve->means()) : std::vector<Point>();
+  const std::vector<Point> smooth = panel.spec.is_smoothed && !line.is_marked
+                                        ? smoothed(line.curve->means())
+                                        : std::vector<Point>();
   if (!smooth.empty()) {
     json["smooth"] = {{"x", steps_of(smooth)}, {"y", values_of(smooth, scale)}};
   }
@@ -185,9 +185,8 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   return smooth;
 }
 
-OrderedJson drawn_sections(const History& history, const CurveSettings& settings) {
+OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings) {
   OrderedJson sections = OrderedJson::array();
-  const std::vector<Panel> panels = panels_of(history);
   const size_t most_points = points_per_curve(panels);
   std::map<std::string, size_t> section_of_group;
   for (const auto& panel : panels) {
@@ -199,6 +198,11 @@ OrderedJson drawn_sections(const History& history, const CurveSettings& settings
     }
     sections[place->second]["panels"].push_back(panel_json(panel, settings, most_points));
   }
+  return sections;
+}
+
+OrderedJson drawn_sections(const History& history, const CurveSettings& settings) {
+  OrderedJson sections = curve_sections(panels_of(history), settings);
   if (!history.loads().empty()) {
     sections.push_back(maps_section(history.loads()));
   }

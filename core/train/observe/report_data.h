@@ -37,7 +37,10 @@ struct CurveSettings {
   std::optional<double> warmup;  // steps; losses are shown after them at first
 };
 
-// The sections of a page (core/base/page/page.h) with the run's curves and load maps.
+// The sections of a page (core/base/page/page.h) with these panels, a section a group.
+OrderedJson curve_sections(const std::vector<Panel>& panels, const CurveSettings& settings);
+
+// The same with all of the run's curves, and its load maps.
 OrderedJson drawn_sections(const History& history, const CurveSettings& settings);
 
 }  // namespace moe::train

@@ -102,6 +102,43 @@ TEST_CASE("nothing that a run holds can become markup of the page", "[train]") {
   CHECK(panel_of(drawn_data(page), "Accuracy")["series"][0]["name"] == hostile);
 }
 
+TEST_CASE("several runs share a panel a curve, and show their ends and what differs", "[train]") {
+  const TempDir dir;
+  History mixture = dense_run(30);
+  mixture.add({{"step", 31}, {"experts_per_token", 2}, {"held_out_loss", 2.25}}, "metrics");
+  History stopped = dense_run(25);
+  stopped.add({{"step", 26}, {"held_out_loss", 2.5}, {"tasks", {{"quiz", {{"acc", 0.75}}}}}},
+              "metrics");
+  write_file(dir / "a/run/settings.toml", "[train]\nsteps = 31\nwarmup = 3\nlr = 0.5\n");
+  write_file(dir / "b/run/settings.toml", "[train]\nsteps = 40\nwarmup = 7\nlr = 0.5\nseed = 4\n");
+  write_file(dir / "third/settings.toml", "no TOML at all");
+  const std::string page = comparison_page(
+      {{dir / "a/run", mixture}, {dir / "b/run", stopped}, {dir / "third", dense_run(2)}});
+  const Json data = drawn_data(page);
+  CHECK((panel_titles(data) ==
+         std::vector<std::string>{"Loss, training", "Loss, held out", "Accuracy, quiz",
+                                  "Learning rate", "Gradient norm", "Speed", "Experts per token"}));
+  const Json loss = panel_of(data, "Loss, training");
+  REQUIRE(loss["series"].size() == 3);
+  CHECK(loss["series"][0]["name"] == (dir / "a/run").string());  // two runs are called run
+  CHECK(loss["series"][2]["name"] == "third");
+  CHECK(loss["series"][0]["smooth"]["y"].size() == 30);
+  CHECK(loss["series"][1]["smooth"]["y"].size() == 25);
+  CHECK_FALSE(loss["series"][2].contains("smooth"));  // too short
+  CHECK(loss["start"]["x"] == 7);                     // the longest warm-up
+  const Json held_out = panel_of(data, "Loss, held out");
+  REQUIRE(held_out["series"].size() == 2);
+  CHECK(held_out["series"][1]["y"][0] == 2.5);
+  CHECK(panel_of(data, "Accuracy, quiz")["series"].size() == 1);
+  const std::string ends = page.substr(page.find("How they ended"));
+  CHECK(ends.find("<td>2.25</td>") < ends.find("<td>2.5</td>"));
+  CHECK(ends.find("<td>75</td>") != std::string::npos);
+  const std::string settings = page.substr(page.find("Settings that differ"));
+  CHECK(settings.find("steps") != std::string::npos);
+  CHECK(settings.find("<td>31</td>") != std::string::npos);
+  CHECK(settings.find("seed") != std::string::npos);
+}
+
 TEST_CASE("the page of a long run of many experts stays under 2 MB", "[train]") {
   const TempDir dir;
   History history;
