@@ -5,7 +5,7 @@
                            kinds; RUN/prompts.json, for `moe upcycle --router-init prompts:FILE`
   parents.py table RUN     the share of questions right by kind, and whether the claim holds
 
-The prompts of an expert are questions that its parent was tuned on, with their answers, and those of the others as negative ones.
+The prompts of an expert are questions that its parent was tuned on, as they are asked: they end where the answer begins.
 The table ends with the kinds, if any, of which the mixture with prompts is not better than the base and within 10 points of the
 kind's parent.
 """
@@ -45,9 +45,7 @@ def write_texts(run):
     for kind in PARENTS:
         write_lines(run / f"{kind}.jsonl", instructions[kind])
     write_lines(run / "quiz.jsonl", [item for item in lines(run / "texts" / "quiz.jsonl") if item["source"] in PARENTS])
-    texts = {kind: [f"{record['instruction']}\n{record['output']}" for record in instructions[kind][:PROMPTS]] for kind in PARENTS}
-    prompts = {kind: {"positive": texts[kind], "negative": [text for other in PARENTS if other != kind for text in texts[other]]}
-               for kind in PARENTS}
+    prompts = {kind: [record["instruction"] + "\n" for record in instructions[kind][:PROMPTS]] for kind in PARENTS}
     (run / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
 
 

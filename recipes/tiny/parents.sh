@@ -3,7 +3,8 @@
 # Prints the share of questions right by kind for the base, the parents and the mixtures, whose routers start from prompts, from
 # clusters or at random.
 #
-#   recipes/tiny/parents.sh [RUN] [LAYERS]        default RUN: runs/parents; LAYERS: all, or 1, the last one alone
+#   recipes/tiny/parents.sh [RUN] [LAYERS] [SEED]    default RUN: runs/parents; LAYERS: 1, the last one alone, or all; SEED of the
+#                                                    parents' training: 1
 #
 # Tokens  3 parents x 400 steps x 32 rows x 128 = 4.9 M, about 25 epochs of a kind's 3,600 questions
 # Work    6 x 0.035 M x 4.9 M = 1.0 TFLOP: under two minutes of a laptop core, evaluations included
@@ -17,12 +18,13 @@ if [ -e "$run" ]; then
   echo "parents: $run is there already; remove it or give another folder" >&2
   exit 2
 fi
-layers=${2:-all}
+layers=${2:-1}
 case $layers in
   all) tuned=dense ;;
   1) tuned='model.layers.1.mlp.*' ;;
   *) echo "parents: LAYERS is all or 1, not '$layers'" >&2; exit 2 ;;
 esac
+seed=${3:-1}
 cd -- "$root"
 tiny=recipes/tiny
 base=$tiny/facts/model
@@ -47,7 +49,7 @@ python3 "$tiny/parents.py" texts "$run"
 evaluate "$base" base
 for kind in town food job; do
   "$moe" train "$base" -o "$run/train-$kind" --data "$run/$kind.jsonl" --config "$tiny/facts/tune.toml" --steps 400 --train "$tuned" \
-    --threads "$threads" --quiet >/dev/null
+    --seed "$seed" --threads "$threads" --quiet >/dev/null
   cp -r -- "$run/train-$kind/final" "$run/$kind"
   evaluate "$run/$kind" "parent-$kind"
 done
