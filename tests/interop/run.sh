@@ -38,8 +38,17 @@ if printf '%s\n' "${scripts[@]}" | grep -q 'eval_parity\.py$' && [ -z "${MOE_LM_
     echo "lm-evaluation-harness cannot be installed here; is there a network?"
 fi
 
+# As many at once as there are cores, each on one thread; what a script printed stands together, in this order.
+export OMP_NUM_THREADS=1
+logs=$cache/logs
+mkdir -- "$logs"
+printf '%s\0' "${scripts[@]}" | xargs -0 -P "$(nproc)" -I{} bash -c '
+  log=$2/${1##*/} status=0
+  .venv/bin/python "$1" </dev/null >"$log" 2>&1 || status=$?
+  echo "$status" >"$log.status"' _ {} "$logs"
+replay() { cat -- "$logs/$1"; return "$(cat -- "$logs/$1.status")"; }
 for script in "${scripts[@]}"; do
   echo "-- ${script##*/}"
-  run_script .venv/bin/python "$script"
+  run_script replay "${script##*/}"
 done
 finish
