@@ -18,6 +18,7 @@ void add_bench(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_tokenize(CLI::App& app);
+void add_quickstart(CLI::App& app);
 void add_completion(CLI::App& app);
 
 }  // namespace moe::cli

@@ -102,6 +102,7 @@ int run(int argc, char** argv) {
   moe::cli::add_inspect(app);
   moe::cli::add_generate(app);
   moe::cli::add_tokenize(app);
+  moe::cli::add_quickstart(app);
   moe::cli::add_completion(app);
   moe::cli::read_recipes(app);
   refuse_empty_values(app);

@@ -1,6 +1,6 @@
 # Target moe_torch: LibTorch's CPU half, plus its CUDA half with MOE_CUDA. find_package(Torch) is not used: without a CUDA
 # toolkit it stops, with one it wants an architecture list. The folder is the first that exists of Torch_DIR (its
-# share/cmake/Torch), CMAKE_PREFIX_PATH, and the project's .venv.
+# share/cmake/Torch), CMAKE_PREFIX_PATH (for a wheel, the environment that it is built in), and the project's .venv.
 set(moe_torch_candidates "")
 if(Torch_DIR)
   get_filename_component(moe_torch_root "${Torch_DIR}/../../.." ABSOLUTE)
@@ -19,7 +19,8 @@ foreach(candidate IN LISTS moe_torch_candidates)
   endif()
 endforeach()
 if(NOT MOE_TORCH_ROOT)
-  message(FATAL_ERROR "LibTorch not found: run recipes/setup.sh, or pass -DTorch_DIR=<torch>/share/cmake/Torch")
+  message(FATAL_ERROR "LibTorch not found: run recipes/setup.sh; for a wheel, install torch where it is to go; or pass "
+                      "-DTorch_DIR=<torch>/share/cmake/Torch")
 endif()
 message(STATUS "LibTorch: ${MOE_TORCH_ROOT}")
 
@@ -33,6 +34,10 @@ target_link_libraries(moe_torch INTERFACE ${MOE_TORCH_ROOT}/lib/libtorch_cpu.so 
 # The wheel's libraries find each other in the wheels beside them.
 file(GLOB moe_torch_neighbours ${MOE_TORCH_ROOT}/../nvidia/*/lib)
 foreach(folder IN LISTS moe_torch_neighbours)
-  target_link_options(moe_torch INTERFACE -Wl,-rpath-link,${folder} -Wl,-rpath,${folder})
+  target_link_options(moe_torch INTERFACE -Wl,-rpath-link,${folder})
 endforeach()
-target_link_options(moe_torch INTERFACE -Wl,-rpath,${MOE_TORCH_ROOT}/lib)
+if(NOT SKBUILD) # a wheel is used elsewhere than it is built
+  foreach(folder IN LISTS moe_torch_neighbours ITEMS ${MOE_TORCH_ROOT}/lib)
+    target_link_options(moe_torch INTERFACE -Wl,-rpath,${folder})
+  endforeach()
+endif()

@@ -7,6 +7,7 @@
 #   recipes/setup.sh --target all    build this target (may be given again) in place of moe
 #   recipes/setup.sh --python FILE   also the pinned Python packages of FILE into .venv
 #   recipes/setup.sh --no-build      packages and LibTorch only
+#   recipes/setup.sh --packages      system packages only: what `pip install .` needs beside a torch that is there
 #
 # LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
 # wheels of recipes/libtorch.txt into .venv. System packages are those of the release, so nothing here floats.
@@ -19,16 +20,17 @@ say() { printf '%s\n' "setup: $*" >&2; }
 stop() { say "$@"; exit 2; }
 
 called_from=$OLDPWD
-checks=no build=yes presets=() targets=() python_packages=()
+checks=no build=yes torch=yes presets=() targets=() python_packages=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --checks) checks=yes ;;
     --no-build) build=no ;;
+    --packages) build=no torch=no ;;
     --target | --python)
       [ $# -ge 2 ] || stop "$1 needs a value"
       if [ "$1" = --target ]; then targets+=("$2"); else python_packages+=("$(cd -- "$called_from" && realpath -- "$2")"); fi
       shift ;;
-    -*) stop "unknown option '$1'; known: --checks --target --python --no-build, then presets" ;;
+    -*) stop "unknown option '$1'; known: --checks --target --python --no-build --packages, then presets" ;;
     *) presets+=("$1") ;;
   esac
   shift
@@ -81,7 +83,7 @@ install_packages() {
   local -a wished=(git ccache mold)  # faster builds; everything works without them
   local -a missing=() nice=()
   local package
-  [ -n "$given_torch" ] || needed+=(python3-venv)
+  [ -n "$given_torch" ] || [ "$torch" = no ] || needed+=(python3-venv)
   # clang-format by version: it gives the same answer on both releases.
   [ "$checks" = no ] || needed+=(clang libclang-rt-dev clang-format-14)
   if ! command -v dpkg-query >/dev/null; then
@@ -116,6 +118,7 @@ install_packages() {
   rm -f "$log"
 }
 install_packages
+[ "$torch" = yes ] || exit 0
 
 # --- LibTorch's wheels ----------------------------------------------------------------------------------------------------
 site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 1 || true; }

@@ -2,11 +2,12 @@
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
 #   tests/run.sh          builds all; formatting; unit and command tests; readers, routing, data and kernels again under the
-#                         sanitizers; 20 s of fuzzing a target; interop with stock transformers: about 40 minutes on 2 cores
+#                         sanitizers; 20 s of fuzzing a target; interop with stock transformers; the wheel: about 40 minutes
+#                         on 2 cores
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
 #                         before a release)
 #
-# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop or slow script's own count.
+# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel or slow script's own count.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -117,6 +118,9 @@ run_script bash tests/fuzz/run.sh "$seconds"
 
 say "interop: stock transformers"
 run_script bash tests/interop/run.sh
+
+say "wheel: built, installed, used"
+run_script bash tests/wheel/run.sh
 
 run_slow_cases() {
   local binary

@@ -1,0 +1,51 @@
+// moe quickstart: what it refuses. Its job itself is run by tests/wheel/run.sh (the short one) and
+// by continuous integration.
+
+#include <filesystem>
+#include <iterator>
+
+#include "tests/support/catch.h"
+#include "tests/support/places.h"
+#include "tests/support/run_binary.h"
+#include "tests/support/temp_dir.h"
+
+using moe::test::run_moe;
+using moe::test::TempDir;
+
+namespace {
+
+bool says(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("moe quickstart leaves a folder alone that holds something else", "[cli]") {
+  const TempDir dir;
+  moe::test::write_file(dir / "mine", "kept");
+  const auto refused = run_moe({"quickstart", "-o", dir.path().string()});
+  CHECK(refused.exit_code == 2);
+  CHECK(says(refused.err, dir.path().string() + " holds something else; give another folder"));
+  CHECK(moe::test::read_file(dir / "mine") == "kept");
+  CHECK(std::distance(std::filesystem::directory_iterator(dir.path()), {}) == 1);
+}
+
+TEST_CASE("moe quickstart names what it lacks before it makes anything", "[cli]") {
+  const TempDir dir;
+  const std::string out = (dir / "run").string();
+  const auto without_python = run_moe({"quickstart", "-o", out}, "PYTHON=/nowhere/python3");
+  CHECK(without_python.exit_code == 2);
+  CHECK(says(without_python.err, "no /nowhere/python3 here"));
+
+  std::filesystem::copy_file(moe::test::moe_binary(), dir / "moe");  // without its recipes
+  const auto alone =
+      moe::test::run_program((dir / "moe").string(), {"quickstart", "-o", out, "--short"});
+  CHECK(alone.exit_code == 2);
+  CHECK(says(alone.err, dir.path().string() + ": no recipes/quickstart.sh beside the binary"));
+
+  const auto without_bash = run_moe({"quickstart", "-o", out}, "PATH=/nowhere");
+  CHECK(without_bash.exit_code == 2);
+  CHECK(says(without_bash.err, "bash, which runs "));
+  CHECK(!std::filesystem::exists(out));
+}

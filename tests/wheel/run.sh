@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# The wheel: built from this checkout against the torch of .venv, installed into a fresh virtual environment, and used there with
+# nothing of this checkout in sight. The environment's torch is one without CUDA (that of .venv with those libraries hidden), and no
+# package index is asked. The last line is `N passed, N failed, N skipped`.
+#
+#   tests/wheel/run.sh
+set -uo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
+cd -- "$root" || exit 2
+. tests/support/tally.sh
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+
+check() {  # WORDS COMMAND...
+  local words=$1
+  shift
+  if "$@" >"$work/log" 2>&1; then
+    echo "ok     $words (${SECONDS} s so far)"
+    count 1 0 0
+  else
+    echo "FAILED $words"
+    count 0 1 0
+    failures+=("$words: $(tail -n 30 "$work/log")")
+  fi
+}
+refuses() {  # WORDS COMMAND...: the command ends with exit code 2 and says WORDS in one line
+  local words=$1 said status=0
+  shift
+  said=$("$@" 2>&1 >/dev/null) || status=$?
+  echo "exit code $status: $said"
+  [ "$status" -eq 2 ] && [ "$(wc -l <<<"$said")" -eq 1 ] && grep -qF -- "$words" <<<"$said"
+}
+
+recipes/setup.sh --no-build || exit 1
+python=$root/.venv/bin/python
+# By the compilers' names in the presets, so that the cache of the build serves this one.
+check "the wheel is built" env CC=cc CXX=c++ "$python" -m pip wheel -v --disable-pip-version-check --no-deps -w "$work/wheel" "$root"
+wheel=$(compgen -G "$work/wheel/*.whl") || finish
+
+contents() { "$python" -m zipfile -l "$wheel"; }
+pins_one_torch() {  # the version that setup.sh installs too
+  local pin
+  pin=$(grep '^torch==' recipes/libtorch.txt)
+  unzip_text '*.dist-info/METADATA' | grep -xF "Requires-Dist: $pin"
+}
+unzip_text() {
+  "$python" -c 'import fnmatch, sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+print(*(wheel.read(name).decode() for name in wheel.namelist() if fnmatch.fnmatch(name, sys.argv[2])))' "$wheel" "$1"
+}
+is_small() { stat -c '%s bytes' "$wheel"; [ "$(stat -c %s "$wheel")" -lt 20000000 ]; }
+holds_no_torch() { contents; ! contents | grep -E 'libtorch|libc10|libgomp|libcu'; }
+check "it is under 20 MB: $(stat -c %s "$wheel" | numfmt --to=si)" is_small
+check "it has no LibTorch inside" holds_no_torch
+check "it asks for the torch of recipes/libtorch.txt" pins_one_torch
+
+# A torch that pip takes for installed, and that has no CUDA half.
+"$python" -m venv "$work/env"
+site=$(compgen -G "$work/env/lib/python3*/site-packages")
+torch=$(compgen -G "$root/.venv/lib/python3*/site-packages/torch")
+mkdir -p "$site"/torch/lib "$site/torch-2.11.0.dist-info"
+printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$(sed -n 's/^torch==//p' recipes/libtorch.txt)" >"$site/torch-2.11.0.dist-info/METADATA"
+cp "$torch/version.py" "$site/torch"
+for library in "$torch"/lib/*.so*; do
+  case "$library" in *cuda* | *nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
+done
+if [ -e "$torch/../nvidia" ]; then ln -s "$(realpath -- "$torch/../nvidia")" "$site/nvidia"; fi
+check "it is installed, and torch is not fetched" "$work/env/bin/python" -m pip install --disable-pip-version-check --no-index "$wheel"
+
+mkdir "$work/elsewhere"
+cd -- "$work/elsewhere" || exit 1
+package=$site/moe_upcycle
+moe() { env -i HOME="$work" PATH=/usr/bin:/bin "$work/env/bin/moe" "$@"; }
+says_version() { moe --version | grep -xF "moe $(sed -nE 's/^project\(moe VERSION ([0-9.]+).*/\1/p' "$root/CMakeLists.txt")"; }
+# Every library is the environment's own, but for those of the C and C++ compilers.
+needs_no_system_library() {
+  env -i ldd "$package/moe"
+  env -i ldd "$package/moe" >libraries
+  ! grep -vE '^\s(linux-vdso|/lib(64)?/ld-|lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+)\.so)' libraries | grep -vF "=> $work/env"
+}
+check "moe --version" says_version
+check "its libraries lie beside it, or in torch" needs_no_system_library
+check "moe quickstart --short" moe quickstart --short
+check "it leaves a page" test -s runs/quickstart/quickstart.html
+check "an evaluation" moe eval runs/quickstart/moe-tuned/final --tasks runs/quickstart/texts/quiz.jsonl --bos on --limit 1200 -o scores
+scores_equal() { cmp runs/quickstart/scores/moe-tuned/samples_quiz.jsonl scores/samples_quiz.jsonl; }
+check "it repeats what the quickstart scored" scores_equal
+check "--device cuda is refused in a sentence" refuses "cuda" moe eval runs/quickstart/moe-tuned/final --device cuda \
+  --tasks runs/quickstart/texts/quiz.jsonl
+check "a folder that holds something else is left alone" refuses "holds something else" moe quickstart -o "$package"
+
+sed -i "s/^__version__ = .*/__version__ = '2.10.0+cpu'/" "$site/torch/version.py"
+check "a torch of another version is named" refuses "torch 2.10.0+cpu, this moe was built for" moe --version
+cp "$torch/version.py" "$site/torch"
+mkdir "$work/other"
+mv "$site/torch" "$site/nvidia" "$work/other"
+check "a missing torch is named" refuses "no torch in this environment; pip install torch==" moe --version
+finds_torch_elsewhere() { env PYTHONPATH="$work/other" "$work/env/bin/moe" --version; }
+touch "$work/other/torch/__init__.py"
+check "a torch elsewhere on Python's path serves" finds_torch_elsewhere
+finish
