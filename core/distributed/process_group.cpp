@@ -66,6 +66,16 @@ std::string describe(const Position& position, const char* operation) {
   return text + operation;
 }
 
+// What an exception of NCCL says, in one line: "Last error:" heads what NCCL itself knows, and
+// behind the first line LibTorch has its stack.
+std::string first_words(const std::string& text) {
+  constexpr std::string_view kCause = "Last error:\n";
+  const size_t cause = text.find(kCause);
+  const size_t begin = cause == std::string::npos ? 0 : cause + kCause.size();
+  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  return line.empty() ? text.substr(0, text.find('\n')) : line;
+}
+
 class AnnouncedOperation : public LongOperation {
  public:
   AnnouncedOperation(HealthMonitor& monitor, const std::string& name) : monitor_(monitor) {
@@ -125,7 +135,7 @@ class ProcessComm : public Comm {
   int64_t block_length(const Tensor& tensor) const;
   void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
   [[noreturn]] void fail(const FailureReport& report, const std::string& where);
-  [[noreturn]] void fail_broken(const Operation& operation);
+  [[noreturn]] void fail_broken(const Operation& operation, const std::string& words);
   void look_for_failure(const Operation& operation, Seconds waited);
   void wait(const Operation& operation);
   template <typename Wait>
@@ -211,10 +221,14 @@ void ProcessComm::fail(const FailureReport& report, const std::string& where) {
   throw RankFailed(report, fmt::format("{}: {}", report.text, where));
 }
 
-// A connection broke: finds out with which rank.
-void ProcessComm::fail_broken(const Operation& operation) {
+// A connection broke, or on GPUs anything did, of which `words` are all that is known: finds out
+// with which rank.
+void ProcessComm::fail_broken(const Operation& operation, const std::string& words) {
   for (WaitClock clock;; std::this_thread::sleep_for(kPause)) {
-    if (const auto report = membership_->monitor->find_broken(clock.look(), ranks_)) {
+    if (auto report = membership_->monitor->find_broken(clock.look(), ranks_)) {
+      if (report->culprit < 0 && !device_.is_cpu()) {
+        report->text = fmt::format("the exchange between GPUs failed ({})", first_words(words));
+      }
       fail(*report, describe(operation.position, operation.name));
     }
   }
@@ -246,7 +260,11 @@ void ProcessComm::wait(const Operation& operation) {
       look_for_failure(operation, clock.look());
     }
   }
-  work.wait();  // throws where it failed; CUDA: in the order of this stream
+  // NCCL's wait() puts this stream behind the work, and throws nothing of a work that failed.
+  if (const std::exception_ptr failure = work.exception()) {
+    std::rethrow_exception(failure);
+  }
+  work.wait();
 }
 
 // While `wait` lasts this rank's heartbeats say that it waits. What it throws is a failure of
@@ -260,8 +278,8 @@ void ProcessComm::announced(const Operation& operation, const Wait& wait) {
     wait();
   } catch (const RankFailed&) {
     throw;
-  } catch (const std::exception&) {
-    fail_broken(operation);
+  } catch (const std::exception& error) {
+    fail_broken(operation, error.what());
   }
   monitor.end_wait(communicator_, operation.number);
 }
