@@ -44,8 +44,8 @@ at::Device pick_device(const RankSettings& settings, int64_t local_rank) {
     return at::kCPU;
   }
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-  check_gpu(local_rank, guard.deviceCount());
-  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  const int64_t gpu = gpu_of_rank(local_rank, guard.deviceCount());
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
   guard.setDevice(device);
   return device;
 }
@@ -193,6 +193,20 @@ void check_gpu(int64_t local_rank, int64_t gpus) {
         "the number of GPUs, or use --device cpu",
         local_rank, local_rank, gpus == 1 ? "is" : "are", gpus);
   }
+}
+
+int64_t gpu_of_rank(int64_t local_rank, int64_t visible) {
+  if (visible == 1) {
+    return 0;
+  }
+  if (local_rank >= visible) {
+    throw UserError(
+        "--device cuda: rank {} of this host sees {} GPUs, too few for a GPU each; start at most "
+        "{} ranks on a host, or let the launcher show each rank one GPU of its own (srun "
+        "--gpus-per-task=1), or use --device cpu",
+        local_rank, visible, visible);
+  }
+  return local_rank;
 }
 
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body) {

@@ -28,4 +28,9 @@ void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>
 // UserError where the rank that is number `local_rank` of its host has no GPU among `gpus`.
 void check_gpu(int64_t local_rank, int64_t gpus);
 
+// The GPU of the rank that is number `local_rank` of its host, of the `visible` ones that its
+// process sees. Where it sees one, its launcher gave it that one (srun --gpus-per-task=1, or
+// CUDA_VISIBLE_DEVICES), whatever its number is. UserError where it sees several, but too few.
+int64_t gpu_of_rank(int64_t local_rank, int64_t visible);
+
 }  // namespace moe::distributed

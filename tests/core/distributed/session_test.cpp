@@ -156,6 +156,18 @@ TEST_CASE("a rank without a GPU of its own is refused") {
         "number of GPUs, or use --device cpu");
 }
 
+TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
+  using moe::distributed::gpu_of_rank;
+  CHECK(gpu_of_rank(0, 1) == 0);
+  CHECK(gpu_of_rank(5, 1) == 0);  // srun --gpus-per-task=1 shows each rank its own
+  CHECK(gpu_of_rank(0, 8) == 0);
+  CHECK(gpu_of_rank(7, 8) == 7);
+  CHECK(moe::test::user_error_of([] { gpu_of_rank(4, 4); }) ==
+        "--device cuda: rank 4 of this host sees 4 GPUs, too few for a GPU each; start at most 4 "
+        "ranks on a host, or let the launcher show each rank one GPU of its own (srun "
+        "--gpus-per-task=1), or use --device cpu");
+}
+
 TEST_CASE("rank 0 speaks, and cores are shared out") {
   const auto [three, seconds] = run_program(3, "is_well", -1);
   CHECK(three.exit_code == 0);
