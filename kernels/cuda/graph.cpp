@@ -1,11 +1,12 @@
 // Records CUDA graphs through LibTorch, whose allocator keeps their memory apart.
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <exception>
-
+#include "kernels/cuda/capture.h"
 #include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
@@ -14,6 +15,19 @@ namespace {
 
 // LibTorch's libraries set themselves up in the first calls, with what no graph may hold.
 constexpr int kWarmUps = 3;
+
+// Of GPU memory and of pinned memory, for capture().
+struct Allocators {
+  void end_pool(c10::MempoolId_t pool) const {
+    throws([&] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(pool); });
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+  }
+  void release_pool(c10::MempoolId_t pool) const {
+    throws([&] { at::getHostAllocator(at::kCUDA)->release_pool(pool); });
+    c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+  }
+  c10::DeviceIndex device;
+};
 
 class CudaGraph final : public RecordedGraph {
  public:
@@ -26,18 +40,8 @@ class CudaGraph final : public RecordedGraph {
       work();
     }
     c10::cuda::getCurrentCUDAStream().synchronize();
-    graph_.capture_begin();
-    try {
-      work();
-    } catch (...) {
-      const std::exception_ptr failure = std::current_exception();
-      try {
-        graph_.capture_end();
-      } catch (const std::exception&) {  // it was broken off already
-      }
-      std::rethrow_exception(failure);
-    }
-    graph_.capture_end();
+    Allocators allocators{device_.index()};
+    capture(graph_, allocators, at::cuda::graph_pool_handle(), work);
   }
 
   void replay() override {
