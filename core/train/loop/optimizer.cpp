@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/base/error.h"
 #include "core/base/random.h"
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/bf16_working_copy.h"
@@ -71,9 +72,9 @@ std::vector<Slice> AdamW::state() const {
   return all;
 }
 
-void AdamW::step(double lr) {
-  step_group(decayed_, lr);
-  step_group(kept_, lr);
+void AdamW::step(double lr, double gradient_scale) {
+  step_group(decayed_, lr, gradient_scale);
+  step_group(kept_, lr, gradient_scale);
 }
 
 void AdamW::clear_gradients() {
@@ -84,7 +85,7 @@ void AdamW::clear_gradients() {
   }
 }
 
-void AdamW::step_group(const Group& group, double lr) const {
+void AdamW::step_group(const Group& group, double lr, double gradient_scale) const {
   const at::NoGradGuard no_grad;
   std::vector<const Slot*> slots;
   std::vector<Tensor> weights, gradients, means, squares, updates;
@@ -103,18 +104,24 @@ void AdamW::step_group(const Group& group, double lr) const {
     return;
   }
   at::_foreach_add_(updates, 1);
+  Factors factors{lr, group.weight_decay, {}};
+  if (gradient_scale != 1) {
+    MOE_CHECK(weights.front().is_cuda(), "gradients are scaled by {} on a CPU", gradient_scale);
+    factors.gradient_scale =
+        at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
+  }
   if (settings_.moments == MomentType::kF32) {
-    update(weights, gradients, means, squares, updates, lr, group.weight_decay);
+    update(weights, gradients, means, squares, updates, factors);
     return;
   }
   const Tensor counts = at::stack(updates).to(at::kLong);
   for (size_t i = 0; i < slots.size(); ++i) {
     const auto t = static_cast<uint64_t>(counts.const_data_ptr<int64_t>()[i]);
-    step_rounded(*slots[i], lr, group.weight_decay, t);
+    step_rounded(*slots[i], factors, t);
   }
 }
 
-void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const {
+void AdamW::step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const {
   const Tensor weight = slot.weight.view({-1}), mean = slot.mean.view({-1});
   const Tensor square = slot.square.view({-1});
   const Tensor gradient = slot.weight.grad().contiguous().view({-1});
@@ -129,7 +136,7 @@ void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint6
     m.copy_(kept_m);
     v.copy_(kept_v);
     update({weight.narrow(0, begin, length)}, {gradient.narrow(0, begin, length)}, {m}, {v},
-           {slot.updates}, lr, weight_decay);
+           {slot.updates}, factors);
     const int64_t first = slot.slice.begin + begin;
     kernels::stochastic_round(m, kept_m, kernels::rounding_key(slot.mean_stream, t), first);
     kernels::stochastic_round(v, kept_v, kernels::rounding_key(slot.square_stream, t), first);
@@ -138,22 +145,22 @@ void AdamW::step_rounded(const Slot& slot, double lr, double weight_decay, uint6
 
 void AdamW::update(const std::vector<Tensor>& weights, const std::vector<Tensor>& gradients,
                    const std::vector<Tensor>& means, const std::vector<Tensor>& squares,
-                   const std::vector<Tensor>& updates, double lr, double weight_decay) const {
+                   const std::vector<Tensor>& updates, const Factors& factors) const {
   if (weights.front().is_cuda()) {
     for (size_t i = 0; i < weights.size(); ++i) {
       kernels::adamw_(gradients[i], weights[i], means[i], squares[i],
                       kernels::bf16_working_copy(weights[i]),
-                      {lr, settings_.beta1, settings_.beta2, settings_.eps, weight_decay,
-                       updates[i].to(at::kLong).item<int64_t>()},
-                      /*gradient_scale=*/{});
+                      {factors.lr, settings_.beta1, settings_.beta2, settings_.eps,
+                       factors.weight_decay, updates[i].to(at::kLong).item<int64_t>()},
+                      factors.gradient_scale);
       weights[i].unsafeGetTensorImpl()->bump_version();  // LibTorch did not see it
       kernels::mark_bf16_working_copy_current(weights[i]);
     }
     return;
   }
   at::_fused_adamw_(weights, gradients, means, squares,
-                    /*max_exp_avg_sqs=*/{}, updates, lr, settings_.beta1, settings_.beta2,
-                    weight_decay, settings_.eps,
+                    /*max_exp_avg_sqs=*/{}, updates, factors.lr, settings_.beta1, settings_.beta2,
+                    factors.weight_decay, settings_.eps,
                     /*amsgrad=*/false,
                     /*maximize=*/false);
 }
@@ -176,10 +183,15 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
   return std::sqrt(sum.item<double>());
 }
 
+double clip_scale(double norm, double max_norm) {
+  const double scale = max_norm / (norm + 1e-6);
+  return max_norm <= 0 || scale >= 1 ? 1 : scale;
+}
+
 void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
                     double max_norm) {
-  const double scale = max_norm / (norm + 1e-6);
-  if (max_norm <= 0 || scale >= 1) {
+  const double scale = clip_scale(norm, max_norm);
+  if (scale == 1) {
     return;
   }
   const at::NoGradGuard no_grad;

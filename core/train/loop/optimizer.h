@@ -45,8 +45,9 @@ class AdamW {
         uint64_t seed = 0);
 
   // One update of every parameter that has a gradient, as torch does: one without keeps its moments
-  // and its count.
-  void step(double lr);
+  // and its count. A GPU's kernel multiplies gradients by `gradient_scale` (clip_scale()) as it
+  // reads them, which spares a pass over all of them; on the CPU clip_gradients() has done so.
+  void step(double lr, double gradient_scale = 1);
   void clear_gradients();
   // exp_avg.NAME, exp_avg_sq.NAME (of the moments' type) and updates.NAME of every slice: the
   // tensors in use, for saving and restoring.
@@ -64,13 +65,18 @@ class AdamW {
     double weight_decay = 0;
     std::vector<Slot> slots;
   };
-  void step_group(const Group& group, double lr) const;
+  // What is the same for all parameters of a group in one step.
+  struct Factors {
+    double lr, weight_decay;
+    at::Tensor gradient_scale;  // f32, one element on the GPU; undefined: 1
+  };
+  void step_group(const Group& group, double lr, double gradient_scale) const;
   // One parameter whose moments are bf16, for the t-th time.
-  void step_rounded(const Slot& slot, double lr, double weight_decay, uint64_t t) const;
+  void step_rounded(const Slot& slot, const Factors& factors, uint64_t t) const;
   // One pass over each.
   void update(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
               const std::vector<at::Tensor>& means, const std::vector<at::Tensor>& squares,
-              const std::vector<at::Tensor>& updates, double lr, double weight_decay) const;
+              const std::vector<at::Tensor>& updates, const Factors& factors) const;
 
   AdamWSettings settings_;
   Group decayed_, kept_;
@@ -80,8 +86,10 @@ class AdamW {
 // without gradients.
 double gradient_norm(const std::vector<model::NamedParameter>& parameters);
 
-// As torch.nn.utils.clip_grad_norm_: scales all gradients by max_norm / (norm + 1e-6) where that is
-// below 1. `norm` is gradient_norm's; max_norm 0 = never.
+// As torch.nn.utils.clip_grad_norm_: by how much all gradients are multiplied, max_norm /
+// (norm + 1e-6) where that is below 1, else 1. `norm` is gradient_norm's; max_norm 0 = never.
+double clip_scale(double norm, double max_norm);
+// Multiplies them by it.
 void clip_gradients(const std::vector<model::NamedParameter>& parameters, double norm,
                     double max_norm);
 

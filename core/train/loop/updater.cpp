@@ -41,8 +41,12 @@ double Updater::gradient_norm() {
 
 void Updater::step(double norm, double clip, double lr) {
   RECORD_USER_SCOPE("optimizer");
-  clip_gradients(updated_, norm, clip);
-  optimizer_.step(lr);
+  if (!updated_.empty() && updated_.front().tensor.is_cuda()) {
+    optimizer_.step(lr, clip_scale(norm, clip));
+  } else {
+    clip_gradients(updated_, norm, clip);
+    optimizer_.step(lr);
+  }
   if (shards_) {
     shards_->gather_weights();
   }

@@ -164,6 +164,12 @@ TEST_CASE("clipping scales as clip_grad_norm_ does and leaves small gradients al
   CHECK(clipped(0) == 2.0);
 }
 
+TEST_CASE("gradients are scaled to the norm that is allowed, and never up", "[train]") {
+  CHECK(clip_scale(4, 1) == 1 / (4 + 1e-6));
+  CHECK(clip_scale(0.5, 1) == 1);
+  CHECK(clip_scale(4, 0) == 1);
+}
+
 namespace {
 
 AdamWSettings with_bf16_moments() {

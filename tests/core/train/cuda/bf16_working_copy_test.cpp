@@ -101,6 +101,40 @@ TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
   CHECK(is_rounding_of(weight_for_products(weight, at::kBFloat16), weight));
 }
 
+TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping before",
+          "[train][gpu]") {
+  MOE_NEED_GPU();
+  for (const auto moments : {MomentType::kF32, MomentType::kBF16}) {
+    AdamWSettings settings;
+    settings.moments = moments;
+    const auto stepped = [&](bool before) {
+      at::manual_seed(5);
+      const std::vector<model::NamedParameter> parameters = {{"matrix", trained({33, 16})},
+                                                             {"norm", trained({7})}};
+      AdamW optimizer(parameters, settings);
+      for (int64_t t = 0; t < 3; ++t) {
+        for (const auto& [name, tensor, is_expert] : parameters) {
+          tensor.mutable_grad() = at::randn(tensor.sizes()).to(kGpu);
+        }
+        const double norm = gradient_norm(parameters);
+        const Tensor gradient = parameters[0].tensor.grad().cpu().clone();
+        if (before) {
+          clip_gradients(parameters, norm, 1.0);
+          optimizer.step(0.1);
+        } else {
+          optimizer.step(0.1, clip_scale(norm, 1.0));
+          CHECK(at::equal(parameters[0].tensor.grad().cpu(), gradient));
+        }
+      }
+      return parameters;
+    };
+    const auto before = stepped(true), within = stepped(false);
+    for (size_t i = 0; i < before.size(); ++i) {
+      CHECK(at::equal(before[i].tensor.detach().cpu(), within[i].tensor.detach().cpu()));
+    }
+  }
+}
+
 TEST_CASE("experts' products on a GPU read the copies, with counts on the host or the device",
           "[train][gpu]") {
   MOE_NEED_GPU();
