@@ -4,6 +4,7 @@
 #include "kernels/ops/linear.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -153,13 +154,42 @@ at::ScalarType f32_beside(const Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+// While it lives, products on GPUs in f32 are in f32 although TF32 is allowed. LibTorch's switch is
+// one for the process: where ranks are threads, others' products may be in f32 meanwhile.
+class WithoutTf32 {
+ public:
+  explicit WithoutTf32(bool is_wanted)
+      : switches_(is_wanted && at::globalContext().allowTF32CuBLAS()) {
+    if (switches_) {
+      at::globalContext().setAllowTF32CuBLAS(false);
+    }
+  }
+  ~WithoutTf32() {
+    if (switches_) {
+      at::globalContext().setAllowTF32CuBLAS(true);
+    }
+  }
+  WithoutTf32(const WithoutTf32&) = delete;
+  WithoutTf32& operator=(const WithoutTf32&) = delete;
+
+ private:
+  bool switches_;
+};
+
+// How a product is computed: its operands, y, and whether TF32 will do for f32.
+struct LinearTypes {
+  at::ScalarType operands, out;
+  bool takes_tf32 = true;
+};
+
 struct Linear : torch::autograd::Function<Linear> {
-  // Operands are taken in type `operands`, y in type `out`.
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        const std::optional<Tensor>& bias, at::ScalarType operands,
-                        at::ScalarType out) {
+                        const std::optional<Tensor>& bias, const LinearTypes& types) {
     RECORD_USER_SCOPE("projections");
+    const auto [operands, out, takes_tf32] = types;
+    const WithoutTf32 in_f32(!takes_tf32);
     context->saved_data["operands"] = static_cast<int64_t>(operands);
+    context->saved_data["takes_tf32"] = takes_tf32;
     context->saved_data["has_bias"] = bias.has_value();
     if (!bias && takes_router_kernel(x, weight, operands)) {
       context->save_for_backward({x, weight, weight});
@@ -181,8 +211,9 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
+    const WithoutTf32 in_f32(!context->saved_data["takes_tf32"].toBool());
     const Tensor& grad = gradients[0];
-    variable_list result(5);
+    variable_list result(4);
     if (context->needs_input_grad(0)) {
       result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());
     }
@@ -197,11 +228,11 @@ struct Linear : torch::autograd::Function<Linear> {
 };
 
 Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-             at::ScalarType operands, at::ScalarType out) {
+             const LinearTypes& types) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
                   (!bias || bias->size(0) == weight.size(0)),
               "x ", x.sizes(), ", weight ", weight.sizes());
-  return Linear::apply(x, weight, bias, operands, out);
+  return Linear::apply(x, weight, bias, types);
 }
 
 }  // namespace
@@ -242,7 +273,7 @@ void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows)
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto given = bias.defined() ? std::optional(bias) : std::nullopt;
-  return apply(x, weight, given, x.scalar_type(), x.scalar_type());
+  return apply(x, weight, given, {x.scalar_type(), x.scalar_type()});
 }
 
 Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
@@ -261,11 +292,11 @@ Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {
-  return apply(x, weight, {}, x.scalar_type(), f32_beside(x));
+  return apply(x, weight, {}, {x.scalar_type(), f32_beside(x)});
 }
 
 Tensor linear_in_f32(const Tensor& x, const Tensor& weight) {
-  return apply(x, weight, {}, f32_beside(x), f32_beside(x));
+  return apply(x, weight, {}, {f32_beside(x), f32_beside(x), /*takes_tf32=*/false});
 }
 
 }  // namespace moe::kernels

@@ -29,7 +29,7 @@ at::Tensor linear(const at::Tensor& x, const Weight& weight, const at::Tensor& b
 at::Tensor linear_to_f32(const at::Tensor& x, const at::Tensor& weight);
 
 // The same in f32 whatever x is: x is widened and the weight not rounded. What decides between
-// experts is not left to bf16.
+// experts is not left to bf16, nor to TF32 where that is allowed: neither here nor in backward.
 at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 
 // `tensor` as an operand of products in `type`: rounded to bf16 where that is bf16, and then in the
