@@ -84,8 +84,8 @@ model::Llama load(const TrainBenchSettings& settings) {
     }
     return synthetic(settings.model, settings.device);
   }
-  const io::Checkpoint checkpoint =
-      model::open_checkpoint(settings.model, settings.upcycle, settings.router);
+  const io::Checkpoint checkpoint = model::open_checkpoint(settings.model, settings.upcycle,
+                                                           settings.router, settings.force_memory);
   if (settings.device.is_cpu()) {
     check_folder_memory(checkpoint, settings);
   }

@@ -106,8 +106,8 @@ route::ResolvedRouter resolve_router(const model::ModelConfig& config,
 }
 
 OpenedModel open_model(const EvalSettings& settings, const EvalEvents& events) {
-  io::Checkpoint checkpoint =
-      model::open_checkpoint(settings.model, settings.upcycle, settings.router);
+  io::Checkpoint checkpoint = model::open_checkpoint(settings.model, settings.upcycle,
+                                                     settings.router, settings.force_memory);
   model::ModelConfig config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (!settings.stats.empty()) {
     if (!config.moe) {

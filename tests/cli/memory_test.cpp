@@ -23,10 +23,10 @@ constexpr int64_t kVocab = int64_t{1} << 18, kWidth = int64_t{1} << 13;  // 8 Gi
 constexpr int64_t kHeads = 64;
 const char* const kLimit = "ulimit -d 200000;";  // KiB
 
-void write_large_model(const fs::path& folder) {
+void write_large_model(const fs::path& folder, int64_t inner = 64) {
   test::TinyCheckpoint shape;
   shape.hidden = kWidth;
-  shape.intermediate = 64;
+  shape.intermediate = inner;
   shape.layers = 1;
   shape.heads = shape.kv_heads = kHeads;
   shape.vocab = kVocab;
@@ -52,9 +52,9 @@ void write_large_model(const fs::path& folder) {
   for (const char* name : {"q", "k", "v", "o"}) {
     add(layer + "self_attn." + name + "_proj.weight", {kWidth, kWidth});
   }
-  add(layer + "mlp.gate_proj.weight", {64, kWidth});
-  add(layer + "mlp.up_proj.weight", {64, kWidth});
-  add(layer + "mlp.down_proj.weight", {kWidth, 64});
+  add(layer + "mlp.gate_proj.weight", {inner, kWidth});
+  add(layer + "mlp.up_proj.weight", {inner, kWidth});
+  add(layer + "mlp.down_proj.weight", {kWidth, inner});
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   std::string size(8, '\0');
@@ -111,6 +111,26 @@ TEST_CASE("no command begins to load a model that memory cannot hold", "[cli]") 
     CHECK(run.err.find('\n') + 1 == run.err.size());  // one sentence, and nothing was begun
     CHECK_FALSE(fs::exists(out));
   }
+}
+
+TEST_CASE("slices that memory cannot hold are not made, but with --force-memory", "[cli]") {
+  const TempDir dir;
+  const std::string model = (dir / "large").string(), asked = (dir / "asked.jsonl").string();
+  write_large_model(model, 1 << 13);  // slices of 0.8 GB
+  write_file(asked, long_request(1));
+  std::vector<std::string> words = {"eval",      model,        "--requests",    asked,
+                                    "--upcycle", "2",          "--granularity", "2",
+                                    "--router",  "top1:cf=inf"};
+  const auto refused = run_moe(words, kLimit);
+  INFO(refused.err);
+  CHECK(refused.exit_code == 2);
+  CHECK_THAT(refused.err, Contains("moe: taking " + model + " as a mixture takes about 0.8 GB") &&
+                              Contains("--force-memory tries it"));
+  words.emplace_back("--force-memory");
+  const auto forced = run_moe(words, kLimit);
+  INFO(forced.err);
+  CHECK(forced.exit_code == 1);  // tried, and the system has no more
+  CHECK_THAT(forced.err, !Contains("--force-memory tries it"));
 }
 
 TEST_CASE("the ranks of a host are counted together", "[cli]") {

@@ -524,7 +524,7 @@ route::RouterRequest router_of_opened(const UpcycleRequest& request,
 }
 
 io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router) {
+                               const route::RouterRequest& router, bool force_memory) {
   check_request(request);
   io::Checkpoint checkpoint(folder);
   if (!request.experts) {
@@ -565,7 +565,7 @@ io::Checkpoint open_checkpoint(const fs::path& folder, const UpcycleRequest& req
   if (request.granularity > 1 || request.shared_expert) {
     check_memory({bytes, 1, fmt::format("taking {} as a mixture", folder.string()),
                   "moe upcycle writes the mixture to the disk instead"},
-                 /*force=*/false);
+                 force_memory);
   }
   return checkpoint.as_model(Json(config_json(plan.child, checkpoint.config())), sources, made);
 }

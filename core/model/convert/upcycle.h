@@ -109,9 +109,9 @@ void check_may_share(const ModelConfig& parent, const std::string& where);
 // and no folder is written: experts are the dense feed-forward where it is mapped, routers are
 // drawn in memory, and there the slices of a feed-forward stand once for all its groups. UserError:
 // what opening the folder and plan_upcycle() say, a granularity without experts, memory that does
-// not hold the slices.
+// not hold the slices (unless `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
-                               const route::RouterRequest& router);
+                               const route::RouterRequest& router, bool force_memory = false);
 
 // The router that a mixture is taken with, before granularity, where `request` asks for one.
 route::RouterSettings upcycled_router(const route::RouterRequest& router);

@@ -128,8 +128,11 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
   TrainSettings settings = given;
   check_numbers(settings);
   check_data_named(settings);
-  Prepared run{
-      model::open_checkpoint(settings.model, settings.upcycle, settings.router), {}, {}, {}};
+  Prepared run{model::open_checkpoint(settings.model, settings.upcycle, settings.router,
+                                      settings.force_memory),
+               {},
+               {},
+               {}};
   RunPlan& plan = run.plan;
   settings.text_template = data::named_template(settings.text_template, settings.model);
   const auto config = model::parse_config(run.checkpoint.config(), run.checkpoint.config_name());
