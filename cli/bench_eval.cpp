@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
 #include "cli/bench.h"
 #include "cli/flags.h"
@@ -44,8 +45,13 @@ BenchResult measure(const bench::EvalSettings& settings) {
   OrderedJson json = {
       {"settings", {{"model", settings.model.string()}, {"repeats", settings.repeats}}},
       {"sets", OrderedJson::array()}};
+  const bool is_f32 = settings.precision == model::Precision::kF32;
+  if (!is_f32) {
+    json["settings"]["precision"] = model::to_string(settings.precision);
+  }
   std::string table =
-      fmt::format("{}, f32: {} repeats\n", settings.model.string(), settings.repeats);
+      fmt::format("{}, {}: {} repeats\n", settings.model.string(),
+                  is_f32 ? "f32" : model::to_string(settings.precision), settings.repeats);
   for (const auto& report : bench::bench_eval(settings)) {
     json["sets"].push_back(bench::to_json(report));
     table += table_of(report);
@@ -57,6 +63,7 @@ BenchResult measure(const bench::EvalSettings& settings) {
 
 Measure add_bench_eval(CLI::App& command) {
   auto flags = std::make_shared<bench::EvalSettings>();
+  auto precision = std::make_shared<std::optional<model::Precision>>();
   auto& settings = *flags;
   const Range size = whole_between(1, 1 << 30);
   add_options(command, {{.name = "model",
@@ -97,9 +104,11 @@ Measure add_bench_eval(CLI::App& command) {
                          .help = "after one to warm up",
                          .range = whole_between(1, 1000)}});
   add_router_flags(command, settings.router);
+  add_inference_precision(command, *precision);
   add_force_memory(command, settings.force_memory);
-  return [flags](const BenchFlags& shared) {
+  return [flags, precision](const BenchFlags& shared) {
     flags->device = device_of(shared.device);
+    flags->precision = model::inference_precision(*precision, flags->device.is_cuda());
     return measure(*flags);
   };
 }

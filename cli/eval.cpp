@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -24,6 +25,7 @@ namespace {
 struct EvalFlags {
   eval::EvalSettings settings;
   std::string requests, bos = "auto", compat = "current", device;
+  std::optional<model::Precision> precision;
   std::vector<std::filesystem::path> texts;
   std::vector<std::string> stats_by, sweeps;
   distributed::RankSettings ranks;
@@ -267,6 +269,7 @@ void run(EvalFlags& flags) {
   flags.settings.compat = eval::parse_compat(flags.compat);
   flags.ranks.threads = flags.threads;
   flags.ranks.on_cuda = flags.device == "cuda";
+  flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
   distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
     if (comm.size() > 1 && flags.requests == "-") {
       throw UserError("--requests - on {} ranks: standard input is one rank's; give a file",
@@ -422,6 +425,7 @@ void add_eval(CLI::App& app) {
   add_options(*command, model::request_options(flags->settings.upcycle));
   add_router_flags(*command, flags->settings.router);
   add_device(*command, flags->device);
+  add_inference_precision(*command, flags->precision);
   add_threads(*command, flags->threads);
   add_rank_flags(*command, flags->ranks);
   add_quiet(*command, flags->quiet);

@@ -256,6 +256,16 @@ c10::Device device_of(const std::string& name) {
   return name == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
 }
 
+void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision) {
+  add_options(command,
+              {{.name = "precision",
+                .member = choice(precision, model::parse_precision, model::to_string),
+                .group = group::kMemory,
+                .help = "of products: fp32, bf16 (on a GPU matrices lie in it too) or tf32 (CUDA "
+                        "GPUs); router, softmax and log-probabilities stay fp32",
+                .fallback = "bf16 with --device cuda, else fp32"}});
+}
+
 std::string row_instead(const std::filesystem::path& recipe) {
   std::filesystem::path rows = recipe.parent_path();
   if (rows.filename() == "small") {

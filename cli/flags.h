@@ -5,11 +5,13 @@
 #include <c10/core/Device.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/option.h"
 #include "core/distributed/session.h"
+#include "core/model/llama/compute.h"
 #include "core/route/router_override.h"
 
 namespace CLI {
@@ -51,6 +53,9 @@ void add_device(CLI::App& command, std::string& device);
 // What it names, of a command that is one process: the first GPU. distributed::Comm::device() has
 // it where there may be several.
 c10::Device device_of(const std::string& name);
+// --precision of a command that runs a model and does not train it; model::inference_precision()
+// says what holds.
+void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision);
 
 // A recipe is a TOML file with one table a command, read by toml++: CLI11's own reader misreads `#`
 // inside strings. read_recipes gives the app its --config; add_config lets it stand after a

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -26,6 +27,7 @@ using TokenizerOfFolder = std::shared_ptr<const io::Tokenizer>;
 
 struct GenerateFlags {
   std::string model, prompt, bos = "auto", text_template, device;
+  std::optional<model::Precision> precision;
   route::RouterRequest router;
   model::GenerateSettings settings;
   int threads = 0;
@@ -95,6 +97,8 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
 
 void run(const GenerateFlags& flags) {
   check_chat(flags);
+  const c10::Device device = device_of(flags.device);
+  const model::Precision precision = model::inference_precision(flags.precision, device.is_cuda());
   apply_threads(flags.threads);
   const io::Checkpoint checkpoint(flags.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
@@ -109,13 +113,13 @@ void run(const GenerateFlags& flags) {
     throw UserError("--prompt is {} tokens, the model takes {}; shorten it", prompt.size(),
                     config.longest_sequence());
   }
-  const c10::Device device = device_of(flags.device);
   check_memory({model::generate_bytes(config, routing, static_cast<int64_t>(prompt.size()),
                                       flags.settings, device),
                 1, fmt::format("generating with {}", flags.model),
                 "a shorter --prompt or fewer --max-tokens take less, most are the weights"},
                flags.force_memory);
-  const auto llama = model::Llama::load(checkpoint, {}, device, model::Storage::kStored);
+  const auto llama =
+      model::Llama::load(checkpoint, {}, device, model::Storage::kStored, {precision});
   model::GenerateSettings settings = flags.settings;
   settings.max_tokens = std::min(settings.max_tokens, room);
   settings.eos_ids = tokenizer->stop_ids();
@@ -204,6 +208,7 @@ void add_generate(CLI::App& app) {
   add_options(*command, options_of(*flags));
   add_router_flags(*command, flags->router);
   add_device(*command, flags->device);
+  add_inference_precision(*command, flags->precision);
   add_threads(*command, flags->threads);
   add_force_memory(*command, flags->force_memory);
   add_json(*command, flags->json);

@@ -125,7 +125,8 @@ Timing scaled(const Timing& time, double factor) {
 }
 
 // Seconds of an average forward's products: each is timed once and counts as often as it occurs.
-Timing time_products(const std::vector<Product>& products, int64_t repeats, c10::Device device) {
+Timing time_products(const std::vector<Product>& products, int64_t repeats,
+                     const at::TensorOptions& options) {
   Timing sum;
   std::vector<std::pair<Product, Timing>> timed;
   for (const Product& product : products) {
@@ -134,10 +135,10 @@ Timing time_products(const std::vector<Product>& products, int64_t repeats, c10:
              entry.first.outer == product.outer;
     });
     if (same == timed.end()) {
-      const at::Tensor left = at::randn({product.rows, product.inner}).to(device);
-      const at::Tensor right = at::randn({product.outer, product.inner}).to(device);
+      const at::Tensor left = at::randn({product.rows, product.inner}).to(options);
+      const at::Tensor right = at::randn({product.outer, product.inner}).to(options);
       const Timing time = time_of(
-          repeats, [&] { at::mm(left, right.t()); }, device);
+          repeats, [&] { at::mm(left, right.t()); }, options.device());
       same = timed.insert(timed.end(), {product, time});
     }
     const Timing each = scaled(same->second, static_cast<double>(product.count));
@@ -186,8 +187,11 @@ EvalReport measure(const model::Llama& llama, const RequestSet& set,
   for (const Product& product : products) {
     report.flop += product.flop() * static_cast<double>(scores.forwards);
   }
-  report.roof = scaled(time_products(products, repeats, llama.device()),
-                       static_cast<double>(scores.forwards));
+  // The CPU multiplies bf16 in f32 (kernels/ops/linear.h).
+  const auto type = llama.device().is_cuda() ? llama.product_type() : at::kFloat;
+  const auto options = at::TensorOptions(llama.device()).dtype(type);
+  report.roof =
+      scaled(time_products(products, repeats, options), static_cast<double>(scores.forwards));
   return report;
 }
 
@@ -213,8 +217,8 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
     largest.forward_tokens = std::max(largest.forward_tokens, of_set.forward_tokens);
   }
   check_memory(eval::memory_need(asked, opened, largest), settings.force_memory);
-  const model::Llama llama =
-      model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
+  const model::Llama llama = model::Llama::load(opened.checkpoint, {}, settings.device,
+                                                model::Storage::kStored, {settings.precision});
   const eval::ScoreSettings scoring = {{opened.routing.router, opened.routing.ep_ranks},
                                        settings.batch_tokens,
                                        settings.group_tokens};

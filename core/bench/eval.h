@@ -10,6 +10,7 @@
 
 #include "core/base/json.h"
 #include "core/bench/timing.h"
+#include "core/model/llama/compute.h"
 #include "core/route/router_override.h"
 
 namespace moe::bench {
@@ -24,6 +25,7 @@ struct EvalSettings {
   int64_t repeats = 3;  // after one to warm up
   route::RouterRequest router;
   c10::Device device = c10::kCPU;
+  model::Precision precision = model::Precision::kF32;
   bool force_memory = false;  // load the model although memory will be short
 };
 

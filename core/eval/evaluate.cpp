@@ -46,7 +46,7 @@ RunReport report_head(const EvalSettings& settings, const OpenedModel& opened) {
   RunReport report;
   report.model = settings.model.string();
   report.upcycle = model::to_json(settings.upcycle);
-  report.dtype = "float32";
+  report.dtype = dtype_name(settings.precision);
   report.window = opened.config.max_position_embeddings;
   report.adds_bos = opened.adds_bos;
   report.limit = settings.limit;

@@ -43,7 +43,8 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
   // Reading may take much longer on one rank than on another.
   const auto reading =
       settings.ranks == nullptr ? nullptr : settings.ranks->long_operation("reading the model");
-  return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored);
+  return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored,
+                            {settings.precision});
 }
 
 }  // namespace
@@ -198,7 +199,9 @@ void Runner::open_cache() {
     events_.notify("--stats-by needs every forward: no responses are kept or reused");
     return;
   }
-  cache_.emplace(response_file_->file, model_digest(opened_.checkpoint));
+  cache_.emplace(response_file_->file, model_digest(opened_.checkpoint),
+                 fmt::format("{} {}", dtype_name(all_settings_.precision),
+                             all_settings_.device.is_cpu() ? "cpu" : "cuda"));
   const io::LineLog& log = cache_->log();
   if (!log.lines().empty()) {
     events_.notify(

@@ -4,6 +4,12 @@ namespace moe::eval {
 
 namespace fs = std::filesystem;
 
+std::string dtype_name(model::Precision precision) {
+  return precision == model::Precision::kF32    ? "float32"
+         : precision == model::Precision::kBf16 ? "bfloat16"
+                                                : "tf32";
+}
+
 std::vector<fs::path> input_files(const EvalSettings& settings) {
   std::vector<fs::path> files(settings.tasks.begin(), settings.tasks.end());
   for (const char* name : {"config.json", "tokenizer.model", "tokenizer.json",

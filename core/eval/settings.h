@@ -15,6 +15,7 @@
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/task.h"
 #include "core/model/convert/upcycle_request.h"
+#include "core/model/llama/compute.h"
 #include "core/route/router_override.h"
 
 namespace moe::eval {
@@ -44,7 +45,8 @@ struct EvalSettings {
   // The ranks that share the work; every one calls with the same settings and has the results, the
   // first writes the files. None: this process alone.
   distributed::Comm* ranks = nullptr;
-  c10::Device device = c10::kCPU;  // that computes
+  c10::Device device = c10::kCPU;                       // that computes
+  model::Precision precision = model::Precision::kF32;  // of products
 
   bool is_rank_zero() const { return ranks == nullptr || ranks->rank() == 0; }
 };
@@ -52,6 +54,9 @@ struct EvalSettings {
 // Files that an evaluation reads and may not replace: of the model, of tasks that are files, of the
 // run to compare with.
 std::vector<std::filesystem::path> input_files(const EvalSettings& settings);
+
+// What results.json calls the precision of products: "float32", "bfloat16" or "tf32".
+std::string dtype_name(model::Precision precision);
 
 // Callbacks while an evaluation runs. All may be empty.
 struct EvalEvents {

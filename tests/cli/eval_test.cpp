@@ -72,6 +72,40 @@ TEST_CASE("benchmarks and a quiz in one run: table, results.json, samples", "[cl
             .exit_code == 0);
 }
 
+TEST_CASE("--precision bf16 computes in it and says so", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  test::write_file(folder / "mine.jsonl", kQuiz);
+  const auto run = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"eval",    stories(),
+                                      "--tasks", (folder / "mine.jsonl").string(),
+                                      "-o",      (folder / out).string()};
+    words.insert(words.end(), more.begin(), more.end());
+    const RunResult result = run_moe(words);
+    CAPTURE(result.err);
+    REQUIRE(result.exit_code == 0);
+    return Json::parse(test::read_file(folder / out / "results.json"));
+  };
+  const auto logprob = [&](const std::string& out) {
+    const Json sample = json_lines(test::read_file(folder / out / "samples_mine.jsonl")).at(1);
+    CHECK(sample["acc"] == 1.0);
+    return std::stod(sample["resps"].at(0).at(0).at(0).get<std::string>());
+  };
+  CHECK(run("f32", {})["config"]["model_dtype"] == "float32");
+  CHECK(run("said", {"--precision", "fp32"})["config"]["model_dtype"] == "float32");
+  CHECK(run("bf16", {"--precision", "bf16"})["config"]["model_dtype"] == "bfloat16");
+  CHECK(logprob("f32") == logprob("said"));
+  CHECK(logprob("f32") != logprob("bf16"));
+  // Roundings of 2^-9, some 60 in five layers in a root of squares, of logits of order 5.
+  CHECK(std::abs(logprob("f32") - logprob("bf16")) < 5 * 8 * 2.0 / 512);
+  check_refused(
+      {"eval", stories(), "--tasks", (folder / "mine.jsonl").string(), "--precision", "tf32"},
+      "--precision tf32: CUDA GPUs alone multiply in TF32");
+  check_refused(
+      {"eval", stories(), "--tasks", (folder / "mine.jsonl").string(), "--precision", "fp16"},
+      "--precision 'fp16' is unknown; known: fp32, tf32, bf16");
+}
+
 TEST_CASE("--list needs no model and names tasks, groups and files", "[cli]") {
   const RunResult result = run_moe({"eval", "--list"});
   REQUIRE(result.exit_code == 0);

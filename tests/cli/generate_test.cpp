@@ -21,6 +21,18 @@ TEST_CASE("greedy text begins with the prompt and repeats itself", "[cli]") {
         run_moe({"generate", model, "--prompt", "Once upon a time", "--max-tokens", "12"}).out);
 }
 
+TEST_CASE("text in bf16 is text of the same model", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (moe::test::shared_data() / "stories260K-hf").string();
+  const auto text = run_moe({"generate", model, "--prompt", "Once upon a time", "--max-tokens",
+                             "12", "--precision", "bf16"});
+  CHECK(text.exit_code == 0);
+  CHECK(text.out.rfind("Once upon a time, there was a little girl named Lily.", 0) == 0);
+  const auto refused = run_moe({"generate", model, "--prompt", "Once", "--precision", "tf32"});
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("CUDA GPUs alone multiply in TF32") != std::string::npos);
+}
+
 TEST_CASE("sampling depends on the seed alone", "[cli]") {
   MOE_NEED_SHARED_DATA();
   const std::string model = (moe::test::shared_data() / "stories260K-hf").string();

@@ -61,8 +61,9 @@ io::Digest model_digest(const io::Checkpoint& checkpoint) {
   return hash.digest();
 }
 
-ResponseCache::ResponseCache(const std::filesystem::path& file, const io::Digest& model)
-    : log_(file, kTitle), model_(model) {
+ResponseCache::ResponseCache(const std::filesystem::path& file, const io::Digest& model,
+                             std::string computed)
+    : log_(file, kTitle), model_(model), computed_(std::move(computed)) {
   const std::string opening = R"({"key":")";
   for (const auto& line : log_.lines()) {
     if (line.starts_with(opening) && line.size() > opening.size() + kKeyDigits) {
@@ -81,7 +82,7 @@ void ResponseCache::use(const model::RoutingOptions& routing) {
 std::string ResponseCache::key_of(const PlannedForward& forward) const {
   io::ContentHash hash;
   hash.update_text(model_.hex());
-  hash.update_text(fmt::format("{} float32 cpu scores {}", kVersion, routing_));
+  hash.update_text(fmt::format("{} {} scores {}", kVersion, computed_, routing_));
   put(hash, forward.inputs.lengths);
   put(hash, forward.inputs.continues);
   for (const size_t index : forward.requests) {
@@ -95,7 +96,7 @@ std::string ResponseCache::key_of(const std::vector<int64_t>& prompt,
                                   const Generation& generation) const {
   io::ContentHash hash;
   hash.update_text(model_.hex());
-  hash.update_text(fmt::format("{} float32 cpu answer {}", kVersion, routing_));
+  hash.update_text(fmt::format("{} {} answer {}", kVersion, computed_, routing_));
   put(hash, prompt);
   put(hash, generation.max_tokens);
   for (const auto& word : generation.until) {

@@ -2,7 +2,7 @@
 // The model's responses, appended to a file as they come, so that an evaluation that was
 // interrupted continues where it was. An entry is a whole forward (forwards.h says why), or one
 // generated answer. Its key is a hash of all that the result depends on: the model's contents, its
-// routing, the precision, the version of moe, and the requests' tokens.
+// routing, the precision and the kind of device, the version of moe, and the requests' tokens.
 //
 // The file is an io::LineLog; a line is JSON of "key" (32 hex digits) and
 //   "scores"    [[logprob, is_greedy, tokens], ..], one a request of the forward
@@ -30,8 +30,10 @@ io::Digest model_digest(const io::Checkpoint& checkpoint);
 
 class ResponseCache : public ForwardCache {
  public:
-  // UserError: `file` is something else, or cannot be written.
-  ResponseCache(const std::filesystem::path& file, const io::Digest& model);
+  // `computed`: in which precision, on what kind of device. UserError: `file` is something else, or
+  // cannot be written.
+  ResponseCache(const std::filesystem::path& file, const io::Digest& model,
+                std::string computed = "float32 cpu");
 
   // The routing of the forwards that follow. Must be called before the first of them.
   void use(const model::RoutingOptions& routing);
@@ -54,7 +56,7 @@ class ResponseCache : public ForwardCache {
 
   io::LineLog log_;
   io::Digest model_;
-  std::string routing_;
+  std::string computed_, routing_;
   std::unordered_map<std::string, std::string> lines_;  // key -> line
   int64_t hits_ = 0;
 };

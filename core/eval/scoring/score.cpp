@@ -35,16 +35,18 @@ std::string digest_of(const std::vector<Request>& requests) {
 }
 
 // UserError on all ranks when they were given different requests or settings.
-void check_same_requests(distributed::Comm* ranks, const std::vector<Request>& requests,
+void check_same_requests(const model::Llama& llama, const std::vector<Request>& requests,
                          const ScoreSettings& settings) {
+  distributed::Comm* ranks = settings.ranks;
   if (ranks != nullptr && ranks->size() > 1) {
     distributed::check_same_on_all_ranks(
         *ranks, "what is evaluated",
         fmt::format("{} requests {}\nrouter {}\nep-ranks {}\nbatch-tokens {}\n"
-                    "group-tokens {}\n",
+                    "group-tokens {}\nproducts in {}\n",
                     requests.size(), digest_of(requests),
                     route::to_full_string(settings.routing.router), settings.routing.ep_ranks,
-                    settings.batch_tokens, settings.group_tokens));
+                    settings.batch_tokens, settings.group_tokens,
+                    llama.product_type() == at::kBFloat16 ? "bf16" : "fp32"));
   }
 }
 
@@ -256,7 +258,7 @@ int64_t largest_forward(const model::ModelConfig& config, uint64_t mapped_bytes,
 Scores score_requests(const model::Llama& llama, const std::vector<Request>& requests,
                       const ScoreSettings& settings,
                       const std::function<void(int64_t)>& on_progress) {
-  check_same_requests(settings.ranks, requests, settings);
+  check_same_requests(llama, requests, settings);
   const PrefixBatches batches =
       plan_forwards(llama.config(), requests, settings, limit_on_all_ranks(llama, settings));
   const at::NoGradGuard no_gradients;

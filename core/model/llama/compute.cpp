@@ -27,6 +27,20 @@ Choice parse(const std::array<const char*, N>& names, const char* flag, const st
 Precision parse_precision(const std::string& text) {
   return parse<Precision>(kPrecisions, "--precision", text);
 }
+void check_precision(Precision precision, bool on_cuda) {
+  if (precision == Precision::kTf32 && !on_cuda) {
+    throw UserError(
+        "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; use fp32 "
+        "or bf16, or --device cuda");
+  }
+}
+
+Precision inference_precision(const std::optional<Precision>& asked, bool on_cuda) {
+  const Precision precision = asked.value_or(on_cuda ? Precision::kBf16 : Precision::kF32);
+  check_precision(precision, on_cuda);
+  return precision;
+}
+
 Recompute parse_recompute(const std::string& text) {
   return parse<Recompute>(kRecomputes, "--recompute", text);
 }

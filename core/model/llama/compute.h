@@ -2,6 +2,7 @@
 // How a model is computed, whatever it is: precision, and what a forward keeps for its backward.
 // Needs no LibTorch.
 
+#include <optional>
 #include <string>
 
 namespace moe::model {
@@ -22,6 +23,11 @@ struct ComputeOptions {
 };
 
 Precision parse_precision(const std::string& text);  // UserError lists what is known
+// UserError: TF32 without a GPU.
+void check_precision(Precision precision, bool on_cuda);
+// Of a command that runs a model and does not train it: what was asked for, checked, or bf16 on a
+// GPU and f32 on a CPU.
+Precision inference_precision(const std::optional<Precision>& asked, bool on_cuda);
 Recompute parse_recompute(const std::string& text);
 const char* to_string(Precision precision);
 const char* to_string(Recompute recompute);

@@ -2,6 +2,7 @@
 
 #include "core/model/llama/llama.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -229,7 +230,7 @@ Llama Llama::merged() const {
 }
 
 void Llama::add_lora(const LoraSettings& settings, uint64_t seed) {
-  MOE_CHECK(!weights_->is_mapped || settings.rank == 0, "adapters of weights that are mapped");
+  MOE_CHECK(weights_->storage == Storage::kF32 || settings.rank == 0, "adapters for inference");
   weights_->lora = settings;
   uint64_t number = 0;
   for (auto& layer : weights_->layers) {
@@ -274,7 +275,7 @@ at::Device Llama::device() const { return weights_->embedding.device(); }
 
 uint64_t Llama::mapped_bytes() const {
   uint64_t bytes = 0;
-  if (weights_->is_mapped) {
+  if (weights_->storage == Storage::kStored && device().is_cpu()) {
     for (const auto& [name, tensor] : weights_->stored_views(FolderForm::kMoe)) {
       bytes += tensor.nbytes();
     }
@@ -297,7 +298,12 @@ RoutingOptions Llama::default_routing() const {
 
 const LoraSettings& Llama::lora() const { return weights_->lora; }
 
-void Llama::set_compute(const ComputeOptions& compute) { weights_->compute = compute; }
+void Llama::set_compute(const ComputeOptions& compute) {
+  weights_->compute = compute;
+  if (compute.precision == Precision::kTf32) {
+    at::globalContext().setAllowTF32CuBLAS(true);
+  }
+}
 
 ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {
@@ -360,7 +366,7 @@ Tensor Llama::head_weight() const {
 at::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
-  MOE_CHECK(!weights_->is_mapped, "parameters of a model whose weights are mapped");
+  MOE_CHECK(weights_->storage == Storage::kF32, "parameters of a model for inference");
   std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
   for (size_t index = 0; index < weights_->layers.size(); ++index) {
     const Layer& layer = weights_->layers[index];

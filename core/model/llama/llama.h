@@ -70,7 +70,7 @@ using OnFeedForward = std::function<void(int64_t layer, const at::Tensor& input)
 struct NamedParameter {
   std::string name;   // "model.layers.0.mlp.gate_up" and the like; norms have "norm" in it,
                       // adapters end with ".lora_a" or ".lora_b"
-  at::Tensor tensor;  // f32 leaf; a matrix of bf16 where Storage says
+  at::Tensor tensor;  // f32 leaf
   // Of the experts of a MoE layer: dimension 0 counts those of this process, from
   // layout().first_expert(). All others are whole on every process.
   bool is_expert = false;
@@ -79,18 +79,21 @@ struct NamedParameter {
 // How a model lies in memory.
 enum class Storage {
   kF32,     // all in f32: it can be trained
-  kStored,  // on a CPU the matrices are the mapped files of the folder, in their stored type; on
-            // other devices as kF32. A page is read when a product needs it, and the system may
-            // drop it again: for inference a model may be larger than memory
+  kStored,  // matrices in the type that the folder stores: for inference. On a CPU they are its
+            // mapped files: a page is read when a product needs it, and the system may drop it
+            // again, so a model may be larger than memory. On a GPU they are copied there, rounded
+            // to bf16 where products are in bf16, which changes no product
 };
 
 class Llama {
  public:
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
   // `device`, where all is computed and kept then. Of the experts only those of `layout`'s rank,
-  // and no others are read. The checkpoint need not outlive it.
+  // and no others are read. The checkpoint need not outlive it. `compute`: as set_compute();
+  // kStored on a GPU keeps what this precision needs.
   static Llama load(const io::Checkpoint& checkpoint, const distributed::Layout& layout = {},
-                    at::Device device = at::kCPU, Storage storage = Storage::kF32);
+                    at::Device device = at::kCPU, Storage storage = Storage::kF32,
+                    const ComputeOptions& compute = {});
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const distributed::Layout& layout = {});
   Llama clone() const;                      // f32 weights of its own, without gradients
@@ -103,11 +106,14 @@ class Llama {
   const ModelConfig& config() const;
   const distributed::Layout& layout() const;  // which experts are here
   at::Device device() const;                  // of all weights
-  uint64_t mapped_bytes() const;  // of matrices that lie in mapped files; 0 but for kStored
+  uint64_t mapped_bytes()
+      const;  // of matrices that lie in mapped files; 0 but for kStored on a CPU
   // The processes that hold the other experts; forward and backward are then collectives of it. It
   // outlives them, and clones keep it. nullptr: none, for a model that is whole.
   void set_group(distributed::Comm* group);
-  void set_compute(const ComputeOptions& compute);  // of the forwards that follow; by default {}
+  // Of the forwards that follow; by default {}. TF32 is then allowed in all of the process:
+  // LibTorch has no finer switch.
+  void set_compute(const ComputeOptions& compute);
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
   const LoraSettings& lora() const;  // rank 0: no adapters

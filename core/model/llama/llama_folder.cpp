@@ -14,6 +14,7 @@ using at::Tensor;
 namespace {
 
 constexpr uint64_t kShardBytes = uint64_t{5} << 30;
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 FolderForm form_of(const ModelConfig& config) {
   return config.moe ? written_form(*config.moe) : FolderForm::kMoe;
@@ -59,6 +60,25 @@ kernels::Weight mapped_weight(const io::Checkpoint& checkpoint, const BlockNames
   return kernels::Weight(std::move(matrices));
 }
 
+// The type in which a GPU keeps a matrix that does not train: the one that its tensors are stored
+// in, so that it takes no more than they do, but bf16 where products round it to that anyway. The
+// embedding is looked up, which rounds nothing.
+at::ScalarType kept_type(const io::Checkpoint& checkpoint, const BlockNames& names,
+                         Precision precision) {
+  const bool is_embedding = names.front().front() == kEmbedding;
+  if (precision == Precision::kBf16 && !is_embedding) {
+    return at::kBFloat16;
+  }
+  std::optional<at::ScalarType> type;
+  for (const auto& blocks : names) {
+    for (const auto& name : blocks) {
+      const at::ScalarType stored = scalar_type(checkpoint.info(name).dtype);
+      type = c10::promoteTypes(type.value_or(stored), stored);  // f32 of bf16 and f16
+    }
+  }
+  return type.value_or(at::kFloat);
+}
+
 // config.json of a folder.
 std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
                         const io::Checkpoint& parent, const LossCoefficients& coefficients) {
@@ -78,19 +98,30 @@ std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
 }  // namespace
 
 Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
-                        const ExpertParallel& expert_parallel)
-    : Weights(model_config, expert_parallel, at::kCPU, /*has_matrices=*/false) {
-  is_mapped = true;
-  const FolderForm form = form_of(config);
-  for (const auto& [name, view] : stored_views(form)) {  // no matrices yet
+                        const ExpertParallel& expert_parallel, at::Device device,
+                        const ComputeOptions& its_compute)
+    : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
+  storage = Storage::kStored;
+  const MoeNames names = moe_names(form_of(config));
+  if (!device.is_cpu()) {
+    make_matrices(names, [&](const BlockNames& blocks) {
+      return kept_type(checkpoint, blocks, its_compute.precision);
+    });
+    return;
+  }
+  for (const auto& [name, view] : stored_views(form_of(config))) {  // no matrices yet
     view.copy_(stored_tensor(checkpoint, name));
   }
-  embedding = stored_tensor(checkpoint, "model.embed_tokens.weight");
+  map_matrices(checkpoint, names);
+}
+
+void Llama::Weights::map_matrices(const io::Checkpoint& checkpoint, const MoeNames& moe_names) {
+  embedding = stored_tensor(checkpoint, kEmbedding);
   if (!config.tie_word_embeddings) {
     head = stored_tensor(checkpoint, "lm_head.weight");
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    const LayerNames names = layer_names(index, moe_names(form));
+    const LayerNames names = layer_names(index, moe_names);
     Layer& layer = layers[index];
     layer.attention.qkv = mapped_weight(checkpoint, names.qkv);
     layer.attention.output = mapped_weight(checkpoint, names.output);
@@ -104,15 +135,16 @@ Llama::Weights::Weights(const io::Checkpoint& checkpoint, const ModelConfig& mod
 }
 
 Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& layout,
-                  at::Device device, Storage storage) {
+                  at::Device device, Storage storage, const ComputeOptions& compute) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   const ExpertParallel parallel{nullptr, layout};
   Llama model;
-  if (storage == Storage::kStored && device.is_cpu()) {
-    model.weights_ = std::make_unique<Weights>(checkpoint, config, parallel);
-  } else {
-    model.weights_ = std::make_unique<Weights>(config, parallel, device);
+  model.weights_ = storage == Storage::kStored
+                       ? std::make_unique<Weights>(checkpoint, config, parallel, device, compute)
+                       : std::make_unique<Weights>(config, parallel, device);
+  model.set_compute(compute);
+  if (storage == Storage::kF32 || !device.is_cpu()) {
     for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
       view.copy_(stored_tensor(checkpoint, name));
       checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once

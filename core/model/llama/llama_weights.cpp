@@ -14,50 +14,32 @@ void check_layout(const ModelConfig& config, const distributed::Layout& layout) 
             "experts of {} processes", layout.group());
 }
 
-SharedExpert empty_shared_expert(int64_t width, int64_t inner, const at::TensorOptions& options,
-                                 bool has_matrices) {
-  SharedExpert shared;
-  shared.gate = at::empty({1, width}, options);
-  if (has_matrices) {
-    shared.gate_up = at::empty({1, 2 * inner, width}, options);
-    shared.down = at::empty({1, width, inner}, options);
-  }
-  return shared;
+int64_t qkv_rows(const ModelConfig& config) {
+  return (config.heads + 2 * config.kv_heads) * config.head_dim;
 }
 
-Layer empty_layer(const ModelConfig& config, int64_t index, int64_t processes,
-                  const at::TensorOptions& options, bool has_matrices) {
+// A layer without its matrices.
+Layer empty_layer(const ModelConfig& config, int64_t index, const at::TensorOptions& options) {
   const bool is_moe = config.is_moe_layer(index);
   const int64_t width = config.hidden_size;
-  const int64_t experts = is_moe ? config.moe->experts : 1;
-  const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
-  const int64_t qkv_rows = (config.heads + 2 * config.kv_heads) * config.head_dim;
   Layer layer;
   layer.input_norm = at::empty({width}, options);
   layer.post_norm = at::empty({width}, options);
   if (config.qkv_bias) {
-    layer.attention.bias = at::empty({qkv_rows}, options);
+    layer.attention.bias = at::empty({qkv_rows(config)}, options);
   }
   if (config.qk_norm) {
     layer.attention.query_norm = at::empty({config.head_dim}, options);
     layer.attention.key_norm = at::empty({config.head_dim}, options);
   }
   if (is_moe) {
-    layer.router = at::empty({experts, width}, options);
+    layer.router = at::empty({config.moe->experts, width}, options);
     if (config.moe->router.bias_rate) {
-      layer.router_bias = at::zeros({experts}, options);
+      layer.router_bias = at::zeros({config.moe->experts}, options);
     }
   }
-  if (has_matrices) {
-    const int64_t local_experts = is_moe ? experts / processes : 1;
-    layer.attention.qkv = at::empty({qkv_rows, width}, options);
-    layer.attention.output = at::empty({width, config.heads * config.head_dim}, options);
-    layer.gate_up = at::empty({local_experts, 2 * inner, width}, options);
-    layer.down = at::empty({local_experts, width, inner}, options);
-  }
   if (is_moe && config.moe->shared_expert_width > 0) {
-    layer.shared_expert =
-        empty_shared_expert(width, config.moe->shared_expert_width, options, has_matrices);
+    layer.shared_expert.gate = at::empty({1, width}, options);
   }
   return layer;
 }
@@ -102,22 +84,46 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
 
 Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
                         at::Device device)
-    : Weights(model_config, expert_parallel, device, /*has_matrices=*/true) {}
+    : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
+  make_matrices(moe_names(FolderForm::kMoe),
+                [](const BlockNames& /*names*/) { return at::kFloat; });
+}
 
-Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-                        at::Device device, bool has_matrices)
+Llama::Weights::Weights(WithoutMatrices /*tag*/, const ModelConfig& model_config,
+                        const ExpertParallel& expert_parallel, at::Device device)
     : config(model_config), parallel(expert_parallel) {
   check_layout(config, parallel.layout);
   const at::TensorOptions options(device);
   norm = at::empty({config.hidden_size}, options);
-  if (has_matrices) {
-    embedding = at::empty({config.vocab_size, config.hidden_size}, options);
+  for (int64_t index = 0; index < config.layers; ++index) {
+    layers.push_back(empty_layer(config, index, options));
   }
-  if (has_matrices && !config.tie_word_embeddings) {
-    head = at::empty({config.vocab_size, config.hidden_size}, options);
+}
+
+void Llama::Weights::make_matrices(const MoeNames& names, const TypeOfMatrix& type_of) {
+  const int64_t width = config.hidden_size;
+  const auto make = [&](at::IntArrayRef shape, const BlockNames& blocks) {
+    return at::empty(shape, norm.options().dtype(type_of(blocks)));
+  };
+  embedding = make({config.vocab_size, width}, {{"model.embed_tokens.weight"}});
+  if (!config.tie_word_embeddings) {
+    head = make({config.vocab_size, width}, {{"lm_head.weight"}});
   }
   for (int64_t index = 0; index < config.layers; ++index) {
-    layers.push_back(empty_layer(config, index, parallel.size(), options, has_matrices));
+    const bool is_moe = config.is_moe_layer(index);
+    const int64_t experts = is_moe ? config.moe->experts / parallel.size() : 1;
+    const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
+    const LayerNames all = layer_names(index, names);
+    Layer& layer = layers[index];
+    layer.attention.qkv = make({qkv_rows(config), width}, all.qkv);
+    layer.attention.output = make({width, config.heads * config.head_dim}, all.output);
+    layer.gate_up = make({experts, 2 * inner, width}, all.gate_up);
+    layer.down = make({experts, width, inner}, all.down);
+    if (SharedExpert& shared = layer.shared_expert; shared.is_there()) {
+      const int64_t shared_inner = config.moe->shared_expert_width;
+      shared.gate_up = make({1, 2 * shared_inner, width}, all.shared_gate_up);
+      shared.down = make({1, width, shared_inner}, all.shared_down);
+    }
   }
 }
 

@@ -1,11 +1,12 @@
 #pragma once
 // What a Llama holds, for the files that make up its class: few large tensors (one qkv, one
 // gate_up, one down a layer), so that a layer is few matrix products, and the table that ties them
-// to the names and shapes of the Hugging Face files. For inference the matrices are the tensors of
-// those files, where they are mapped.
+// to the names and shapes of the Hugging Face files. For inference the matrices keep their stored
+// type, on the CPU as the tensors of those files, where they are mapped.
 
 #include <ATen/ATen.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -51,9 +52,9 @@ struct Llama::Weights {
   ExpertParallel parallel;
   ComputeOptions compute;
   LoraSettings lora;
-  // Matrices are f32 or, where they are mapped, of the type that the folder stores. Routers, norms
-  // and biases are always f32.
-  bool is_mapped = false;
+  // Storage::kStored: matrices are of the types that kept_type() says, or mapped as they are
+  // stored. Else they are f32, as routers, norms and biases always are.
+  Storage storage = Storage::kF32;
   at::Tensor embedding;  // [V, D]
   at::Tensor norm;       // [D]
   at::Tensor head;       // [V, D], undefined when tied
@@ -63,17 +64,25 @@ struct Llama::Weights {
 
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
           at::Device device = at::kCPU);
-  // Of a folder, on the CPU. Its matrices are mapped, and their tensors keep the files mapped.
+  // Of a folder, Storage::kStored. On the CPU its matrices are mapped, and their tensors keep the
+  // files mapped; elsewhere all is to be filled, as above, for products of `its_compute`.
   Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
-          const ExpertParallel& expert_parallel);
+          const ExpertParallel& expert_parallel, at::Device device,
+          const ComputeOptions& its_compute);
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
   // their number among all; those of other processes are left out.
   std::map<std::string, at::Tensor> stored_views(FolderForm form) const;
 
  private:
-  Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel, at::Device device,
-          bool has_matrices);
+  struct WithoutMatrices {};
+  // The dtype of a matrix of these tensors of the folder.
+  using TypeOfMatrix = std::function<at::ScalarType(const BlockNames&)>;
+
+  Weights(WithoutMatrices, const ModelConfig& model_config, const ExpertParallel& expert_parallel,
+          at::Device device);
+  void make_matrices(const MoeNames& names, const TypeOfMatrix& type_of);
+  void map_matrices(const io::Checkpoint& checkpoint, const MoeNames& names);
   LayerNames layer_names(int64_t index, const MoeNames& names) const;
   void add_vector_views(int64_t index, const MoeNames& names,
                         std::map<std::string, at::Tensor>& views) const;

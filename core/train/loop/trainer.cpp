@@ -1,6 +1,5 @@
 #include "core/train/loop/trainer.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -38,9 +37,6 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
   model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
   model.set_compute(settings.compute);
-  if (settings.compute.precision == model::Precision::kTf32) {
-    at::globalContext().setAllowTF32CuBLAS(true);  // of this process: LibTorch has no finer switch
-  }
   model.add_lora(settings.lora, settings.seed);
   return model;
 }

@@ -61,11 +61,7 @@ void check_numbers(const TrainSettings& settings) {
     throw UserError("--min-lr {} is above --lr {}; the rate falls from the one to the other",
                     *settings.min_lr, settings.lr);
   }
-  if (settings.compute.precision == model::Precision::kTf32 && !settings.on_cuda) {
-    throw UserError(
-        "--precision tf32: CUDA GPUs alone multiply in TF32, and this run is on the CPU; use fp32 "
-        "or bf16, or --device cuda");
-  }
+  model::check_precision(settings.compute.precision, settings.on_cuda);
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
   if (settings.text_template != "auto") {  // which the model's folder says, data::named_template

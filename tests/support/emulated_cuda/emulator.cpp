@@ -12,6 +12,7 @@
 
 #include "cuda_runtime_api.h"
 #include "kernels/ops/cuda_functions.h"
+#include "memory.h"
 
 // The linker's names for the ends of the section that holds all shared variables.
 extern "C" {
@@ -255,7 +256,7 @@ namespace moe::kernels {
 
 int64_t gpu_count_cuda() { return 1; }
 std::string gpu_name_cuda(int64_t /*gpu*/) { return "emulated GPU"; }  // tests/support/gpu.h
-uint64_t gpu_peak_bytes_cuda(int64_t /*gpu*/) { return 0; }
+uint64_t gpu_peak_bytes_cuda(int64_t /*gpu*/) { return emulated::peak_memory(); }
 void* current_stream_cuda(c10::Device /*device*/) { return nullptr; }
 
 }  // namespace moe::kernels

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -38,6 +39,8 @@ class Memory {
     char* memory = begin_ + used_;
     used_ += whole;
     sizes_[memory] = whole;
+    live_ += whole;
+    peak_ = std::max(peak_, live_);
     protect(memory, whole, PROT_READ | PROT_WRITE);
     std::memset(memory, 0xFF, whole);
     if (awake_ == 0) {
@@ -51,8 +54,14 @@ class Memory {
     const auto size = sizes_.find(memory);
     if (size != sizes_.end()) {
       madvise(memory, size->second, MADV_DONTNEED);
+      live_ -= size->second;
       sizes_.erase(size);
     }
+  }
+
+  size_t peak() {
+    const std::lock_guard lock(mutex_);
+    return peak_;
   }
 
   void wake(int change) {
@@ -73,7 +82,7 @@ class Memory {
 
   std::mutex mutex_;
   char* begin_ = nullptr;
-  size_t used_ = 0;
+  size_t used_ = 0, live_ = 0, peak_ = 0;
   int awake_ = 0;
   std::map<void*, size_t> sizes_;
 };
@@ -92,5 +101,6 @@ Awake::~Awake() { memory().wake(-1); }
 
 void* take_memory(size_t bytes) { return memory().take(bytes); }
 void give_back_memory(void* given) { memory().give_back(given); }
+size_t peak_memory() { return memory().peak(); }
 
 }  // namespace emulated

@@ -19,5 +19,7 @@ class Awake {
 // Pages of their own, full of what nobody wrote (all bits set: NaN, or -1).
 void* take_memory(size_t bytes);
 void give_back_memory(void* memory);
+// The most that was taken and not given back so far, in whole pages.
+size_t peak_memory();
 
 }  // namespace emulated

@@ -199,6 +199,23 @@ TEST_CASE("generated answers come back, by prompt and by what ends them", "[eval
   CHECK_FALSE(cache.find_text({1, 2, 3}, generation));
 }
 
+TEST_CASE("what was computed in another precision is not recalled", "[eval]") {
+  const TempDir folder;
+  const auto find = [&](const std::string& computed) {
+    ResponseCache cache(folder / "cache", {1, 2}, computed);
+    cache.use({});
+    return cache.find_text({1}, {});
+  };
+  {
+    ResponseCache cache(folder / "cache", {1, 2});
+    cache.use({});
+    cache.store_text({1}, {}, "yes");
+  }
+  CHECK(find("float32 cpu") == "yes");
+  CHECK_FALSE(find("bfloat16 cpu"));
+  CHECK_FALSE(find("float32 cuda"));
+}
+
 TEST_CASE("lines that say something else are not used", "[eval]") {
   const TempDir folder;
   Generation generation;

@@ -1,0 +1,144 @@
+// Models that are run and not trained on a GPU: in which type their matrices lie there, and that
+// the numbers are those of matrices in f32. In a build without CUDA the GPU is an emulated one
+// (tests/support/emulated_cuda).
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "core/model/llama/generate.h"
+#include "core/model/llama/llama.h"
+#include "kernels/ops/device.h"
+#include "tests/support/foreign_checkpoint.h"
+#include "tests/support/gpu.h"
+#include "tests/support/mixture.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_checkpoint.h"
+
+using namespace moe;
+using at::Tensor;
+using model::Llama;
+using model::Precision;
+using model::Storage;
+using test::kGpu;
+
+namespace {
+
+model::Packed pack() {
+  at::manual_seed(4);
+  return {at::randint(0, 64, {50}, at::kLong), {1, 7, 31, 11}};
+}
+
+Tensor logits(const Llama& model) {
+  const at::NoGradGuard no_gradients;
+  return model.head(model.forward(pack(), model.default_routing()).hidden).cpu();
+}
+
+// The same products of the same operands. In bf16 on the emulated GPU the same bits. A GPU's
+// library may sum in another order where a matrix lies elsewhere, and in f32 a matrix of up to 64
+// rows is multiplied by a kernel of ours (kernels/ops/linear.cpp) where it is stored in f32 alone:
+// 2^-24 a term, of at most 32 terms, 3 layers deep.
+void check_same(const Tensor& a, const Tensor& b, Precision precision) {
+  const bool is_exact = test::is_emulated() && precision == Precision::kBf16;
+  const double most = is_exact ? 0 : 1e-5;
+  CHECK(((a - b).norm() / b.norm()).item<double>() <= most);
+}
+
+void check_kept(const std::filesystem::path& folder, Precision precision, at::ScalarType head) {
+  const io::Checkpoint checkpoint(folder);
+  const Llama wide = Llama::load(checkpoint, {}, kGpu, Storage::kF32, {precision});
+  const Llama kept = Llama::load(checkpoint, {}, kGpu, Storage::kStored, {precision});
+  CHECK(wide.head_weight().scalar_type() == at::kFloat);
+  CHECK(kept.head_weight().scalar_type() == head);
+  CHECK(kept.head_weight().device() == kGpu);
+  check_same(logits(kept), logits(wide), precision);
+}
+
+}  // namespace
+
+// First in its process: peaks only grow.
+TEST_CASE("a model for inference takes no more of a GPU than its folder of 16 bits",
+          "[model][gpu]") {
+  MOE_NEED_GPU();
+  const test::TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense", {.hidden = 128,
+                                              .intermediate = 256,
+                                              .heads = 8,
+                                              .kv_heads = 8,
+                                              .vocab = 256,
+                                              .dtype = io::DType::kBF16});
+  test::write_mixture(dir / "dense", dir / "moe", {.router = "top1", .experts = 8});
+  const io::Checkpoint checkpoint(dir / "moe");
+  uint64_t stored = 0;
+  for (const auto& tensor : checkpoint.tensors()) {
+    stored += static_cast<uint64_t>(tensor.bytes());
+  }
+  const auto peak_of = [&](Storage storage, Precision precision) {
+    Llama::load(checkpoint, {}, kGpu, storage, {precision});
+    return kernels::gpu_peak_bytes(0);
+  };
+  // Vectors are widened, and a page or a block of an allocator is left over for each tensor.
+  const uint64_t most = stored + stored / 4;
+  CHECK(peak_of(Storage::kStored, Precision::kBf16) < most);
+  CHECK(peak_of(Storage::kStored, Precision::kF32) < most);
+  CHECK(peak_of(Storage::kF32, Precision::kBf16) > 3 * stored / 2);
+}
+
+TEST_CASE("matrices as they are stored give what matrices in f32 give", "[model][gpu]") {
+  MOE_NEED_GPU();
+  for (const auto& [stored, type] :
+       {std::pair(io::DType::kF32, at::kFloat), std::pair(io::DType::kF16, at::kHalf),
+        std::pair(io::DType::kBF16, at::kBFloat16)}) {
+    for (const std::string router : {"", "top2:cf=inf", "top1+ir+fr"}) {
+      CAPTURE(static_cast<int>(stored), router);
+      const test::TempDir dir;
+      test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .dtype = stored, .std = 0.2});
+      std::string name = "m";
+      if (!router.empty()) {
+        test::write_mixture(dir / "m", dir / "moe",
+                            {.router = router, .experts = 4, .router_std = 1.0, .ep_ranks = 2});
+        name = "moe";
+      }
+      check_kept(dir / name, Precision::kF32, type);
+      check_kept(dir / name, Precision::kBf16, at::kBFloat16);
+    }
+  }
+}
+
+TEST_CASE("a tied embedding, which is looked up too, is not rounded", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const test::TempDir dir;
+  test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .tied = true, .std = 0.2});
+  check_kept(dir / "m", Precision::kBf16, at::kFloat);
+}
+
+TEST_CASE("biases, norms of heads and shared experts stay as they are", "[model][gpu]") {
+  MOE_NEED_GPU();
+  for (const auto kind : {test::Foreign::kQwen2, test::Foreign::kQwen3}) {
+    const test::TempDir dir;
+    test::write_foreign_checkpoint(
+        dir / "m", {.kind = kind, .dense_layers = {}, .tiny = {.hidden = 32, .std = 0.2}});
+    check_kept(dir / "m", Precision::kBf16, at::kBFloat16);
+    check_kept(dir / "m", Precision::kF32, at::kFloat);
+  }
+  const test::TempDir dir;
+  test::write_foreign_checkpoint(dir / "m", {.kind = test::Foreign::kQwen2Moe,
+                                             .experts = 4,
+                                             .dense_layers = {1},
+                                             .shared_width = 24,
+                                             .tiny = {.hidden = 32, .std = 0.2}});
+  check_kept(dir / "m", Precision::kBf16, at::kBFloat16);
+}
+
+TEST_CASE("text is generated from matrices in bf16", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const test::TempDir dir;
+  test::write_tiny_checkpoint(dir / "m", {.hidden = 32, .dtype = io::DType::kBF16, .std = 0.3});
+  const io::Checkpoint checkpoint(dir / "m");
+  const auto text = [&](Storage storage) {
+    model::GenerateSettings settings;
+    settings.max_tokens = 12;
+    const Llama model = Llama::load(checkpoint, {}, kGpu, storage, {Precision::kBf16});
+    return model::generate(model, model.default_routing(), {1, 5, 9}, settings);
+  };
+  CHECK(text(Storage::kStored) == text(Storage::kF32));
+}
