@@ -43,6 +43,7 @@ std::string table_of(const bench::TrainReport& report) {
 
 BenchResult measure(bench::TrainBenchSettings settings, c10::Device device) {
   settings.device = device;
+  model::check_precision(settings.precision, device.is_cuda());
   const bench::TrainReport report = bench::bench_train(settings);
   OrderedJson json = {{"settings", bench::to_json(settings)}};
   json.update(bench::to_json(report));

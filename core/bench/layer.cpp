@@ -124,14 +124,19 @@ Timing time_products(const LayerSettings& settings, const LayerInputs& inputs,
       settings.device);
 }
 
-// The forward as evaluation runs it, launch by launch and recorded.
+// The forward as evaluation runs it, launch by launch and recorded: on a GPU its weights lie in the
+// type of the products, so that none is rounded on the way.
 void time_forward(const LayerSettings& settings, const LayerInputs& inputs,
                   const route::RouterSettings& router, LayerReport& report) {
   const at::NoGradGuard no_gradients;
+  const auto type = inputs.x.scalar_type();
+  const model::MoeWeights weights = {inputs.weights.router,
+                                     kernels::weight_operand(inputs.weights.gate_up, type),
+                                     kernels::weight_operand(inputs.weights.down, type)};
   Tensor y;
   const auto forward = [&] {
-    const auto routing = route_once(inputs, inputs.x, inputs.weights.router, router);
-    y = model::local_dispatcher()->run(inputs.x, routing, inputs.weights.experts(), 1.0);
+    const auto routing = route_once(inputs, inputs.x, weights.router, router);
+    y = model::local_dispatcher()->run(inputs.x, routing, weights.experts(), 1.0);
   };
   report.forward = time_of(settings.repeats, forward, settings.device);
   const auto recorded = kernels::record_graph(forward, settings.device);
@@ -180,9 +185,7 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
       time([&] { route::read_counters({route::count_plan(routing.input, routing.plan, router)}); });
   if (settings.times_layer) {
     report.layer = time([&] { run_layer(inputs, router); });
-    model::Timeline timeline;
-    run_layer(inputs, router);
-    report.parts_s = timeline.finish({});
+    report.parts_s = model::part_seconds([&] { run_layer(inputs, router); }, settings.device);
   }
   if (settings.graph) {
     time_forward(settings, inputs, router, report);

@@ -1,7 +1,5 @@
 #include "core/bench/train.h"
 
-#include <ATen/record_function.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -16,9 +14,10 @@
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/timeline.h"
 #include "core/train/loop/gradients.h"
-#include "core/train/loop/optimizer.h"
 #include "core/train/loop/trainable.h"
+#include "core/train/loop/updater.h"
 #include "core/train/plan/memory_plan.h"
+#include "kernels/ops/bf16_working_copy.h"
 
 namespace moe::bench {
 
@@ -117,7 +116,7 @@ class Steps {
         model_(std::move(model)),
         routing_(model_.default_routing()),
         trained_(train::trainable(model_, {})),
-        optimizer_(trained_, train::AdamWSettings{}) {
+        updater_(trained_, train::AdamWSettings{}, /*seed=*/0, /*world=*/nullptr) {
     model_.set_compute({settings.precision, model::Recompute::kNone});
     if (model_.config().moe) {
       const auto asked = model::router_of_opened(settings.upcycle, settings.router);
@@ -126,15 +125,21 @@ class Steps {
       routing_.ep_ranks = asked.ep_ranks.value_or(routing_.ep_ranks);
     }
     model_.require_gradients();
+    train::TrainSettings as_trained;
+    as_trained.on_cuda = settings.device.is_cuda();
+    as_trained.compute.precision = settings.precision;
+    for (const auto& parameter : trained_) {
+      if (train::keeps_copy(parameter, model_.config(), as_trained)) {
+        kernels::keep_bf16_working_copy(parameter.tensor);
+      }
+    }
   }
 
   train::StepLosses step() {
     const auto batch = random_batch(settings_, model_.config().vocab_size, random_);
-    optimizer_.clear_gradients();
+    updater_.clear_gradients();
     train::StepLosses losses = train::add_gradients(model_, {batch}, routing_, {});
-    RECORD_USER_SCOPE("optimizer");
-    train::clip_gradients(trained_, train::gradient_norm(trained_), 1.0);
-    optimizer_.step(1e-4);
+    updater_.step(updater_.gradient_norm(), /*clip=*/1.0, /*lr=*/1e-4);
     return losses;
   }
 
@@ -152,7 +157,7 @@ class Steps {
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
-  train::AdamW optimizer_;
+  train::Updater updater_;
   Random random_{1, "bench"};
 };
 
@@ -211,11 +216,12 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
     report.counted.padding = 0;  // no slot beyond the rows that there are
   }
   if (settings.profiled > 0) {
-    model::Timeline timeline;
-    for (int64_t i = 0; i < settings.profiled; ++i) {
-      steps.step();
-    }
-    report.parts_s = timeline.finish({});
+    const auto profiled = [&] {
+      for (int64_t i = 0; i < settings.profiled; ++i) {
+        steps.step();
+      }
+    };
+    report.parts_s = model::part_seconds(profiled, settings.device);
     for (auto& [name, seconds] : report.parts_s) {
       seconds /= static_cast<double>(settings.profiled);
     }

@@ -4,10 +4,15 @@
 #include "core/model/llama/timeline.h"
 
 #include <ATen/Context.h>
+#include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -66,6 +71,89 @@ std::map<std::string, double> parts_of(const std::vector<profiler::KinetoEvent>&
   return seconds;
 }
 
+// One part on a GPU: the events before and behind it. One inside another part counts for the outer
+// one and has none.
+struct GpuPart : at::ObserverContext {
+  bool is_outermost = false;
+  c10::Event begin{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+  c10::Event end{c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+};
+
+// Puts such events around the parts that run while it lives. LibTorch calls plain functions, so
+// they find it by a static pointer.
+class GpuParts {
+ public:
+  explicit GpuParts(c10::Device device) : device_(device) {
+    current() = this;
+    handle_ = at::addGlobalCallback(
+        at::RecordFunctionCallback(&begin, &end)
+            .scopes({at::RecordScope::USER_SCOPE, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  ~GpuParts() {
+    at::removeCallback(handle_);
+    current() = nullptr;
+  }
+  GpuParts(const GpuParts&) = delete;
+  GpuParts& operator=(const GpuParts&) = delete;
+
+  // Waits for the GPU.
+  std::map<std::string, double> seconds() {
+    guard_.synchronizeDevice(device_.index());
+    std::map<std::string, double> seconds;
+    for (const auto& [name, begin, end] : parts_) {
+      seconds[name] += begin.elapsedTime(end) / 1e3;
+    }
+    return seconds;
+  }
+
+ private:
+  struct Timed {
+    std::string name;
+    c10::Event begin, end;
+  };
+
+  static GpuParts*& current() {
+    static GpuParts* running = nullptr;
+    return running;
+  }
+  // Parts that this thread is in; backward has threads of its own.
+  static int& depth() {
+    static thread_local int parts = 0;
+    return parts;
+  }
+
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& /*function*/) {
+    auto part = std::make_unique<GpuPart>();
+    part->is_outermost = depth()++ == 0;
+    if (part->is_outermost) {
+      part->begin.record(current()->stream());
+    }
+    return part;
+  }
+
+  static void end(const at::RecordFunction& function, at::ObserverContext* context) {
+    auto& part = static_cast<GpuPart&>(*context);
+    --depth();
+    if (!part.is_outermost) {
+      return;
+    }
+    GpuParts& own = *current();
+    part.end.record(own.stream());
+    const bool is_user = function.scope() == at::RecordScope::USER_SCOPE;
+    const std::lock_guard lock(own.mutex_);
+    own.parts_.push_back({is_user ? function.name() : part_of_node(function.name()),
+                          std::move(part.begin), std::move(part.end)});
+  }
+
+  c10::Stream stream() const { return guard_.getStream(device_); }
+
+  c10::Device device_;
+  c10::impl::VirtualGuardImpl guard_{c10::kCUDA};
+  at::CallbackHandle handle_ = 0;
+  std::mutex mutex_;  // of the following
+  std::vector<Timed> parts_;
+};
+
 }  // namespace
 
 Timeline::Timeline() {
@@ -94,6 +182,17 @@ std::map<std::string, double> Timeline::finish(const std::filesystem::path& file
     }
   }
   return parts_of(result->events());
+}
+
+std::map<std::string, double> part_seconds(const std::function<void()>& work, c10::Device device) {
+  if (device.is_cpu()) {
+    Timeline timeline;
+    work();
+    return timeline.finish({});
+  }
+  GpuParts parts(device);
+  work();
+  return parts.seconds();
 }
 
 }  // namespace moe::model
