@@ -16,6 +16,7 @@ using namespace moe::train;
 using at::Tensor;
 using kernels::bf16_working_copy;
 using kernels::weight_for_products;
+using test::is_emulated;
 using test::kGpu;
 
 namespace {
@@ -148,7 +149,9 @@ TEST_CASE("experts' products on a GPU read the copies, with counts on the host o
   const auto there = [&] {
     return kernels::grouped_swiglu(rows, gate_up, down, ends).detach().cpu();
   };
-  CHECK(at::equal(here(), there()));
+  // Products of a GPU's two libraries may round to the next number of bf16, 2^-8 away.
+  const Tensor loop = here().to(at::kFloat), grouped = there().to(at::kFloat);
+  CHECK((is_emulated() ? at::equal(loop, grouped) : at::allclose(loop, grouped, 0.01, 0.01)));
   CHECK(is_rounding_of(bf16_working_copy(gate_up), gate_up));
   CHECK(is_rounding_of(bf16_working_copy(down), down));
   bf16_working_copy(down).zero_();

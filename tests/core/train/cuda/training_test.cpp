@@ -23,6 +23,10 @@ double relative(double a, double b) { return std::abs(a - b) / (std::abs(b) + 1e
 // 1e-3 of weights of order 0.1.
 constexpr double kSameRun = 1e-3;
 
+// Of one run of a GPU against another: LibTorch adds some sums by atomics there, in no fixed order,
+// and from the second step on the above holds of those too. The emulated GPU gives the same bits.
+double same_on_gpu() { return is_emulated() ? 1e-6 : kSameRun; }
+
 std::vector<StepRecord> train_on(TrainWorld& world, distributed::Comm& comm,
                                  const std::string& run) {
   world.settings.run = world.dir / run;
@@ -94,7 +98,7 @@ TEST_CASE("in bf16 a run that keeps copies of its weights is the run that rounds
   REQUIRE(kept.size() == anew.size());
   for (size_t i = 0; i < kept.size(); ++i) {
     INFO("step " << i + 1);
-    CHECK(relative(kept[i].loss, anew[i].loss) < 1e-6);  // sums by atomics may differ on a GPU
+    CHECK(relative(kept[i].loss, anew[i].loss) < same_on_gpu());
   }
 }
 
@@ -112,7 +116,7 @@ TEST_CASE("a run on a GPU that was stopped goes on as if it had not been", "[tra
   CHECK_THROWS_AS(train::train(world.settings, callbacks, comm.get()), Interrupted);
   const auto rest = train_on(world, *comm, "stopped");
   REQUIRE(rest.size() == 2);
-  CHECK(relative(rest[1].loss, whole[4].loss) < 1e-6);  // sums by atomics may differ on a GPU
+  CHECK(relative(rest[1].loss, whole[4].loss) < same_on_gpu());
 }
 
 TEST_CASE("ranks that share a GPU compute what one does", "[train][gpu]") {
