@@ -63,7 +63,7 @@ mkdir -p "$site"/torch/lib "$site/torch-2.11.0.dist-info"
 printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$(sed -n 's/^torch==//p' recipes/libtorch.txt)" >"$site/torch-2.11.0.dist-info/METADATA"
 cp "$torch/version.py" "$site/torch"
 for library in "$torch"/lib/*.so*; do
-  case "$library" in *cuda* | *nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
+  case "${library##*/}" in *cuda* | *nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
 done
 if [ -e "$torch/../nvidia" ]; then ln -s "$(realpath -- "$torch/../nvidia")" "$site/nvidia"; fi
 check "it is installed, and torch is not fetched" "$work/env/bin/python" -m pip install --disable-pip-version-check --no-index "$wheel"
