@@ -202,8 +202,8 @@ int64_t gpu_of_rank(int64_t local_rank, int64_t visible) {
   if (local_rank >= visible) {
     throw UserError(
         "--device cuda: rank {} of this host sees {} GPUs, too few for a GPU each; start at most "
-        "{} ranks on a host, or let the launcher show each rank one GPU of its own (srun "
-        "--gpus-per-task=1), or use --device cpu",
+        "{} ranks on a host, or let the launcher show each rank one GPU of its own "
+        "(CUDA_VISIBLE_DEVICES), or use --device cpu",
         local_rank, visible, visible);
   }
   return local_rank;

@@ -164,8 +164,8 @@ TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
   CHECK(gpu_of_rank(7, 8) == 7);
   CHECK(moe::test::user_error_of([] { gpu_of_rank(4, 4); }) ==
         "--device cuda: rank 4 of this host sees 4 GPUs, too few for a GPU each; start at most 4 "
-        "ranks on a host, or let the launcher show each rank one GPU of its own (srun "
-        "--gpus-per-task=1), or use --device cpu");
+        "ranks on a host, or let the launcher show each rank one GPU of its own "
+        "(CUDA_VISIBLE_DEVICES), or use --device cpu");
 }
 
 TEST_CASE("rank 0 speaks, and cores are shared out") {
