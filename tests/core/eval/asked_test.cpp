@@ -3,6 +3,8 @@
 
 #include "core/eval/asked.h"
 
+#include <malloc.h>
+
 #include <atomic>
 #include <thread>
 
@@ -49,6 +51,7 @@ uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon")
 // The most anonymous memory while `work` runs, above what there was before.
 template <typename Work>
 uint64_t peak_of(const Work& work) {
+  malloc_trim(0);  // what the allocator kept of earlier work is not in the way of this one
   const uint64_t before = anonymous_bytes();
   std::atomic<bool> is_done = false;
   uint64_t peak = before;
