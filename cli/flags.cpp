@@ -233,9 +233,7 @@ void apply_threads(int threads) {
 void check_device(bool cuda) {
   if (cuda && kernels::gpu_count() == 0) {
     throw UserError("--device cuda: no CUDA device: {}; or use --device cpu",
-                    kernels::built_with_cuda()
-                        ? "the driver shows no GPU, see what nvidia-smi says"
-                        : "this moe was built without CUDA, build it with preset gpu");
+                    kernels::why_no_gpu());
   }
 }
 

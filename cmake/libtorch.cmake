@@ -1,4 +1,4 @@
-# Target moe_torch: LibTorch's CPU half, plus its CUDA half with MOE_CUDA. find_package(Torch) is not used: without a CUDA
+# Target moe_torch: LibTorch's CPU half. find_package(Torch) is not used: without a CUDA
 # toolkit it stops, with one it wants an architecture list. The folder is the first that exists of Torch_DIR (its
 # share/cmake/Torch), CMAKE_PREFIX_PATH (for a wheel, the environment that it is built in), and the project's .venv.
 set(moe_torch_candidates "")

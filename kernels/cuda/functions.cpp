@@ -10,6 +10,7 @@ extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
       .gpu_peak_bytes = gpu_peak_bytes_cuda,
       .current_stream = current_stream_cuda,
       .record_graph = record_graph_cuda,
+      .make_nccl = make_nccl_cuda,
       .adamw = adamw_cuda,
       .cross_entropy = cross_entropy_cuda,
       .logsumexp = logsumexp_cuda,

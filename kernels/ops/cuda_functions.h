@@ -1,10 +1,12 @@
 #pragma once
 // The CUDA half of this library as one table of functions: operations reach it through here and
-// nowhere else, so a binary without CUDA needs no stand-ins, and the table could as well be found
-// in a library that is opened when a run asks for a GPU.
+// nowhere else, so that it can be a library of its own (libmoe_cuda.so), opened when somebody first
+// asks for a GPU.
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -23,6 +25,11 @@
 #include "kernels/ops/swiglu.h"
 #include "kernels/ops/top_k_plan.h"
 
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
 namespace moe::kernels {
 
 // What kernels/cuda defines, or the emulator of the tests. LibTorch's device, streams and graphs:
@@ -32,6 +39,11 @@ uint64_t gpu_peak_bytes_cuda(int64_t gpu);
 void* current_stream_cuda(c10::Device device);
 std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
                                                  c10::Device device);
+// All ranks wait in it for the others to connect.
+c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 int rank, int size,
+                                                 std::chrono::milliseconds timeout,
+                                                 c10::Device device);
 
 struct CudaFunctions {
   decltype(&gpu_count_cuda) gpu_count;
@@ -39,6 +51,7 @@ struct CudaFunctions {
   decltype(&gpu_peak_bytes_cuda) gpu_peak_bytes;
   decltype(&current_stream_cuda) current_stream;
   decltype(&record_graph_cuda) record_graph;
+  decltype(&make_nccl_cuda) make_nccl;
   decltype(&adamw_cuda) adamw;
   decltype(&cross_entropy_cuda) cross_entropy;
   decltype(&logsumexp_cuda) logsumexp;
@@ -57,8 +70,8 @@ struct CudaFunctions {
   decltype(&top_k_plan_cuda) top_k_plan;
 };
 
-// The table. Nothing of ours makes a CUDA tensor in a build without CUDA (flags refuse --device
-// cuda by name), so a missing table is a defect of ours: std::logic_error.
+// The table. Nothing of ours makes a CUDA tensor where gpu_count() is 0 (flags refuse --device cuda
+// by name), so a missing table is a defect of ours: std::logic_error.
 const CudaFunctions& cuda_functions();
 
 }  // namespace moe::kernels

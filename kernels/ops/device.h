@@ -1,6 +1,7 @@
 #pragma once
-// What a program asks about GPUs, and the stream that kernels are launched on. A build without CUDA
-// has no GPUs and says so.
+// What a program asks about GPUs, and the stream that kernels are launched on. The first to ask
+// opens the CUDA half, libmoe_cuda.so beside the binary. That comes before any question to ATen
+// about CUDA, which it answers once and for all.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,11 +13,9 @@ namespace moe::kernels {
 // The cudaStream_t that LibTorch currently uses on the tensor's device.
 void* current_stream(const at::Tensor& tensor);
 
-// Whether this binary holds the CUDA kernels.
-bool built_with_cuda();
-
-// GPUs that the driver shows; 0 without a driver, and in builds without CUDA.
+// GPUs that the driver shows; 0 without a driver, without CUDA in LibTorch, without the library.
 int64_t gpu_count();
+std::string why_no_gpu();              // which of them it is, as the end of a sentence
 std::string gpu_name(int64_t gpu);     // "NVIDIA H200"
 uint64_t gpu_peak_bytes(int64_t gpu);  // the most that this process's tensors there took so far
 

@@ -258,5 +258,11 @@ int64_t gpu_count_cuda() { return 1; }
 std::string gpu_name_cuda(int64_t /*gpu*/) { return "emulated GPU"; }  // tests/support/gpu.h
 uint64_t gpu_peak_bytes_cuda(int64_t /*gpu*/) { return emulated::peak_memory(); }
 void* current_stream_cuda(c10::Device /*device*/) { return nullptr; }
+c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                                 int /*rank*/, int /*size*/,
+                                                 std::chrono::milliseconds /*timeout*/,
+                                                 c10::Device /*device*/) {
+  throw std::logic_error("no NCCL among emulated GPUs");
+}
 
 }  // namespace moe::kernels
