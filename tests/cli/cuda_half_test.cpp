@@ -10,14 +10,10 @@
 #include "tests/support/temp_dir.h"
 
 using moe::test::RunResult;
+using moe::test::says;
 using moe::test::TempDir;
 
 namespace {
-
-bool says(const std::string& text, const std::string& part) {
-  UNSCOPED_INFO(text);
-  return text.find(part) != std::string::npos;
-}
 
 // A shared library of C source.
 void make_library(const std::filesystem::path& file, const std::string& source,

@@ -10,16 +10,8 @@
 #include "tests/support/temp_dir.h"
 
 using moe::test::run_moe;
+using moe::test::says;
 using moe::test::TempDir;
-
-namespace {
-
-bool says(const std::string& text, const std::string& part) {
-  UNSCOPED_INFO(text);
-  return text.find(part) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE("moe quickstart leaves a folder alone that holds something else", "[cli]") {
   const TempDir dir;

@@ -10,6 +10,7 @@ using namespace moe;
 using moe::test::read_file;
 using moe::test::run_moe;
 using moe::test::RunResult;
+using moe::test::says;
 using moe::test::TempDir;
 using moe::test::write_file;
 
@@ -34,11 +35,6 @@ RunResult train(const TempDir& dir, std::vector<std::string> flags) {
                                     "1"};
   words.insert(words.end(), flags.begin(), flags.end());
   return run_moe(words);
-}
-
-bool says(const std::string& text, const std::string& part) {
-  UNSCOPED_INFO(text);
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/catch.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 
@@ -50,6 +51,12 @@ inline RunResult run_program(const std::string& program, const std::vector<std::
 inline RunResult run_moe(const std::vector<std::string>& arguments,
                          const std::string& prefix = "") {
   return run_program(moe_binary(), arguments, prefix);
+}
+
+// Whether `text` has `part`; a check that fails shows the text.
+inline bool says(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
 }
 
 }  // namespace moe::test

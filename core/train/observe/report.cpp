@@ -25,21 +25,26 @@ std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A number of settings.toml. None where it is not there, or where the file is no TOML: the page
-// shows the file as it is.
-std::optional<double> number_in(const std::string& toml, const std::string& key) {
+using Settings = std::map<std::string, std::string>;
+
+// Of RUN/settings.toml; none where the file is not there or is no TOML: a page of one run shows the
+// file as it is.
+Settings settings_in(const std::string& toml) {
   try {
-    const auto values = read_settings(toml, "settings.toml");
-    const auto found = values.find(key);
-    if (found == values.end()) {
-      return std::nullopt;
-    }
-    char* end = nullptr;
-    const double value = std::strtod(found->second.c_str(), &end);
-    return *end != '\0' || !std::isfinite(value) ? std::nullopt : std::optional(value);
+    return read_settings(toml, "settings.toml");
   } catch (const UserError&) {
+    return {};
+  }
+}
+
+std::optional<double> number_in(const Settings& settings, const std::string& key) {
+  const auto found = settings.find(key);
+  if (found == settings.end()) {
     return std::nullopt;
   }
+  char* end = nullptr;
+  const double value = std::strtod(found->second.c_str(), &end);
+  return *end != '\0' || !std::isfinite(value) ? std::nullopt : std::optional(value);
 }
 
 std::string number(double value) { return fmt::format("{:.5g}", value); }
@@ -280,21 +285,15 @@ OrderedJson ends_table(const std::vector<ComparedRun>& runs,
 }
 
 // The settings that are not the same in all runs; "-" where a run has none of that name.
-OrderedJson differing_settings(const std::vector<ComparedRun>& runs,
+OrderedJson differing_settings(const std::vector<Settings>& settings,
                                const std::vector<std::string>& names) {
-  std::vector<std::map<std::string, std::string>> settings;
   std::set<std::string> keys;
-  for (const auto& run : runs) {
-    try {
-      settings.push_back(read_settings(read_text(run.folder / "settings.toml"), "settings.toml"));
-    } catch (const UserError&) {
-      settings.emplace_back();  // a file that is no TOML says nothing here
-    }
-    for (const auto& [key, value] : settings.back()) {
+  for (const auto& values : settings) {
+    for (const auto& [key, value] : values) {
       keys.insert(key);
     }
-    keys.erase("out");  // each run has its own
   }
+  keys.erase("out");  // each run has its own
   std::vector<std::string> columns = {"Setting"};
   columns.insert(columns.end(), names.begin(), names.end());
   OrderedJson rows = OrderedJson::array();
@@ -396,9 +395,10 @@ OrderedJson settings_section(const std::string& toml) {
 
 std::string report_page(const fs::path& run, const History& history) {
   const std::string toml = read_text(run / "settings.toml");
+  const Settings settings = settings_in(toml);
   const std::vector<Json> starts = read_run_history(run / "starts.jsonl");
   OrderedJson sections =
-      drawn_sections(history, {number_in(toml, "clip"), number_in(toml, "warmup")});
+      drawn_sections(history, {number_in(settings, "clip"), number_in(settings, "warmup")});
   sections.push_back(samples(history.samples()));
   sections.push_back(numbers(history));
   sections.push_back(about(starts));
@@ -406,7 +406,7 @@ std::string report_page(const fs::path& run, const History& history) {
   return make_page({{"program", "moe train"},
                     {"state", fs::exists(run / "final") ? "finished" : "not finished"},
                     {"title", fs::weakly_canonical(run).filename().string()},
-                    {"facts", facts(history, number_in(toml, "steps"))},
+                    {"facts", facts(history, number_in(settings, "steps"))},
                     {"notes", notes(history, starts)},
                     {"x", {{"label", "step"}}},
                     {"sections", std::move(sections)},
@@ -422,15 +422,16 @@ std::string comparison_page(const std::vector<ComparedRun>& runs) {
   OrderedJson sections = OrderedJson::array();
   sections.push_back(
       {{"id", "ends"}, {"title", "How they ended"}, {"panels", {ends_table(runs, names)}}});
+  std::vector<Settings> settings;
   std::optional<double> warmup;  // the longest
   for (const auto& run : runs) {
-    const auto of_run = number_in(read_text(run.folder / "settings.toml"), "warmup");
-    warmup = !warmup || (of_run && *of_run > *warmup) ? of_run : warmup;
+    settings.push_back(settings_in(read_text(run.folder / "settings.toml")));
+    warmup = std::max(warmup, number_in(settings.back(), "warmup"));
   }
   for (auto& section : curve_sections(compared_panels(runs, names), {std::nullopt, warmup})) {
     sections.push_back(std::move(section));
   }
-  sections.push_back(differing_settings(runs, names));
+  sections.push_back(differing_settings(settings, names));
   return make_page({{"program", "moe train"},
                     {"title", fmt::format("{}", fmt::join(names, ", "))},
                     {"x", {{"label", "step"}}},
