@@ -35,14 +35,14 @@ bool is_direction_mark(uint32_t point) {
 
 // At most `bytes` of well-formed UTF-8, from its beginning or its end.
 std::string_view first_of(std::string_view text, size_t bytes) {
-  while (bytes > 0 && (static_cast<uint8_t>(text[bytes]) & 0xC0U) == 0x80) {
+  while (bytes > 0 && is_continuation_byte(text[bytes])) {
     --bytes;
   }
   return text.substr(0, bytes);
 }
 std::string_view last_of(std::string_view text, size_t bytes) {
   size_t at = text.size() - bytes;
-  while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xC0U) == 0x80) {
+  while (at < text.size() && is_continuation_byte(text[at])) {
     ++at;
   }
   return text.substr(at);

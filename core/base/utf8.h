@@ -14,6 +14,11 @@ inline constexpr size_t kValidUtf8 = std::string_view::npos;
 // overlong forms, no surrogates, nothing above U+10FFFF), or kValidUtf8.
 size_t find_invalid_utf8(std::string_view text);
 
+// Whether a character of well-formed UTF-8 goes on with this byte.
+constexpr bool is_continuation_byte(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U;
+}
+
 // `text` with U+FFFD in place of what is not well-formed: one for each longest run of bytes that
 // begins a character, else one a byte (Unicode 15, section 3.9, "maximal subparts").
 std::string replace_invalid_utf8(std::string_view text);

@@ -71,7 +71,7 @@ std::string space_full_stops(std::string_view text) { return strip(replace_all(t
 std::string logiqa_option(std::string_view line) {
   size_t bytes = 0;
   for (int64_t characters = 0; bytes < line.size(); ++bytes) {
-    const bool starts_character = (static_cast<unsigned char>(line[bytes]) & 0xC0U) != 0x80U;
+    const bool starts_character = !is_continuation_byte(line[bytes]);
     if (starts_character && ++characters == 3) {
       break;
     }

@@ -6,6 +6,8 @@
 
 #include <array>
 
+#include "core/base/utf8.h"
+
 namespace moe::eval {
 namespace {
 
@@ -66,7 +68,7 @@ void append_title(std::string& text, int32_t c) {
 int64_t count_code_points(std::string_view text) {
   int64_t count = 0;
   for (const char c : text) {
-    count += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1 : 0;
+    count += !is_continuation_byte(c) ? 1 : 0;
   }
   return count;
 }
@@ -87,7 +89,7 @@ std::string slice(std::string_view text, int64_t begin, int64_t end) {
   std::string result;
   int64_t character = -1;
   for (const char c : text) {
-    character += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1 : 0;
+    character += !is_continuation_byte(c) ? 1 : 0;
     if (character >= begin && character < end) {
       result += c;
     }
@@ -138,7 +140,7 @@ std::string lower(std::string_view text) {
 
 bool is_word_boundary(std::string_view text, size_t at) {
   size_t before = at;
-  while (before > 0 && (static_cast<unsigned char>(text[--before]) & 0xC0U) == 0x80U) {
+  while (before > 0 && is_continuation_byte(text[--before])) {
   }
   const bool word_before = at > 0 && is_word(first_code_point(text.substr(before)).value);
   const bool word_after = at < text.size() && is_word(first_code_point(text.substr(at)).value);

@@ -27,7 +27,7 @@ bool begins_with_word(std::string_view text) {
 
 bool ends_with_word(std::string_view text) {
   size_t at = text.size() - 1;
-  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) {
+  while (at > 0 && is_continuation_byte(text[at])) {
     --at;
   }
   return is_word_character(text.substr(at));

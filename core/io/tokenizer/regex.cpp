@@ -39,7 +39,7 @@ struct FreeRegion {
 size_t behind_character(std::string_view text, size_t at) {
   do {
     ++at;
-  } while (at < text.size() && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80);
+  } while (at < text.size() && is_continuation_byte(text[at]));
   return at;
 }
 

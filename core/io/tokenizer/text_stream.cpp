@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/utf8.h"
+
 namespace moe::io {
 
 std::string TextStream::push(const std::vector<int64_t>& ids) {
@@ -31,7 +33,7 @@ std::string text_behind(const std::string& before, const std::string& whole) {
   const auto differs =
       std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
   auto at = static_cast<size_t>(differs - whole.begin());
-  while (at > 0 && at < whole.size() && (static_cast<uint8_t>(whole[at]) & 0xC0) == 0x80) {
+  while (at > 0 && at < whole.size() && is_continuation_byte(whole[at])) {
     --at;
   }
   return whole.substr(at);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 #include "core/io/tokenizer/byte_level.h"
 #include "core/io/tokenizer/pipeline.h"
 
@@ -107,31 +108,31 @@ std::string_view take_line(std::string_view& rest) {
 
 // Every way in which two tokens are a third: the pair of lowest rank together merges first, and
 // the leftmost of pairs that are the same token together.
-std::vector<BpeMerge> merges_of(const std::vector<RankedToken>& tokens,
-                                const Vocabulary& vocabulary) {
+std::vector<BpeMerge> merges_of(const Vocabulary& vocabulary) {
   std::vector<BpeMerge> merges;
-  for (const auto& token : tokens) {
-    for (size_t cut = 1; cut < token.bytes.size(); ++cut) {
-      const std::string_view bytes = token.bytes;
-      const int64_t left = vocabulary.find(to_byte_level(bytes.substr(0, cut)));
-      const int64_t right = left == Vocabulary::kNone
-                                ? Vocabulary::kNone
-                                : vocabulary.find(to_byte_level(bytes.substr(cut)));
+  for (int64_t rank = 0; rank < vocabulary.ids_end(); ++rank) {
+    const std::string_view text = vocabulary.text(rank);
+    for (size_t cut = 1; cut < text.size(); ++cut) {
+      if (is_continuation_byte(text[cut])) {
+        continue;
+      }
+      const int64_t left = vocabulary.find(text.substr(0, cut));
+      const int64_t right =
+          left == Vocabulary::kNone ? Vocabulary::kNone : vocabulary.find(text.substr(cut));
       if (right != Vocabulary::kNone) {
-        merges.push_back({left, right, token.rank, token.rank});
+        merges.push_back({left, right, rank, rank});
       }
     }
   }
   return merges;
 }
 
-void check_complete(const std::vector<RankedToken>& tokens, const Vocabulary& vocabulary,
-                    const std::string& where) {
-  if (std::ssize(tokens) != kRanks || vocabulary.ids_end() != kRanks) {
+void check_complete(const Vocabulary& vocabulary, const std::string& where) {
+  if (vocabulary.tokens() != kRanks || vocabulary.ids_end() != kRanks) {
     throw UserError(
         "{}: holds {} tokens up to rank {}, Llama 3's holds {}; other tiktoken files do not say "
         "how they cut words: use the model's tokenizer.json",
-        where, tokens.size(), vocabulary.ids_end() - 1, kRanks);
+        where, vocabulary.tokens(), vocabulary.ids_end() - 1, kRanks);
   }
   for (int byte = 0; byte < 256; ++byte) {
     const std::string text(1, static_cast<char>(byte));
@@ -150,24 +151,22 @@ bool is_tiktoken(std::string_view bytes) {
 }
 
 std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where) {
-  std::vector<RankedToken> tokens;
   std::vector<std::pair<std::string, int64_t>> texts;
   for (int64_t number = 1; !bytes.empty(); ++number) {
     const std::string_view line = take_line(bytes);
     if (line.empty()) {
       continue;
     }
-    auto token = parse_line(line);
+    const auto token = parse_line(line);
     if (!token) {
       throw UserError("{} line {}: is no token in base64 and its rank; fetch the file again", where,
                       number);
     }
     texts.emplace_back(to_byte_level(token->bytes), token->rank);
-    tokens.push_back(std::move(*token));
   }
   Vocabulary vocabulary(texts, where);
-  check_complete(tokens, vocabulary, where);
-  const auto merges = merges_of(tokens, vocabulary);
+  check_complete(vocabulary, where);
+  const auto merges = merges_of(vocabulary);
   BpeOptions options;
   options.ignore_merges = true;
   const Normalizer normalizer = read_normalizer(Json(), where);

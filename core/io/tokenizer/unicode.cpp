@@ -8,6 +8,7 @@
 #include <new>
 
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 
 namespace moe::io {
 
@@ -21,7 +22,7 @@ bool is_ascii(std::string_view text) {
 size_t character_before(std::string_view text, size_t end) {
   do {
     --end;
-  } while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80);
+  } while (end > 0 && is_continuation_byte(text[end]));
   return end;
 }
 

@@ -21,7 +21,7 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int64_t>>& token
   }
   texts_.resize(static_cast<size_t>(end));
   is_token_.resize(texts_.size());
-  slots_.assign(std::bit_ceil(std::max<size_t>(2, tokens.size() * 2)), -1);
+  slots_.resize(std::bit_ceil(std::max<size_t>(2, tokens.size() * 2)));
   for (const auto& [text, id] : tokens) {
     const auto index = static_cast<size_t>(id);
     if (is_token_[index]) {
@@ -30,11 +30,12 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, int64_t>>& token
     }
     texts_[index] = text;
     is_token_[index] = true;
-    size_t slot = std::hash<std::string_view>{}(text) & (slots_.size() - 1);
-    while (slots_[slot] >= 0) {
+    const size_t hash = std::hash<std::string_view>{}(text);
+    size_t slot = hash & (slots_.size() - 1);
+    while (slots_[slot].id >= 0) {
       slot = (slot + 1) & (slots_.size() - 1);
     }
-    slots_[slot] = static_cast<int32_t>(id);
+    slots_[slot] = {static_cast<int32_t>(id), tag_of(hash)};
   }
   tokens_ = std::ssize(tokens);
 }
@@ -43,10 +44,11 @@ int64_t Vocabulary::find(std::string_view text) const {
   if (slots_.empty()) {
     return kNone;
   }
-  size_t slot = std::hash<std::string_view>{}(text) & (slots_.size() - 1);
-  while (slots_[slot] >= 0) {
-    if (texts_[static_cast<size_t>(slots_[slot])] == text) {
-      return slots_[slot];
+  const size_t hash = std::hash<std::string_view>{}(text);
+  size_t slot = hash & (slots_.size() - 1);
+  while (slots_[slot].id >= 0) {
+    if (slots_[slot].tag == tag_of(hash) && texts_[static_cast<size_t>(slots_[slot].id)] == text) {
+      return slots_[slot].id;
     }
     slot = (slot + 1) & (slots_.size() - 1);
   }

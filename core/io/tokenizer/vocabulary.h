@@ -31,7 +31,14 @@ class Vocabulary {
   std::vector<std::string> texts_;  // by id; empty where no token has it
   std::vector<bool> is_token_;
   int64_t tokens_ = 0;
-  std::vector<int32_t> slots_;  // ids, -1 = free; a power of two of them, at most half in use
+  struct Slot {
+    int32_t id = -1;   // -1: free
+    uint32_t tag = 0;  // of the text's hash, so that few texts are looked at in vain
+  };
+
+  static uint32_t tag_of(size_t hash) { return static_cast<uint32_t>(hash >> 32); }
+
+  std::vector<Slot> slots_;  // a power of two of them, at most half in use
 };
 
 }  // namespace moe::io
