@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or Ubuntu 24.04 to ./moe. Run it again at any time: what is there already is left alone.
+# From a fresh Debian 12 or 13, or Ubuntu 24.04, to ./moe. Run it again at any time: what is there already is left alone.
 #
 #   recipes/setup.sh                 gpu where nvcc is, else cpu; ./moe is a link to the binary
 #   recipes/setup.sh cpu asan        these presets (CMakePresets.json), the moe binary of each
@@ -7,6 +7,7 @@
 #   recipes/setup.sh --target all    build this target (may be given again) in place of moe
 #   recipes/setup.sh --python FILE   also the pinned Python packages of FILE into .venv
 #   recipes/setup.sh --no-build      packages and LibTorch only
+#   recipes/setup.sh --list          names the system packages that would be installed (with --checks also theirs)
 #   recipes/setup.sh --packages      system packages only: what `pip install .` needs beside a torch that is there
 #
 # LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
@@ -20,17 +21,18 @@ say() { printf '%s\n' "setup: $*" >&2; }
 stop() { say "$@"; exit 2; }
 
 called_from=$OLDPWD
-checks=no build=yes torch=yes presets=() targets=() python_packages=()
+checks=no list=no build=yes torch=yes presets=() targets=() python_packages=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --checks) checks=yes ;;
     --no-build) build=no ;;
     --packages) build=no torch=no ;;
+    --list) list=yes ;;
     --target | --python)
       [ $# -ge 2 ] || stop "$1 needs a value"
       if [ "$1" = --target ]; then targets+=("$2"); else python_packages+=("$(cd -- "$called_from" && realpath -- "$2")"); fi
       shift ;;
-    -*) stop "unknown option '$1'; known: --checks --target --python --no-build --packages, then presets" ;;
+    -*) stop "unknown option '$1'; known: --checks --target --python --no-build --packages --list, then presets" ;;
     *) presets+=("$1") ;;
   esac
   shift
@@ -76,16 +78,19 @@ find_given_torch
 # --- System packages ------------------------------------------------------------------------------------------------------
 installed() { dpkg-query -W -f='${Status}\n' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
 
+needed=(g++ cmake ninja-build pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev catch2 libgloo-dev
+        libsentencepiece-dev libxxhash-dev zlib1g-dev libzstd-dev libutf8proc-dev libonig-dev)
+wished=(git ccache mold) # faster builds; everything works without them
+[ -n "$given_torch" ] || [ "$torch" = no ] || needed+=(python3-venv)
+[ "$checks" = no ] || needed+=(clang libclang-rt-dev)
+if [ "$list" = yes ]; then
+  printf '%s\n' "${needed[@]}" "${wished[@]}"
+  exit 0
+fi
+
 install_packages() {
-  local -a needed=(g++ cmake ninja-build pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
-                   catch2 libgloo-dev libsentencepiece-dev libxxhash-dev zlib1g-dev libzstd-dev libutf8proc-dev
-                   libonig-dev)
-  local -a wished=(git ccache mold)  # faster builds; everything works without them
   local -a missing=() nice=()
   local package
-  [ -n "$given_torch" ] || [ "$torch" = no ] || needed+=(python3-venv)
-  # clang-format by version: it gives the same answer on both releases.
-  [ "$checks" = no ] || needed+=(clang libclang-rt-dev clang-format-14)
   if ! command -v dpkg-query >/dev/null; then
     say "no dpkg here: expecting what Debian calls ${needed[*]}"
     return
@@ -161,6 +166,7 @@ install_wheels() {  # those of a requirements file that are not there
   [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]}"; pip_install "${wheels[@]}"; }
 }
 [ -n "$given_torch" ] || install_wheels recipes/libtorch.txt
+[ "$checks" = no ] || install_wheels recipes/clang_format.txt
 for file in ${python_packages[@]+"${python_packages[@]}"}; do
   install_wheels "$file"
 done

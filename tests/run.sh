@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
-#   tests/run.sh          builds all; formatting; unit and command tests; readers, routing, data and kernels again under the
-#                         sanitizers; 20 s of fuzzing a target; interop with stock transformers; the wheel: about 40 minutes
-#                         on 2 cores
+#   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; readers, routing, data and
+#                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers; the
+#                         wheel: about 50 minutes on 2 cores
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
 #                         before a release)
 #
@@ -88,12 +88,15 @@ say "cpu: build everything"
 build --checks --target all cpu
 
 say "formatting of all tracked C++ and CUDA files"
-if git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 clang-format-14 --dry-run -Werror; then
+if git ls-files -z '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -0 .venv/bin/clang-format --dry-run -Werror; then
   count 1 0 0
 else
   count 0 1 0
   failures+=("formatting")
 fi
+
+say "packages of other releases"
+run_script python3 tests/releases.py
 
 say "cpu: tests"
 run_ctest cpu
