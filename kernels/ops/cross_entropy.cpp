@@ -8,21 +8,42 @@
 
 namespace moe::kernels {
 
-double cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale) {
+namespace {
+
+CrossEntropyArgs args_of(at::Tensor& logits, const at::Tensor& target, double scale,
+                         const at::Tensor& loss) {
   TORCH_CHECK(logits.dim() == 2 && logits.is_contiguous() && target.dim() == 1 &&
-                  target.size(0) == logits.size(0) && logits.scalar_type() == at::kFloat,
+                  target.is_contiguous() && target.size(0) == logits.size(0) &&
+                  target.device() == logits.device() && logits.scalar_type() == at::kFloat,
               "logits ", logits.sizes(), ", target ", target.sizes());
+  return {logits.data_ptr<float>(), target.const_data_ptr<int64_t>(),
+          loss.data_ptr<double>(),  logits.size(0),
+          logits.size(1),           scale};
+}
+
+}  // namespace
+
+double cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale) {
   const at::Tensor wanted = target.to(logits.device()).contiguous();
   const at::Tensor loss = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
-  const CrossEntropyArgs args{logits.data_ptr<float>(), wanted.const_data_ptr<int64_t>(),
-                              loss.data_ptr<double>(),  logits.size(0),
-                              logits.size(1),           scale};
   if (logits.is_cuda()) {
-    cuda_functions().cross_entropy(args, current_stream(logits));
+    cross_entropy_(logits, wanted, scale, loss, /*in_bf16=*/false);
     return loss.sum().item<double>();
   }
+  const CrossEntropyArgs args = args_of(logits, wanted, scale, loss);
   cross_entropy_cpu(args);
   return std::accumulate(args.loss, args.loss + args.rows, 0.0);
+}
+
+at::Tensor cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale,
+                          const at::Tensor& loss, bool in_bf16) {
+  TORCH_CHECK(logits.is_cuda() && loss.is_contiguous() && loss.scalar_type() == at::kDouble &&
+                  loss.numel() == logits.size(0) && loss.device() == logits.device(),
+              "logits ", logits.toString(), logits.sizes(), ", loss ", loss.sizes());
+  CrossEntropyArgs args = args_of(logits, target, scale, loss);
+  args.gradient_is_bf16 = in_bf16;
+  cuda_functions().cross_entropy(args, current_stream(logits));
+  return in_bf16 ? logits.view(at::kBFloat16).narrow(1, 0, logits.size(1)) : logits;
 }
 
 }  // namespace moe::kernels

@@ -18,6 +18,13 @@ namespace moe::kernels {
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 double cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale);
 
+// The same on a GPU without waiting for it: each row's loss goes to `loss` [n] f64 there. Returns
+// the gradient [n, V]: the logits' own tensor, or with `in_bf16` each number rounded to bf16 in the
+// first half of its row's memory, where products can read it as it is.
+// NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
+at::Tensor cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale,
+                          const at::Tensor& loss, bool in_bf16);
+
 // Plain memory: logits [rows, vocabulary]; target [rows]; loss [rows] f64, each row's own.
 struct CrossEntropyArgs {
   float* logits;
@@ -25,6 +32,7 @@ struct CrossEntropyArgs {
   double* loss;
   int64_t rows, vocabulary;
   double scale;
+  bool gradient_is_bf16 = false;  // on a GPU: in the first half of each row's memory
 };
 void cross_entropy_cpu(const CrossEntropyArgs& args);
 void cross_entropy_cuda(const CrossEntropyArgs& args, void* stream);

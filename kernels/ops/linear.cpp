@@ -113,6 +113,8 @@ void libtorch_product_out(Tensor& out, const Operand& left, const Operand& right
   const Tensor a = operand(left.tensor, left.type), b = operand(right.tensor, right.type);
   if (a.scalar_type() == out.scalar_type()) {
     product_out(out, a, b, accumulate);
+  } else if (accumulate && out.is_cuda() && out.scalar_type() == at::kFloat) {
+    at::addmm_out(out, out, a, b, at::kFloat);  // adds to what is there as it writes
   } else if (accumulate) {
     out.add_(product_to_f32(a, b));
   } else if (out.scalar_type() == at::kFloat) {

@@ -20,6 +20,21 @@ void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
   }
 }
 
+// f64 scalars that a step left on its device, as those of the host: a GPU is read once.
+void bring_to_host(const std::vector<Tensor*>& scalars) {
+  if (scalars.empty() || scalars.front()->is_cpu()) {
+    return;
+  }
+  std::vector<Tensor> all;
+  for (const Tensor* scalar : scalars) {
+    all.push_back(*scalar);
+  }
+  const Tensor host = at::stack(all).cpu();
+  for (size_t i = 0; i < scalars.size(); ++i) {
+    *scalars[i] = host[static_cast<int64_t>(i)];
+  }
+}
+
 // Means of the auxiliary losses over micro-batches.
 class AuxMeans {
  public:
@@ -27,6 +42,16 @@ class AuxMeans {
     for (size_t i = 0; i < means_.size(); ++i) {
       add_one(means_[i], losses.*route::kAllLosses[i], weight);
     }
+  }
+  // Those that there are.
+  std::vector<Tensor*> tensors() {
+    std::vector<Tensor*> defined;
+    for (Tensor& mean : means_) {
+      if (mean.defined()) {
+        defined.push_back(&mean);
+      }
+    }
+    return defined;
   }
   void add_over(distributed::Comm& comm) {
     std::vector<double> sums;
@@ -165,6 +190,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   asked.wants_sequence_balance = coefficients.sequence_balance != 0;
   AuxMeans means;
   std::vector<route::Counters> counters;
+  std::vector<Tensor> nll_sums;  // of the micro-batches
   for (const auto& batch : share.batches) {
     const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked);
     const HeadLoss language = head_loss(model.head_weight(), result.hidden, batch.targets,
@@ -177,9 +203,17 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
     add_scaled(auxiliary, result.losses.sequence_balance,
                coefficients.sequence_balance * batch_share);
     backward(language, auxiliary, joins);
-    step.loss += language.nll_sum * target_share;
+    nll_sums.push_back(language.nll_sum);
     means.add(result.losses, batch_share);
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());
+  }
+  std::vector<Tensor*> left_there = means.tensors();
+  for (Tensor& sum : nll_sums) {
+    left_there.push_back(&sum);
+  }
+  bring_to_host(left_there);
+  for (const Tensor& sum : nll_sums) {
+    step.loss += sum.item<double>() * target_share;
   }
   if (world != nullptr) {
     step.loss = distributed::sum_numbers(world->all, {step.loss}).front();

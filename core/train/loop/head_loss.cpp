@@ -29,8 +29,13 @@ void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
 
 }  // namespace
 
+int64_t head_block_rows(int64_t vocabulary, bool on_cuda) {
+  constexpr int64_t kCpuLogits = int64_t{1} << 24, kGpuRows = 4096;
+  return on_cuda ? kGpuRows : std::max<int64_t>(1, kCpuLogits / vocabulary);
+}
+
 HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector<int64_t>& targets,
-                   double scale, at::ScalarType type, int64_t logits_per_block) {
+                   double scale, at::ScalarType type, std::optional<int64_t> given_rows) {
   RECORD_USER_SCOPE("head");
   MOE_CHECK(hidden.size(0) == static_cast<int64_t>(targets.size()));
   std::vector<int64_t> rows, wanted;
@@ -49,20 +54,33 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
-  const int64_t block_rows = std::max<int64_t>(1, logits_per_block / weight.size(0));
+  const bool on_cuda = hidden.is_cuda();
+  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), on_cuda));
+  // A GPU rounds rows once for both of their products, and logits in place; CPUs multiply in f32.
+  const Tensor left = on_cuda ? kernels::operand(loss.hidden, type) : loss.hidden;
+  const bool in_bf16 = on_cuda && type == at::kBFloat16;
+  const Tensor losses = at::empty({on_cuda ? count : 0}, hidden.options().dtype(at::kDouble));
+  double sum = 0;  // on the CPU
   for (int64_t start = 0; start < count; start += block_rows) {
     const int64_t length = std::min(block_rows, count - start);
-    const Tensor block = loss.hidden.narrow(0, start, length);
-    Tensor logits = at::empty({length, weight.size(0)}, block.options().dtype(of_sums));
+    const Tensor block = left.narrow(0, start, length),
+                 targets_of_block = target.narrow(0, start, length);
+    Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
     kernels::operand_product_out(logits, {block, type}, {head.t(), type});
-    loss.nll_sum += kernels::cross_entropy_(logits, target.narrow(0, start, length), scale);
-    const auto unrounded = logits.is_cuda() ? type : of_sums;  // CPUs multiply in f32
+    if (on_cuda) {
+      logits = kernels::cross_entropy_(logits, targets_of_block, scale,
+                                       losses.narrow(0, start, length), in_bf16);
+    } else {
+      sum += kernels::cross_entropy_(logits, targets_of_block, scale);
+    }
+    const kernels::Operand logits_gradient{logits, in_bf16 ? type : of_sums};
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
-    kernels::operand_product_out(hidden_gradient, {logits, unrounded}, {head, type});
+    kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
     if (weight.requires_grad()) {
-      add_to_gradient(weight, {logits, unrounded}, {block, type});
+      add_to_gradient(weight, logits_gradient, {block, type});
     }
   }
+  loss.nll_sum = on_cuda ? losses.sum() : at::scalar_tensor(sum, at::kDouble);
   return loss;
 }
 

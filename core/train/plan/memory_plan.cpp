@@ -123,13 +123,21 @@ uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& s
              : 0;
 }
 
+// Of a block of the loss (head_loss.h), in numbers.
+int64_t logits_at_once(const model::ModelConfig& config, int64_t tokens, bool on_cuda) {
+  return std::min(head_block_rows(config.vocab_size, on_cuda), tokens) * config.vocab_size;
+}
+
 // Bytes above weights, moments and program while a step runs, at each moment that may be the most.
 class StepWalk {
  public:
   StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
            const route::RouterSettings& router, int64_t tokens, const Trained& trained,
            int64_t group)
-      : config_(config), trained_(trained), recompute_(settings.compute.recompute) {
+      : config_(config),
+        trained_(trained),
+        recompute_(settings.compute.recompute),
+        on_cuda_(settings.on_cuda) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
     const int64_t local_tokens = (tokens + group - 1) / group;
     sizes_ = {local_tokens,
@@ -180,7 +188,7 @@ class StepWalk {
 
   void walk(int64_t gradients) {
     const int64_t row = kF32 * sizes_.tokens * sizes_.width;
-    const int64_t logits = kF32 * std::min(kLogitsPerBlock, sizes_.tokens * config_.vocab_size);
+    const int64_t logits = kF32 * logits_at_once(config_, sizes_.tokens, on_cuda_);
     int64_t allocated = 2 * row + gradients;
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
       allocated += kept_bytes(layer);
@@ -203,6 +211,7 @@ class StepWalk {
   const model::ModelConfig& config_;
   const Trained& trained_;
   model::Recompute recompute_;
+  bool on_cuda_;
   Sizes sizes_ = {};
   std::vector<FeedForwardBytes> layers_;
   int64_t most_ = 0, activations_ = 0;
@@ -236,7 +245,7 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   const uint64_t summing = plan.gradients + static_cast<uint64_t>(kF32 * trained.largest);
   const auto most = std::max(static_cast<uint64_t>(step.most()), summing);
   plan.workspace = most - std::min(most, plan.gradients + plan.activations);
-  const int64_t forward = std::min(kLogitsPerBlock, tokens * config.vocab_size) +
+  const int64_t forward = logits_at_once(config, tokens, settings.on_cuda) +
                           4 * tokens * config.hidden_size;  // of held-out rows, in numbers
   const uint64_t evaluating = plan.evaluation == 0 ? 0
                                                    : plan.gradients + plan.evaluation +

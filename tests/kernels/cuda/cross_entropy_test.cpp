@@ -17,12 +17,12 @@ struct Both {
   Tensor loss, gradient;
 };
 
-Both on_gpu(const Tensor& logits, const Tensor& target, double scale) {
+Both on_gpu(const Tensor& logits, const Tensor& target, double scale, bool in_bf16 = false) {
   const int64_t rows = logits.size(0);
   const Tensor there = to_gpu(logits), wanted = to_gpu(target);
   const Tensor loss = poisoned({rows}, at::kDouble);
   moe::kernels::cross_entropy_cuda({there.data_ptr<float>(), wanted.const_data_ptr<int64_t>(),
-                                    loss.data_ptr<double>(), rows, logits.size(1), scale},
+                                    loss.data_ptr<double>(), rows, logits.size(1), scale, in_bf16},
                                    stream_of(there));
   return {loss.cpu(), there.cpu()};
 }
@@ -55,6 +55,22 @@ TEST_CASE("the loss kernel equals plain loops in double", "[kernels][gpu]") {
   check(at::randn({9, 50}) * 40);    // saturated: one logit far above the others
   check(at::zeros({5, 33}));         // all equal
   check(at::full({3, 20}, -1e30F));  // far from zero, and equal
+}
+
+TEST_CASE("the loss kernel rounds the gradient into the first half of each row", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(9);
+  for (const int64_t rows : {1, 3}) {
+    for (const int64_t vocabulary : {1, 2, 31, 33, 64, 2052, 5001, 10000}) {
+      CAPTURE(rows, vocabulary);
+      const Tensor logits = at::randn({rows, vocabulary}) * 4;
+      const Tensor target = at::arange(rows, at::kLong).mul(7).remainder(vocabulary);
+      const Both wide = on_gpu(logits, target, 0.37), rounded = on_gpu(logits, target, 0.37, true);
+      CHECK(at::equal(rounded.loss, wide.loss));
+      CHECK(at::equal(rounded.gradient.view(at::kBFloat16).narrow(1, 0, vocabulary),
+                      wide.gradient.to(at::kBFloat16)));
+    }
+  }
 }
 
 TEST_CASE("the loss kernel leaves masked logits without a share", "[kernels][gpu]") {

@@ -127,6 +127,36 @@ TEST_CASE("the loss and the log-sum-exp of rows on a GPU equal the CPU's", "[ker
   CHECK(at::allclose(there.cpu(), here, 2e-5, 1e-7));
 }
 
+TEST_CASE("the loss on a GPU leaves its gradient in bf16 where the logits were", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(6);
+  const Tensor logits = at::randn({9, 35}) * 3, target = at::arange(9, at::kLong).to(kGpu);
+  Tensor wide = logits.to(kGpu), there = logits.to(kGpu);
+  const double sum = moe::kernels::cross_entropy_(wide, target, 0.5);
+  const Tensor loss = at::empty({9}, wide.options().dtype(at::kDouble));
+  const Tensor gradient = moe::kernels::cross_entropy_(there, target, 0.5, loss, /*in_bf16=*/true);
+  CHECK(loss.cpu().sum().item<double>() == Approx(sum).epsilon(1e-12));
+  CHECK(gradient.is_alias_of(there));
+  CHECK(at::equal(gradient.cpu(), wide.cpu().to(at::kBFloat16)));
+}
+
+TEST_CASE("a product in bf16 is added to f32 without memory of its own", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(7);
+  const Tensor left = at::randn({1024, 5}).to(at::kBFloat16);
+  const Tensor right = at::randn({5, 1024}).to(at::kBFloat16), start = at::randn({1024, 1024});
+  const Tensor a = left.to(kGpu), b = right.to(kGpu);
+  Tensor out = start.to(kGpu);
+  moe::kernels::product_to_f32(a.narrow(0, 0, 1), b);  // libraries take what they need
+  const uint64_t before = moe::kernels::gpu_peak_bytes(0);
+  moe::kernels::operand_product_out(out, {a, at::kBFloat16}, {b, at::kBFloat16},
+                                    /*accumulate=*/true);
+  CHECK(moe::kernels::gpu_peak_bytes(0) < before + out.nbytes() / 2);
+  // Five products of order one and a sum, in f32.
+  const Tensor expected = start.to(at::kDouble) + left.to(at::kDouble).mm(right.to(at::kDouble));
+  CHECK(at::allclose(out.cpu().to(at::kDouble), expected, 1e-6, 1e-5));
+}
+
 TEST_CASE("adamw_ on a GPU has the numbers of the reference", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(5);

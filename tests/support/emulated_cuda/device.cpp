@@ -200,6 +200,17 @@ Tensor& product_to_out(const Tensor& left, const Tensor& right, at::ScalarType t
   return out.copy_(product_to(left, right, type));
 }
 
+// Added to what is there, without memory of its own.
+Tensor& add_product_to_out(const Tensor& self, const Tensor& left, const Tensor& right,
+                           at::ScalarType type, const at::Scalar& beta, const at::Scalar& alpha,
+                           Tensor& out) {
+  const Awake awake;
+  const at::AutoDispatchBelowAutograd below;
+  host_view(out).copy_(at::addmm(host_view(self).to(type), host_view(left).to(type),
+                                 host_view(right).to(type), beta, alpha));
+  return out;
+}
+
 // On GPUs from sm90 on it asks nothing of the host; LibTorch's CPU half reads the ends.
 Tensor grouped_product(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
                        const std::optional<Tensor>& /*bias*/,
@@ -238,6 +249,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("unfold", &at::native::unfold);
   library.impl("mm.dtype", &product_to);
   library.impl("mm.dtype_out", &product_to_out);
+  library.impl("addmm.dtype_out", &add_product_to_out);
   library.impl("_grouped_mm", &grouped_product);
   library.impl("scaled_dot_product_attention", &attention);
 }
