@@ -83,12 +83,7 @@ void check(const LayerFlags& flags) {
   }
 }
 
-// A router without a capacity has rows of a number that the host must be told.
 void check_graph(const LayerFlags& flags, const route::RouterSettings& router) {
-  if (flags.layer.graph && !route::has_capacity(router)) {
-    throw UserError("--graph records launches whose sizes stay, and {} has no capacity; give --cf",
-                    route::to_string(router));
-  }
   if (flags.layer.graph && !route::has_kernel_plan(router, flags.layer.experts)) {
     throw UserError(
         "--graph records launches that never wait for the host, and {} is planned by operations "

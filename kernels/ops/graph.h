@@ -3,12 +3,11 @@
 // host can launch, the host is out of the way.
 //
 // What can be recorded: work whose sizes and launches are the same every time and which neither
-// waits for the device nor copies between it and the host. A MoE layer routed with a capacity is
-// such, in bf16 (kernels/ops/permute.h, LibTorch's grouped products). A whole step of
-// training is not: the packs of its micro-batches differ in their sequences, the loss of the head
-// is read back block by block so that its gradient need not be kept, and a gradient that is no
-// number must stop the update before the weights move. Nor are dropless routers, whose buffers
-// would be as large as all tokens at every expert.
+// waits for the device nor copies between it and the host. A MoE layer routed by top-k or with a
+// capacity is such, in bf16 (kernels/ops/permute.h, LibTorch's grouped products). A whole step of
+// training is not: the packs of its micro-batches differ in their sequences, and a gradient that is
+// no number must stop the update before the weights move. Nor are other dropless routers, whose
+// buffers would be as large as all tokens at every expert.
 
 #include <c10/core/Device.h>
 

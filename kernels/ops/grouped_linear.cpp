@@ -80,12 +80,27 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-// What at::_grouped_mm takes: its types, and rows of whole 16 bytes.
-bool fits_grouped_mm(const Tensor& weights, at::ScalarType type) {
-  const bool is_bf16 = type == at::kBFloat16;
-  const int64_t step = is_bf16 ? 8 : 4;
-  return (is_bf16 || type == at::kFloat) && weights.size(1) % step == 0 &&
-         weights.size(2) % step == 0;
+// The types that at::_grouped_mm takes.
+bool fits_grouped_mm(at::ScalarType type) { return type == at::kBFloat16 || type == at::kFloat; }
+
+// It takes rows of whole 16 bytes: `tensor`, contiguous, with zeros behind its last dimension or
+// its last two. What has narrow rows, an adapter's low rank, is small.
+Tensor with_whole_rows(const Tensor& tensor, size_t dimensions) {
+  const int64_t step = tensor.scalar_type() == at::kBFloat16 ? 8 : 4;
+  std::vector<int64_t> padding;  // before and behind, the last dimension first
+  bool is_whole = true;
+  for (size_t i = 1; i <= dimensions; ++i) {
+    const int64_t missing = (step - tensor.size(-static_cast<int64_t>(i)) % step) % step;
+    padding.insert(padding.end(), {0, missing});
+    is_whole = is_whole && missing == 0;
+  }
+  return is_whole ? tensor.contiguous() : at::constant_pad_nd(tensor, padding);
+}
+
+// The first `size` of dimension `dimension` of such a product, where it has more.
+Tensor first_of(const Tensor& product, int64_t dimension, int64_t size) {
+  return product.size(dimension) == size ? product
+                                         : product.narrow(dimension, 0, size).contiguous();
 }
 
 // Rows of each segment, gaps included; waits for the device.
@@ -139,23 +154,26 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
 Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
                        const Tensor& ends) {
   const auto type = in.scalar_type();
-  if (!fits_grouped_mm(weights, type)) {
+  if (!fits_grouped_mm(type)) {
     return grouped_product(in, weights, transposed, in.size(0), rows_per_expert_of(ends));
   }
-  const Tensor right = operand(weights, type).contiguous();
-  return at::_grouped_mm(operand(in, type).contiguous(), transposed ? right.transpose(1, 2) : right,
-                         ends)
-      .to(type);
+  const Tensor left = with_whole_rows(operand(in, type), 1);
+  const Tensor right = with_whole_rows(operand(weights, type), 2);
+  const Tensor product = at::_grouped_mm(left, transposed ? right.transpose(1, 2) : right, ends);
+  return first_of(product, 1, weights.size(transposed ? 1 : 2)).to(type);
 }
 
 Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,
                                const Tensor& ends) {
   const auto type = left.scalar_type();
-  if (!fits_grouped_mm(weights, type)) {
+  if (!fits_grouped_mm(type)) {
     return grouped_weight_gradient(left, right, weights, rows_per_expert_of(ends));
   }
-  const Tensor a = operand(left, type).contiguous(), b = operand(right, type).contiguous();
-  return at::_grouped_mm(a.t(), b, ends).to(weights.scalar_type());
+  const Tensor a = with_whole_rows(operand(left, type), 1);
+  const Tensor b = with_whole_rows(operand(right, type), 1);
+  const Tensor product =
+      first_of(first_of(at::_grouped_mm(a.t(), b, ends), 1, weights.size(1)), 2, weights.size(2));
+  return product.to(weights.scalar_type());
 }
 
 Tensor grouped_linear(const Tensor& rows, const Tensor& weight,

@@ -40,7 +40,7 @@ at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& rig
 // The same where the host does not know the tokens per expert: `ends` [E] i32 says on the device
 // where each expert's segment ends (kernels/ops/permute.h), the first starts at 0. Nothing is read
 // back for bf16 on an H100 or H200, whose products are one `at::_grouped_mm`; elsewhere that loops
-// over the experts, and widths that are no multiple of 16 bytes wait for `ends`.
+// over the experts. Operands whose rows are not whole 16 bytes are copied into such that are.
 
 // [R, N] in the type of `in`; rows past the last end hold anything.
 at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,

@@ -15,11 +15,19 @@ class LocalDispatcher : public TokenDispatcher {
  public:
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale) const override {
-    return x.is_cuda() && !routing.input.dropless ? run_segments(x, routing, experts, gate_scale)
-                                                  : run_counted(x, routing, experts, gate_scale);
+    return stays_on_device(x, routing) ? run_segments(x, routing, experts, gate_scale)
+                                       : run_counted(x, routing, experts, gate_scale);
   }
 
  private:
+  // LibTorch's grouped products in f32 wait for the host in any case: without a capacity it may as
+  // well say which experts have no rows, whose weights are then not widened.
+  static bool stays_on_device(const Tensor& x, const route::Routing& routing) {
+    return x.is_cuda() && has_tight_room(routing) &&
+           routing.input.experts() <= kernels::kMaxSegmentExperts &&
+           (!routing.input.dropless || x.scalar_type() == at::kBFloat16);
+  }
+
   // Unused rows of the plan stand last: with their counts on the host the products skip them.
   static Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
                             double gate_scale) {
@@ -57,10 +65,14 @@ std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenSpread& spread
                                      : local_dispatcher();
 }
 
+bool has_tight_room(const route::Routing& routing) {
+  return !routing.input.dropless || routing.counters.tokens_request;
+}
+
 int64_t choices_of(const route::Routing& routing) {
   const int64_t with_rectification = routing.input.k + 2;
-  return routing.input.dropless ? std::max(routing.input.experts(), with_rectification)
-                                : with_rectification;
+  return has_tight_room(routing) ? with_rectification
+                                 : std::max(routing.input.experts(), with_rectification);
 }
 
 kernels::Permutation plan_permutation(const route::Routing& routing, int64_t rows) {

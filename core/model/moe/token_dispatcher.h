@@ -28,9 +28,9 @@ class TokenDispatcher {
   TokenDispatcher() = default;
 };
 
-// All experts are of this process. A router with a capacity reads nothing back from a GPU: all
-// sizes follow from the plan's room (core/route/plan.h), at the price of room for rows that may not
-// come. Without a capacity that room would be every expert of every token, so counts are read.
+// All experts are of this process. Where the plan's room is tight nothing is read back from a GPU
+// in bf16: all sizes follow from it (core/route/plan.h), at the price of room for rows that may not
+// come.
 std::unique_ptr<TokenDispatcher> local_dispatcher();
 
 // Rows travel to the process that owns the expert and back, and so do their gradients: a collective
@@ -44,8 +44,13 @@ std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenSpread& s
 std::unique_ptr<TokenDispatcher> make_token_dispatcher(const TokenSpread& spread,
                                                        const route::RouterSettings& router);
 
+// Whether the plan has room for about the rows that come: those that capacity lets through, or
+// those that tokens request of top-k without a capacity, which are k a token. Of other routers
+// without a capacity it is every expert of every token.
+bool has_tight_room(const route::Routing& routing);
+
 // Choices that a token can have in the plan of a routing: those of the router, one of fill-in and
-// one of rectification; without a capacity every expert may be one.
+// one of rectification; without tight room every expert may be one.
 int64_t choices_of(const route::Routing& routing);
 
 // The first `rows` rows of the plan, for kernels::permute and kernels::unpermute.

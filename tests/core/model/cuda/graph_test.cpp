@@ -56,6 +56,30 @@ TEST_CASE("a layer routed with a capacity can be recorded and replayed", "[model
   }
 }
 
+TEST_CASE("a layer of top-k without a capacity can be recorded, with adapters of any rank too",
+          "[model][gpu]") {
+  MOE_NEED_GPU();
+  const at::NoGradGuard no_gradients;
+  for (const int64_t rank : {0, 3, 8}) {  // rows of 3 numbers are not whole 16 bytes
+    for (const auto* text : {"top1:cf=inf", "top2:cf=inf", "top3:cf=inf,gate=none"}) {
+      CAPTURE(rank, text);
+      Layer layer;
+      if (rank > 0) {
+        const auto there = [](at::IntArrayRef shape) { return at::randn(shape).to(kGpu); };
+        layer.weights.gate_up_adapter = {there({4, rank, 16}), there({4, 16, rank}), 0.1};
+        layer.weights.down_adapter = {there({4, rank, 8}), there({4, 16, rank}), 0.1};
+      }
+      const auto router = route::parse_router(text);
+      Tensor y;
+      const auto recorded = kernels::record_graph([&] { y = layer.forward(router); }, kGpu);
+      at::manual_seed(8);
+      layer.x.copy_(at::randn({33, 16}).to(at::kBFloat16));
+      recorded->replay();
+      CHECK(at::equal(y.cpu(), layer.forward(router).cpu()));
+    }
+  }
+}
+
 TEST_CASE("work that reads the GPU back cannot be recorded", "[model][gpu]") {
   MOE_NEED_GPU();
   const Tensor x = at::ones({3}).to(kGpu);
