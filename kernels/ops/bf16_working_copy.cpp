@@ -57,6 +57,14 @@ Tensor bf16_working_copy(const Tensor& weight) {
   return copy == nullptr ? Tensor() : copy->values;
 }
 
+Tensor gradient_to_add_to(const Tensor& weight) {
+  if (copy_of(weight) == nullptr || !weight.is_leaf() || !weight.requires_grad()) {
+    return {};
+  }
+  const Tensor& sum = weight.grad();
+  return sum.defined() && sum.is_contiguous() && sum.scalar_type() == at::kFloat ? sum : Tensor();
+}
+
 void mark_bf16_working_copy_current(const Tensor& weight) {
   if (Copy* copy = copy_of(weight); copy != nullptr && copy->values.defined()) {
     copy->version = weight._version();

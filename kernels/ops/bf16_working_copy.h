@@ -23,4 +23,11 @@ at::Tensor weight_for_products(const at::Tensor& weight, at::ScalarType type);
 at::Tensor bf16_working_copy(const at::Tensor& weight);
 void mark_bf16_working_copy_current(const at::Tensor& weight);  // after both were written
 
+// The gradient that backward() left with a weight that keeps a working copy: what the next
+// micro-batch's products are added to as they are made, or converted, so that no gradient of a
+// micro-batch stands beside the sum and is added to it by autograd. Undefined of other weights, of
+// those that do not train, and where there is none yet: autograd takes the first as it is. Whoever
+// asks for gradients of such a weight by torch::autograd::grad() finds its sum empty.
+at::Tensor gradient_to_add_to(const at::Tensor& weight);
+
 }  // namespace moe::kernels

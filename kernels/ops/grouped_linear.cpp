@@ -8,6 +8,7 @@
 
 #include <numeric>
 
+#include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/linear.h"
 
 namespace moe::kernels {
@@ -137,18 +138,20 @@ Tensor grouped_product(const Tensor& in, const Weight& weights, int64_t total,
 Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,
                                const std::vector<int64_t>& rows_per_expert) {
   const auto type = left.scalar_type();
-  Tensor gradient = at::empty(weights.sizes(), weights.options());
+  const Tensor sum = gradient_to_add_to(weights);
+  const bool is_new = !sum.defined();
+  Tensor gradient = is_new ? at::empty(weights.sizes(), weights.options()) : sum;
   for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
-    if (rows_per_expert[expert] == 0) {
+    if (is_new && rows_per_expert[expert] == 0) {
       gradient[static_cast<int64_t>(expert)].zero_();
     }
   }
   for_each_expert(rows_per_expert, [&](int64_t expert, int64_t first, int64_t count) {
     Tensor target = gradient[expert];
     const Tensor rows = left.narrow(0, first, count).t();
-    operand_product_out(target, {rows, type}, {right.narrow(0, first, count), type});
+    operand_product_out(target, {rows, type}, {right.narrow(0, first, count), type}, !is_new);
   });
-  return gradient;
+  return is_new ? gradient : Tensor();
 }
 
 Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
@@ -173,6 +176,10 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
   const Tensor b = with_whole_rows(operand(right, type), 1);
   const Tensor product =
       first_of(first_of(at::_grouped_mm(a.t(), b, ends), 1, weights.size(1)), 2, weights.size(2));
+  if (Tensor sum = gradient_to_add_to(weights); sum.defined()) {
+    sum.add_(product);  // widens as it adds
+    return {};
+  }
   return product.to(weights.scalar_type());
 }
 

@@ -32,7 +32,7 @@ at::Tensor grouped_product(const at::Tensor& in, const Weight& weights, int64_t 
                            const std::vector<int64_t>& rows_per_expert);
 
 // [E, M, N] in the weights' type: for each expert left^T * right over its rows; 0 where it has
-// none.
+// none. Undefined where it was added to the weights' gradient instead (gradient_to_add_to()).
 at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& right,
                                    const at::Tensor& weights,
                                    const std::vector<int64_t>& rows_per_expert);
@@ -46,8 +46,8 @@ at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& rig
 at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool transposed,
                            const at::Tensor& ends);
 
-// [E, M, N] in the weights' type. On a GPU bf16 operands give sums that are rounded to bf16 once
-// before they are widened.
+// [E, M, N] in the weights' type, or undefined as above. On a GPU bf16 operands give sums that are
+// rounded to bf16 once before they are widened.
 at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& right,
                                    const at::Tensor& weights, const at::Tensor& ends);
 

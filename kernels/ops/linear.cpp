@@ -220,7 +220,11 @@ struct Linear : torch::autograd::Function<Linear> {
       result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());
     }
     if (context->needs_input_grad(1)) {
-      result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
+      if (Tensor sum = gradient_to_add_to(weight); sum.defined()) {
+        operand_product_out(sum, {grad.t(), type}, {x, type}, /*accumulate=*/true);
+      } else {
+        result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
+      }
     }
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
       result[2] = operand(grad, type).sum(0, false, weight.scalar_type());

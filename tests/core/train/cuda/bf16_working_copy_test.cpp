@@ -5,8 +5,13 @@
 #include "kernels/ops/bf16_working_copy.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
 
 #include "core/train/loop/optimizer.h"
+#include "kernels/ops/device.h"
+#include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
 #include "tests/support/gpu.h"
@@ -134,6 +139,83 @@ TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping befor
       CHECK(at::equal(before[i].tensor.detach().cpu(), within[i].tensor.detach().cpu()));
     }
   }
+}
+
+TEST_CASE("gradients of weights with copies are added where they are, with autograd's numbers",
+          "[train][gpu]") {
+  MOE_NEED_GPU();
+  const auto ends = at::tensor({8, 16}, at::kInt).to(kGpu);
+  const std::vector<int64_t> counts = {9, 7};
+  using Products = std::function<Tensor(const Tensor& rows, const std::vector<Tensor>& weights)>;
+  const std::vector<Products> all = {
+      [&](const Tensor& rows, const std::vector<Tensor>& weights) {
+        return kernels::grouped_swiglu(rows, weights[0], weights[1], ends);
+      },
+      [&](const Tensor& rows, const std::vector<Tensor>& weights) {
+        return kernels::grouped_swiglu(rows, weights[0], weights[1], counts);
+      },
+      [&](const Tensor& rows, const std::vector<Tensor>& weights) {
+        return kernels::grouped_linear(rows, weights[0], ends);
+      },
+      [&](const Tensor& rows, const std::vector<Tensor>& weights) {
+        return kernels::linear(rows, weights[0].select(0, 0)) +
+               kernels::linear(rows, weights[2]);  // of a leaf, and of a part of one
+      }};
+  for (size_t number = 0; number < all.size(); ++number) {
+    CAPTURE(number);
+    const auto summed = [&](bool keeps_copies) {
+      at::manual_seed(6);
+      std::vector<Tensor> weights;
+      for (const auto& shape : {std::vector<int64_t>{2, 16, 8}, {2, 8, 8}, {16, 8}}) {
+        weights.push_back(at::randn(shape).to(kGpu).requires_grad_(true));
+        if (keeps_copies) {
+          kernels::keep_bf16_working_copy(weights.back());
+        }
+      }
+      for (int64_t micro_batch = 0; micro_batch < 3; ++micro_batch) {
+        const Tensor rows = at::randn({16, 8}).to(kGpu, at::kBFloat16).requires_grad_(true);
+        const Tensor y = all[number](rows, weights);
+        y.backward(at::randn(y.sizes()).to(kGpu, at::kBFloat16));
+      }
+      return weights;
+    };
+    const auto in_place = summed(true), by_autograd = summed(false);
+    for (size_t i = 0; i < in_place.size(); ++i) {
+      REQUIRE(in_place[i].grad().defined() == by_autograd[i].grad().defined());
+      if (in_place[i].grad().defined()) {
+        // A product of 16 rows added to a sum is another order of the sum, in f32.
+        CHECK(at::allclose(in_place[i].grad().cpu(), by_autograd[i].grad().cpu(), 1e-5, 1e-4));
+      }
+    }
+  }
+}
+
+TEST_CASE("no gradient of a second micro-batch stands beside the sum", "[train][gpu]") {
+  MOE_NEED_GPU();
+  const auto ends = at::tensor({8, 16}, at::kInt).to(kGpu);
+  const Tensor rows = at::ones({16, 1024}).to(kGpu, at::kBFloat16);
+  // The smaller first: peaks are those of the whole process.
+  for (const auto& shape : {std::vector<int64_t>{2048, 1024}, {2, 2048, 1024}}) {
+    const Tensor weight = at::zeros(shape).to(kGpu).requires_grad_(true);
+    kernels::keep_bf16_working_copy(weight);
+    const auto backward = [&] {
+      const Tensor y = weight.dim() == 2 ? kernels::linear(rows, weight)
+                                         : kernels::grouped_linear(rows, weight, ends);
+      y.sum().backward();
+    };
+    backward();
+    const uint64_t before = kernels::gpu_peak_bytes(0);
+    backward();
+    CHECK(kernels::gpu_peak_bytes(0) < before + weight.nbytes() / 4);
+  }
+}
+
+TEST_CASE("a gradient that is asked for by name comes back where no sum is", "[train][gpu]") {
+  MOE_NEED_GPU();
+  const Tensor weight = trained({16, 8}), rows = at::randn({4, 8}).to(kGpu, at::kBFloat16);
+  const auto gradient = torch::autograd::grad({kernels::linear(rows, weight).sum()}, {weight});
+  CHECK(gradient[0].defined());
+  CHECK(!weight.grad().defined());
 }
 
 TEST_CASE("experts' products on a GPU read the copies, with counts on the host or the device",
