@@ -22,6 +22,7 @@ extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
       .rms_norm_backward = rms_norm_backward_cuda,
       .rope = rope_cuda,
       .router_logits = router_logits_cuda,
+      .router_logits_backward = router_logits_backward_cuda,
       .router_choices = router_choices_cuda,
       .stochastic_round = stochastic_round_cuda,
       .swiglu_forward = swiglu_forward_cuda,

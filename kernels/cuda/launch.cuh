@@ -58,7 +58,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
 
 // kCount numbers that one thread loads or stores at once.
 template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];
 };
 
@@ -71,14 +71,18 @@ __device__ inline void store(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
-// Whether rows of `width` numbers behind all these pointers are read well in vectors of four: 16
-// bytes of f32, 8 of bf16.
+// Whether rows of `width` numbers behind all these pointers are read well in vectors of four, 16
+// bytes of f32 and 8 of bf16, or of another count.
 inline constexpr int kVector = 4;
-template <typename... Pointers>
+template <int kCount = kVector, typename... Pointers>
 bool fits_vectors(int64_t width, Pointers... pointers) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return width % kVector == 0 && (aligned(pointers) && ...);
+  return width % kCount == 0 && (aligned(pointers) && ...);
 }
+
+// Numbers of T in 16 bytes, the most that one instruction loads or stores.
+template <typename T>
+inline constexpr int kWidest = 16 / static_cast<int>(sizeof(T));
 
 template <typename Number>
 __device__ inline Number warp_sum(Number value) {

@@ -4,6 +4,9 @@
 // the width. Up to 16 experts every x is read once, and every weight, from the L1, once for those
 // tokens; more experts read x again from the caches, 16 at a time.
 //
+// Their gradients: a thread a few columns, of eight tokens for d x, and of eight experts for d
+// weight, which is summed over strips of tokens and then over the strips in their order.
+//
 // Choices: a warp a token, its lanes share out the experts. The best is taken as the largest of 64
 // bit keys (order_key.h), C times. Requests are counted in shared memory, where they fit.
 
@@ -74,6 +77,131 @@ void run_logits(const RouterLogitsArgs& args, void* stream) {
   launch(few ? few_kernel : many_kernel, ceil_div(args.tokens, kWarps * (few ? 4 : 2)), kThreads,
          stream, x, args.weight, args.logits, args.tokens, static_cast<int>(args.width),
          static_cast<int>(args.experts));
+}
+
+constexpr int kTokensAtOnce = 8, kExpertsAtOnce = 8;
+
+// Block (tokens, columns): every weight is read once for eight tokens.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    input_gradient_kernel(const float* __restrict__ grad,    // [tokens, experts]
+                          const float* __restrict__ weight,  // [experts, width]
+                          T* __restrict__ grad_x,            // [tokens, width]
+                          int64_t tokens, int width, int experts) {
+  const int64_t across = ceil_div(width, kThreads * kCount);
+  const int64_t first = blockIdx.x / across * kTokensAtOnce;
+  const int64_t column = (blockIdx.x % across * kThreads + threadIdx.x) * kCount;
+  if (column >= width) {
+    return;
+  }
+  float sum[kTokensAtOnce][kCount] = {};
+  for (int e = 0; e < experts; ++e) {
+    const auto weights = load<kCount>(weight + int64_t{e} * width + column);
+#pragma unroll
+    for (int t = 0; t < kTokensAtOnce; ++t) {
+      const int64_t token = first + t < tokens ? first + t : tokens - 1;
+      const float factor = grad[token * experts + e];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        sum[t][k] += factor * weights.at[k];
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kTokensAtOnce; ++t) {
+    Pack<T, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      result.at[k] = narrow<T>(sum[t][k]);
+    }
+    if (first + t < tokens) {
+      store(grad_x + (first + t) * width + column, result);
+    }
+  }
+}
+
+// Block (strip, experts, columns): every x of the strip is read once for eight experts.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    weight_strips_kernel(const float* __restrict__ grad,  // [tokens, experts]
+                         const T* __restrict__ x,         // [tokens, width]
+                         float* __restrict__ strips,      // [strip_count, experts, width]
+                         int64_t tokens, int width, int experts, int strip_count) {
+  const int64_t across = ceil_div(width, kThreads * kCount);
+  const int64_t tiles = ceil_div(experts, kExpertsAtOnce);
+  const int64_t column = (blockIdx.x % across * kThreads + threadIdx.x) * kCount;
+  const int tile = static_cast<int>(blockIdx.x / across % tiles) * kExpertsAtOnce;
+  const int64_t strip = blockIdx.x / across / tiles;
+  if (column >= width) {
+    return;
+  }
+  float sum[kExpertsAtOnce][kCount] = {};
+  const int64_t end = tokens * (strip + 1) / strip_count;
+#pragma unroll 4
+  for (int64_t token = tokens * strip / strip_count; token < end; ++token) {
+    const auto values = load<kCount>(x + token * width + column);
+#pragma unroll
+    for (int e = 0; e < kExpertsAtOnce; ++e) {
+      const int expert = tile + e < experts ? tile + e : experts - 1;
+      const float factor = grad[token * experts + expert];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        sum[e][k] += factor * widen(values.at[k]);
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kExpertsAtOnce; ++e) {
+    Pack<float, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      result.at[k] = sum[e][k];
+    }
+    if (tile + e < experts) {
+      store(strips + (strip * experts + tile + e) * width + column, result);
+    }
+  }
+}
+
+__global__ void add_strips_kernel(const float* strips,  // [strip_count, count]
+                                  float* grad_weight,   // [count]
+                                  int64_t count, int strip_count) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) {
+    return;
+  }
+  float sum = 0;
+  for (int strip = 0; strip < strip_count; ++strip) {
+    sum += strips[strip * count + i];
+  }
+  grad_weight[i] = sum;
+}
+
+template <typename T, int kCount>
+void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
+  const auto width = static_cast<int>(args.width), experts = static_cast<int>(args.experts);
+  const int64_t across = ceil_div(args.width, kThreads * kCount);
+  if (args.grad_x != nullptr) {
+    launch(input_gradient_kernel<T, kCount>, ceil_div(args.tokens, kTokensAtOnce) * across,
+           kThreads, stream, args.grad, args.weight, static_cast<T*>(args.grad_x), args.tokens,
+           width, experts);
+  }
+  if (args.grad_weight != nullptr) {
+    const auto strip_count = static_cast<int>(router_strips(args.tokens, args.experts));
+    launch(weight_strips_kernel<T, kCount>,
+           strip_count * ceil_div(experts, kExpertsAtOnce) * across, kThreads, stream, args.grad,
+           static_cast<const T*>(args.x), args.strips, args.tokens, width, experts, strip_count);
+    launch(add_strips_kernel, ceil_div(args.experts * args.width, kThreads), kThreads, stream,
+           args.strips, args.grad_weight, args.experts * args.width, strip_count);
+  }
+}
+
+template <typename T>
+void run_gradients(const RouterLogitsBackwardArgs& args, void* stream) {
+  fits_vectors<kWidest<T>>(args.width, args.x, args.weight, args.grad_x, args.grad_weight,
+                           args.strips)
+      ? run_gradients<T, kWidest<T>>(args, stream)
+      : run_gradients<T, 1>(args, stream);
 }
 
 constexpr int kSharedCounts = 2048;
@@ -171,6 +299,10 @@ __global__ void __launch_bounds__(kThreads) choices_kernel(RouterChoicesArgs arg
 
 void router_logits_cuda(const RouterLogitsArgs& args, void* stream) {
   args.is_bf16 ? run_logits<__nv_bfloat16>(args, stream) : run_logits<float>(args, stream);
+}
+
+void router_logits_backward_cuda(const RouterLogitsBackwardArgs& args, void* stream) {
+  args.is_bf16 ? run_gradients<__nv_bfloat16>(args, stream) : run_gradients<float>(args, stream);
 }
 
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream) {

@@ -63,6 +63,7 @@ struct CudaFunctions {
   decltype(&rms_norm_backward_cuda) rms_norm_backward;
   decltype(&rope_cuda) rope;
   decltype(&router_logits_cuda) router_logits;
+  decltype(&router_logits_backward_cuda) router_logits_backward;
   decltype(&router_choices_cuda) router_choices;
   decltype(&stochastic_round_cuda) stochastic_round;
   decltype(&swiglu_forward_cuda) swiglu_forward;

@@ -42,6 +42,29 @@ Tensor router_logits(const Tensor& x, const Tensor& weight) {
   return logits;
 }
 
+// d x and d weight of router_logits(), as they are wanted.
+struct RouterGradients {
+  Tensor x, weight;
+};
+
+RouterGradients router_gradients(const Tensor& given_grad, const Tensor& given,
+                                 const Tensor& given_weight, bool wants_x, bool wants_weight) {
+  const Tensor grad = given_grad.contiguous(), x = given.contiguous();
+  const Tensor weight = given_weight.contiguous();
+  const int64_t strips = wants_weight ? router_strips(x.size(0), weight.size(0)) : 0;
+  const Tensor scratch = at::empty({strips, weight.size(0), weight.size(1)}, weight.options());
+  const RouterGradients to{wants_x ? at::empty_like(x) : Tensor(),
+                           wants_weight ? at::empty_like(weight) : Tensor()};
+  cuda_functions().router_logits_backward(
+      {x.const_data_ptr(), weight.const_data_ptr<float>(), grad.const_data_ptr<float>(),
+       wants_x ? to.x.mutable_data_ptr() : nullptr,
+       wants_weight ? to.weight.data_ptr<float>() : nullptr,
+       wants_weight ? scratch.data_ptr<float>() : nullptr, x.size(0), x.size(1), weight.size(0),
+       x.scalar_type() == at::kBFloat16},
+      current_stream(x));
+  return to;
+}
+
 Tensor product_of(const Operand& left, const Operand& right, at::ScalarType out) {
   Tensor result =
       at::empty({left.tensor.size(0), right.tensor.size(1)}, left.tensor.options().dtype(out));
@@ -215,7 +238,13 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto type = static_cast<at::ScalarType>(context->saved_data["operands"].toInt());
     const WithoutTf32 in_f32(!context->saved_data["takes_tf32"].toBool());
     const Tensor& grad = gradients[0];
+    const bool has_bias = context->saved_data["has_bias"].toBool();
     variable_list result(4);
+    if (!has_bias && takes_router_kernel(x, weight, type)) {
+      const RouterGradients found = router_gradients(grad, x, weight, context->needs_input_grad(0),
+                                                     context->needs_input_grad(1));
+      return {found.x, found.weight, Tensor(), Tensor()};
+    }
     if (context->needs_input_grad(0)) {
       result[0] = product_of({grad, type}, {saved[2], type}, x.scalar_type());
     }
@@ -226,7 +255,7 @@ struct Linear : torch::autograd::Function<Linear> {
         result[1] = product_of({grad.t(), type}, {x, type}, weight.scalar_type());
       }
     }
-    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) {
+    if (has_bias && context->needs_input_grad(2)) {
       result[2] = operand(grad, type).sum(0, false, weight.scalar_type());
     }
     return result;

@@ -3,6 +3,7 @@
 // tokens, and everything that is decided token by token in one read of the logits. T tokens, D
 // model width, E experts, W logical ranks, C choices a token names.
 
+#include <algorithm>
 #include <cstdint>
 
 namespace moe::kernels {
@@ -17,6 +18,23 @@ struct RouterLogitsArgs {
   bool is_bf16;
 };
 void router_logits_cuda(const RouterLogitsArgs& args, void* stream);
+
+// The gradients of those logits, in f32 by sums of one order: d x[t, d] = sum_e grad[t, e] weight
+// [e, d] and d weight[e, d] = sum_t grad[t, e] x[t, d], the latter over strips of tokens at first.
+constexpr int64_t router_strips(int64_t tokens, int64_t experts) {
+  return std::clamp<int64_t>(tokens / 128, 1, 1024 / std::clamp<int64_t>(experts, 8, 1024));
+}
+
+struct RouterLogitsBackwardArgs {
+  const void* x;
+  const float *weight, *grad;  // grad [tokens, experts]
+  void* grad_x;                // [tokens, width] as x; null: nobody asks
+  float* grad_weight;          // [experts, width]; null: nobody asks
+  float* strips;               // [router_strips(tokens, experts), experts, width], with grad_weight
+  int64_t tokens, width, experts;
+  bool is_bf16;
+};
+void router_logits_backward_cuda(const RouterLogitsBackwardArgs& args, void* stream);
 
 struct RouterShape {
   int64_t tokens, experts, ranks, choices;  // T, E, W with W | E, C <= E

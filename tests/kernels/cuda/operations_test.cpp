@@ -56,6 +56,18 @@ TEST_CASE("logits in f32 on a GPU equal the CPU's, of f32 and of bf16", "[kernel
     const Tensor x = at::randn({33, 100}), weight = at::randn({experts, 100});
     const auto logits = [](const Tensors& in) { return moe::kernels::linear_in_f32(in[0], in[1]); };
     check_on_gpu({x, weight}, logits);
+    // bf16 x: its gradient is rounded once to bf16, that of the weight is in f32.
+    const auto gradients = [&](at::Device device) {
+      const Tensor in = x.to(device, at::kBFloat16).detach().requires_grad_(true);
+      const Tensor by = weight.to(device).detach().clone().requires_grad_(true);
+      const Tensor upstream = at::linspace(-1, 1, 33 * experts).view({33, experts}).to(device);
+      return torch::autograd::grad({moe::kernels::linear_in_f32(in, by)}, {in, by}, {upstream});
+    };
+    const auto actual = gradients(kGpu), expected = gradients(at::kCPU);
+    CHECK(actual[0].scalar_type() == at::kBFloat16);
+    CHECK(at::allclose(actual[0].cpu().to(at::kFloat), expected[0].to(at::kFloat), 1.0 / (1 << 7),
+                       1e-4));
+    CHECK(at::allclose(actual[1].cpu(), expected[1], 1e-5, 1e-4));
     const Tensor half = x.to(at::kBFloat16);
     CHECK(at::allclose(moe::kernels::linear_in_f32(half.to(kGpu), weight.to(kGpu)).cpu(),
                        moe::kernels::linear_in_f32(half, weight), 1e-5, 1e-4));

@@ -90,6 +90,46 @@ TEST_CASE("the router's logits are those of plain loops in double", "[kernels][g
   }
 }
 
+TEST_CASE("the gradients of the router's logits are those of plain loops in double",
+          "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(6);
+  for (const int64_t tokens : {0, 1, 9, 33, 300}) {
+    for (const int64_t width : {1, 33, 200, 2056}) {
+      for (const int64_t experts : {1, 7, 8, 12, 64}) {
+        if (tokens > 33 && width * experts > 4096) {
+          continue;
+        }
+        CAPTURE(tokens, width, experts);
+        const Tensor x = at::randn({tokens, width}).to(at::kBFloat16).to(at::kFloat);
+        const Tensor weight = at::randn({experts, width}), grad = at::randn({tokens, experts});
+        const Tensor to_x = at::empty({tokens, width}), to_weight = at::empty({experts, width});
+        moe::test::router_logits_backward_reference(
+            {x.const_data_ptr(), weight.const_data_ptr<float>(), grad.const_data_ptr<float>(),
+             to_x.data_ptr(), to_weight.data_ptr<float>(), nullptr, tokens, width, experts,
+             /*is_bf16=*/false});
+        for (const auto type : {at::kFloat, at::kBFloat16}) {  // x is exact in both
+          const Tensor in = to_gpu(x.to(type)), by = to_gpu(weight), upstream = to_gpu(grad);
+          const Tensor grad_x = poisoned({tokens, width}, type);
+          const Tensor grad_weight = poisoned({experts, width}, at::kFloat);
+          const Tensor strips =
+              poisoned({moe::kernels::router_strips(tokens, experts), experts, width}, at::kFloat);
+          moe::kernels::router_logits_backward_cuda(
+              {in.const_data_ptr(), by.const_data_ptr<float>(), upstream.const_data_ptr<float>(),
+               grad_x.data_ptr(), grad_weight.data_ptr<float>(), strips.data_ptr<float>(), tokens,
+               width, experts, type == at::kBFloat16},
+              stream_of(in));
+          // At most 64 products below 20 in a row for d x, 300 for d weight, each sum rounded to
+          // 2^-24 of at most 200; bf16: one rounding of 2^-9 more.
+          const double rounding = type == at::kBFloat16 ? 1.0 / (1 << 8) : 0;
+          CHECK(at::allclose(grad_x.cpu().to(at::kFloat), to_x, 1e-6 + rounding, 5e-4));
+          CHECK(at::allclose(grad_weight.cpu(), to_weight, 1e-6, 2e-3));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("the router's choices are those of the reference on awkward shapes", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(3);

@@ -54,6 +54,31 @@ inline void router_logits_reference(const kernels::RouterLogitsArgs& args) {  //
   }
 }
 
+inline void router_logits_backward_reference(
+    const kernels::RouterLogitsBackwardArgs& args) {  // of f32
+  const auto* x = static_cast<const float*>(args.x);
+  auto* grad_x = static_cast<float*>(args.grad_x);
+  for (int64_t t = 0; t < args.tokens; ++t) {
+    for (int64_t d = 0; d < args.width; ++d) {
+      double sum = 0;
+      for (int64_t e = 0; e < args.experts; ++e) {
+        sum +=
+            static_cast<double>(args.grad[t * args.experts + e]) * args.weight[e * args.width + d];
+      }
+      grad_x[t * args.width + d] = static_cast<float>(sum);
+    }
+  }
+  for (int64_t e = 0; e < args.experts; ++e) {
+    for (int64_t d = 0; d < args.width; ++d) {
+      double sum = 0;
+      for (int64_t t = 0; t < args.tokens; ++t) {
+        sum += static_cast<double>(args.grad[t * args.experts + e]) * x[t * args.width + d];
+      }
+      args.grad_weight[e * args.width + d] = static_cast<float>(sum);
+    }
+  }
+}
+
 inline void router_choices_reference(const RouterChoicesArgs& args) {
   const kernels::RouterShape& shape = args.shape;
   const int64_t experts = shape.experts, local = experts / shape.ranks;
