@@ -1,5 +1,8 @@
-// top_k_plan.h on CUDA, in three kernels.
+// top_k_plan.h on CUDA, in four kernels.
 //
+//   ranges   a block a rank finds the first and the last of its tokens: where tokens of a rank
+//   stand
+//            together, as they do in training, a group looks at these and not at all T
 //   order    a block a group collects its requests, segment by segment (a choice, all choices, or
 //            the fill-ins), sorts each by score, and counts the rows of the tokens it accepts
 //   missing  a thread a token counts, a group, the tokens that are to be rectified
@@ -68,7 +71,41 @@ struct Scratch {
   uint32_t *key, *value, *other_key, *other_value;  // [T * (k + 1)] each
   int32_t* served;                                  // [T] rows of each token
   int32_t* missing;                                 // [E * W] tokens that are rectified there
+  int32_t *begin, *end;                             // [W] no token before and behind is of the rank
 };
+
+__device__ int block_max(int value, int* part) {  // as block_sum
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % kLanes == 0) {
+    part[threadIdx.x / kLanes] = value;
+  }
+  __syncthreads();
+  int most = part[0];
+  for (unsigned warp = 1; warp < blockDim.x / kLanes; ++warp) {
+    most = part[warp] > most ? part[warp] : most;
+  }
+  return most;
+}
+
+__global__ void __launch_bounds__(kSortThreads)
+    range_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
+  __shared__ int part[kSortWarps];
+  const int rank = static_cast<int>(blockIdx.x), tokens = static_cast<int>(shape.tokens);
+  int begin = tokens, end = 0;
+  for (int t = threadIdx.x; t < tokens; t += kSortThreads) {
+    if (in.home[t] == rank) {
+      begin = t < begin ? t : begin;
+      end = t + 1;
+    }
+  }
+  begin = -block_max(-begin, part);
+  end = block_max(end, part);
+  if (threadIdx.x == 0) {
+    scratch.begin[rank] = begin;
+    scratch.end[rank] = end;
+  }
+}
 
 // Totals of all groups before this block's, known to all of its threads.
 __device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput& in,
@@ -101,9 +138,11 @@ __device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, i
 // The segment's requests, in token order, to `list`: keys ascend where scores descend, values are
 // token * C + choice.
 __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
-                        const Segment& segment, const KeyList& list, int* part) {
+                        const Segment& segment, const Scratch& scratch, const KeyList& list,
+                        int* part) {
   int found = 0;
-  for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
+  const int64_t rank = group % shape.ranks, end = scratch.end[rank];
+  for (int64_t first = scratch.begin[rank]; first < end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
     const int choice = choice_for(shape, in, t, group, segment);
     int total = 0;
@@ -130,7 +169,7 @@ __global__ void __launch_bounds__(kSortThreads)
     const Segment segment = segment_at(shape, index);
     const int requests = requests_in(shape, in, group, segment);
     const KeyList list{scratch.key + start, scratch.value + start};
-    collect(shape, in, group, segment, list, part);
+    collect(shape, in, group, segment, scratch, list, part);
     sort_list(list, {scratch.other_key + start, scratch.other_value + start}, requests, space);
     const int free = capacity - accepted;
     const int fits = requests < free ? requests : free;
@@ -190,11 +229,12 @@ __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
 __device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput& in,
                                 const Scratch& scratch, const TopKPlanRows& to, int64_t group,
                                 int64_t row, int* part) {
-  const int64_t expert = group / shape.ranks;
-  for (int64_t first = 0; first < shape.tokens; first += kSortThreads) {
+  const int64_t expert = group / shape.ranks, rank = group % shape.ranks;
+  const int64_t end = scratch.end[rank];
+  for (int64_t first = scratch.begin[rank]; first < end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
-    const bool is_here = t < shape.tokens && in.home[t] == group % shape.ranks &&
-                         in.at_home[t] == expert && scratch.served[t] < shape.k;
+    const bool is_here = t < shape.tokens && in.home[t] == rank && in.at_home[t] == expert &&
+                         scratch.served[t] < shape.k;
     int total = 0;
     const int before = count_before(is_here, part, &total);
     if (is_here) {
@@ -256,10 +296,13 @@ void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
                      lists + 2 * most,
                      lists + 3 * most,
                      scratch + 4 * most,
-                     scratch + 4 * most + shape.tokens};
+                     scratch + 4 * most + shape.tokens,
+                     scratch + 4 * most + shape.tokens + groups,
+                     scratch + 4 * most + shape.tokens + groups + shape.ranks};
   CUDA_CHECK(cudaMemsetAsync(room.served, 0,
                              sizeof(int32_t) * static_cast<size_t>(shape.tokens + groups),
                              static_cast<cudaStream_t>(stream)));
+  launch(range_kernel, shape.ranks, kSortThreads, stream, shape, args.in, room);
   launch(order_kernel, groups, kSortThreads, stream, shape, args.in, room);
   if (shape.rectify) {
     launch(missing_kernel, ceil_div(shape.tokens, kThreads), kThreads, stream, shape, args.in,

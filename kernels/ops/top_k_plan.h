@@ -46,7 +46,8 @@ struct TopKPlanRows {
 
 // Room that the kernels want: so many int32, on the device.
 constexpr int64_t top_k_plan_scratch(const TopKPlanShape& shape) {
-  return 4 * shape.tokens * (shape.k + 1) + shape.tokens + shape.experts * shape.ranks;
+  return 4 * shape.tokens * (shape.k + 1) + shape.tokens + shape.experts * shape.ranks +
+         2 * shape.ranks;
 }
 
 // All pointers are the device's; T * C < 2^31.

@@ -21,6 +21,15 @@ void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, Top
   moe::kernels::top_k_plan_cuda(
       {shape, moe::test::plan_input(there, homes, slots), to.memory(), scratch.data_ptr<int32_t>()},
       moe::test::stream_of(homes));
+  // The last of the scratch: where each rank's tokens begin and end.
+  const Tensor ranges = scratch.cpu().narrow(0, scratch.numel() - 2 * shape.ranks, 2 * shape.ranks);
+  for (int64_t rank = 0; rank < shape.ranks; ++rank) {
+    const Tensor tokens = (home == rank).nonzero();
+    const bool has_any = tokens.numel() > 0;
+    CHECK(ranges[rank].item<int64_t>() == (has_any ? tokens.min().item<int64_t>() : shape.tokens));
+    CHECK(ranges[shape.ranks + rank].item<int64_t>() ==
+          (has_any ? tokens.max().item<int64_t>() + 1 : 0));
+  }
   const auto actual = to.all();
   for (size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
@@ -64,6 +73,23 @@ TEST_CASE("the kernels select the rows that the reference selects", "[kernels][g
     check_all(at::randn({tokens, 2}), 2, 2, 5);  // k = E: there is nothing to fill from
     check_all(at::randn({tokens, 1}), 1, 1, 5);
   }
+}
+
+TEST_CASE("the kernels select where the tokens of a rank stand together", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(6);
+  const int64_t tokens = 1300, experts = 8, ranks = 4;
+  const Tensor together = at::arange(tokens, at::kInt) * ranks / tokens;  // f32: rounded down below
+  Tensor home = together.floor().to(at::kInt);
+  const auto check_homes = [&](const Tensor& homes) {
+    check(at::randn({tokens, experts}), homes, at::full({ranks}, 90, at::kInt),
+          {tokens, experts, ranks, 3, 2, true, true, false});
+  };
+  check_homes(home);
+  home.narrow(0, 1000, 300).fill_(static_cast<int>(ranks));  // padding behind; no token of rank 3
+  home.masked_fill_(home == 3, 2);
+  check_homes(home);
+  check_homes(home.flip(0));
 }
 
 TEST_CASE("the kernels keep the order of ties, and serve one expert that has all",
