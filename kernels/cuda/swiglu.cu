@@ -1,6 +1,7 @@
-// swiglu.h on CUDA: one thread a vector of four output elements where the width allows, else one a
-// single element; neighbours in a warp on neighbouring columns, so that every load and store is
-// coalesced. Bound by memory: 3 reads or writes forward, 5 backward, per output element.
+// swiglu.h on CUDA: one thread 16 bytes of output where the width allows, else a single element;
+// neighbours in a warp on neighbouring columns, so that every load and store is coalesced. A block
+// stays in one row, so that a block divides and not a thread. Bound by memory: 3 reads or writes
+// forward, 5 backward, per output element.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/swiglu.h"
@@ -9,7 +10,7 @@ namespace moe::kernels {
 
 namespace {
 
-// Where a thread's first output element is, in units of vectors.
+// Where a thread's first output element is.
 struct Where {
   int64_t row;
   int column;
@@ -18,11 +19,11 @@ struct Where {
 
 template <int kCount>
 __device__ Where where(int64_t rows, int64_t width, const int32_t* used) {
-  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t across = width / kCount;
-  const int64_t row = index / across;
+  const auto across = static_cast<unsigned>(ceil_div(width, kThreads * kCount));  // blocks a row
+  const int64_t row = blockIdx.x / across;
+  const int column = static_cast<int>((blockIdx.x % across * kThreads + threadIdx.x) * kCount);
   const bool is_used = used == nullptr || row < *used;
-  return {row, static_cast<int>(index - row * across) * kCount, row < rows && is_used};
+  return {row, column, row < rows && column < width && is_used};
 }
 
 template <typename T, int kCount>
@@ -72,10 +73,10 @@ template <typename T>
 void forward(const SwigluForwardArgs& args, void* stream) {
   const auto* hidden = static_cast<const T*>(args.hidden);
   auto* out = static_cast<T*>(args.out);
-  const bool vectors = fits_vectors(args.width, hidden, out);
-  const int64_t threads = args.rows * args.width / (vectors ? kVector : 1);
-  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, ceil_div(threads, kThreads),
-         kThreads, stream, hidden, out, args.rows, args.width, args.used);
+  const bool vectors = fits_vectors<kWidest<T>>(args.width, hidden, out);
+  launch(vectors ? forward_kernel<T, kWidest<T>> : forward_kernel<T, 1>,
+         args.rows * ceil_div(args.width, kThreads * (vectors ? kWidest<T> : 1)), kThreads, stream,
+         hidden, out, args.rows, args.width, args.used);
 }
 
 template <typename T>
@@ -83,10 +84,10 @@ void backward(const SwigluBackwardArgs& args, void* stream) {
   const auto* grad_out = static_cast<const T*>(args.grad_out);
   const auto* hidden = static_cast<const T*>(args.hidden);
   auto* grad_hidden = static_cast<T*>(args.grad_hidden);
-  const bool vectors = fits_vectors(args.width, grad_out, hidden, grad_hidden);
-  const int64_t threads = args.rows * args.width / (vectors ? kVector : 1);
-  launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>, ceil_div(threads, kThreads),
-         kThreads, stream, grad_out, hidden, grad_hidden, args.rows, args.width, args.used);
+  const bool vectors = fits_vectors<kWidest<T>>(args.width, grad_out, hidden, grad_hidden);
+  launch(vectors ? backward_kernel<T, kWidest<T>> : backward_kernel<T, 1>,
+         args.rows * ceil_div(args.width, kThreads * (vectors ? kWidest<T> : 1)), kThreads, stream,
+         grad_out, hidden, grad_hidden, args.rows, args.width, args.used);
 }
 
 }  // namespace
