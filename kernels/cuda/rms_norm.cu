@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kWarps = kThreads / kLanes;
 
-template <typename T, int kCount>
+template <typename T, typename Out, int kCount>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,           // [rows, width]
                                                            const float* weight,  // [width]
-                                                           T* y,                 // [rows, width]
+                                                           Out* y,               // [rows, width]
                                                            float* scale,         // [rows]
                                                            int width, float epsilon) {
   __shared__ float part[kWarps];
@@ -37,17 +37,17 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,          
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
     const auto values = load<kCount>(row + i);
     const auto weights = load<kCount>(weight + i);
-    Pack<T, kCount> result;
+    Pack<Out, kCount> result;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      result.at[k] = narrow<T>(widen(values.at[k]) * factor * weights.at[k]);
+      result.at[k] = narrow<Out>(widen(values.at[k]) * factor * weights.at[k]);
     }
     store(y + int64_t{blockIdx.x} * width + i, result);
   }
 }
 
-template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,  // [rows, width]
+template <typename G, typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) input_gradient_kernel(const G* grad,  // [rows, width]
                                                                   const T* x,     // [rows, width]
                                                                   const float* weight,  // [width]
                                                                   const float* scale,   // [rows]
@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,
   const float factor = scale[blockIdx.x];
   float products = 0;  // of (dy * weight) * n
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
-    const auto values = load<kCount>(x + first + i), grads = load<kCount>(grad + first + i);
+    const auto values = load<kCount>(x + first + i);
+    const auto grads = load<kCount>(grad + first + i);
     const auto weights = load<kCount>(weight + i);
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
@@ -67,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,
   }
   const float mean = block_sum(products, part) / static_cast<float>(width);
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
-    const auto values = load<kCount>(x + first + i), grads = load<kCount>(grad + first + i);
+    const auto values = load<kCount>(x + first + i);
+    const auto grads = load<kCount>(grad + first + i);
     const auto weights = load<kCount>(weight + i);
     Pack<T, kCount> result;
 #pragma unroll
@@ -80,9 +82,9 @@ __global__ void __launch_bounds__(kThreads) input_gradient_kernel(const T* grad,
 }
 
 // Block (strip, columns): the sum of dy * n over the strip's rows, a lane a column.
-template <typename T>
+template <typename G, typename T>
 __global__ void __launch_bounds__(kThreads)
-    strip_kernel(const T* grad,       // [rows, width]
+    strip_kernel(const G* grad,       // [rows, width]
                  const T* x,          // [rows, width]
                  const float* scale,  // [rows]
                  float* strips,       // [strip_count, width]
@@ -124,25 +126,28 @@ __global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
   grad_weight[column] = sum;
 }
 
-template <typename T>
+// Out or G, the narrower: 16 bytes of it at once.
+template <typename T, typename Out>
 void forward(const RmsNormForwardArgs& args, void* stream) {
   const auto* x = static_cast<const T*>(args.x);
-  auto* y = static_cast<T*>(args.y);
-  const bool vectors = fits_vectors(args.width, x, args.weight, y);
-  launch(vectors ? forward_kernel<T, kVector> : forward_kernel<T, 1>, args.rows, kThreads, stream,
-         x, args.weight, y, args.scale, static_cast<int>(args.width),
+  auto* y = static_cast<Out*>(args.y);
+  const bool vectors = fits_vectors<kWidest<Out>>(args.width, x, args.weight, y);
+  launch(vectors ? forward_kernel<T, Out, kWidest<Out>> : forward_kernel<T, Out, 1>, args.rows,
+         kThreads, stream, x, args.weight, y, args.scale, static_cast<int>(args.width),
          static_cast<float>(args.epsilon));
 }
 
-template <typename T>
+template <typename G, typename T>
 void backward(const RmsNormBackwardArgs& args, void* stream) {
-  const auto *grad = static_cast<const T*>(args.grad), *x = static_cast<const T*>(args.x);
+  const auto* grad = static_cast<const G*>(args.grad);
+  const auto* x = static_cast<const T*>(args.x);
   auto* grad_x = static_cast<T*>(args.grad_x);
-  const bool vectors = fits_vectors(args.width, x, args.weight, grad, grad_x);
-  launch(vectors ? input_gradient_kernel<T, kVector> : input_gradient_kernel<T, 1>, args.rows,
-         kThreads, stream, grad, x, args.weight, args.scale, grad_x, static_cast<int>(args.width));
+  const bool vectors = fits_vectors<kWidest<G>>(args.width, x, args.weight, grad, grad_x);
+  launch(vectors ? input_gradient_kernel<G, T, kWidest<G>> : input_gradient_kernel<G, T, 1>,
+         args.rows, kThreads, stream, grad, x, args.weight, args.scale, grad_x,
+         static_cast<int>(args.width));
   const int strip_count = static_cast<int>(rms_norm_strips(args.rows));
-  launch(strip_kernel<T>, ceil_div(args.width, kLanes) * strip_count, kThreads, stream, grad, x,
+  launch(strip_kernel<G, T>, ceil_div(args.width, kLanes) * strip_count, kThreads, stream, grad, x,
          args.scale, args.strips, args.rows, args.width, strip_count);
   launch(add_strips_kernel, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
          args.grad_weight, args.width, strip_count);
@@ -151,11 +156,23 @@ void backward(const RmsNormBackwardArgs& args, void* stream) {
 }  // namespace
 
 void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream) {
-  args.is_bf16 ? forward<__nv_bfloat16>(args, stream) : forward<float>(args, stream);
+  if (args.is_bf16) {
+    forward<__nv_bfloat16, __nv_bfloat16>(args, stream);
+  } else if (args.y_is_bf16) {
+    forward<float, __nv_bfloat16>(args, stream);
+  } else {
+    forward<float, float>(args, stream);
+  }
 }
 
 void rms_norm_backward_cuda(const RmsNormBackwardArgs& args, void* stream) {
-  args.is_bf16 ? backward<__nv_bfloat16>(args, stream) : backward<float>(args, stream);
+  if (args.is_bf16) {
+    backward<__nv_bfloat16, __nv_bfloat16>(args, stream);
+  } else if (args.grad_is_bf16) {
+    backward<__nv_bfloat16, float>(args, stream);
+  } else {
+    backward<float, float>(args, stream);
+  }
 }
 
 }  // namespace moe::kernels

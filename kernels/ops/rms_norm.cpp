@@ -27,9 +27,15 @@ struct Normed {
   Tensor y, scale;  // [T, D] and [T, 1]
 };
 
-Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double epsilon) {
+// Whether it writes y of x in f32, and reads its gradient, in bf16.
+bool rounds_y(const Tensor& x, at::ScalarType type) {
+  return x.is_cuda() && x.scalar_type() == at::kFloat && type == at::kBFloat16;
+}
+
+Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double epsilon,
+                         at::ScalarType type) {
   const Tensor x = given.contiguous(), weight = given_weight.contiguous();
-  const Normed normed{at::empty_like(x), at::empty({x.size(0), 1}, weight.options())};
+  const Normed normed{at::empty_like(x, type), at::empty({x.size(0), 1}, weight.options())};
   const RmsNormForwardArgs args{x.const_data_ptr(),
                                 weight.const_data_ptr<float>(),
                                 normed.y.mutable_data_ptr(),
@@ -37,7 +43,8 @@ Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double
                                 x.size(0),
                                 x.size(1),
                                 epsilon,
-                                x.scalar_type() == at::kBFloat16};
+                                x.scalar_type() == at::kBFloat16,
+                                rounds_y(x, type)};
   if (x.is_cuda()) {
     cuda_functions().rms_norm_forward(args, current_stream(x));
   } else {
@@ -49,7 +56,8 @@ Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double
 variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
                                  const Tensor& given_weight, const Tensor& scale) {
   const Tensor x = given.contiguous(), weight = given_weight.contiguous();
-  const Tensor grad = given_grad.to(x.scalar_type()).contiguous();
+  const bool grad_is_bf16 = rounds_y(x, given_grad.scalar_type());
+  const Tensor grad = (grad_is_bf16 ? given_grad : given_grad.to(x.scalar_type())).contiguous();
   const Tensor grad_x = at::empty_like(x), grad_weight = at::empty_like(weight);
   RmsNormBackwardArgs args{grad.const_data_ptr(),
                            x.const_data_ptr(),
@@ -60,6 +68,7 @@ variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
                            x.size(0),
                            x.size(1),
                            x.scalar_type() == at::kBFloat16};
+  args.grad_is_bf16 = grad_is_bf16;
   if (x.is_cuda()) {
     const Tensor strips = at::empty({rms_norm_strips(args.rows), args.width}, weight.options());
     args.strips = strips.data_ptr<float>();
@@ -67,15 +76,15 @@ variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
   } else {
     rms_norm_backward_cpu(args);
   }
-  return {grad_x, grad_weight, Tensor()};
+  return {grad_x, grad_weight, Tensor(), Tensor()};
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        double epsilon) {
+                        double epsilon, at::ScalarType type) {
     RECORD_USER_SCOPE("norm");
     if (has_kernel(x, weight)) {
-      const Normed normed = forward_by_kernel(x, weight, epsilon);
+      const Normed normed = forward_by_kernel(x, weight, epsilon, type);
       context->save_for_backward({x, weight, normed.scale});
       return normed.y;
     }
@@ -94,7 +103,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const Tensor grad_weight = (grad * normed).sum(0);
     Tensor grad_normed = grad * weight;
     const Tensor mean = (grad_normed * normed).mean(-1, true);
-    return {grad_normed.sub_(normed.mul_(mean)).mul_(scale), grad_weight, Tensor()};
+    return {grad_normed.sub_(normed.mul_(mean)).mul_(scale), grad_weight, Tensor(), Tensor()};
   }
 };
 
@@ -103,7 +112,13 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0), "x ", x.sizes(),
               ", weight ", weight.sizes());
-  return RmsNorm::apply(x, weight, epsilon);
+  return RmsNorm::apply(x, weight, epsilon, x.scalar_type());
+}
+
+Tensor rms_norm_to_bf16(const Tensor& x, const Tensor& weight, double epsilon) {
+  return has_kernel(x, weight) && rounds_y(x, at::kBFloat16)
+             ? RmsNorm::apply(x, weight, epsilon, at::kBFloat16)
+             : rms_norm(x, weight, epsilon).to(at::kBFloat16);
 }
 
 }  // namespace moe::kernels

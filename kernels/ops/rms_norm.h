@@ -17,8 +17,12 @@ namespace moe::kernels {
 // a row. On a GPU x may be bf16 under an f32 weight: computed in f32, y rounded once.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-// Plain memory. x, y, grad, grad_x [rows, width] f32, on a GPU also bf16; weight, grad_weight
-// [width]; scale [rows] is r.
+// The same numbers rounded to bf16. A GPU rounds those of f32 as it writes, and reads the gradient
+// in bf16.
+at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+// Plain memory. x, y, grad, grad_x [rows, width] f32, on a GPU also bf16, all of them or y and grad
+// alone; weight, grad_weight [width]; scale [rows] is r.
 struct RmsNormForwardArgs {
   const void* x;
   const float* weight;
@@ -27,6 +31,7 @@ struct RmsNormForwardArgs {
   int64_t rows, width;
   double epsilon;
   bool is_bf16;
+  bool y_is_bf16 = false;  // of x in f32
 };
 void rms_norm_forward_cpu(const RmsNormForwardArgs& args);
 void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream);
@@ -41,7 +46,8 @@ struct RmsNormBackwardArgs {
   float* grad_weight;
   int64_t rows, width;
   bool is_bf16;
-  float* strips = nullptr;  // [rms_norm_strips(rows), width], scratch of the GPU
+  float* strips = nullptr;    // [rms_norm_strips(rows), width], scratch of the GPU
+  bool grad_is_bf16 = false;  // of x in f32
 };
 // On the CPU rows are summed in strips of one size, strip after strip; on a GPU in a fixed tree:
 // both give the same numbers every time.

@@ -60,7 +60,8 @@ struct Pass {
   const PackTables* tables_or_null() const { return tables ? &*tables : nullptr; }
 
   Tensor norm(const Tensor& x, const Tensor& weight) const {
-    return kernels::rms_norm(x, weight, config.rms_norm_eps).to(type);
+    return type == at::kBFloat16 ? kernels::rms_norm_to_bf16(x, weight, config.rms_norm_eps)
+                                 : kernels::rms_norm(x, weight, config.rms_norm_eps);
   }
 
   const ModelConfig& config;

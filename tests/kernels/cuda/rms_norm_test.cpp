@@ -31,24 +31,30 @@ Results reference(const Tensor& x, const Tensor& weight, const Tensor& grad) {
   return all;
 }
 
-Results on_gpu(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type) {
+// x in `type`, y and its gradient in `out`.
+Results on_gpu(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type,
+               at::ScalarType out) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const Tensor in = to_gpu(x.to(type)), by = to_gpu(weight), upstream = to_gpu(grad.to(type));
-  const Results all{poisoned({rows, width}, type), poisoned({rows}, at::kFloat),
+  const Tensor in = to_gpu(x.to(type)), by = to_gpu(weight), upstream = to_gpu(grad.to(out));
+  const Results all{poisoned({rows, width}, out), poisoned({rows}, at::kFloat),
                     poisoned({rows, width}, type), poisoned({width}, at::kFloat)};
   const Tensor strips = poisoned({moe::kernels::rms_norm_strips(rows), width}, at::kFloat);
-  const bool is_bf16 = type == at::kBFloat16;
+  const bool is_bf16 = type == at::kBFloat16, rounds = !is_bf16 && out == at::kBFloat16;
   moe::kernels::rms_norm_forward_cuda(
       {in.const_data_ptr(), by.const_data_ptr<float>(), all.y.data_ptr(),
-       all.scale.data_ptr<float>(), rows, width, kEpsilon, is_bf16},
+       all.scale.data_ptr<float>(), rows, width, kEpsilon, is_bf16, rounds},
       stream_of(in));
   moe::kernels::rms_norm_backward_cuda(
       {upstream.const_data_ptr(), in.const_data_ptr(), by.const_data_ptr<float>(),
        all.scale.const_data_ptr<float>(), all.grad_x.data_ptr(), all.grad_weight.data_ptr<float>(),
-       rows, width, is_bf16, strips.data_ptr<float>()},
+       rows, width, is_bf16, strips.data_ptr<float>(), rounds},
       stream_of(in));
   return {all.y.cpu().to(at::kFloat), all.scale.cpu(), all.grad_x.cpu().to(at::kFloat),
           all.grad_weight.cpu()};
+}
+
+Results on_gpu(const Tensor& x, const Tensor& weight, const Tensor& grad, at::ScalarType type) {
+  return on_gpu(x, weight, grad, type, type);
 }
 
 Tensor exact_in_bf16(at::IntArrayRef shape) {
@@ -61,7 +67,7 @@ TEST_CASE("the rms_norm kernels equal the reference on awkward shapes", "[kernel
   MOE_NEED_GPU();
   at::manual_seed(6);
   for (const int64_t rows : {0, 1, 31, 33, 200}) {
-    for (const int64_t width : {1, 7, 33, 64, 1028}) {
+    for (const int64_t width : {1, 7, 33, 64, 1028, 2056}) {
       CAPTURE(rows, width);
       const Tensor x = exact_in_bf16({rows, width}), grad = exact_in_bf16({rows, width});
       const Tensor weight = at::randn({width});
@@ -81,6 +87,28 @@ TEST_CASE("the rms_norm kernels equal the reference on awkward shapes", "[kernel
   }
 }
 
+TEST_CASE("the rms_norm kernels round y of f32 as they write it, and read its gradient so",
+          "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(9);
+  for (const int64_t rows : {0, 1, 33}) {
+    for (const int64_t width : {1, 7, 64, 1028, 2056}) {
+      CAPTURE(rows, width);
+      const Tensor x = at::randn({rows, width}), grad = exact_in_bf16({rows, width});
+      const Tensor weight = at::randn({width});
+      const Results wide = on_gpu(x, weight, grad, at::kFloat);
+      const Results rounded = on_gpu(x, weight, grad, at::kFloat, at::kBFloat16);
+      // Threads take eight numbers in place of four, so that sums have another order; what is then
+      // rounded may go to the next number of bf16.
+      CHECK(at::allclose(rounded.scale, wide.scale, 4e-6, 0));
+      CHECK(at::allclose(rounded.y, wide.y, 1.0 / (1 << 8), 0));
+      CHECK(at::equal(rounded.y, rounded.y.to(at::kBFloat16).to(at::kFloat)));
+      CHECK(at::allclose(rounded.grad_x, wide.grad_x, 4e-6, 2e-4));
+      CHECK(at::allclose(rounded.grad_weight, wide.grad_weight, 1e-5, 1e-4));
+    }
+  }
+}
+
 TEST_CASE("the rms_norm kernels give the same bits twice", "[kernels][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(7);
@@ -89,6 +117,26 @@ TEST_CASE("the rms_norm kernels give the same bits twice", "[kernels][gpu]") {
   const Results second = on_gpu(x, weight, grad, at::kFloat);
   CHECK(at::equal(first.grad_weight, second.grad_weight));
   CHECK(at::equal(first.grad_x, second.grad_x));
+}
+
+TEST_CASE("rms_norm in bf16 on a GPU has the numbers of rounding f32, and its gradients",
+          "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(10);
+  const Tensor x = at::randn({33, 64}).to(moe::test::kGpu).requires_grad_(true);
+  const Tensor weight = at::randn({64}).to(moe::test::kGpu).requires_grad_(true);
+  const Tensor grad = at::randn({33, 64}).to(moe::test::kGpu, at::kBFloat16);
+  const auto results = [&](const Tensor& y) {
+    REQUIRE(y.scalar_type() == at::kBFloat16);
+    const auto all = torch::autograd::grad({y}, {x, weight}, {grad});
+    REQUIRE(all[0].scalar_type() == at::kFloat);
+    return std::vector<Tensor>{y.detach().cpu().to(at::kFloat), all[0].cpu(), all[1].cpu()};
+  };
+  const auto fused = results(moe::kernels::rms_norm_to_bf16(x, weight, kEpsilon));
+  const auto apart = results(moe::kernels::rms_norm(x, weight, kEpsilon).to(at::kBFloat16));
+  for (size_t i = 0; i < fused.size(); ++i) {
+    CHECK(at::allclose(fused[i], apart[i], i == 0 ? 1.0 / (1 << 8) : 4e-6, 1e-5));
+  }
 }
 
 TEST_CASE("rms_norm on a GPU has the gradients of the CPU's", "[kernels][gpu]") {
