@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, typename Out, int kCount>
 __global__ void __launch_bounds__(kThreads)
     unpermute_kernel(PermuteShape shape, const int32_t* __restrict__ row_of_token,
-                     const float* __restrict__ weight,  // may be null
+                     const float* __restrict__ weight,    // may be null
+                     const float* __restrict__ residual,  // [tokens, width], may be null
                      const T* __restrict__ rows, Out* __restrict__ y) {
   const int64_t token = warp_of_grid();
   if (token >= shape.tokens) {
@@ -101,10 +102,14 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
+    Pack<float, kCount> before = {};
+    if (residual != nullptr) {
+      before = load<kCount>(residual + token * shape.width + d);
+    }
     Pack<Out, kCount> result;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      result.at[k] = narrow<Out>(sum[k]);
+      result.at[k] = narrow<Out>(before.at[k] + sum[k]);
     }
     store(y + token * shape.width + d, result);
   }
@@ -149,8 +154,8 @@ template <typename T>
 void permute(const PermuteArgs& args, void* stream) {
   const auto* x = static_cast<const T*>(args.x);
   auto* rows = static_cast<T*>(args.rows);
-  const bool vectors = fits_vectors(args.shape.width, x, rows);
-  launch(vectors ? permute_kernel<T, kVector> : permute_kernel<T, 1>,
+  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, x, rows);
+  launch(vectors ? permute_kernel<T, kWidest<T>> : permute_kernel<T, 1>,
          ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used, x,
          rows);
 }
@@ -159,10 +164,11 @@ template <typename T, typename Out>
 void unpermute(const UnpermuteArgs& args, void* stream) {
   const auto* rows = static_cast<const T*>(args.rows);
   auto* y = static_cast<Out*>(args.y);
-  const bool vectors = fits_vectors(args.shape.width, rows, y);
-  launch(vectors ? unpermute_kernel<T, Out, kVector> : unpermute_kernel<T, Out, 1>,
+  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, rows, y, args.residual);
+  launch(vectors ? unpermute_kernel<T, Out, kWidest<T>> : unpermute_kernel<T, Out, 1>,
          ceil_div(args.shape.tokens, kWarps), kThreads, stream, args.shape, args.row_of_token,
-         args.is_weighted ? static_cast<const float*>(args.weight) : nullptr, rows, y);
+         args.is_weighted ? static_cast<const float*>(args.weight) : nullptr, args.residual, rows,
+         y);
 }
 
 template <typename T>
@@ -170,8 +176,8 @@ void backward(const UnpermuteBackwardArgs& args, void* stream) {
   const auto* rows = static_cast<const T*>(args.rows);
   const auto* grad_y = static_cast<const float*>(args.grad_y);
   auto* grad_rows = static_cast<T*>(args.grad_rows);
-  const bool vectors = fits_vectors(args.shape.width, rows, grad_y, grad_rows);
-  launch(vectors ? backward_kernel<T, kVector> : backward_kernel<T, 1>,
+  const bool vectors = fits_vectors<kWidest<T>>(args.shape.width, rows, grad_y, grad_rows);
+  launch(vectors ? backward_kernel<T, kWidest<T>> : backward_kernel<T, 1>,
          ceil_div(args.shape.rows, kWarps), kThreads, stream, args.shape, args.token, args.used,
          static_cast<const float*>(args.weight), rows, grad_y, grad_rows,
          static_cast<float*>(args.grad_weight));

@@ -49,9 +49,11 @@ Tensor gather(const Tensor& given, const Permutation& permutation) {
   return rows;
 }
 
-// `weight` [R] may be undefined: every one is 1.
-Tensor scatter(const Tensor& given, const Permutation& permutation, const Tensor& weight) {
+// `weight` [R] may be undefined: every one is 1. `residual` [T, D] f32 on a GPU alone.
+Tensor scatter(const Tensor& given, const Permutation& permutation, const Tensor& weight,
+               const Tensor& given_residual = {}) {
   const Tensor rows = given.contiguous();
+  const Tensor residual = given_residual.defined() ? given_residual.contiguous() : Tensor();
   const Tensor y = at::empty({permutation.tokens, rows.size(1)},
                              weight.defined() ? weight.options() : rows.options());
   const UnpermuteArgs args{permutation.token.const_data_ptr<int64_t>(),
@@ -61,7 +63,8 @@ Tensor scatter(const Tensor& given, const Permutation& permutation, const Tensor
                            weight.defined(),
                            weight.defined() ? weight.const_data_ptr() : nullptr,
                            y.mutable_data_ptr(),
-                           dtype_of(rows)};
+                           dtype_of(rows),
+                           residual.defined() ? residual.const_data_ptr<float>() : nullptr};
   if (rows.is_cuda()) {
     cuda_functions().unpermute(args, current_stream(rows));
   } else {
@@ -113,14 +116,15 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
   static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& given_weight,
-                        const Permutation& permutation) {
+                        const std::optional<Tensor>& residual, const Permutation& permutation) {
     RECORD_USER_SCOPE("combine");
     const Tensor rows = given.contiguous(), weight = given_weight.contiguous();
     variable_list saved = tensors_of(permutation);
     saved.insert(saved.end(), {rows, weight});
     context->save_for_backward(saved);
     keep_sizes(context, permutation);
-    return scatter(rows, permutation, weight);
+    context->saved_data["has_residual"] = residual.has_value();
+    return scatter(rows, permutation, weight, residual ? *residual : Tensor());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -142,7 +146,8 @@ struct WeightedUnpermute : torch::autograd::Function<WeightedUnpermute> {
     } else {
       unpermute_backward_cpu(args);
     }
-    return {grad_rows, grad_weight, Tensor()};
+    const bool has_residual = context->saved_data["has_residual"].toBool();
+    return {grad_rows, grad_weight, has_residual ? gradients[0] : Tensor(), Tensor()};
   }
 };
 
@@ -166,7 +171,8 @@ Tensor unpermute(const Tensor& rows, const Permutation& permutation) {
   return Unpermute::apply(rows, permutation);
 }
 
-Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tensor& weight) {
+Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tensor& weight,
+                 const Tensor& residual) {
   check_rows(rows, permutation);
   const bool is_wide = rows.scalar_type() == at::kDouble;
   TORCH_CHECK(weight.dim() == 1 && weight.size(0) == rows.size(0) &&
@@ -174,7 +180,19 @@ Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tenso
                   weight.device() == rows.device(),
               "rows ", rows.toString(), rows.sizes(), ", weight ", weight.toString(),
               weight.sizes());
-  return WeightedUnpermute::apply(rows, weight, permutation);
+  TORCH_CHECK(!residual.defined() ||
+                  (residual.dim() == 2 && residual.size(0) == permutation.tokens &&
+                   residual.size(1) == rows.size(1) && residual.device() == rows.device() &&
+                   residual.scalar_type() == weight.scalar_type()),
+              "rows ", rows.sizes(), ", residual ", residual.toString());
+  const bool is_fused = rows.is_cuda() && residual.defined();
+  const auto fused = is_fused ? std::optional(residual) : std::nullopt;
+  const Tensor y = WeightedUnpermute::apply(rows, weight, fused, permutation);
+  return residual.defined() && !is_fused ? residual + y : y;
+}
+
+Tensor unpermute(const Tensor& rows, const Permutation& permutation, const Tensor& weight) {
+  return unpermute(rows, permutation, weight, {});
 }
 
 Permutation permutation_of(const Tensor& token, const Tensor& choice, int64_t tokens,

@@ -4,7 +4,9 @@
 //
 //   permute     row_r = x_{token r}; zeros where row r has no token
 //               d x_t = sum over the rows r of t of d row_r
-//   unpermute   y_t = sum over the rows r of t of weight_r row_r; zeros where t has no row
+//   unpermute   y_t = sum over the rows r of t of weight_r row_r; zeros where t has no row.
+//   Weighted
+//               it may be added to a residual: y_t = residual_t + that sum
 //               d row_r = weight_r d y_{token r},   d weight_r = <row_r, d y_{token r}>
 //
 // So each is the other's gradient where weights are 1. No atomics: a token's rows are added in one
@@ -29,7 +31,11 @@ at::Tensor permute(const at::Tensor& x, const Permutation& permutation);
 // in rows.
 at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation);
 
-// rows [R, D], weight [R] f32 (f64 of f64) -> [T, D] in the weight's type. Differentiable in both.
+// rows [R, D], weight [R] f32 (f64 of f64), residual [T, D] as weight, or undefined for none ->
+// [T, D] in the weight's type. Differentiable in all. A GPU adds the residual as it writes: the
+// numbers are those of adding it afterwards.
+at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
+                     const at::Tensor& weight, const at::Tensor& residual);
 at::Tensor unpermute(const at::Tensor& rows, const Permutation& permutation,
                      const at::Tensor& weight);
 
@@ -61,6 +67,7 @@ struct UnpermuteArgs {
   const void* weight;  // [R] f32, f64 of f64
   void* y;             // [T, D] of the weight's type, of the rows' type without weights
   PermuteDtype dtype;  // of the rows
+  const float* residual = nullptr;  // [T, D] on a GPU, with weights; null: none
 };
 void unpermute_cpu(const UnpermuteArgs& args);
 void unpermute_cuda(const UnpermuteArgs& args, void* stream);

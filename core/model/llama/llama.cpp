@@ -113,13 +113,15 @@ FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const P
                                layer.down_adapter, {x.size(0)})};
   }
   const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
+  // The residual comes last, after a shared expert.
+  const bool has_shared = layer.shared_expert.is_there();
   MoeOutput out =
       moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread, pass.gate_scale,
-                  pass.routing.count_tokens, decided, layer.router_bias);
-  if (layer.shared_expert.is_there()) {
-    out.y = out.y + layer.shared_expert.run(normed);
+                  pass.routing.count_tokens, decided, layer.router_bias, has_shared ? Tensor() : x);
+  if (has_shared) {
+    out.y = x + (out.y + layer.shared_expert.run(normed));
   }
-  return {x + out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
+  return {out.y, out.losses, std::move(out.counters), std::move(out.token_rows)};
 }
 
 // The feed-forward half, or the whole layer, keeping x alone. Weights are held by the model, which

@@ -81,12 +81,12 @@ class ExpertParallelDispatcher : public TokenDispatcher {
       : spread_(spread), router_(router) {}
 
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
-             double gate_scale) const override {
+             double gate_scale, const Tensor& residual) const override {
     const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
     const Tensor out = run_rows(x, routing, tokens_per_expert, experts);
     const int64_t rows = out.size(0);
     return kernels::unpermute(out, plan_permutation(routing, rows),
-                              routing.weights.narrow(0, 0, rows) * gate_scale);
+                              routing.weights.narrow(0, 0, rows) * gate_scale, residual);
   }
 
  private:

@@ -34,7 +34,7 @@ route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread
 MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
                       double gate_scale, bool count_tokens, std::optional<route::Routing>* decided,
-                      const at::Tensor& bias) {
+                      const at::Tensor& bias, const at::Tensor& residual) {
   MOE_CHECK(x.dim() == 2 && router_weight.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
             router_weight.size(1));
@@ -51,8 +51,8 @@ MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, cons
     (*decided)->losses = {};
   }
   const auto dispatcher = make_token_dispatcher(spread, router);
-  return {dispatcher->run(x, routing, experts, gate_scale), scaled_losses(routing.losses, spread),
-          routing.counters,
+  return {dispatcher->run(x, routing, experts, gate_scale, residual),
+          scaled_losses(routing.losses, spread), routing.counters,
           count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
 }
 

@@ -23,7 +23,7 @@ struct MoeWeights {
 };
 
 struct MoeOutput {
-  at::Tensor y;              // [T, D] f32 (f64 of f64), the residual not included
+  at::Tensor y;              // [T, D] f32 (f64 of f64), with the residual where that was given
   route::AuxLosses losses;   // unscaled, with gradients, grouped by home rank: this process's part
   route::Counters counters;  // on the device of x, of the tokens of this process
   at::Tensor token_rows;     // [T, 3 + E] i64, route::rows_of_tokens; undefined unless asked for
@@ -36,12 +36,12 @@ at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 // Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
 // its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
 // empty, it is filled; else tokens go where it says. `bias` [E]: of the choice, as route() takes
-// it.
+// it. `residual` [T, D] f32: added to what the experts give, where it is defined.
 MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
                       const route::RouterSettings& router, const TokenSpread& spread,
                       double gate_scale, bool count_tokens = false,
-                      std::optional<route::Routing>* decided = nullptr,
-                      const at::Tensor& bias = {});
+                      std::optional<route::Routing>* decided = nullptr, const at::Tensor& bias = {},
+                      const at::Tensor& residual = {});
 // The same of weights in one tensor each.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
                       const route::RouterSettings& router, const TokenSpread& spread,

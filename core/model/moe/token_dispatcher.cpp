@@ -14,9 +14,9 @@ namespace {
 class LocalDispatcher : public TokenDispatcher {
  public:
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
-             double gate_scale) const override {
-    return stays_on_device(x, routing) ? run_segments(x, routing, experts, gate_scale)
-                                       : run_counted(x, routing, experts, gate_scale);
+             double gate_scale, const Tensor& residual) const override {
+    const auto run_rows = stays_on_device(x, routing) ? run_segments : run_counted;
+    return run_rows(x, routing, experts, gate_scale, residual);
   }
 
  private:
@@ -30,17 +30,18 @@ class LocalDispatcher : public TokenDispatcher {
 
   // Unused rows of the plan stand last: with their counts on the host the products skip them.
   static Tensor run_counted(const Tensor& x, const route::Routing& routing, const Experts& experts,
-                            double gate_scale) {
+                            double gate_scale, const Tensor& residual) {
     const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
     const int64_t rows =
         std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
     const kernels::Permutation permutation = plan_permutation(routing, rows);
     const Tensor out = experts.run(kernels::permute(x, permutation), tokens_per_expert);
-    return kernels::unpermute(out, permutation, routing.weights.narrow(0, 0, rows) * gate_scale);
+    return kernels::unpermute(out, permutation, routing.weights.narrow(0, 0, rows) * gate_scale,
+                              residual);
   }
 
   static Tensor run_segments(const Tensor& x, const route::Routing& routing, const Experts& experts,
-                             double gate_scale) {
+                             double gate_scale, const Tensor& residual) {
     const route::Plan& plan = routing.plan;
     const kernels::SegmentedRows segmented = kernels::segment_rows(
         plan.token, plan.expert, plan.choice, plan.rows, x.size(0), choices_of(routing));
@@ -51,7 +52,7 @@ class LocalDispatcher : public TokenDispatcher {
                               .narrow(0, 0, rows);
     const Tensor out =
         experts.run_segments(kernels::permute(x, segmented.permutation), segmented.ends);
-    return kernels::unpermute(out, segmented.permutation, weight);
+    return kernels::unpermute(out, segmented.permutation, weight, residual);
   }
 };
 

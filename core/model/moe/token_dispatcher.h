@@ -20,9 +20,14 @@ class TokenDispatcher {
   TokenDispatcher& operator=(const TokenDispatcher&) = delete;
 
   // y [T, D]: for each token the sum of gate_scale * weight * expert(x) over its rows of the plan,
-  // the weights [R] being those of the routing. x [T, D]. Differentiable in x, weights and experts.
+  // the weights [R] being those of the routing, and its row of `residual` [T, D] f32 besides, where
+  // that is given. x [T, D]. Differentiable in x, weights, experts and residual.
   virtual at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
-                         double gate_scale) const = 0;
+                         double gate_scale, const at::Tensor& residual) const = 0;
+  at::Tensor run(const at::Tensor& x, const route::Routing& routing, const Experts& experts,
+                 double gate_scale) const {
+    return run(x, routing, experts, gate_scale, {});
+  }
 
  protected:
   TokenDispatcher() = default;

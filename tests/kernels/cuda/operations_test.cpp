@@ -116,6 +116,15 @@ TEST_CASE("rows go to experts' segments and back on a GPU as on the CPU", "[kern
     return moe::kernels::unpermute(moe::kernels::permute(in[0], segmented.permutation),
                                    segmented.permutation, weight);
   });
+  // Added to a residual, which a GPU does as it writes.
+  check_on_gpu({at::randn({33, 20}), at::randn({rows}), at::randn({33, 20})},
+               [&](const Tensors& in) {
+                 const auto device = in[0].device();
+                 const auto permutation = moe::kernels::permutation_of(
+                     used(plan.token, device), used(plan.choice, device), 33, 4);
+                 return moe::kernels::unpermute(moe::kernels::permute(in[0], permutation),
+                                                permutation, in[1], in[2]);
+               });
   // A permutation by an index, whose gradient is the other way.
   const Tensor index = at::tensor({4, 0, 2}, at::kLong);
   check_on_gpu({at::randn({5, 20})}, [&](const Tensors& in) {

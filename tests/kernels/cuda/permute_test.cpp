@@ -72,10 +72,19 @@ void check_permute(const Segments& segments, int64_t width, at::ScalarType type)
          weight.const_data_ptr(), expected.data_ptr(), PermuteDtype::kF32});
     const auto y_type = is_weighted ? at::kFloat : type;
     const Tensor y = poisoned({shape.tokens, width}, y_type);
-    moe::kernels::unpermute_cuda(
-        {longs(token), ints(row_of_token), shape, rows_there.const_data_ptr(), is_weighted,
-         weight_there.const_data_ptr(), y.data_ptr(), dtype},
-        stream_of(rows_there));
+    moe::kernels::UnpermuteArgs args{longs(token), ints(row_of_token),
+                                     shape,        rows_there.const_data_ptr(),
+                                     is_weighted,  weight_there.const_data_ptr(),
+                                     y.data_ptr(), dtype};
+    moe::kernels::unpermute_cuda(args, stream_of(rows_there));
+    if (is_weighted) {  // the numbers of adding a residual afterwards
+      const Tensor residual = at::randn({shape.tokens, width}), there = to_gpu(residual);
+      const Tensor sum = poisoned({shape.tokens, width}, at::kFloat);
+      args.residual = there.const_data_ptr<float>();
+      args.y = sum.data_ptr();
+      moe::kernels::unpermute_cuda(args, stream_of(rows_there));
+      CHECK(at::equal(sum.cpu(), residual + y.cpu()));
+    }
     // Four products and sums of numbers below 20; bf16: one more rounding, of 2^-9.
     CHECK(at::allclose(y.cpu().to(at::kFloat), expected,
                        y_type == at::kBFloat16 ? 1.0 / (1 << 8) : 1e-6, 1e-5));
@@ -118,7 +127,7 @@ TEST_CASE("rows are permuted and unpermuted as by the reference, with its gradie
   MOE_NEED_GPU();
   at::manual_seed(8);
   for (const int64_t tokens : {0, 1, 31, 33}) {
-    for (const int64_t width : {1, 7, 33, 64, 132}) {
+    for (const int64_t width : {1, 7, 33, 64, 132, 264}) {  // in bf16 16 bytes are 8 numbers
       for (const auto type : {at::kFloat, at::kBFloat16}) {
         CAPTURE(tokens, width);
         check_permute(moe::test::random_segments(tokens, 5, 2, 6), width, type);
