@@ -4,8 +4,14 @@
 
 #include <ATen/ATen.h>
 
+#include <vector>
+
 #include "kernels/ops/device.h"
 #include "tests/support/catch.h"
+
+namespace emulated {
+[[gnu::weak]] void set_order(unsigned seed);  // null on a GPU
+}
 
 namespace moe::test {
 
@@ -29,6 +35,26 @@ inline at::Tensor poisoned(at::IntArrayRef shape, at::ScalarType type) {
                               ? at::full(shape, std::numeric_limits<double>::quiet_NaN(), type)
                               : at::full(shape, -1, type);
   return to_gpu(host);
+}
+
+// What `run` gives, on the host, from the first of two runs: on the emulator in two orders of its
+// threads. Fails where a bit differs, as it does between warps that race for it.
+template <typename Run>
+std::vector<at::Tensor> in_two_orders(Run run) {
+  std::vector<at::Tensor> first;
+  for (const unsigned seed : {1U, 2U}) {
+    if (emulated::set_order != nullptr) {
+      emulated::set_order(seed);
+    }
+    std::vector<at::Tensor> results = run();
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i] = results[i].cpu();
+      INFO("result " << i << " of orders by the seeds 1 and " << seed);
+      CHECK((seed == 1 || at::equal(results[i].view(at::kByte), first[i].view(at::kByte))));
+    }
+    first = seed == 1 ? results : first;
+  }
+  return first;
 }
 
 inline void* stream_of(const at::Tensor& on_gpu) { return kernels::current_stream(on_gpu); }

@@ -4,7 +4,9 @@
 // in a shuffled order from barrier to barrier, blocks run one after the other. What is found so:
 // wrong indices (under the address sanitizer every access past a buffer), missing barriers (the
 // order differs from launch to launch), barriers that not all threads reach, shared memory read
-// before it is written (it is poisoned). What is not: speed, and the memory model between blocks.
+// before it is written (it is poisoned), accesses that are not aligned as their type asks (of the
+// vectors of launch.cuh: to 8 or 16 bytes), races between warps and between blocks (races.cpp).
+// What is not: speed, and the memory model between blocks.
 //
 // Only what our kernels use is here.
 
@@ -17,7 +19,9 @@
 #include <functional>
 #include <type_traits>
 
+#include "emulator.h"
 #include "memory.h"
+#include "races.h"
 
 #define __global__
 #define __device__
@@ -46,7 +50,8 @@ struct Place {
 };
 extern Place here;
 
-// Runs `body` as every thread of the grid. Throws std::logic_error where threads wait for ever.
+// Runs `body` as every thread of the grid. Throws std::logic_error where threads wait for ever, and
+// where one was stopped.
 void run(const cudaLaunchConfig_t& config, const std::function<void()>& body);
 
 void wait_for_block();
@@ -78,6 +83,7 @@ inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 inline cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t) {
+  ::emulated::count_launch("memset");
   if (bytes > 0) {
     const ::emulated::Awake awake;
     std::memset(memory, byte, bytes);
@@ -133,7 +139,10 @@ inline unsigned __float_as_uint(float value) {
 }
 
 template <typename Number>
-Number atomicAdd(Number* memory, Number value) {
+[[gnu::noinline, gnu::no_sanitize("thread")]] Number atomicAdd(Number* memory, Number value) {
+  if (::emulated::see_atomic != nullptr) {
+    ::emulated::see_atomic(memory, sizeof value);
+  }
   const Number before = *memory;
   *memory = before + value;
   return before;

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 
+#include "emulator.h"
 #include "kernels/ops/cuda_functions.h"
 #include "memory.h"
 
@@ -99,8 +100,8 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(type));
 }
 
-// What a recorded graph may not hold: copies between host and GPU, and numbers read back. The
-// detour of fall_back() is none of its own.
+// What a recorded graph may not hold: copies between host and GPU, and numbers read back. A Detour
+// is none of its own.
 class Recording {
  public:
   explicit Recording(bool is_on) : before_(on()) { on() = is_on; }
@@ -118,6 +119,37 @@ class Recording {
   bool before_;
 };
 
+// While one lives, this thread does on the host what a GPU does in one launch: what is copied for
+// that purpose is none of the GPU's work.
+class Detour {
+ public:
+  Detour() { ++depth(); }
+  ~Detour() { --depth(); }
+  Detour(const Detour&) = delete;
+  Detour& operator=(const Detour&) = delete;
+
+  static bool is_on() { return depth() > 0; }
+
+ private:
+  static int& depth() {
+    static thread_local int one = 0;
+    return one;
+  }
+  Recording not_recorded_{false};
+};
+
+void note_launch(const std::string& name) {
+  if (!Detour::is_on()) {
+    count_launch(name);
+  }
+}
+
+void note_read(const std::string& name) {
+  if (!Detour::is_on()) {
+    count_read(name);
+  }
+}
+
 // The same numbers for the host, as long as the GPU is awake.
 Tensor host_view(const Tensor& tensor) {
   return tensor.is_cuda() ? at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
@@ -128,6 +160,11 @@ Tensor host_view(const Tensor& tensor) {
 Tensor& copy(Tensor& to, const Tensor& from, bool /*non_blocking*/) {
   if (to.device() != from.device()) {
     Recording::refuse("a copy between host and GPU");
+  }
+  if (from.is_cuda() && to.is_cpu()) {
+    note_read("aten::copy_ to the host");
+  } else {
+    note_launch(from.is_cpu() ? "aten::copy_ from the host" : "aten::copy_");
   }
   const Awake awake;
   const at::AutoDispatchBelowAutograd below;
@@ -157,6 +194,7 @@ Tensor copy_and_resize(const Tensor& from, const Tensor& to) {
 
 at::Scalar number(const Tensor& tensor) {
   Recording::refuse("a number read back");
+  note_read("aten::_local_scalar_dense");
   const Awake awake;
   return host_view(tensor).item();
 }
@@ -185,18 +223,33 @@ void refuse_both_devices(const c10::OperatorHandle& operation, const torch::jit:
   TORCH_CHECK(!has_host || !has_gpu, name, ": tensors on the host and on the GPU");
 }
 
+// Operations of LibTorch whose results are of a size that the host asks the GPU for.
+bool asks_for_size(const std::string& name) {
+  return name == "aten::nonzero" || name == "aten::masked_select" || name == "aten::bincount" ||
+         name == "aten::equal" || name == "aten::repeat_interleave" ||
+         name.find("aten::_unique") == 0;
+}
+
 void fall_back(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   refuse_both_devices(operation, *stack);
-  const Recording detour(false);
+  note_launch(operation.schema().name());
+  if (asks_for_size(operation.schema().name())) {
+    note_read(operation.schema().name());
+  }
+  const Detour detour;
   at::native::cpu_fallback(operation, stack);
 }
 
 // Products of bf16 that give f32; LibTorch has them on CUDA alone.
 Tensor product_to(const Tensor& left, const Tensor& right, at::ScalarType type) {
+  note_launch("aten::mm");
+  const Detour detour;
   return at::mm(left.to(type), right.to(type));
 }
 
 Tensor& product_to_out(const Tensor& left, const Tensor& right, at::ScalarType type, Tensor& out) {
+  note_launch("aten::mm");
+  const Detour detour;
   return out.copy_(product_to(left, right, type));
 }
 
@@ -215,7 +268,8 @@ Tensor& add_product_to_out(const Tensor& self, const Tensor& left, const Tensor&
 Tensor grouped_product(const Tensor& left, const Tensor& right, const std::optional<Tensor>& ends,
                        const std::optional<Tensor>& /*bias*/,
                        std::optional<at::ScalarType> /*type*/) {
-  const Recording detour(false);
+  note_launch("aten::_grouped_mm");
+  const Detour detour;
   return at::_grouped_mm(left.cpu(), right.cpu(), ends->cpu()).to(kGpu);
 }
 

@@ -1,23 +1,29 @@
 // The scheduler of cuda_runtime_api.h: fibers that hand control back at every barrier and every
-// exchange between lanes. It also takes the place of kernels/ops/no_cuda.cpp in the tests it is
-// linked into.
+// exchange between lanes. It also takes the place of libmoe_cuda.so in the tests it is linked into.
+
+#include "emulator.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_runtime_api.h"
 #include "kernels/ops/cuda_functions.h"
 #include "memory.h"
 
-// The linker's names for the ends of the section that holds all shared variables.
+// The linker's names for the ends of the section that holds the shared variables, but for those of
+// kernel templates, of which GCC leaves the section out: they are among the program's zeros.
 extern "C" {
 extern char __start_emulated_shared[] __attribute__((weak));
 extern char __stop_emulated_shared[] __attribute__((weak));
+extern char __bss_start[], _end[];
 }
 
 // Keeps the registers that a call keeps, stores the stack in *from, and goes on with the stack
@@ -74,13 +80,19 @@ struct Emulator {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::mt19937 random{1};
+  unsigned seed = 1;
+  unsigned last_blocks = 0;  // 0: all
+  bool allows_races = false, is_watched = false;
   const std::function<void()>* body = nullptr;
   size_t current = 0;
+  bool is_running = false;  // a thread of a kernel, not the scheduler
+  std::string failure;      // why a thread was stopped
 
   void start_block(unsigned threads);
   void run_block(unsigned threads);
   bool release_warps(unsigned threads);
   bool release_block(unsigned threads);
+  void go_on(unsigned thread);
   void wait(State state);
 };
 
@@ -107,7 +119,14 @@ void* new_stack(char* memory) {
   return top;
 }
 
+void pass(Moment moment) {
+  if (emulator().is_watched) {
+    pass_moment(moment);
+  }
+}
+
 void Emulator::start_block(unsigned threads) {
+  pass(Moment::kBlock);
   if (__start_emulated_shared != nullptr) {
     std::fill(__start_emulated_shared, __stop_emulated_shared, static_cast<char>(0xFF));
   }
@@ -164,7 +183,21 @@ bool Emulator::release_block(unsigned threads) {
       fibers[i].state = State::kReady;
     }
   }
+  pass(Moment::kBarrier);
   return waits;
+}
+
+void Emulator::go_on(unsigned thread) {
+  current = thread;
+  here.thread = {thread, 0, 0};
+  is_running = true;
+  running_stack = {reinterpret_cast<uintptr_t>(fibers[thread].stack.get()), kStackBytes};
+  is_watching = is_watched;
+  emulated_switch(&scheduler, fibers[thread].top);
+  is_running = false;
+  if (!failure.empty()) {
+    throw std::logic_error(std::exchange(failure, {}));
+  }
 }
 
 void Emulator::run_block(unsigned threads) {
@@ -183,9 +216,7 @@ void Emulator::run_block(unsigned threads) {
       const bool is_ready = fibers[i].state == State::kReady;
       any_ready = any_ready || is_ready;
       if (is_ready && !warps[i / kLanes].is_late) {
-        current = i;
-        here.thread = {i, 0, 0};
-        emulated_switch(&scheduler, fibers[i].top);
+        go_on(i);
       }
     }
     const bool done = std::all_of(fibers.begin(), fibers.begin() + threads,
@@ -201,6 +232,7 @@ void Emulator::run_block(unsigned threads) {
 }
 
 void Emulator::wait(State state) {
+  is_watching = false;
   fibers[current].state = state;
   emulated_switch(&fibers[current].top, scheduler);
 }
@@ -213,10 +245,44 @@ unsigned lane() { return here.thread.x % kLanes; }
 
 void wait_for_block() { emulator().wait(State::kAtBlock); }
 
+// What is on the stack of a thread that is stopped is never destroyed: here, a string that was
+// moved away.
+void stop(const std::string& why) {
+  is_watching = false;
+  Emulator& all = emulator();
+  all.failure = "block " + std::to_string(here.block.x) + " of " + std::to_string(here.blocks.x) +
+                ", warp " + std::to_string(here.thread.x / kLanes) + ", lane " +
+                std::to_string(lane()) + ": " + why + " (threads in the order of seed " +
+                std::to_string(all.seed) + ")";
+  all.wait(State::kDone);
+  std::abort();
+}
+
+Range running_stack;
+thread_local bool is_watching = false;
+
+bool is_shared(const void* address) {
+  return (address >= __start_emulated_shared && address < __stop_emulated_shared) ||
+         (address >= __bss_start && address < _end);
+}
+
+bool finds_races() { return pass_moment != nullptr; }
+
+void set_order(unsigned seed) {
+  Emulator& all = emulator();
+  all.seed = seed;
+  all.random.seed(seed);
+}
+
+LastBlocks::LastBlocks(unsigned count) { emulator().last_blocks = count; }
+LastBlocks::~LastBlocks() { emulator().last_blocks = 0; }
+RacesAllowed::RacesAllowed() { emulator().allows_races = true; }
+RacesAllowed::~RacesAllowed() { emulator().allows_races = false; }
+
 const uint64_t* meet(unsigned mask, uint64_t value) {
   Emulator& all = emulator();
   if ((mask >> lane() & 1) == 0) {
-    throw std::logic_error("a lane meets others by a mask that leaves itself out");
+    stop("meets others by a mask that leaves itself out");
   }
   Fiber& fiber = all.fibers[all.current];
   fiber.mask = mask;
@@ -230,10 +296,17 @@ uint64_t exchange(unsigned mask, uint64_t value, unsigned source) {
   return meet(mask, value)[source];
 }
 
+// Accesses are watched in launches of the size of tests.
+bool is_small(const cudaLaunchConfig_t& config) {
+  constexpr uint64_t kMostThreads = 1 << 17;
+  return uint64_t{config.gridDim.x} * config.gridDim.y * config.blockDim.x <= kMostThreads;
+}
+
 void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
   static std::mutex one_at_a_time;  // ranks may be threads; shared variables are one block's
   const std::lock_guard lock(one_at_a_time);
   const Awake awake;
+  count_launch("kernel");
   Emulator& all = emulator();
   all.body = &body;
   here.threads = config.blockDim;
@@ -242,15 +315,74 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
       config.gridDim.y > 65535) {
     throw std::logic_error("no GPU takes such a launch");
   }
+  const unsigned first =
+      all.last_blocks > 0 ? config.gridDim.x - std::min(all.last_blocks, config.gridDim.x) : 0;
+  all.is_watched = finds_races() && !all.allows_races && is_small(config);
+  pass(Moment::kLaunch);
   for (unsigned y = 0; y < config.gridDim.y; ++y) {
-    for (unsigned x = 0; x < config.gridDim.x; ++x) {
+    for (unsigned x = first; x < config.gridDim.x; ++x) {
       here.block = {x, y, 0};
       all.run_block(config.blockDim.x);
     }
   }
 }
 
+namespace {
+
+struct Calls {
+  std::mutex mutex;
+  HostCalls calls;
+};
+
+Calls& all_calls() {
+  static Calls one;
+  return one;
+}
+
+}  // namespace
+
+int64_t HostCalls::sum(const std::map<std::string, int64_t>& calls) {
+  return std::accumulate(calls.begin(), calls.end(), int64_t{0},
+                         [](int64_t sum, const auto& call) { return sum + call.second; });
+}
+
+void count_launch(const std::string& name) {
+  const std::lock_guard lock(all_calls().mutex);
+  ++all_calls().calls.launches[name];
+}
+
+void count_read(const std::string& name) {
+  const std::lock_guard lock(all_calls().mutex);
+  ++all_calls().calls.reads[name];
+}
+
+HostCalls take_host_calls() {
+  const std::lock_guard lock(all_calls().mutex);
+  return std::exchange(all_calls().calls, {});
+}
+
 }  // namespace emulated
+
+// kernels/cuda/*.cu are compiled with -fsanitize=alignment, by which the compiler calls this before
+// an access that is not aligned as its type asks; the undefined-behaviour sanitizer's own is not
+// called. The first argument is laid out by the compiler.
+struct MisalignedAccess {
+  const char* file;
+  uint32_t line, column;
+  const void* type;
+  unsigned char log_alignment, kind;  // kind 1: a store
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(MisalignedAccess* access, uintptr_t address) {
+  const std::string why = std::string(access->kind == 1 ? "writes to" : "reads from") +
+                          " an address that is no multiple of " +
+                          std::to_string(1U << access->log_alignment) + " (" +
+                          std::to_string(address % 16) + " past one of 16) at " + access->file +
+                          ":" + std::to_string(access->line);
+  if (emulated::emulator().is_running) {
+    emulated::stop(why);
+  }
+  throw std::logic_error("host code " + why);
+}
 
 namespace moe::kernels {
 

@@ -1,0 +1,125 @@
+// What a MoE layer costs the host on a GPU: launches, of which each takes some 5 us of the host,
+// and reads, at which it waits for the GPU. Counted on the emulated GPU
+// (tests/support/emulated_cuda): our kernels, fills and copies of memory, and LibTorch's
+// operations, of which each counts once, though some (a sort, a sum over a dimension) are several
+// kernels on a real one.
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+
+#include "core/model/moe/layer.h"
+#include "kernels/ops/bf16_working_copy.h"
+#include "tests/support/emulated_cuda/emulator.h"
+#include "tests/support/gpu.h"
+
+using at::Tensor;
+using emulated::HostCalls;
+using namespace moe;
+
+namespace {
+
+constexpr int64_t kTokens = 64, kWidth = 32, kInner = 24, kExperts = 8, kRanks = 2;
+
+// The layer as it is trained in bf16, with its losses, after one to warm up.
+class Layer {
+ public:
+  explicit Layer(const std::string& router) : router_(route::parse_router(router)) {
+    at::manual_seed(1);
+    x_ = leaf(at::randn({kTokens, kWidth}).to(at::kBFloat16));
+    weights_ = {leaf(at::randn({kExperts, kWidth}) * 0.3),
+                leaf(at::randn({kExperts, 2 * kInner, kWidth}) * 0.3),
+                leaf(at::randn({kExperts, kWidth, kInner}) * 0.3)};
+    kernels::keep_bf16_working_copy(weights_.gate_up);
+    kernels::keep_bf16_working_copy(weights_.down);
+    upstream_ = at::randn({kTokens, kWidth}).to(test::kGpu);
+    of_loss_ = at::full({}, 0.01).to(test::kGpu);
+    forward();
+    backward();
+  }
+
+  HostCalls forward() {
+    emulated::take_host_calls();
+    out_ = model::moe_forward(x_, weights_, router_, spread_, 1.0);
+    return emulated::take_host_calls();
+  }
+
+  HostCalls backward() {
+    std::vector<Tensor> results = {out_.y}, upstream = {upstream_};
+    for (const auto member : route::kAllLosses) {
+      if (const Tensor& loss = out_.losses.*member; loss.defined()) {
+        results.push_back(loss);
+        upstream.push_back(of_loss_);
+      }
+    }
+    emulated::take_host_calls();
+    torch::autograd::grad(results, {x_, weights_.router, weights_.gate_up, weights_.down},
+                          upstream);
+    return emulated::take_host_calls();
+  }
+
+ private:
+  static Tensor leaf(const Tensor& values) { return values.to(test::kGpu).requires_grad_(true); }
+
+  route::RouterSettings router_;
+  model::TokenSpread spread_{route::spread_over_ranks(kTokens, kRanks)};
+  Tensor x_, upstream_, of_loss_;
+  model::MoeWeights weights_;
+  model::MoeOutput out_;
+};
+
+std::string list(const HostCalls& calls) {
+  std::string text;
+  for (const auto& [name, count] : calls.launches) {
+    text += std::to_string(count) + " " + name + "\n";
+  }
+  for (const auto& [name, count] : calls.reads) {
+    text += std::to_string(count) + " reads by " + name + "\n";
+  }
+  return text;
+}
+
+// The most that there may be; who needs fewer lowers them.
+struct Bound {
+  const char* router;
+  int64_t forward, backward, reads;
+};
+
+constexpr Bound kBounds[] = {
+    {"top1", 113, 29, 0},
+    {"top2", 113, 29, 0},
+    {"top1+ir+fr", 118, 29, 0},
+    {"top2:cf=inf", 131, 56, 1},  // 50 of them the products of eight experts, one by one
+};
+
+}  // namespace
+
+TEST_CASE("launches and reads of a MoE layer stay within their bounds; the goal is 60 and none",
+          "[model][emulator]") {
+  for (const Bound& bound : kBounds) {
+    Layer layer(bound.router);
+    const HostCalls forward = layer.forward(), backward = layer.backward();
+    INFO(bound.router << ", forward:\n" << list(forward) << "backward:\n" << list(backward));
+    CHECK(HostCalls::sum(forward.launches) <= bound.forward);
+    CHECK(HostCalls::sum(backward.launches) <= bound.backward);
+    CHECK(HostCalls::sum(forward.reads) + HostCalls::sum(backward.reads) <= bound.reads);
+  }
+}
+
+TEST_CASE("a launch more and a read more are counted", "[model][emulator]") {
+  const Tensor x = at::ones({4}).to(test::kGpu);
+  emulated::take_host_calls();
+  CHECK(emulated::take_host_calls().launches.empty());
+  Tensor y = x * 2;
+  HostCalls calls = emulated::take_host_calls();
+  CHECK(calls.launches == std::map<std::string, int64_t>{{"aten::mul", 1}});
+  CHECK(calls.reads.empty());
+  CHECK(y.sum().item<double>() == 8);  // the sum, and the number read back
+  calls = emulated::take_host_calls();
+  CHECK(HostCalls::sum(calls.launches) == 1);
+  CHECK(HostCalls::sum(calls.reads) == 1);
+  CHECK(y.cpu().size(0) == 4);
+  CHECK(HostCalls::sum(emulated::take_host_calls().reads) == 1);
+  y.copy_(x);
+  CHECK(HostCalls::sum(emulated::take_host_calls().launches) == 1);
+}

@@ -1,0 +1,113 @@
+// What the emulator refuses, by kernels that are wrong on purpose (wrong_kernels.h).
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "tests/kernels/emulated_cuda/wrong_kernels.h"
+#include "tests/support/catch.h"
+#include "tests/support/emulated_cuda/emulator.h"
+
+using namespace moe::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// What the launch was stopped for; empty where it ran to its end.
+std::string failure_of(const std::function<void()>& launch) {
+  try {
+    launch();
+  } catch (const std::logic_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a vector load or store that is not aligned is refused", "[kernels][emulator]") {
+  alignas(16) std::array<float, 12> from = {}, to = {};
+  CHECK(failure_of([&] { copy_vector(from.data(), to.data()); }).empty());
+  CHECK(failure_of([&] { copy_vector(from.data() + 4, to.data() + 8); }).empty());
+  const std::string load = failure_of([&] { copy_vector(from.data() + 2, to.data()); });
+  CHECK_THAT(load, Contains("block 0 of 1, warp 0, lane 5: reads from an address that is no "
+                            "multiple of 16 (8 past one of 16) at "));
+  CHECK_THAT(load, Contains("launch.cuh:"));
+  CHECK_THAT(failure_of([&] { copy_vector(from.data(), to.data() + 1); }),
+             Contains("writes to an address that is no multiple of 16 (4 past one of 16)"));
+  // The next launch is none the worse for it.
+  CHECK(failure_of([&] { copy_vector(from.data(), to.data()); }).empty());
+}
+
+TEST_CASE("a vector of four bf16 is aligned to 8 bytes", "[kernels][emulator]") {
+  alignas(16) std::array<uint16_t, 16> from = {}, to = {};
+  CHECK(failure_of([&] { copy_vector_of_bf16(from.data() + 4, to.data() + 12); }).empty());
+  CHECK_THAT(failure_of([&] { copy_vector_of_bf16(from.data() + 2, to.data()); }),
+             Contains("reads from an address that is no multiple of 8 (4 past one of 16)"));
+  CHECK_THAT(failure_of([&] { copy_vector_of_bf16(from.data(), to.data() + 7); }),
+             Contains("writes to an address that is no multiple of 8 (14 past one of 16)"));
+}
+
+TEST_CASE("warps without a barrier between them are found, in any order", "[kernels][emulator]") {
+  if (!emulated::finds_races()) {
+    MOE_SKIP("kernels compiled for a sanitizer are not watched for races");
+  }
+  std::array<int32_t, 8> out = {};
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    CAPTURE(seed);
+    emulated::set_order(seed);
+    CHECK(failure_of([&] { read_neighbour(8, out.data(), /*has_barrier=*/true); }).empty());
+    const std::string failure =
+        failure_of([&] { read_neighbour(8, out.data(), /*has_barrier=*/false); });
+    CHECK_THAT(failure, Contains("s what another warp ") ||
+                            Contains("reads shared memory that the block has not written"));
+    CHECK_THAT(failure, Contains("(threads in the order of seed " + std::to_string(seed) + ")"));
+  }
+  CHECK(failure_of([&] { read_neighbour(1, out.data(), /*has_barrier=*/false); }).empty());
+}
+
+TEST_CASE("a sum that warps update without an atomic is found", "[kernels][emulator]") {
+  int32_t sum = 0;
+  CHECK(failure_of([&] { add_one(8, &sum, /*is_atomic=*/true); }).empty());
+  CHECK(sum == 8);
+  if (emulated::finds_races()) {  // an order of whole threads never shows it
+    CHECK_THAT(failure_of([&] { add_one(8, &sum, /*is_atomic=*/false); }),
+               Contains("what another warp "));
+  }
+}
+
+TEST_CASE("shared memory that nobody wrote is found, in a template too", "[kernels][emulator]") {
+  int32_t number = -1;
+  CHECK(failure_of([&] { read_shared(&number, /*is_written=*/true); }).empty());
+  CHECK(number == 7);
+  if (emulated::finds_races()) {  // the block before has left a 7
+    CHECK_THAT(failure_of([&] { read_shared(&number, /*is_written=*/false); }),
+               Contains("reads shared memory that the block has not written"));
+  }
+}
+
+TEST_CASE("blocks that write one number are found", "[kernels][emulator]") {
+  int32_t number = -1;
+  CHECK(failure_of([&] { write_block_number(1, &number); }).empty());
+  if (emulated::finds_races()) {
+    CHECK_THAT(failure_of([&] { write_block_number(2, &number); }),
+               Contains("block 1 of 2, warp 0, lane 0: writes what another block writes"));
+  }
+}
+
+TEST_CASE("two orders give two results where a barrier is missing", "[kernels][emulator]") {
+  const emulated::RacesAllowed allowed;
+  const auto neighbours_of = [](unsigned seed) {
+    const at::Tensor out = at::zeros({32}, at::kInt);
+    emulated::set_order(seed);
+    read_neighbour(32, out.data_ptr<int32_t>(), /*has_barrier=*/false);
+    return out;
+  };
+  // Shared memory is full of -1: with 32 warps the chance that an order hides it is below 2^-30.
+  const at::Tensor first = neighbours_of(1);
+  CHECK_FALSE(at::equal(first, neighbours_of(2)));
+  CHECK(at::equal(first, neighbours_of(1)));  // a seed is an order
+}
