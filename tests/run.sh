@@ -2,8 +2,8 @@
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
 #   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; readers, routing, data and
-#                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers; the
-#                         wheel: about 50 minutes on 2 cores
+#                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers;
+#                         tests/gpu rehearsed; the wheel: about 50 minutes on 2 cores
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
 #                         before a release)
 #
@@ -121,6 +121,9 @@ run_script bash tests/fuzz/run.sh "$seconds"
 
 say "interop: stock transformers"
 run_script bash tests/interop/run.sh
+
+say "the day of a GPU: rehearsed"
+run_script bash tests/gpu/run.sh rehearse
 
 say "wheel: built, installed, used"
 run_script bash tests/wheel/run.sh
