@@ -61,6 +61,11 @@ class Comm {
   virtual void reduce_scatter(const at::Tensor& input, const at::Tensor& output) = 0;
   // input [n], output [size * n]: in rank order. `input` may be this rank's part of `output`.
   virtual void all_gather(const at::Tensor& input, const at::Tensor& output) = 0;
+  // The same under way while this rank computes, where there is more than one process: operations
+  // that follow may begin before it is over. NCCL and Gloo move it meanwhile, shared memory moves
+  // it whenever this rank waits for anything.
+  virtual std::unique_ptr<Transfer> start_all_gather(const at::Tensor& input,
+                                                     const at::Tensor& output);
   virtual void broadcast(const at::Tensor& tensor, int64_t root) = 0;
   virtual void barrier() = 0;
 

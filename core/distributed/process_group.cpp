@@ -106,6 +106,7 @@ class ProcessComm : public Comm {
   void all_gather(const Tensor& input, const Tensor& output) override {
     gather(input, output, "all_gather");
   }
+  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override;
   void broadcast(const Tensor& tensor, int64_t root) override;
   void barrier() override;
   std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members) override;
@@ -316,6 +317,14 @@ void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* 
     Tensor to = bytes_of(output), from = bytes_of(input);
     finish(begun(operation, backend_->_allgather_base(to, from)));
   }
+}
+
+std::unique_ptr<Transfer> ProcessComm::start_all_gather(const Tensor& input, const Tensor& output) {
+  if (input.numel() == 0) {
+    return finished_transfer();
+  }
+  Tensor to = bytes_of(output), from = bytes_of(input);
+  return std::make_unique<Pending>(*this, begun("all_gather", backend_->_allgather_base(to, from)));
 }
 
 void ProcessComm::reduce_small(const Tensor& flat) {

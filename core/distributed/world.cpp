@@ -1,5 +1,6 @@
 #include "core/distributed/world.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/base/error.h"
@@ -35,6 +36,11 @@ std::vector<int64_t> ranks_from(int64_t first, int64_t stride, int64_t count) {
 }
 
 }  // namespace
+
+Part::Part(int64_t count, const Comm& among)
+    : length((count + among.size() - 1) / among.size()),
+      begin(std::min(count, among.rank() * length)),
+      end(std::min(count, begin + length)) {}
 
 Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> replicas,
                    int64_t logical_ranks, int64_t experts) {

@@ -31,6 +31,15 @@ struct Layout {
   bool is_rank_zero() const { return rank == 0; }
 };
 
+// The part of `count` things that one of several processes takes: all parts are equally long but
+// the last ones, which may be shorter or empty.
+struct Part {
+  Part(int64_t count, const Comm& among);
+  int64_t size() const { return end - begin; }
+  int64_t length;  // of a full part
+  int64_t begin, end;
+};
+
 // Of `replicas` empty: G = gcd(P, W), 1 for a dense model (experts = 0: every process a replica).
 // UserError: replicas do not divide the processes, G does not divide W, W does not divide E; names
 // the flags.

@@ -126,6 +126,24 @@ TEST_CASE("several exchanges may be under way") {
   });
 }
 
+TEST_CASE("a gather may be under way while sums are made and another one is waited for") {
+  on_ranks(3, [](distributed::Comm& comm) {
+    const auto r = static_cast<float>(comm.rank());
+    constexpr int64_t kMany = 300000;  // more than goes through memory at once
+    const Tensor large = at::full({kMany}, r), gathered = at::empty({3 * kMany});
+    const auto first = comm.start_all_gather(large, gathered);
+    const Tensor small = at::empty({3}), piece = at::empty({1});
+    const auto second = comm.start_all_gather(test::numbers({r}), small);
+    comm.reduce_scatter(test::numbers({r, r + 1, r + 2}), piece);
+    second->wait();
+    first->wait();
+    comm.start_all_gather(at::empty({0}), at::empty({0}))->wait();
+    return at::equal(gathered.view({3, kMany}), at::arange(3.0).view({3, 1}).expand({3, kMany})) &&
+           at::equal(small, test::numbers({0, 1, 2})) &&
+           at::equal(piece, test::numbers({3 + 3 * r}));
+  });
+}
+
 TEST_CASE("sums have the bits that threads give") {
   // Small, not a multiple of the ranks, and over several blocks.
   for (const int64_t count : {7, 100'003, 3 * 2'000'000}) {
