@@ -14,7 +14,8 @@ using at::Tensor;
 
 struct Copy final : c10::BackendMeta {
   Tensor values;
-  int64_t version = -1;  // of the weight when it was copied
+  int64_t version = -1;   // of the weight when it was copied
+  bool is_given = false;  // its giver keeps it up to date
 
   // A tensor made of another with its own count of writes has no copy.
   c10::intrusive_ptr<c10::BackendMeta> clone(
@@ -36,12 +37,21 @@ void keep_bf16_working_copy(const Tensor& weight) {
   }
 }
 
+void set_bf16_working_copy(const Tensor& weight, const Tensor& values) {
+  TORCH_CHECK(values.scalar_type() == at::kBFloat16 && values.sizes() == weight.sizes(),
+              values.toString(), values.sizes(), " of a weight ", weight.sizes());
+  const auto copy = c10::make_intrusive<Copy>();
+  copy->values = values;
+  copy->is_given = true;
+  weight.unsafeGetTensorImpl()->set_backend_meta(copy);
+}
+
 Tensor weight_for_products(const Tensor& weight, at::ScalarType type) {
   Copy* copy = type == at::kBFloat16 ? copy_of(weight) : nullptr;
   if (copy == nullptr) {
     return weight;
   }
-  if (copy->version != weight._version()) {
+  if (!copy->is_given && copy->version != weight._version()) {
     const at::NoGradGuard no_gradients;
     if (!copy->values.defined()) {
       copy->values = at::empty_like(weight, at::kBFloat16);

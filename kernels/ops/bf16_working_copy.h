@@ -13,6 +13,10 @@ namespace moe::kernels {
 // From now on `weight`, f32 on a GPU, keeps a working copy; the first product in bf16 makes it.
 void keep_bf16_working_copy(const at::Tensor& weight);
 
+// From now on `values`, bf16 of its shape, is the working copy of `weight`, and whoever gives it
+// keeps it up to date: of a weight whose f32 values need not be there at all.
+void set_bf16_working_copy(const at::Tensor& weight, const at::Tensor& values);
+
 // What products in `type` read in place of `weight`: its working copy, up to date, where it keeps
 // one and `type` is bf16; else the weight itself, still to be rounded (kernels/ops/linear.h,
 // operand()).

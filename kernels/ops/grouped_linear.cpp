@@ -65,17 +65,18 @@ struct Segments {
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& weight,
                         const Segments& segments) {
-    context->save_for_backward({rows, weight, segments.ends});
+    const Tensor by = weight_for_products(weight, rows.scalar_type());
+    context->save_for_backward({rows, weight, by, segments.ends});
     context->saved_data["rows_per_expert"] = segments.rows_per_expert;
-    return segments.product(rows, weight, /*transposed=*/true);
+    return segments.product(rows, by, /*transposed=*/true);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &rows = saved[0], &weight = saved[1];
-    const Segments segments{context->saved_data["rows_per_expert"].toIntVector(), saved[2]};
+    const Segments segments{context->saved_data["rows_per_expert"].toIntVector(), saved[3]};
     const Tensor grad = gradients[0].contiguous();
-    return {segments.product(grad, weight, /*transposed=*/false),
+    return {segments.product(grad, saved[2], /*transposed=*/false),
             context->needs_input_grad(1) ? segments.weight_gradient(grad, rows, weight) : Tensor(),
             Tensor()};
   }
