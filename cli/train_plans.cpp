@@ -51,9 +51,12 @@ OrderedJson to_json(const train::ClusterPlan& plan) {
   json["flop_per_gpu"] = plan.flop;
   json["token_bytes"] = plan.token_bytes;
   json["gradient_bytes"] = plan.gradient_bytes;
+  json["weight_bytes"] = plan.weight_bytes;
   json["compute_seconds"] = plan.compute_s;
   json["token_seconds"] = plan.token_s;
   json["gradient_seconds"] = plan.gradient_s;
+  json["weight_seconds"] = plan.weight_s;
+  json["waiting_seconds"] = plan.waiting_s;
   json["communication_share"] = plan.communication_share();
   return json;
 }
@@ -65,11 +68,19 @@ void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rate
   line("computing", fmt::format("{:.1f} TFLOP", plan.flop / 1e12), plan.compute_s);
   line("tokens", format_bytes(plan.token_bytes), plan.token_s);
   line("gradients", format_bytes(plan.gradient_bytes), plan.gradient_s);
-  const double seconds = plan.compute_s + plan.token_s + plan.gradient_s;
+  const bool gathers = plan.weight_bytes > 0;
+  if (gathers) {
+    line("weights", format_bytes(plan.weight_bytes), plan.weight_s);
+    fmt::print("{:<12}{:>12}{:>12.1f} ms\n", "not hidden", "", 1e3 * plan.waiting_s);
+  }
+  const double seconds = plan.step_s();
   fmt::print(
-      "a step of {} tokens: {:.2f} s where nothing overlaps, {:.1f} % of it communication; {:.0f} "
+      "a step of {} tokens: {:.2f} s where {}, {:.1f} % of it communication; {:.0f} "
       "tokens/s a GPU (at {:g} TFLOP/s, {:g} GB/s inside a machine, {:g} GB/s between)\n",
-      plan.tokens, seconds, 100 * plan.communication_share(),
+      plan.tokens, seconds,
+      gathers ? "weights are gathered beside computing and nothing else overlaps"
+              : "nothing overlaps",
+      100 * plan.communication_share(),
       static_cast<double>(plan.tokens) / seconds / static_cast<double>(plan.layout.processes),
       rates.tflops, rates.link_gbs, rates.network_gbs);
 }

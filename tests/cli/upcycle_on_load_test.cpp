@@ -73,6 +73,27 @@ TEST_CASE("training a dense folder as a mixture is training the written mixture"
                  Contains("upcycle-seed = 3\n"));
 }
 
+TEST_CASE("processes that shard weights write the model of processes that do not", "[cli]") {
+  const World world;
+  const std::vector<std::string> three = {"--steps",        "3", "--micro-batch", "2",
+                                          "--global-batch", "6", "--ranks",       "3"};
+  for (const std::string folder : {"dense", "written"}) {
+    INFO(folder);
+    const auto flags = folder == "dense" ? three : joined(three, {"--replicas", "3"});
+    const auto whole = world.train(folder, folder + "-whole", flags);
+    INFO(whole.err);
+    REQUIRE(whole.exit_code == 0);
+    const auto sharded =
+        world.train(folder, folder + "-sharded", joined(flags, {"--shard", "weights"}));
+    INFO(sharded.err);
+    REQUIRE(sharded.exit_code == 0);
+    CHECK(world.weights(folder + "-sharded") == world.weights(folder + "-whole"));
+  }
+  const auto unknown = world.train("dense", "none", {"--shard", "experts"});
+  CHECK(unknown.exit_code == 2);
+  CHECK_THAT(unknown.err, Contains("--shard 'experts' is unknown; known: optimizer, weights"));
+}
+
 TEST_CASE(
     "a dense folder taken with a shared expert is the written one, and is refused without "
     "--upcycle",

@@ -144,8 +144,11 @@ void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor
   }
   total.head_rows += static_cast<int64_t>(rows.size());
   const Tensor index = at::tensor(rows, at::kLong).to(hidden.device());
-  const auto scores = kernels::token_log_probs(hidden.index_select(0, index), llama.head_weight(),
-                                               llama.product_type(), targets);
+  std::vector<kernels::TokenLogProb> scores;
+  llama.with_head([&](const Tensor& weight) {
+    scores = kernels::token_log_probs(hidden.index_select(0, index), weight, llama.product_type(),
+                                      targets);
+  });
   for (size_t i = 0; i < scores.size(); ++i) {
     add_token(batch.scored[i], scores[i].logprob, scores[i].is_argmax, total);
   }

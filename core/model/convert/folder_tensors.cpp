@@ -23,8 +23,8 @@ std::span<const std::byte> bytes_of(const Tensor& stored) {
   return {static_cast<const std::byte*>(stored.const_data_ptr()), stored.nbytes()};
 }
 
-// The rank that writes each tensor: of those that hold it, the one with the fewest bytes so far. A
-// collective.
+// The rank that writes each tensor: of those that hold all of it, the one with the fewest bytes so
+// far. A collective.
 std::vector<int64_t> writers_of(const std::vector<FolderTensor>& tensors,
                                 distributed::Comm& ranks) {
   std::string local;
@@ -34,6 +34,10 @@ std::vector<int64_t> writers_of(const std::vector<FolderTensor>& tensors,
   const auto holds = distributed::gather_texts(ranks, local);
   std::vector<int64_t> bytes(holds.size(), 0), writers;
   for (size_t index = 0; index < tensors.size(); ++index) {
+    if (tensors[index].begin) {
+      writers.push_back(-1);  // each its part
+      continue;
+    }
     int64_t best = -1;
     for (int64_t rank = 0; rank < ranks.size(); ++rank) {
       if (holds[rank].at(index) == '1' && (best < 0 || bytes[rank] < bytes[best])) {
@@ -62,13 +66,16 @@ void write_mine(const std::filesystem::path& folder, const std::vector<io::Shard
   for (const auto& shard : shards) {
     std::optional<io::SafetensorsPatch> patch;
     for (const size_t end = index + shard.tensors.size(); index < end; ++index) {
-      if (writers[index] != rank) {
+      const FolderTensor& tensor = tensors[index];
+      if (tensor.begin ? tensor.values.numel() == 0 : writers[index] != rank) {
         continue;
       }
       if (!patch) {
         patch.emplace(folder / shard.file);
       }
-      patch->write(tensors[index].info.name, 0, bytes_of(stored(tensors[index])));
+      const auto begin = static_cast<uint64_t>(tensor.begin.value_or(0));
+      patch->write(tensor.info.name, begin * io::dtype_bytes(tensor.info.dtype),
+                   bytes_of(stored(tensor)));
     }
     if (patch) {
       patch->finish();
@@ -94,6 +101,7 @@ at::ScalarType scalar_type(io::DType dtype) {
 std::vector<io::TensorSource> sources_of(const std::vector<FolderTensor>& tensors) {
   std::vector<io::TensorSource> sources;
   for (const auto& tensor : tensors) {
+    MOE_CHECK(!tensor.begin, "{} lies on several ranks", tensor.info.name);
     sources.push_back({tensor.info, [tensor](io::SafetensorsWriter& writer) {
                          const Tensor numbers = stored(tensor);
                          writer.write(bytes_of(numbers));

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/io/checkpoint.h"
@@ -17,6 +18,9 @@ namespace moe::model {
 struct FolderTensor {
   io::TensorInfo info;
   at::Tensor values;
+  // Where every rank holds a part: `values` are flat, the tensor's elements from here on; all ranks
+  // together have each once.
+  std::optional<int64_t> begin = {};
 };
 
 at::ScalarType scalar_type(io::DType dtype);  // of weights: F32, F16 or BF16

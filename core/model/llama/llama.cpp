@@ -155,6 +155,37 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
   return out;
 }
 
+// What may leave a layer with a gradient.
+std::vector<Tensor*> outputs_of(FeedForwardOutput& out) {
+  std::vector<Tensor*> outputs{&out.x};
+  for (const auto loss : route::kAllLosses) {
+    outputs.push_back(&(out.losses.*loss));
+  }
+  return outputs;
+}
+
+// The unit of sharded weights that a forward needs after a layer; -1: none, as only a forward that
+// is for a backward is sure to go on to the head.
+int64_t unit_after(int64_t layer, const ModelConfig& config) {
+  if (layer + 1 < config.layers) {
+    return static_cast<int64_t>(unit_of_layer(layer + 1));
+  }
+  return at::GradMode::is_enabled() ? static_cast<int64_t>(head_unit(config)) : -1;
+}
+
+// -> [T, D] f32
+Tensor embedded(const Tensor& embedding, const Tensor& ids, WeightShards* shards) {
+  if (shards == nullptr) {
+    return at::embedding(embedding, ids).to(at::kFloat);
+  }
+  shards->gather(kEmbeddingUnit);
+  shards->start(unit_of_layer(0));
+  shards->expect_gradients(kEmbeddingUnit);
+  const Tensor x = at::embedding(embedding, ids).to(at::kFloat);
+  shards->release(kEmbeddingUnit);
+  return x;
+}
+
 // Tokens, with those of the cache and of the sequences that others continue.
 int64_t longest_sequence(const Packed& tokens, const KvCache* cache) {
   const bool has_past =
@@ -167,6 +198,20 @@ int64_t longest_sequence(const Packed& tokens, const KvCache* cache) {
                    tokens.lengths[sequence]);
   }
   return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end());
+}
+
+// Adds an adapter to its weight, or to the part of it that is here.
+void merge(const AdaptedWeight& adapted, const WeightShards* shards) {
+  const auto* sharded = shards == nullptr ? nullptr : shards->find(*adapted.weight);
+  if (sharded == nullptr) {
+    adapted.weight->copy_(merged_weight(*adapted.weight, *adapted.adapter));
+  } else if (adapted.adapter->defined()) {
+    const Adapter& adapter = *adapted.adapter;
+    const Tensor product = at::matmul(adapter.b, adapter.a).view({-1});
+    const auto& [length, begin, end] = sharded->part;
+    sharded->shard.copy_(sharded->shard + product.narrow(0, begin, end - begin) * adapter.scale);
+  }
+  *adapted.adapter = {};
 }
 
 // Up to its window a windowed layer sees all of a sequence, as attention here does.
@@ -198,13 +243,21 @@ Llama Llama::clone() const { return clone_to(device()); }
 Llama Llama::clone_to(at::Device device) const {
   const at::NoGradGuard no_gradients;
   Llama copy;
-  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device);
+  const auto& shards = weights_->shards;
+  copy.weights_ = std::make_unique<Weights>(weights_->config, weights_->parallel, device,
+                                            shards ? &shards->ranks() : nullptr);
   copy.weights_->compute = weights_->compute;
   copy.add_lora(weights_->lora, /*seed=*/0);
   copy.set_router_bias(!router_biases().empty());
   const auto from = weights_->stored_views(FolderForm::kMoe);
   for (const auto& [name, to] : copy.weights_->stored_views(FolderForm::kMoe)) {
     to.copy_(from.at(name));
+  }
+  if (shards) {
+    auto own = shards->weights().begin();
+    for (const ShardedWeight& weight : copy.weights_->shards->weights()) {
+      weight.shard.copy_((own++)->shard);
+    }
   }
   for (size_t index = 0; index < weights_->layers.size(); ++index) {
     const auto to = adapted_weights(copy.weights_->layers[index]);
@@ -224,8 +277,7 @@ Llama Llama::merged() const {
   Llama copy = clone();
   for (auto& layer : copy.weights_->layers) {
     for (const auto& adapted : adapted_weights(layer)) {
-      adapted.weight->copy_(merged_weight(*adapted.weight, *adapted.adapter));
-      *adapted.adapter = {};
+      merge(adapted, copy.weights_->shards.get());
     }
   }
   copy.weights_->lora = {};
@@ -326,26 +378,34 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   }
   const std::shared_ptr<const Pass> pass = own;
   ForwardResult result;
-  const Tensor ids = tokens.ids.to(device());
-  Tensor x = at::embedding(weights_->embedding, ids).to(at::kFloat);  // [T, D]
-  for (int64_t index = 0; index < config.layers; ++index) {
+  const auto run_layer = [&](int64_t index, const Tensor& input) {
     const Layer& layer = weights_->layers[index];
     LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
-    FeedForwardOutput out;
-    set_layer(weights_->parallel, index);
     if (recompute == Recompute::kLayer) {
-      out = recomputed_half(x, layer, pass, index, /*with_attention=*/true);
-    } else {
-      x = attention_half(x, layer, *pass, layer_cache);
-      if (on_feed_forward) {
-        on_feed_forward(index, kernels::rms_norm(x, layer.post_norm, config.rms_norm_eps));
-      }
-      out = recompute == Recompute::kFeedForward
-                ? recomputed_half(x, layer, pass, index, /*with_attention=*/false)
-                : feed_forward_half(x, layer, *pass, nullptr);
+      return recomputed_half(input, layer, pass, index, /*with_attention=*/true);
+    }
+    const Tensor middle = attention_half(input, layer, *pass, layer_cache);
+    if (on_feed_forward) {
+      on_feed_forward(index, kernels::rms_norm(middle, layer.post_norm, config.rms_norm_eps));
+    }
+    return recompute == Recompute::kFeedForward
+               ? recomputed_half(middle, layer, pass, index, /*with_attention=*/false)
+               : feed_forward_half(middle, layer, *pass, nullptr);
+  };
+  WeightShards* shards = weights_->shards.get();
+  Tensor x = embedded(weights_->embedding, tokens.ids.to(device()), shards);
+  for (int64_t index = 0; index < config.layers; ++index) {
+    set_layer(weights_->parallel, index);
+    if (shards != nullptr) {
+      x = shards->enter(unit_of_layer(index), x, unit_after(index, config));
+    }
+    FeedForwardOutput out = run_layer(index, x);
+    if (shards != nullptr) {
+      shards->leave(unit_of_layer(index), outputs_of(out),
+                    index > 0 ? static_cast<int64_t>(unit_of_layer(index - 1)) : -1);
     }
     x = out.x;
-    if (layer.router.defined()) {
+    if (weights_->layers[index].router.defined()) {
       result.losses += out.losses;
       result.counters.push_back(std::move(out.counters));
       if (routing.count_tokens) {
@@ -359,27 +419,61 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
 }
 
 Tensor Llama::head(const Tensor& hidden) const {
-  return kernels::linear_to_f32(hidden.to(product_type()), head_weight());
+  Tensor logits;
+  with_head([&](const Tensor& weight) {
+    logits = kernels::linear_to_f32(hidden.to(product_type()), weight);
+  });
+  return logits;
 }
 
-Tensor Llama::head_weight() const {
-  return weights_->head.defined() ? weights_->head : weights_->embedding;
+void Llama::with_head(const std::function<void(const Tensor& weight)>& body) const {
+  const bool is_tied = !weights_->head.defined();
+  const Tensor& weight = is_tied ? weights_->embedding : weights_->head;
+  WeightShards* shards = weights_->shards.get();
+  if (shards == nullptr) {
+    body(weight);
+    return;
+  }
+  const size_t unit = head_unit(config());
+  shards->gather(unit);
+  if (at::GradMode::is_enabled()) {
+    shards->start(unit_of_layer(config().layers - 1));  // the first of the backward
+  }
+  body(weight);
+  if (at::GradMode::is_enabled() && !is_tied) {  // a tied one gets more from the first layer
+    shards->reduce_gradients(unit);
+  }
+  shards->release(unit);
+}
+
+bool Llama::is_sharded() const { return weights_->shards != nullptr; }
+
+void Llama::finish_backward() const {
+  if (weights_->shards) {
+    weights_->shards->finish_backward();
+  }
+}
+
+Tensor Llama::gathered(const NamedParameter& parameter) const {
+  return parameter.shard.defined() ? weights_->shards->values_of(parameter.tensor)
+                                   : parameter.tensor.detach();
 }
 
 at::ScalarType Llama::product_type() const { return activation_type(weights_->compute); }
 
 std::vector<NamedParameter> Llama::parameters() const {
   MOE_CHECK(weights_->storage == Storage::kF32, "parameters of a model for inference");
-  std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding}};
+  constexpr bool is_dense = true;
+  std::vector<NamedParameter> all{{"model.embed_tokens", weights_->embedding, false, is_dense}};
   for (size_t index = 0; index < weights_->layers.size(); ++index) {
     const Layer& layer = weights_->layers[index];
     const std::string prefix = fmt::format("model.layers.{}.", index);
     all.push_back({prefix + "input_layernorm", layer.input_norm});
-    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv.tensor});
+    all.push_back({prefix + "self_attn.qkv", layer.attention.qkv.tensor, false, is_dense});
     if (layer.attention.bias.defined()) {
       all.push_back({prefix + "self_attn.qkv_bias", layer.attention.bias});
     }
-    all.push_back({prefix + "self_attn.o_proj", layer.attention.output.tensor});
+    all.push_back({prefix + "self_attn.o_proj", layer.attention.output.tensor, false, is_dense});
     if (layer.attention.query_norm.defined()) {
       all.push_back({prefix + "self_attn.q_norm", layer.attention.query_norm});
       all.push_back({prefix + "self_attn.k_norm", layer.attention.key_norm});
@@ -389,11 +483,11 @@ std::vector<NamedParameter> Llama::parameters() const {
       all.push_back({prefix + "mlp.router", layer.router});
     }
     const bool is_moe = layer.router.defined();
-    all.push_back({prefix + "mlp.gate_up", layer.gate_up.tensor, is_moe});
-    all.push_back({prefix + "mlp.down", layer.down.tensor, is_moe});
+    all.push_back({prefix + "mlp.gate_up", layer.gate_up.tensor, is_moe, !is_moe});
+    all.push_back({prefix + "mlp.down", layer.down.tensor, is_moe, !is_moe});
     if (const SharedExpert& shared = layer.shared_expert; shared.is_there()) {
-      all.push_back({prefix + "mlp.shared_expert.gate_up", shared.gate_up.tensor});
-      all.push_back({prefix + "mlp.shared_expert.down", shared.down.tensor});
+      all.push_back({prefix + "mlp.shared_expert.gate_up", shared.gate_up.tensor, false, is_dense});
+      all.push_back({prefix + "mlp.shared_expert.down", shared.down.tensor, false, is_dense});
       all.push_back({prefix + "mlp.shared_expert_gate", shared.gate});
     }
     for (const auto& adapted : adapted_weights(weights_->layers[index])) {
@@ -405,7 +499,14 @@ std::vector<NamedParameter> Llama::parameters() const {
   }
   all.push_back({"model.norm", weights_->norm});
   if (weights_->head.defined()) {
-    all.push_back({"lm_head", weights_->head});
+    all.push_back({"lm_head", weights_->head, false, is_dense});
+  }
+  for (auto& parameter : all) {
+    const auto* sharded = weights_->shards ? weights_->shards->find(parameter.tensor) : nullptr;
+    if (sharded != nullptr) {
+      parameter.shard = sharded->shard;
+      parameter.shard_begin = sharded->part.begin;
+    }
   }
   return all;
 }

@@ -74,6 +74,14 @@ struct NamedParameter {
   // Of the experts of a MoE layer: dimension 0 counts those of this process, from
   // layout().first_expert(). All others are whole on every process.
   bool is_expert = false;
+  // Embedding, head, attention, dense feed-forward and shared experts: what is sharded on request.
+  // Routers, norms, biases and adapters, a thousandth of a model or less, stay whole.
+  bool is_dense_matrix = false;
+  // Of a matrix that is sharded (Llama::load): `tensor` has values only while its layer runs, and
+  // these are those of this process, [n] from element `shard_begin` on, with their gradient. All
+  // processes together hold each once.
+  at::Tensor shard = {};
+  int64_t shard_begin = 0;
 };
 
 // How a model lies in memory.
@@ -90,10 +98,13 @@ class Llama {
   // Loads a checked folder (weights stored as bf16 or f16 are widened, but see Storage) on
   // `device`, where all is computed and kept then. Of the experts only those of `layout`'s rank,
   // and no others are read. The checkpoint need not outlive it. `compute`: as set_compute();
-  // kStored on a GPU keeps what this precision needs.
+  // kStored on a GPU keeps what this precision needs. With `sharded_over`, which outlives the model
+  // and its clones, each of its ranks keeps a part of every dense matrix (weight_shards.h), and no
+  // others are read; forward, backward and head are then collectives of it, whose ranks all make
+  // them equally often.
   static Llama load(const io::Checkpoint& checkpoint, const distributed::Layout& layout = {},
                     at::Device device = at::kCPU, Storage storage = Storage::kF32,
-                    const ComputeOptions& compute = {});
+                    const ComputeOptions& compute = {}, distributed::Comm* sharded_over = nullptr);
   // Names and shapes of a model and no memory: its tensors lie on LibTorch's meta device.
   static Llama without_weights(const ModelConfig& config, const distributed::Layout& layout = {});
   Llama clone() const;                      // f32 weights of its own, without gradients
@@ -127,12 +138,19 @@ class Llama {
   ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
                         KvCache* cache = nullptr, const OnFeedForward& on_feed_forward = {}) const;
   at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
-  at::Tensor head_weight() const;                   // [V, D]; the embedding where tied
-  at::ScalarType product_type() const;              // of operands: f32 or bf16
+  // Calls `body` with the head's matrix [V, D], the embedding's where tied. Where weights are
+  // sharded it is whole for that long alone, and what `body` adds to its gradient is summed up.
+  void with_head(const std::function<void(const at::Tensor& weight)>& body) const;
+  at::ScalarType product_type() const;  // of operands: f32 or bf16
 
   // Every trainable tensor once; tied heads appear once. Only of Storage::kF32.
   std::vector<NamedParameter> parameters() const;
   void require_gradients();
+  bool is_sharded() const;
+  // To be called after every backward of a sharded model; of another one it does nothing.
+  void finish_backward() const;
+  // A parameter's values, sharded or not: a collective where it is.
+  at::Tensor gathered(const NamedParameter& parameter) const;
   // The tensors of the folder form without adapters: Hugging Face names, stored dtype of
   // config().dtype; all of them, those of other processes undefined. The form depends on
   // the router: written_form().

@@ -79,6 +79,21 @@ at::ScalarType kept_type(const io::Checkpoint& checkpoint, const BlockNames& nam
   return type.value_or(at::kFloat);
 }
 
+// What a tensor of a folder has in common with the part of its matrix that is here: elements of the
+// tensor from `begin` on, perhaps none.
+struct Overlap {
+  explicit Overlap(const StoredRange& range) {
+    const distributed::Part& part = range.weight->part;
+    const int64_t first = std::clamp(part.begin, range.begin, range.begin + range.count);
+    const int64_t end = std::clamp(part.end, range.begin, range.begin + range.count);
+    begin = first - range.begin;
+    count = end - first;
+    of_shard = range.weight->shard.narrow(0, count > 0 ? first - part.begin : 0, count);
+  }
+  int64_t begin, count;
+  Tensor of_shard;
+};
+
 // config.json of a folder.
 std::string config_text(const ModelConfig& model, const RoutingOptions& routing,
                         const io::Checkpoint& parent, const LossCoefficients& coefficients) {
@@ -135,19 +150,30 @@ void Llama::Weights::map_matrices(const io::Checkpoint& checkpoint, const MoeNam
 }
 
 Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& layout,
-                  at::Device device, Storage storage, const ComputeOptions& compute) {
+                  at::Device device, Storage storage, const ComputeOptions& compute,
+                  distributed::Comm* sharded_over) {
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   check_tensors(checkpoint, config);
   const ExpertParallel parallel{nullptr, layout};
   Llama model;
   model.weights_ = storage == Storage::kStored
                        ? std::make_unique<Weights>(checkpoint, config, parallel, device, compute)
-                       : std::make_unique<Weights>(config, parallel, device);
+                       : std::make_unique<Weights>(config, parallel, device, sharded_over);
   model.set_compute(compute);
+  if (sharded_over != nullptr && device.is_cuda() && compute.precision == Precision::kBf16) {
+    model.weights_->gather_in_bf16();
+  }
   if (storage == Storage::kF32 || !device.is_cpu()) {
     for (const auto& [name, view] : model.weights_->stored_views(form_of(config))) {
       view.copy_(stored_tensor(checkpoint, name));
       checkpoint.file_of(name).file().drop(checkpoint.bytes(name));  // memory holds it once
+    }
+    for (const auto& [name, range] : model.weights_->sharded_ranges(form_of(config))) {
+      if (const Overlap own(range); own.count > 0) {
+        own.of_shard.copy_(
+            stored_tensor(checkpoint, name).view({-1}).narrow(0, own.begin, own.count));
+      }
+      checkpoint.file_of(name).file().drop(checkpoint.bytes(name));
     }
   }
   for (const auto& info : shared_expert_tensors(config)) {
@@ -162,8 +188,14 @@ Llama Llama::load(const io::Checkpoint& checkpoint, const distributed::Layout& l
 std::vector<FolderTensor> Llama::folder_tensors(const RoutingOptions& routing) const {
   const ModelConfig config = config_with(weights_->config, routing);
   const auto views = weights_->stored_views(form_of(config));
+  const auto ranges = weights_->sharded_ranges(form_of(config));
   std::vector<FolderTensor> tensors;
   for (const auto& info : expected_tensors(config)) {
+    if (const auto range = ranges.find(info.name); range != ranges.end()) {
+      const Overlap own(range->second);
+      tensors.push_back({info, own.of_shard, own.begin});
+      continue;
+    }
     const auto view = views.find(info.name);
     if (view == views.end() && is_router_bias(info.name)) {
       tensors.push_back({info, at::zeros(info.shape)});  // a router that has had none so far

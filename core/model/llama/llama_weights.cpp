@@ -83,8 +83,12 @@ std::vector<AdaptedWeight> adapted_weights(Layer& layer) {
 }
 
 Llama::Weights::Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-                        at::Device device)
+                        at::Device device, distributed::Comm* sharded_over)
     : Weights(WithoutMatrices(), model_config, expert_parallel, device) {
+  if (sharded_over != nullptr) {
+    shards =
+        std::make_unique<WeightShards>(*sharded_over, device, unit_of_layer(config.layers) + 1);
+  }
   make_matrices(moe_names(FolderForm::kMoe),
                 [](const BlockNames& /*names*/) { return at::kFloat; });
 }
@@ -105,9 +109,13 @@ void Llama::Weights::make_matrices(const MoeNames& names, const TypeOfMatrix& ty
   const auto make = [&](at::IntArrayRef shape, const BlockNames& blocks) {
     return at::empty(shape, norm.options().dtype(type_of(blocks)));
   };
-  embedding = make({config.vocab_size, width}, {{"model.embed_tokens.weight"}});
+  const auto make_dense = [&](size_t unit, at::IntArrayRef shape, const BlockNames& blocks) {
+    return shards ? shards->add(unit, shape) : make(shape, blocks);
+  };
+  embedding =
+      make_dense(kEmbeddingUnit, {config.vocab_size, width}, {{"model.embed_tokens.weight"}});
   if (!config.tie_word_embeddings) {
-    head = make({config.vocab_size, width}, {{"lm_head.weight"}});
+    head = make_dense(head_unit(config), {config.vocab_size, width}, {{"lm_head.weight"}});
   }
   for (int64_t index = 0; index < config.layers; ++index) {
     const bool is_moe = config.is_moe_layer(index);
@@ -115,14 +123,16 @@ void Llama::Weights::make_matrices(const MoeNames& names, const TypeOfMatrix& ty
     const int64_t inner = is_moe ? config.moe->expert_width : config.intermediate_size;
     const LayerNames all = layer_names(index, names);
     Layer& layer = layers[index];
-    layer.attention.qkv = make({qkv_rows(config), width}, all.qkv);
-    layer.attention.output = make({width, config.heads * config.head_dim}, all.output);
-    layer.gate_up = make({experts, 2 * inner, width}, all.gate_up);
-    layer.down = make({experts, width, inner}, all.down);
+    const size_t unit = unit_of_layer(index);
+    layer.attention.qkv = make_dense(unit, {qkv_rows(config), width}, all.qkv);
+    layer.attention.output = make_dense(unit, {width, config.heads * config.head_dim}, all.output);
+    const std::vector<int64_t> gate_up{experts, 2 * inner, width}, down{experts, width, inner};
+    layer.gate_up = is_moe ? make(gate_up, all.gate_up) : make_dense(unit, gate_up, all.gate_up);
+    layer.down = is_moe ? make(down, all.down) : make_dense(unit, down, all.down);
     if (SharedExpert& shared = layer.shared_expert; shared.is_there()) {
       const int64_t shared_inner = config.moe->shared_expert_width;
-      shared.gate_up = make({1, 2 * shared_inner, width}, all.shared_gate_up);
-      shared.down = make({1, width, shared_inner}, all.shared_down);
+      shared.gate_up = make_dense(unit, {1, 2 * shared_inner, width}, all.shared_gate_up);
+      shared.down = make_dense(unit, {1, width, shared_inner}, all.shared_down);
     }
   }
 }
@@ -154,17 +164,38 @@ LayerNames Llama::Weights::layer_names(int64_t index, const MoeNames& names) con
 
 std::map<std::string, Tensor> Llama::Weights::stored_views(FolderForm form) const {
   std::map<std::string, Tensor> views{{"model.norm.weight", norm.detach()}};
-  if (embedding.defined()) {
-    views["model.embed_tokens.weight"] = embedding.detach();
-  }
-  if (head.defined()) {
-    views["lm_head.weight"] = head.detach();
-  }
   for (int64_t index = 0; index < config.layers; ++index) {
     add_vector_views(index, moe_names(form), views);
-    add_matrix_views(index, moe_names(form), views);
+  }
+  for (const auto& [weight, names, rows] : stored_matrices(moe_names(form))) {
+    if (!shards || shards->find(weight.tensor) == nullptr) {
+      add_blocks(weight, names, rows, views);
+    }
   }
   return views;
+}
+
+void Llama::Weights::gather_in_bf16() {
+  for (size_t unit = kEmbeddingUnit + 1; unit <= unit_of_layer(config.layers); ++unit) {
+    shards->gather_in_bf16(unit);
+  }
+}
+
+std::map<std::string, StoredRange> Llama::Weights::sharded_ranges(FolderForm form) const {
+  std::map<std::string, StoredRange> ranges;
+  for (const auto& [weight, names, rows] : stored_matrices(moe_names(form))) {
+    const ShardedWeight* sharded = shards ? shards->find(weight.tensor) : nullptr;
+    if (sharded == nullptr) {
+      continue;
+    }
+    int64_t begin = 0;  // it is one matrix
+    for (size_t block = 0; block < rows.size(); ++block) {
+      const int64_t count = rows[block] * weight.tensor.size(-1);
+      ranges[names.front().at(block)] = {sharded, begin, count};
+      begin += count;
+    }
+  }
+  return ranges;
 }
 
 void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
@@ -196,23 +227,29 @@ void Llama::Weights::add_vector_views(int64_t index, const MoeNames& names,
   }
 }
 
-void Llama::Weights::add_matrix_views(int64_t index, const MoeNames& names,
-                                      std::map<std::string, Tensor>& views) const {
-  const Layer& layer = layers[index];
-  const LayerNames all = layer_names(index, names);
-  const int64_t width = config.hidden_size;
+std::vector<StoredMatrices> Llama::Weights::stored_matrices(const MoeNames& names) const {
+  const int64_t width = config.hidden_size, vocabulary = config.vocab_size;
   const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
-  const int64_t inner =
-      config.is_moe_layer(index) ? config.moe->expert_width : config.intermediate_size;
-  add_blocks(layer.attention.qkv, all.qkv, {queries, keys, keys}, views);
-  add_blocks(layer.attention.output, all.output, {width}, views);
-  add_blocks(layer.gate_up, all.gate_up, {inner, inner}, views);
-  add_blocks(layer.down, all.down, {width}, views);
-  if (layer.shared_expert.is_there()) {
-    const int64_t shared = config.moe->shared_expert_width;
-    add_blocks(layer.shared_expert.gate_up, all.shared_gate_up, {shared, shared}, views);
-    add_blocks(layer.shared_expert.down, all.shared_down, {width}, views);
+  std::vector<StoredMatrices> all{{embedding, {{"model.embed_tokens.weight"}}, {vocabulary}}};
+  if (head.defined()) {
+    all.push_back({head, {{"lm_head.weight"}}, {vocabulary}});
   }
+  for (int64_t index = 0; index < config.layers; ++index) {
+    const Layer& layer = layers[index];
+    const LayerNames of_layer = layer_names(index, names);
+    const int64_t inner =
+        config.is_moe_layer(index) ? config.moe->expert_width : config.intermediate_size;
+    all.push_back({layer.attention.qkv, of_layer.qkv, {queries, keys, keys}});
+    all.push_back({layer.attention.output, of_layer.output, {width}});
+    all.push_back({layer.gate_up, of_layer.gate_up, {inner, inner}});
+    all.push_back({layer.down, of_layer.down, {width}});
+    if (layer.shared_expert.is_there()) {
+      const int64_t shared = config.moe->shared_expert_width;
+      all.push_back({layer.shared_expert.gate_up, of_layer.shared_gate_up, {shared, shared}});
+      all.push_back({layer.shared_expert.down, of_layer.shared_down, {width}});
+    }
+  }
+  return all;
 }
 
 }  // namespace moe::model

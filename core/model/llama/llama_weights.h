@@ -8,11 +8,13 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/model/config/weights.h"
 #include "core/model/llama/llama.h"
+#include "core/model/llama/weight_shards.h"
 #include "core/model/moe/expert_parallel.h"
 #include "core/model/moe/shared_expert.h"
 
@@ -40,11 +42,32 @@ struct AdaptedWeight {
 
 std::vector<AdaptedWeight> adapted_weights(Layer& layer);
 
+// The units of sharded weights: the embedding, the layers, the head, which is the embedding where
+// tied.
+constexpr size_t kEmbeddingUnit = 0;
+inline size_t unit_of_layer(int64_t layer) { return static_cast<size_t>(layer) + 1; }
+inline size_t head_unit(const ModelConfig& config) {
+  return config.tie_word_embeddings ? kEmbeddingUnit : unit_of_layer(config.layers);
+}
+
 // How a folder calls the matrices of a layer: for each matrix of a weight (an expert is one) the
 // tensors that hold its rows, in order.
 using BlockNames = std::vector<std::vector<std::string>>;
 struct LayerNames {
   BlockNames qkv, output, gate_up, down, shared_gate_up, shared_down;
+};
+
+// A weight and the tensors of a folder that hold its matrices; `rows` are those of each tensor.
+struct StoredMatrices {
+  kernels::Weight weight;
+  BlockNames names;
+  std::vector<int64_t> rows;
+};
+
+// Elements of a sharded matrix, from `begin` on, that a tensor of a folder holds.
+struct StoredRange {
+  const ShardedWeight* weight;
+  int64_t begin, count;
 };
 
 struct Llama::Weights {
@@ -61,9 +84,11 @@ struct Llama::Weights {
   std::vector<Layer> layers;
   // Gates of shared experts of width 0: read and written back, multiplied with nothing.
   std::map<std::string, at::Tensor> idle;
+  std::unique_ptr<WeightShards>
+      shards;  // of the matrices but those of experts; null: all are whole
 
   Weights(const ModelConfig& model_config, const ExpertParallel& expert_parallel,
-          at::Device device = at::kCPU);
+          at::Device device = at::kCPU, distributed::Comm* sharded_over = nullptr);
   // Of a folder, Storage::kStored. On the CPU its matrices are mapped, and their tensors keep the
   // files mapped; elsewhere all is to be filled, as above, for products of `its_compute`.
   Weights(const io::Checkpoint& checkpoint, const ModelConfig& model_config,
@@ -71,8 +96,13 @@ struct Llama::Weights {
           const ComputeOptions& its_compute);
 
   // File name -> the part of a weight tensor that holds it, in the names of `form`. Experts go by
-  // their number among all; those of other processes are left out.
+  // their number among all; those of other processes are left out, and what lies in sharded
+  // matrices.
   std::map<std::string, at::Tensor> stored_views(FolderForm form) const;
+  // Gathers all sharded matrices so but the embedding, which is looked up in f32.
+  void gather_in_bf16();
+  // The tensors that lie in sharded matrices.
+  std::map<std::string, StoredRange> sharded_ranges(FolderForm form) const;
 
  private:
   struct WithoutMatrices {};
@@ -86,8 +116,7 @@ struct Llama::Weights {
   LayerNames layer_names(int64_t index, const MoeNames& names) const;
   void add_vector_views(int64_t index, const MoeNames& names,
                         std::map<std::string, at::Tensor>& views) const;
-  void add_matrix_views(int64_t index, const MoeNames& names,
-                        std::map<std::string, at::Tensor>& views) const;
+  std::vector<StoredMatrices> stored_matrices(const MoeNames& names) const;
 };
 
 }  // namespace moe::model

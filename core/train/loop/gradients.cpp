@@ -184,7 +184,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   const double target_share = 1.0 / static_cast<double>(std::max<int64_t>(1, step.target_tokens));
   const double batch_share = 1.0 / static_cast<double>(micro_batches.size());
   const Share share = share_of(micro_batches, world);
-  const bool joins = world != nullptr && world->layout.group() > 1;
+  const bool joins = (world != nullptr && world->layout.group() > 1) || model.is_sharded();
   model::RoutingOptions asked = routing;
   asked.wants_z_loss = coefficients.z != 0;
   asked.wants_sequence_balance = coefficients.sequence_balance != 0;
@@ -193,8 +193,11 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   std::vector<Tensor> nll_sums;  // of the micro-batches
   for (const auto& batch : share.batches) {
     const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked);
-    const HeadLoss language = head_loss(model.head_weight(), result.hidden, batch.targets,
-                                        target_share, model.product_type());
+    HeadLoss language;
+    model.with_head([&](const Tensor& weight) {
+      language =
+          head_loss(weight, result.hidden, batch.targets, target_share, model.product_type());
+    });
     Tensor auxiliary;
     add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
     add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);
@@ -203,6 +206,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
     add_scaled(auxiliary, result.losses.sequence_balance,
                coefficients.sequence_balance * batch_share);
     backward(language, auxiliary, joins);
+    model.finish_backward();
     nll_sums.push_back(language.nll_sum);
     means.add(result.losses, batch_share);
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());

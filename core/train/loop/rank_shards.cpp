@@ -16,15 +16,13 @@ std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& paramet
     if (parameters[i].is_expert) {
       slices[i].shape[0] *= layout.group();
       slices[i].begin = layout.ep_rank() * parameters[i].tensor.numel();
+    } else if (parameters[i].shard.defined()) {
+      slices[i].values = parameters[i].shard;
+      slices[i].begin = parameters[i].shard_begin;
     }
   }
   return slices;
 }
-
-Part::Part(int64_t count, const distributed::Comm& among)
-    : length((count + among.size() - 1) / among.size()),
-      begin(std::min(count, among.rank() * length)),
-      end(std::min(count, begin + length)) {}
 
 distributed::Comm& holders_of(const model::NamedParameter& parameter, distributed::World& world) {
   return parameter.is_expert ? *world.replicas : world.all;
@@ -36,9 +34,13 @@ RankShards::RankShards(const std::vector<model::NamedParameter>& trained, distri
   for (size_t i = 0; i < trained.size(); ++i) {
     const Tensor& parameter = trained[i].tensor;
     distributed::Comm& holders = holders_of(trained[i], world);
-    Held held{parameter, &holders, Part(parameter.numel(), holders), {}};
+    Held held{parameter, &holders, distributed::Part(parameter.numel(), holders), {}};
+    held.is_sharded = trained[i].shard.defined();
     const auto [length, begin, end] = held.part;
-    if (begin < end) {
+    if (held.is_sharded && begin < end) {
+      held.slice = trained[i].shard;
+      slices_.push_back(whole[i]);
+    } else if (begin < end) {
       held.slice = parameter.detach().view({-1}).narrow(0, begin, end - begin);
       slices_.push_back({whole[i].name, held.slice, whole[i].shape, whole[i].begin + begin});
     }
@@ -68,6 +70,9 @@ void RankShards::reduce_gradients() {
   const std::vector<bool> any = with_gradient();
   for (size_t i = 0; i < held_.size(); ++i) {
     Held& held = held_[i];
+    if (held.is_sharded) {
+      continue;
+    }
     Tensor sum;
     if (any[i]) {
       const Tensor& own = held.parameter.grad();
@@ -100,7 +105,7 @@ double RankShards::norm() const {
 void RankShards::gather_weights() {
   const at::NoGradGuard no_gradients;
   for (const auto& held : held_) {
-    if (held.holders->size() == 1) {
+    if (held.holders->size() == 1 || held.is_sharded) {
       continue;
     }
     const Tensor flat = held.parameter.detach().view({-1});

@@ -3,6 +3,8 @@
 // of every parameter that n processes hold each updates an n-th. Gradients are summed up where they
 // are needed (reduce-scatter), the moments of a part exist once, the new weights go to all
 // (all-gather). Experts are held by the replicas of their place, everything else by all processes.
+// Of matrices that are sharded themselves (core/model/llama/weight_shards.h) a process has its part
+// alone, and its gradient, which was summed up while backward ran: here they are updated.
 
 #include <vector>
 
@@ -10,14 +12,6 @@
 #include "core/train/loop/optimizer.h"
 
 namespace moe::train {
-
-// The part of `count` things that one of several processes takes: all parts are equally long but
-// the last ones, which may be shorter or empty.
-struct Part {
-  Part(int64_t count, const distributed::Comm& among);
-  int64_t length;  // of a full part
-  int64_t begin, end;
-};
 
 // The processes that hold a parameter.
 distributed::Comm& holders_of(const model::NamedParameter& parameter, distributed::World& world);
@@ -43,8 +37,9 @@ class RankShards {
   struct Held {
     at::Tensor parameter;
     distributed::Comm* holders;
-    Part part;         // of its elements
-    at::Tensor slice;  // undefined where that is empty
+    distributed::Part part;   // of its elements
+    at::Tensor slice;         // undefined where that is empty
+    bool is_sharded = false;  // its slice is all that is here
   };
   // [elements] of every parameter -> [holders * length] with zeros behind.
   static at::Tensor padded(const at::Tensor& flat, const Held& held);
@@ -55,7 +50,8 @@ class RankShards {
   std::vector<Slice> slices_;
 };
 
-// Every parameter as this process holds it: experts have their place in the whole.
+// Every parameter as this process holds it: experts, and parts of sharded matrices, have their
+// place in the whole.
 std::vector<Slice> held_slices(const std::vector<model::NamedParameter>& parameters,
                                const distributed::Layout& layout);
 

@@ -90,12 +90,19 @@ bool trains_router(const std::vector<std::string>& words, const model::ModelConf
   return words.empty() || std::any_of(words.begin(), words.end(), names_a_router);
 }
 
+bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings) {
+  const bool is_looked_up = parameter.name == "model.embed_tokens";
+  return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
+         parameter.is_dense_matrix && !is_looked_up;
+}
+
 bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings) {
   const bool is_looked_up = parameter.name == "model.embed_tokens" && !config.tie_word_embeddings;
   return settings.on_cuda && settings.compute.precision == model::Precision::kBf16 &&
          settings.compute.recompute != model::Recompute::kLayer && parameter.tensor.dim() > 1 &&
-         !is_looked_up && group_of(parameter.name, config) != "router" &&
+         !is_looked_up && !parameter.shard.defined() &&
+         group_of(parameter.name, config) != "router" &&
          !parameter.name.ends_with(".mlp.shared_expert_gate");
 }
 

@@ -34,7 +34,10 @@ namespace {
 // The model of a run, with weights as `checkpoint` has them.
 model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& settings,
                         distributed::World& world) {
-  model::Llama model = model::Llama::load(checkpoint, world.layout, world.all.device());
+  const bool shards = settings.shard == Shard::kWeights && world.layout.processes > 1;
+  model::Llama model =
+      model::Llama::load(checkpoint, world.layout, world.all.device(), model::Storage::kF32,
+                         settings.compute, shards ? &world.all : nullptr);
   model.set_group(world.layout.group() > 1 ? world.group.get() : nullptr);
   model.set_compute(settings.compute);
   model.add_lora(settings.lora, settings.seed);
@@ -61,7 +64,7 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
     if (from[i].is_expert) {
       group.all_gather(from[i].tensor.detach().contiguous().view({-1}), into.view({-1}));
     } else {
-      into.copy_(from[i].tensor);
+      into.copy_(local.gathered(from[i]));
     }
   }
   return whole;
@@ -475,6 +478,7 @@ std::string fingerprint(const RunPlan& plan, const data::Examples& examples,
                         const io::Checkpoint& checkpoint) {
   std::string text = fmt::format("moe {}\n{}", kVersion, to_toml(plan.settings));
   text += fmt::format("{} examples, {} tokens\n", plan.examples, plan.tokens);
+  text += fmt::format("shards weights: {}\n", plan.settings.shard == Shard::kWeights);
   for (const auto& line : describe_data(examples)) {
     text += line + "\n";
   }

@@ -26,6 +26,9 @@ Updater::Updater(const std::vector<model::NamedParameter>& trained, const AdamWS
 void Updater::clear_gradients() {
   for (const auto& parameter : trained_) {
     parameter.tensor.mutable_grad() = at::Tensor();
+    if (parameter.shard.defined()) {  // also an empty one, which the optimizer does not have
+      parameter.shard.mutable_grad() = at::Tensor();
+    }
   }
   optimizer_.clear_gradients();
 }

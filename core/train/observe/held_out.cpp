@@ -142,8 +142,10 @@ double HeldOut::loss(const model::Llama& model, const model::RoutingOptions& rou
   for (const auto& batch : batches_) {
     const Tensor hidden =
         model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing).hidden;
-    sum += head_loss(model.head_weight().detach(), hidden, batch.targets, 1, model.product_type())
-               .nll_sum.item<double>();
+    model.with_head([&](const Tensor& weight) {
+      sum += head_loss(weight.detach(), hidden, batch.targets, 1, model.product_type())
+                 .nll_sum.item<double>();
+    });
   }
   return sum / static_cast<double>(targets_);
 }

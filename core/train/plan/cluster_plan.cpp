@@ -9,6 +9,7 @@
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router_override.h"
+#include "core/train/loop/trainable.h"
 #include "core/train/plan/known_failures.h"
 #include "core/train/plan/run_plan.h"
 
@@ -16,7 +17,7 @@ namespace moe::train {
 
 namespace {
 
-constexpr double kF32 = 4;
+constexpr double kF32 = 4, kBf16 = 2;  // bytes
 
 model::ModelConfig read_config(const std::filesystem::path& model) {
   const auto file =
@@ -110,21 +111,38 @@ double ring_seconds(double bytes, int64_t holders, int64_t stride, const Cluster
   return bytes / ((is_near ? rates.link_gbs : rates.network_gbs) * 1e9);
 }
 
-void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, const ClusterRates& rates) {
-  const auto shapes = model::Llama::without_weights(config, plan.layout).parameters();
-  double dense = 0, experts = 0;
-  for (const auto& parameter : shapes) {
-    (parameter.is_expert ? experts : dense) += static_cast<double>(parameter.tensor.numel());
+// What gradients and weights cost, of `batches` micro-batches a replica.
+void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, double batches,
+                   const ClusterRates& rates) {
+  const bool shards = plan.settings.shard == Shard::kWeights && plan.layout.processes > 1;
+  double dense = 0, experts = 0, sharded = 0, gathered = 0;  // numbers, but gathered bytes
+  for (const auto& parameter : model::Llama::without_weights(config, plan.layout).parameters()) {
+    const auto numbers = static_cast<double>(parameter.tensor.numel());
+    if (!shards || !parameter.is_dense_matrix) {
+      (parameter.is_expert ? experts : dense) += numbers;
+      continue;
+    }
+    sharded += numbers;
+    const bool is_looked_up = parameter.name == "model.embed_tokens";
+    const bool comes_twice = layer_of(parameter.name) >= 0 ||
+                             (is_looked_up && config.tie_word_embeddings);  // also as the head
+    gathered += (comes_twice ? 2 : 1) * numbers *
+                (is_gathered_in_bf16(parameter, plan.settings) ? kBf16 : kF32);
   }
-  const auto both_ways = [](double numbers, int64_t holders) {
+  const auto one_way = [](double bytes, int64_t holders) {
     const auto n = static_cast<double>(holders);
-    return 2 * kF32 * numbers * (n - 1) / n;
+    return bytes * (n - 1) / n;
   };
-  const double dense_bytes = both_ways(dense, plan.layout.processes);
-  const double expert_bytes = both_ways(experts, plan.layout.replicas);
+  const int64_t processes = plan.layout.processes;
+  const double dense_bytes =
+      one_way(2 * kF32 * dense, processes) + one_way(batches * kF32 * sharded, processes);
+  const double expert_bytes = one_way(2 * kF32 * experts, plan.layout.replicas);
   plan.gradient_bytes = dense_bytes + expert_bytes;
-  plan.gradient_s = ring_seconds(dense_bytes, plan.layout.processes, 1, rates) +
+  plan.gradient_s = ring_seconds(dense_bytes, processes, 1, rates) +
                     ring_seconds(expert_bytes, plan.layout.replicas, plan.layout.group(), rates);
+  plan.weight_bytes = one_way(batches * gathered, processes);
+  plan.weight_s = ring_seconds(plan.weight_bytes, processes, 1, rates);
+  plan.waiting_s = std::max(0.0, plan.weight_s - plan.compute_s);
 }
 
 }  // namespace
@@ -170,7 +188,7 @@ ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rate
                        static_cast<double>(config.hidden_size) * (bf16 ? 2 : kF32);
     plan.token_s = seconds_to(plan.token_bytes, plan.layout.group() - 1, 1, rates);
   }
-  add_gradients(plan, config, rates);
+  add_gradients(plan, config, batches, rates);
   plan.notes = known_failures(
       starting_point(plan.settings, config, plan.router, logical_ranks, micro_tokens));
   return plan;

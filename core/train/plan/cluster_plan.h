@@ -10,7 +10,13 @@
 //               buffers whole, C_r slots for every expert
 //   gradients   reduce-scatter of gradients and all-gather of weights, f32, (n - 1) / n of their
 //               bytes each way among n holders (rank_shards.h)
-// Nothing overlaps here, so the share is an upper bound of what the stated rates cost.
+// With --shard weights (core/model/llama/weight_shards.h), for the matrices that it shards:
+//   gradients   the reduce-scatter alone, once a micro-batch
+//   weights     all-gathers a micro-batch: of a layer two, forward and backward, of embedding and
+//               head one; in bf16 what products read so
+// Weights are gathered a layer ahead, while this one is computed: of their time counts what is left
+// beyond computing. Nothing else overlaps here, so that the share is an upper bound of what the
+// stated rates cost.
 
 #include <string>
 
@@ -35,12 +41,13 @@ struct ClusterPlan {
   int64_t tokens = 0;              // of a step, all GPUs
   double flop = 0;                 // of a step, one GPU
   double token_bytes = 0;          // that leave a GPU a step, between experts
-  double gradient_bytes = 0;       // and for gradients and weights
+  double gradient_bytes = 0;       // and for gradients, and weights that are whole everywhere
+  double weight_bytes = 0;         // and to gather sharded weights
   std::vector<std::string> notes;  // of known_failures.h
   double compute_s = 0, token_s = 0, gradient_s = 0;
-  double communication_share() const {
-    return (token_s + gradient_s) / (compute_s + token_s + gradient_s);
-  }
+  double weight_s = 0, waiting_s = 0;  // to gather weights, and of it what computing does not hide
+  double step_s() const { return compute_s + token_s + gradient_s + waiting_s; }
+  double communication_share() const { return 1 - compute_s / step_s(); }
 };
 
 // `settings.model` is a folder or a config.json; weights and data are not looked at. A dense one is

@@ -76,40 +76,69 @@ void add_shared_expert(const Sizes& s, int64_t inner, bool has_adapters, FeedFor
   }
 }
 
+// Parameters of one kind: all of them, which a process has while they are used, and what it keeps.
+// The two are one number where weights are not sharded.
+struct Held {
+  int64_t whole = 0, kept = 0;
+  Held& operator+=(const Held& other) {
+    whole += other.whole;
+    kept += other.kept;
+    return *this;
+  }
+};
+
 // A model without memory, to ask what trains.
 struct Trained {
-  std::vector<int64_t> layers;  // parameters that train, by layer
-  int64_t embedding = 0, head = 0;
-  int64_t all = 0;      // all parameters, adapters included
-  int64_t trained = 0;  // all that train
+  std::vector<Held> layers;  // parameters that train, by layer
+  Held embedding, head;
+  Held all;             // all parameters, adapters included
+  Held trained;         // all that train
   int64_t updated = 0;  // of them, what this process updates (rank_shards.h)
   int64_t largest = 0;  // parameter that several processes hold
   int64_t copied = 0;   // of those that train, what has a copy in bf16
+  // Bytes that come and go with each layer, with embedding and head; 0 where weights are whole.
+  std::vector<int64_t> gathered_layers;
+  int64_t gathered_embedding = 0, gathered_head = 0;
 };
 
 Trained what_trains(const model::ModelConfig& config, const TrainSettings& settings,
                     const distributed::Layout& layout) {
   model::Llama shapes = model::Llama::without_weights(config, layout);
   shapes.add_lora(settings.lora, 0);
+  const bool is_sharded = settings.shard == Shard::kWeights && layout.processes > 1;
   Trained counts;
   counts.layers.resize(static_cast<size_t>(config.layers));
+  counts.gathered_layers.resize(static_cast<size_t>(config.layers));
+  const auto held = [&](const model::NamedParameter& parameter) {
+    const int64_t numbers = parameter.tensor.numel();
+    const bool is_part = is_sharded && parameter.is_dense_matrix;
+    return Held{numbers, is_part ? (numbers + layout.processes - 1) / layout.processes : numbers};
+  };
   for (const auto& parameter : shapes.parameters()) {
-    counts.all += parameter.tensor.numel();
+    counts.all += held(parameter);
+    if (is_sharded && parameter.is_dense_matrix) {
+      const int64_t layer = layer_of(parameter.name);
+      int64_t& gathered = layer >= 0 ? counts.gathered_layers[static_cast<size_t>(layer)]
+                          : parameter.name == "lm_head" ? counts.gathered_head
+                                                        : counts.gathered_embedding;
+      gathered += parameter.tensor.numel() * (is_gathered_in_bf16(parameter, settings) ? 2 : kF32);
+    }
   }
   for (const auto& parameter : trainable(shapes, settings.trained)) {
     const int64_t numbers = parameter.tensor.numel();
     const int64_t holders = parameter.is_expert ? layout.replicas : layout.processes;
-    counts.trained += numbers;
-    counts.copied += keeps_copy(parameter, config, settings) ? numbers : 0;
+    const bool is_part = is_sharded && parameter.is_dense_matrix;
+    counts.trained += held(parameter);
+    counts.copied += !is_part && keeps_copy(parameter, config, settings) ? numbers : 0;
     counts.updated += (numbers + holders - 1) / holders;
     counts.largest = std::max(counts.largest, holders > 1 ? numbers : 0);
     const int64_t layer = layer_of(parameter.name);
     if (layer >= 0) {
-      counts.layers[static_cast<size_t>(layer)] += numbers;
+      counts.layers[static_cast<size_t>(layer)] += held(parameter);
     } else if (parameter.name == "lm_head") {
-      counts.head += numbers;
+      counts.head += held(parameter);
     } else {
-      counts.embedding += numbers;
+      counts.embedding += held(parameter);
     }
   }
   return counts;
@@ -119,7 +148,7 @@ Trained what_trains(const model::ModelConfig& config, const TrainSettings& setti
 uint64_t gathered_bytes(const model::ModelConfig& config, const TrainSettings& settings,
                         const distributed::Layout& layout) {
   return settings.evaluation.any() && layout.group() > 1
-             ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all)
+             ? static_cast<uint64_t>(kF32 * what_trains(config, settings, {}).all.whole)
              : 0;
 }
 
@@ -157,7 +186,7 @@ class StepWalk {
                         settings.lora.is_on("ffn"), layers_.back());
     }
     const bool accumulates = *settings.global_batch > *settings.micro_batch;
-    walk(accumulates ? kF32 * trained.trained : 0);
+    walk(accumulates ? kF32 * trained.trained.kept : 0);
   }
 
   int64_t most() const { return most_; }
@@ -196,16 +225,26 @@ class StepWalk {
     }
     const bool is_new = gradients == 0;  // else the gradients of the first micro-batch are there
     const bool tied = config_.tie_word_embeddings;
-    const int64_t head_gradient = tied ? trained_.embedding : trained_.head;
-    allocated += is_new ? kF32 * head_gradient : 0;
-    see(allocated + 2 * row + logits);
-    allocated += 2 * row;
+    // Where the embedding is the head its gradient stays whole until backward is over.
+    const Held head =
+        tied ? Held{trained_.embedding.whole, trained_.embedding.whole} : trained_.head;
+    const int64_t gathered_head = tied ? trained_.gathered_embedding : trained_.gathered_head;
+    see(allocated + new_bytes(head, is_new) + 2 * row + logits + gathered_head +
+        trained_.gathered_layers.back());
+    allocated += (is_new ? kF32 * head.kept : 0) + 2 * row;
     for (size_t layer = layers_.size(); layer-- > 0;) {
-      const int64_t own = kF32 * trained_.layers[layer];  // beside the sum, where there is one
-      see(allocated + own + working(layer));
-      allocated += (is_new ? own : 0) - kept_bytes(layer);
+      const Held& own = trained_.layers[layer];
+      const int64_t gathered =
+          trained_.gathered_layers[layer] + (layer > 0 ? trained_.gathered_layers[layer - 1] : 0);
+      see(allocated + kF32 * own.whole + working(layer) + gathered);
+      allocated += (is_new ? kF32 * own.kept : 0) - kept_bytes(layer);
     }
-    see(allocated + kF32 * trained_.embedding);
+    see(allocated + kF32 * trained_.embedding.whole);
+  }
+
+  // The head's gradient beside the sums that are there. Not sharded it is added to in place.
+  static int64_t new_bytes(const Held& head, bool is_new) {
+    return is_new || head.whole != head.kept ? kF32 * head.whole : 0;
   }
 
   const model::ModelConfig& config_;
@@ -231,8 +270,8 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   const StepWalk step(config, settings, router, tokens, trained, layout.group());
   MemoryPlan plan;
   plan.program = program + kFirstStep;
-  plan.weights = static_cast<uint64_t>(kF32 * trained.all + 2 * trained.copied);
-  plan.gradients = static_cast<uint64_t>(kF32 * trained.trained);
+  plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
+  plan.gradients = static_cast<uint64_t>(kF32 * trained.trained.kept);
   const bool halved = settings.adamw.moments == MomentType::kBF16;
   plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());

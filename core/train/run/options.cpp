@@ -393,6 +393,15 @@ Options machine_options(TrainSettings& settings) {
        .fallback = "as few as --ep-ranks allows",
        .changes_numbers = false,
        .is_recorded = false},
+      {.name = "shard",
+       .member =
+           choice<Shard, Shard>("shard", settings.shard,
+                                {{"optimizer", Shard::kOptimizer}, {"weights", Shard::kWeights}}),
+       .group = group::kRanks,
+       .help = "optimizer or weights: what processes share out of what all of them train; weights "
+               "too, and their gradients, where a GPU cannot hold them",
+       .changes_numbers = false,
+       .is_recorded = false},
   };
 }
 

@@ -19,6 +19,10 @@
 
 namespace moe::train {
 
+// What processes that hold the same parameters share out among them, rank_shards.h: the moments and
+// the update, or dense matrices and their gradients too (core/model/llama/weight_shards.h).
+enum class Shard { kOptimizer, kWeights };
+
 enum class MomentType { kF32, kBF16 };  // how the two moments are kept: 8 or 4 bytes a parameter
 
 // Defaults: ../README.md.
@@ -81,6 +85,7 @@ struct TrainSettings {
   int threads = 0;                  // 0 = LibTorch's choice; recorded only
   bool on_cuda = false;             // the run's ranks have GPUs; for checks and the record
   std::optional<int64_t> replicas;  // of the experts, core/distributed/world.h; changes no number
+  Shard shard = Shard::kOptimizer;
   bool force = false;
   bool force_memory = false;  // begin although memory will be short
   bool changes_gate = false;  // --force let the router change the folder's gate; told by train()

@@ -101,8 +101,8 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
   std::vector<Slice> own;
   for (size_t i = 0; i < state.size(); ++i) {
     Slice slice = state[i];
-    if (i < parameters.size()) {  // the weights come first
-      const Part part(slice.values.numel(), holders_of(parameters[i], world));
+    if (i < parameters.size() && !parameters[i].shard.defined()) {  // the weights come first
+      const distributed::Part part(slice.values.numel(), holders_of(parameters[i], world));
       slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
       slice.begin += part.begin;
     } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {

@@ -142,6 +142,45 @@ TEST_CASE("recomputing sends and computes the forward again; capacity sends whol
   CHECK(plan_cluster(settings, rates).token_bytes == Approx(again.token_bytes / 2));
 }
 
+TEST_CASE("sharded weights: a part for each GPU, gathered around each layer", "[train]") {
+  const TempDir dir;
+  TrainSettings settings = settings_for(write_config(dir));
+  settings.router.router = "top1";
+  settings.upcycle.experts = 4;
+  ClusterRates rates;
+  rates.nodes = 2;
+  rates.gpus = 4;
+  const ClusterPlan whole = plan_cluster(settings, rates);
+  settings.shard = Shard::kWeights;
+  const ClusterPlan plan = plan_cluster(settings, rates);
+  // As above: of 8 processes; what stays whole are norms and routers.
+  const double feed_forward = 3 * 64 * 96, ends = 64 * 128,
+               layers = 4 * 4 * 64 * 64 + 2 * feed_forward;
+  const double rest = 2 * 4 * 64 + 9 * 64, experts = 2 * feed_forward, sharded = 2 * ends + layers;
+  CHECK(plan.memory.weights == static_cast<uint64_t>(4 * (sharded / 8 + rest + experts)));
+  CHECK(plan.memory.gradients == plan.memory.weights);
+  CHECK(plan.memory.optimizer == whole.memory.optimizer);
+  CHECK(plan.memory.peak < whole.memory.peak);
+  CHECK(plan.memory.workspace > whole.memory.workspace);
+  // Two micro-batches of each replica: a reduce-scatter for each; embedding and head come once,
+  // layers twice.
+  const double batches = 2;
+  CHECK(plan.gradient_bytes ==
+        Approx(4 * (batches * sharded * 7 / 8 + 2 * rest * 7 / 8 + 2 * experts / 2)));
+  CHECK(plan.weight_bytes == Approx(4 * batches * (2 * ends + 2 * layers) * 7 / 8));
+  CHECK(plan.weight_s == Approx(plan.weight_bytes / 50e9));
+  CHECK(plan.waiting_s == Approx(plan.weight_s - plan.compute_s));  // too small to hide it
+  CHECK(plan.step_s() == Approx(plan.compute_s + plan.token_s + plan.gradient_s + plan.waiting_s));
+  settings.compute.precision = model::Precision::kBf16;  // but the embedding
+  const ClusterPlan bf16 = plan_cluster(settings, rates);
+  CHECK(bf16.weight_bytes == Approx(batches * (4 * ends + 2 * ends + 2 * 2 * layers) * 7 / 8));
+  rates.tflops = 1e-6;
+  CHECK(plan_cluster(settings, rates).waiting_s == 0);
+
+  rates.nodes = rates.gpus = 1;
+  CHECK(plan_cluster(settings, rates).weight_bytes == 0);
+}
+
 TEST_CASE("a dense model on one GPU sends nothing", "[train]") {
   const TempDir dir;
   ClusterRates rates;
