@@ -166,3 +166,37 @@ TEST_CASE("--dry-run counts the whole model that shared-out experts are evaluate
   const auto peak = static_cast<double>(foretold["peak_bytes"].get<uint64_t>());
   CHECK(peak == Approx(static_cast<double>(last_peak(dir / "run/metrics.jsonl"))).epsilon(0.1));
 }
+
+TEST_CASE("--dry-run foretells the peak of processes that shard weights within 10 %", "[cli]") {
+  const TempDir dir;
+  test::TinyCheckpoint shape;
+  shape.hidden = 512;
+  shape.intermediate = 1408;
+  shape.layers = 10;
+  shape.heads = shape.kv_heads = 8;
+  shape.vocab = 4000;
+  shape.max_positions = 512;
+  std::filesystem::create_directory(dir / "model");
+  test::write_tiny_checkpoint(dir / "model", shape);
+  std::ofstream rows(dir / "rows.jsonl");
+  const std::vector<int> ids(512, 7);
+  for (int row = 0; row < 8; ++row) {
+    rows << Json{{"input_ids", ids}, {"labels", ids}}.dump() << '\n';
+  }
+  rows.close();
+  for (const char* recompute : {"none", "layer"}) {
+    CAPTURE(recompute);
+    std::vector<std::string> words = training(dir.path());
+    words.insert(words.end(), {"--ranks", "2", "--global-batch", "8", "--recompute", recompute});
+    const uint64_t whole = dry_run(words)["peak_bytes"].get<uint64_t>();
+    words.insert(words.end(), {"--shard", "weights"});
+    const Json foretold = dry_run(words);
+    const auto peak = static_cast<double>(foretold["peak_bytes"].get<uint64_t>());
+    CHECK(foretold["peak_bytes"].get<uint64_t>() < whole);
+    words.insert(words.end(), {"-o", (dir / "run").string(), "--force"});
+    const auto run = run_moe(words);
+    INFO(run.err);
+    REQUIRE(run.exit_code == 0);
+    CHECK(peak == Approx(static_cast<double>(last_peak(dir / "run/metrics.jsonl"))).epsilon(0.1));
+  }
+}

@@ -270,7 +270,7 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
     INFO(name);
     const moe::io::Checkpoint checkpoint(folder / name);
     const auto stored = load_mapped(folder / name);
-    for (const auto& [info, tensor] : stored.folder_tensors(stored.default_routing())) {
+    for (const auto& [info, tensor, begin] : stored.folder_tensors(stored.default_routing())) {
       const bool is_matrix = info.shape.size() > 1 && info.elements() > 0 &&
                              !moe::model::is_router(info.name) &&
                              !moe::model::is_shared_expert_gate(info.name);
@@ -322,7 +322,7 @@ TEST_CASE("a mapped model has its matrices in its files, where nothing can be wr
   const auto model = load_mapped(folder / "m");
   const auto routing = model.default_routing();
   size_t matrices = 0;
-  for (const auto& [info, tensor] : model.folder_tensors(routing)) {
+  for (const auto& [info, tensor, begin] : model.folder_tensors(routing)) {
     if (tensor.scalar_type() == at::kBFloat16) {
       CAPTURE(info.name);
       const std::string line = mapping_of(tensor.const_data_ptr());
@@ -355,7 +355,7 @@ TEST_CASE("a matrix that lies between the addresses of its type is copied", "[mo
   file.insert(8 + header, " ");
   std::ofstream(path, std::ios::binary) << file;
   const auto model = load_mapped(folder / "m");
-  for (const auto& [info, tensor] : model.folder_tensors(model.default_routing())) {
+  for (const auto& [info, tensor, begin] : model.folder_tensors(model.default_routing())) {
     CHECK(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 2 == 0);
   }
   CHECK(at::equal(run(model, ids, {7}), expected));

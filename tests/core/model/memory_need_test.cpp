@@ -26,7 +26,7 @@ TEST_CASE("bytes_to_copy is what loading makes: all in f32, or what is not mappe
   }
   CHECK(bytes_to_copy(config, Storage::kF32, at::kCPU) == all);
   const Llama mapped = Llama::load(checkpoint, {}, at::kCPU, Storage::kStored);
-  for (const auto& [info, tensor] : mapped.folder_tensors(mapped.default_routing())) {
+  for (const auto& [info, tensor, begin] : mapped.folder_tensors(mapped.default_routing())) {
     copied += tensor.scalar_type() == at::kFloat ? tensor.nbytes() : 0;  // norms and routers
   }
   CHECK(copied > 0);
@@ -45,7 +45,7 @@ TEST_CASE("of a folder with a shared expert its gate is copied, its matrices are
   const ModelConfig config = parse_config(checkpoint.config(), checkpoint.config_name());
   uint64_t copied = 0;
   const Llama mapped = Llama::load(checkpoint, {}, at::kCPU, Storage::kStored);
-  for (const auto& [info, tensor] : mapped.folder_tensors(mapped.default_routing())) {
+  for (const auto& [info, tensor, begin] : mapped.folder_tensors(mapped.default_routing())) {
     copied += tensor.scalar_type() == at::kFloat ? tensor.nbytes() : 0;
   }
   CHECK(bytes_to_copy(config, Storage::kStored, at::kCPU) == copied);
