@@ -144,8 +144,8 @@ std::vector<TokenLogProb> token_log_probs_of_whole_logits(const Tensor& hidden,
   for (int64_t row = 0; row < hidden.size(0); row += most_rows) {
     const int64_t rows = std::min(most_rows, hidden.size(0) - row);
     const auto in_block = targets_of(targets, row, row + rows);
-    const Tensor logits =
-        product_to_f32(operand(hidden.narrow(0, row, rows), type), weight_operand(weight, type).t());
+    const Tensor logits = product_to_f32(operand(hidden.narrow(0, row, rows), type),
+                                         weight_operand(weight, type).t());
     Tensor logsumexp, argmax;
     logsumexp_argmax(logits, logsumexp, argmax);
     std::vector<int64_t> rows_of_targets, cells;  // in `logits`, flattened

@@ -23,8 +23,8 @@ bool trains_router(const std::vector<std::string>& words, const model::ModelConf
 
 // Whether a parameter that trains keeps a bf16 copy (kernels/ops/bf16_working_copy.h): the matrices
 // of a run in bf16 on GPUs, but routers and the gates of shared experts, whose products are in f32,
-// and an embedding that is only looked up. Sharded ones are gathered as they are read. Not where layers are computed again: that run is short
-// of memory.
+// and an embedding that is only looked up. Sharded ones are gathered as they are read. Not where
+// layers are computed again: that run is short of memory.
 bool keeps_copy(const model::NamedParameter& parameter, const model::ModelConfig& config,
                 const TrainSettings& settings);
 
