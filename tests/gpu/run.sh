@@ -106,7 +106,11 @@ rehearse() {
   done
   expect "$folder" 1 0 "passed" --rehearse
   expect "$folder" 2 77 "not run,passed" --rehearse
-  expect "$folder" 3 0 "passed" --rehearse
+  if "$MOE_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("transformers") is None)'; then
+    expect "$folder" 3 0 "passed" --rehearse
+  else
+    expect "$folder" 3 77 "not run,passed" --rehearse
+  fi
   # Every row has its place in the README.
   for number in 1 2 3; do
     python3 "$here/measure.py" "$number" --list
