@@ -162,13 +162,13 @@ class StepWalk {
  public:
   StepWalk(const model::ModelConfig& config, const TrainSettings& settings,
            const route::RouterSettings& router, int64_t tokens, const Trained& trained,
-           int64_t group)
+           const distributed::Layout& layout)
       : config_(config),
         trained_(trained),
         recompute_(settings.compute.recompute),
         on_cuda_(settings.on_cuda) {
     const bool bf16 = settings.compute.precision == model::Precision::kBf16;
-    const int64_t local_tokens = (tokens + group - 1) / group;
+    const int64_t local_tokens = (tokens + layout.group() - 1) / layout.group();
     sizes_ = {local_tokens,
               config.hidden_size,
               config.heads * config.head_dim,
@@ -185,7 +185,7 @@ class StepWalk {
       add_shared_expert(sizes_, is_moe ? config.moe->shared_expert_width : 0,
                         settings.lora.is_on("ffn"), layers_.back());
     }
-    const bool accumulates = *settings.global_batch > *settings.micro_batch;
+    const bool accumulates = *settings.global_batch > *settings.micro_batch * layout.replicas;
     walk(accumulates ? kF32 * trained.trained.kept : 0);
   }
 
@@ -267,7 +267,7 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
                        const route::RouterSettings& router, int64_t tokens, uint64_t program,
                        const distributed::Layout& layout) {
   const Trained trained = what_trains(config, settings, layout);
-  const StepWalk step(config, settings, router, tokens, trained, layout.group());
+  const StepWalk step(config, settings, router, tokens, trained, layout);
   MemoryPlan plan;
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
