@@ -107,8 +107,16 @@ void run_fiber() {
   all.wait(State::kDone);
 }
 
+// Of the address sanitizer, where the kernels are compiled for it: what a stopped thread left on
+// its stack is no error of the next.
+extern "C" [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* memory,
+                                                            size_t bytes);
+
 // A stack that emulated_switch enters at run_fiber, aligned as after a call.
 void* new_stack(char* memory) {
+  if (__asan_unpoison_memory_region != nullptr) {
+    __asan_unpoison_memory_region(memory, kStackBytes);
+  }
   auto end = reinterpret_cast<uintptr_t>(memory) + kStackBytes;
   auto* top = reinterpret_cast<void**>(end / 16 * 16);
   *--top = nullptr;
