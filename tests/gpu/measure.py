@@ -76,7 +76,8 @@ class Machine:
 
     def run(self, words, limit_s, env=None, may_fail=False):
         """What a program printed. Its end is the end of the row's time, or of the call's."""
-        limit = min(limit_s, self.left_s())
+        # A rehearsal is of the plumbing: a machine that is busy with other things fails nothing.
+        limit = 10 * limit_s if self.rehearse else min(limit_s, self.left_s())
         if limit < 5:
             raise NotRun("no time was left in this call")
         words = [str(word) for word in words]
