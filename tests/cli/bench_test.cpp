@@ -5,6 +5,7 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -51,8 +52,8 @@ TEST_CASE("bench measures a layer with every family of router", "[cli]") {
 
   const auto table = run_moe(with({"bench", "route"}, kSmall));
   REQUIRE(table.exit_code == 0);
-  CHECK_THAT(table.out, Catch::Matchers::Contains("% of the products"));
-  CHECK_THAT(table.out, !Catch::Matchers::Contains("\n  layer"));
+  CHECK_THAT(table.out, moe::test::contains_text("% of the products"));
+  CHECK_THAT(table.out, !moe::test::contains_text("\n  layer"));
 }
 
 TEST_CASE("bench gemm sets our products beside the library's", "[cli]") {
@@ -113,14 +114,14 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
 
   const auto other = run_moe({"bench", "gemm", "--against", (dir / "before.json").string()});
   CHECK(other.exit_code == 2);
-  CHECK_THAT(other.err, Catch::Matchers::Contains("is of moe bench train, not of moe bench gemm"));
+  CHECK_THAT(other.err, moe::test::contains_text("is of moe bench train, not of moe bench gemm"));
   std::ofstream(dir / "none.json") << "[1]";
   const auto none = run_moe({"bench", "gemm", "--against", (dir / "none.json").string()});
   CHECK(none.exit_code == 2);
-  CHECK_THAT(none.err, Catch::Matchers::Contains("is no measurement"));
+  CHECK_THAT(none.err, moe::test::contains_text("is no measurement"));
   const auto missing = run_moe({"bench", "gemm", "--against", (dir / "missing").string()});
   CHECK(missing.exit_code == 2);
-  CHECK_THAT(missing.err, Catch::Matchers::Contains("give what moe bench --json printed"));
+  CHECK_THAT(missing.err, moe::test::contains_text("give what moe bench --json printed"));
 }
 
 TEST_CASE("bench load holds one copy of the weights, and none of those that are mapped", "[cli]") {
@@ -163,14 +164,14 @@ TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {
     CHECK(run.exit_code == 2);
     return run.err;
   };
-  CHECK_THAT(refused({"--router", "top9"}), Catch::Matchers::Contains("9"));
-  CHECK_THAT(refused({"--ep-ranks", "3"}), Catch::Matchers::Contains("use a divisor"));
+  CHECK_THAT(refused({"--router", "top9"}), moe::test::contains_text("9"));
+  CHECK_THAT(refused({"--ep-ranks", "3"}), moe::test::contains_text("use a divisor"));
   CHECK_THAT(refused({"gemv"}),
-             Catch::Matchers::Contains("unknown command 'bench gemv', did you mean 'gemm'?"));
+             moe::test::contains_text("unknown command 'bench gemv', did you mean 'gemm'?"));
   CHECK_THAT(refused({"--router", "relu:k=1", "--cf", "1"}),
-             Catch::Matchers::Contains("only top-k and expert-choice routers have a capacity"));
+             moe::test::contains_text("only top-k and expert-choice routers have a capacity"));
   CHECK_THAT(refused({"--graph"}),
-             Catch::Matchers::Contains("give --device cuda and --precision bf16"));
+             moe::test::contains_text("give --device cuda and --precision bf16"));
 }
 
 TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {

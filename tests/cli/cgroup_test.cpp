@@ -10,11 +10,12 @@
 #include <system_error>
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe::test;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 namespace fs = std::filesystem;
 
 namespace {
@@ -111,8 +112,8 @@ TEST_CASE("a real cgroup is named where it leaves too little", "[cli]") {
   const auto refused = run_moe(with("400"), group.prefix());
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("of memory, the cgroup " + group.name() + " leaves 0.") &&
-                              Contains("--micro-batch"));
+  CHECK_THAT(refused.err, contains_text("of memory, the cgroup " + group.name() + " leaves 0.") &&
+                              contains_text("--micro-batch"));
   CHECK_FALSE(fs::exists(dir / "run"));
   const auto fits = run_moe(with("1"), group.prefix());
   INFO(fits.err);

@@ -6,11 +6,12 @@
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe::test;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 
 namespace {
 
@@ -57,5 +58,5 @@ TEST_CASE("a mixture that memory cannot hold generates and is evaluated as any o
   // The limit is one: a copy of the weights does not fit below it.
   const auto copied = run_moe({"bench", "load", folder, "--repeats", "1"}, kLimit);
   CHECK(copied.exit_code == 2);
-  CHECK_THAT(copied.err, Contains("takes about 0.6 GB of memory, ulimit -d leaves 0.1 GB"));
+  CHECK_THAT(copied.err, contains_text("takes about 0.6 GB of memory, ulimit -d leaves 0.1 GB"));
 }

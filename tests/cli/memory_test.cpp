@@ -6,12 +6,13 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using moe::test::run_moe;
 using moe::test::TempDir;
 using moe::test::write_file;
@@ -105,9 +106,9 @@ TEST_CASE("no command begins to load a model that memory cannot hold", "[cli]") 
     const auto run = run_moe(words, kLimit);
     CAPTURE(words, run.err);
     CHECK(run.exit_code == 2);
-    CHECK_THAT(run.err, Contains("moe: " + sentence));
-    CHECK_THAT(run.err, Contains(", ulimit -d leaves 0."));
-    CHECK_THAT(run.err, Contains("--force-memory tries it"));
+    CHECK_THAT(run.err, contains_text("moe: " + sentence));
+    CHECK_THAT(run.err, contains_text(", ulimit -d leaves 0."));
+    CHECK_THAT(run.err, contains_text("--force-memory tries it"));
     CHECK(run.err.find('\n') + 1 == run.err.size());  // one sentence, and nothing was begun
     CHECK_FALSE(fs::exists(out));
   }
@@ -124,8 +125,9 @@ TEST_CASE("slices that memory cannot hold are not made, but with --force-memory"
   const auto refused = run_moe(words, kLimit);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("moe: taking " + model + " as a mixture takes about 0.8 GB") &&
-                              Contains("--force-memory tries it"));
+  CHECK_THAT(refused.err,
+             contains_text("moe: taking " + model + " as a mixture takes about 0.8 GB") &&
+                 contains_text("--force-memory tries it"));
   words.emplace_back("--force-memory");
   const auto forced = run_moe(words, kLimit);
   INFO(forced.err);
@@ -140,7 +142,7 @@ TEST_CASE("the ranks of a host are counted together", "[cli]") {
                             (dir / "asked.jsonl").string(), "--ranks", "2", "-q"});
   INFO(run.err);
   CHECK(run.exit_code == 2);
-  CHECK_THAT(run.err, Contains("of memory in 2 processes, "));
+  CHECK_THAT(run.err, contains_text("of memory in 2 processes, "));
 }
 
 TEST_CASE("a ulimit is heeded and --force-memory goes on", "[cli]") {
@@ -157,8 +159,8 @@ TEST_CASE("a ulimit is heeded and --force-memory goes on", "[cli]") {
   const auto refused = run_moe(words, limit);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("of memory, ulimit -v leaves ") &&
-                              Contains("a shorter --prompt or fewer --max-tokens take less"));
+  CHECK_THAT(refused.err, contains_text("of memory, ulimit -v leaves ") &&
+                              contains_text("a shorter --prompt or fewer --max-tokens take less"));
   words.push_back("--force-memory");
   const auto forced = run_moe(words, limit);
   INFO(forced.err);
@@ -174,6 +176,6 @@ TEST_CASE("a dry run notes what is short and goes on", "[cli]") {
                             "--pack", "stream", "--dry-run"});
   INFO(run.err);
   CHECK(run.exit_code == 0);
-  CHECK_THAT(run.err, Contains("a smaller --micro-batch, --recompute layer, --lora 8, "
-                               "--optimizer-state bf16 take less"));
+  CHECK_THAT(run.err, contains_text("a smaller --micro-batch, --recompute layer, --lora 8, "
+                                    "--optimizer-state bf16 take less"));
 }

@@ -1,13 +1,14 @@
 // A run goes on wherever it, its model and its data lie by then; what decides is their content.
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
 
 using namespace moe;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using moe::test::read_file;
 using moe::test::run_moe;
 using moe::test::TempDir;
@@ -56,14 +57,15 @@ TEST_CASE("a run that was moved with its model and data goes on", "[cli]") {
   const auto result = train(half.there);
   INFO(result.err);
   REQUIRE(result.exit_code == 0);
-  CHECK_THAT(result.err, Contains("data, eval-data, model lie elsewhere than before, with the same "
-                                  "content\n") &&
-                             Contains("goes on after step 2"));
+  CHECK_THAT(result.err,
+             contains_text("data, eval-data, model lie elsewhere than before, with the same "
+                           "content\n") &&
+                 contains_text("goes on after step 2"));
   CHECK(read_file(half.there / "run/final/model.safetensors") == half.end);
-  CHECK_THAT(read_file(half.there / "run/settings.toml"), Contains(half.there.string()));
+  CHECK_THAT(read_file(half.there / "run/settings.toml"), contains_text(half.there.string()));
   CHECK((read_file(half.there / "run/inputs.json") == recorded) == are_times_kept);
   const auto done = train(half.there);  // and is known to be done
-  CHECK_THAT(done.err, Contains("is finished"));
+  CHECK_THAT(done.err, contains_text("is finished"));
 }
 
 TEST_CASE("a run whose model or data are others by now is refused with the file's name", "[cli]") {
@@ -97,7 +99,7 @@ TEST_CASE("a run whose model or data are others by now is refused with the file'
   const auto refused = train(here, data);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains(named));
+  CHECK_THAT(refused.err, contains_text(named));
 }
 
 TEST_CASE("a run from before contents were recorded goes on where it is, and nowhere else",
@@ -112,11 +114,11 @@ TEST_CASE("a run from before contents were recorded goes on where it is, and now
   const auto refused = train(half.there);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("model was \"" + (half.here / "dense").string() + "\""));
+  CHECK_THAT(refused.err, contains_text("model was \"" + (half.here / "dense").string() + "\""));
   CHECK(train(half.here).exit_code == 0);
   CHECK(read_file(half.here / "run/final/model.safetensors") == half.end);
   CHECK(fs::exists(half.here / "run/inputs.json"));
-  CHECK_THAT(read_file(half.here / "run/.moe-run"), Contains(line));
+  CHECK_THAT(read_file(half.here / "run/.moe-run"), contains_text(line));
 }
 
 TEST_CASE("a settings.toml that is damaged is said to be", "[cli]") {
@@ -131,8 +133,8 @@ TEST_CASE("a settings.toml that is damaged is said to be", "[cli]") {
   const auto refused = train(half.here);
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err,
-             Contains("moe: " + file.string()) && Contains(words) && !Contains("other settings"));
+  CHECK_THAT(refused.err, contains_text("moe: " + file.string()) && contains_text(words) &&
+                              !contains_text("other settings"));
   CHECK(read_file(file) == broken);
 }
 
@@ -144,7 +146,7 @@ TEST_CASE("a run whose every checkpoint is damaged does not begin anew by itself
   INFO(refused.err);
   CHECK(refused.exit_code == 2);
   CHECK_THAT(refused.err,
-             Contains("no checkpoint is whole (" + checkpoint.string()) &&
-                 Contains("bring one back from a copy, or --force to begin anew at step 0"));
+             contains_text("no checkpoint is whole (" + checkpoint.string()) &&
+                 contains_text("bring one back from a copy, or --force to begin anew at step 0"));
   CHECK(fs::exists(checkpoint));
 }

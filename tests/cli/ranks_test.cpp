@@ -17,10 +17,11 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 
 using namespace moe;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using test::run_moe;
 using test::RunResult;
 
@@ -254,7 +255,7 @@ TEST_CASE("a second run on the port of a healthy one is told, and the healthy on
   kill(second.pid(), SIGSTOP);  // rank 0 waits for it, so that the run lasts as long as the others
   const RunResult stranger = run_moe({"bench", "comm"}, rank_of_two(1, its_port));
   CHECK(stranger.exit_code == 2);
-  CHECK_THAT(stranger.err, Contains("another run uses the same MASTER_ADDR and MASTER_PORT"));
+  CHECK_THAT(stranger.err, contains_text("another run uses the same MASTER_ADDR and MASTER_PORT"));
   const RunResult server = run_moe({"bench", "comm"}, rank_of_two(0, its_port));
   CHECK((server.exit_code == 2 && server.err.find("cannot listen on port") != std::string::npos));
   kill(second.pid(), SIGCONT);
@@ -262,8 +263,8 @@ TEST_CASE("a second run on the port of a healthy one is told, and the healthy on
   const RunResult healthy = first.result();
   CHECK((healthy.exit_code == 0 && second.result().exit_code == 0));
   CHECK_THAT(healthy.err,
-             Contains("moe: rank 1 (host ") &&
-                 Contains("is of another run that uses the same MASTER_ADDR and MASTER_PORT"));
+             contains_text("moe: rank 1 (host ") &&
+                 contains_text("is of another run that uses the same MASTER_ADDR and MASTER_PORT"));
 }
 
 // Longer than ranks wait for each other.
@@ -287,7 +288,7 @@ TEST_CASE("Ctrl-Z stops ranks with their launcher, and fg lets all of them go on
   const RunResult result = run.result();
   INFO(result.err);
   CHECK((result.exit_code == 0 && result.err.empty()));
-  CHECK_THAT(result.out, Contains("2 ranks on 1 host"));
+  CHECK_THAT(result.out, contains_text("2 ranks on 1 host"));
 }
 
 TEST_CASE("signals that a run was told to ignore change nothing") {
@@ -318,8 +319,8 @@ TEST_CASE("links are measured between ranks that moe starts") {
 
   const RunResult table =
       run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"});
-  CHECK_THAT(table.out, Contains("2 ranks on 1 host\n") && Contains("within a host: ") &&
-                            Contains("--gpus M --link-gbs "));
+  CHECK_THAT(table.out, contains_text("2 ranks on 1 host\n") && contains_text("within a host: ") &&
+                            contains_text("--gpus M --link-gbs "));
 }
 
 TEST_CASE("links beside those of an earlier run are compared size by size") {
@@ -335,25 +336,26 @@ TEST_CASE("links beside those of an earlier run are compared size by size") {
   again.insert(again.end(), {"--against", (folder / "first.json").string()});
   const RunResult second = run_moe(again);
   CHECK(second.exit_code == 0);
-  CHECK_THAT(second.out, Contains("rows.all_to_all of 512.median_ms"));
+  CHECK_THAT(second.out, contains_text("rows.all_to_all of 512.median_ms"));
   test::write_file(folder / "other.json", R"({"bench": "gemm"})");
   again.back() = (folder / "other.json").string();
   const RunResult other = run_moe(again);
   CHECK(other.exit_code == 2);
-  CHECK_THAT(other.err, Contains("is of moe bench gemm, not of moe bench comm"));
+  CHECK_THAT(other.err, contains_text("is of moe bench gemm, not of moe bench comm"));
 }
 
 TEST_CASE("what cannot be is refused in a sentence, said once") {
   const RunResult alone = run_moe({"bench", "comm"});
   CHECK(alone.exit_code == 2);
-  CHECK_THAT(alone.err, Contains("and there is one; give --ranks N, or start it with torchrun"));
+  CHECK_THAT(alone.err,
+             contains_text("and there is one; give --ranks N, or start it with torchrun"));
   const RunResult small = run_moe({"bench", "comm", "--ranks", "2", "--bytes", "10"});
   CHECK((small.exit_code == 2 &&
          small.err == "moe: --bytes: the smallest tensor measured has 64 bytes; give more\n"));
   for (const char* ranks : {"0", "-1", "two", "5000"}) {
     const RunResult result = run_moe({"bench", "comm", "--ranks", ranks});
     CHECK(result.exit_code == 2);
-    CHECK_THAT(result.err, Contains("--ranks"));
+    CHECK_THAT(result.err, contains_text("--ranks"));
   }
   CHECK(run_moe({"bench", "comm", "--ranks", "2", "--comm-timeout", "0"}).exit_code == 2);
   const RunResult half = run_moe({"bench", "comm"}, "RANK=0");
@@ -361,13 +363,13 @@ TEST_CASE("what cannot be is refused in a sentence, said once") {
   const RunResult other = run_moe({"bench", "comm", "--ranks", "3"}, rank_of_two(0, port(0)));
   CHECK(other.exit_code == 2);
   CHECK_THAT(other.err,
-             Contains("--ranks 3, but torchrun has started 2 processes; leave out --ranks"));
+             contains_text("--ranks 3, but torchrun has started 2 processes; leave out --ranks"));
 }
 
 TEST_CASE("ranks that a launcher starts find each other, or say who is missing") {
   const RunResult two = run_two("--bytes 64 --repeats 1", "--bytes 64 --repeats 1", port(0));
   CHECK(two.exit_code == 0);
-  CHECK_THAT(two.out, Contains("2 ranks on 1 host\n"));
+  CHECK_THAT(two.out, contains_text("2 ranks on 1 host\n"));
 
   const RunResult first =
       run_moe({"bench", "comm", "--comm-timeout", "1"}, rank_of_two(0, port(1)));
@@ -376,7 +378,7 @@ TEST_CASE("ranks that a launcher starts find each other, or say who is missing")
   const RunResult second =
       run_moe({"bench", "comm", "--comm-timeout", "1"}, rank_of_two(1, port(2)));
   CHECK(second.exit_code == 2);
-  CHECK_THAT(second.err, Contains("nobody answers at 127.0.0.1 port " + port(2) + " for 1 s"));
+  CHECK_THAT(second.err, contains_text("nobody answers at 127.0.0.1 port " + port(2) + " for 1 s"));
 }
 
 TEST_CASE("a port that another program has is named") {

@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using moe::test::run_moe;
 using moe::test::TempDir;
 using moe::test::write_file;
@@ -18,7 +19,7 @@ void check_refused(const std::vector<std::string>& words, const std::string& par
   const auto result = run_moe(words);
   CAPTURE(words.front(), result.err);
   CHECK(result.exit_code == 2);
-  CHECK_THAT(result.err, Contains(part));
+  CHECK_THAT(result.err, contains_text(part));
   CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   CHECK(result.err.size() < 1000);
   CHECK(result.out.empty());

@@ -5,11 +5,12 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/places.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using moe::test::RunResult;
 
 namespace {
@@ -69,7 +70,7 @@ TEST_CASE("kernels that are as the table has them pass", "[cli][resources]") {
   const RunResult result = compiler.compare();
   INFO(result.out << result.err);
   CHECK(result.exit_code == 0);
-  CHECK_THAT(result.out, Contains("4 passed, 0 failed, 0 skipped\n"));
+  CHECK_THAT(result.out, contains_text("4 passed, 0 failed, 0 skipped\n"));
 }
 
 TEST_CASE("another number of registers, a new kernel and one that is gone fail, with what to do",
@@ -80,19 +81,19 @@ TEST_CASE("another number of registers, a new kernel and one that is gone fail, 
   CHECK(result.exit_code == 1);
   CHECK_THAT(
       result.out,
-      Contains(
+      contains_text(
           "(the table has: " +
           (compiler.row("sm_80", "wide")).substr(0, compiler.row("sm_80", "wide").size() - 1)));
-  CHECK_THAT(result.out, Contains("`tests/kernels/resources.sh --renew` writes"));
-  CHECK_THAT(result.out, Contains("0 passed, 4 failed, 0 skipped\n"));
+  CHECK_THAT(result.out, contains_text("`tests/kernels/resources.sh --renew` writes"));
+  CHECK_THAT(result.out, contains_text("0 passed, 4 failed, 0 skipped\n"));
 
   moe::test::write_file(compiler.table(), "# nvcc 13.0.88\n" + compiler.row("sm_80", "wide") +
                                               compiler.row("sm_80", "gone"));
   result = compiler.compare();
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.out, Contains("(the table has: nothing)"));
-  CHECK_THAT(result.out, Contains("the table has a kernel that is not there: "));
-  CHECK_THAT(result.out, Contains("1 passed, 4 failed, 0 skipped\n"));
+  CHECK_THAT(result.out, contains_text("(the table has: nothing)"));
+  CHECK_THAT(result.out, contains_text("the table has a kernel that is not there: "));
+  CHECK_THAT(result.out, contains_text("1 passed, 4 failed, 0 skipped\n"));
 }
 
 TEST_CASE("of another compiler's table only spills count", "[cli][resources]") {
@@ -101,9 +102,9 @@ TEST_CASE("of another compiler's table only spills count", "[cli][resources]") {
   RunResult result = compiler.compare();
   CHECK(result.exit_code == 0);
   CHECK_THAT(result.out,
-             Contains("is of nvcc 12.4.1, this is 13.0.88: registers are not compared"));
-  CHECK_THAT(result.out, Contains("4 passed, 0 failed, 1 skipped\n"));
+             contains_text("is of nvcc 12.4.1, this is 13.0.88: registers are not compared"));
+  CHECK_THAT(result.out, contains_text("4 passed, 0 failed, 1 skipped\n"));
   result = compiler.compare(40, /*spilled=*/8);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.out, Contains("(spills)"));
+  CHECK_THAT(result.out, contains_text("(spills)"));
 }

@@ -10,6 +10,7 @@
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 
 namespace moe::test {
@@ -74,7 +75,7 @@ void check_refused(const std::vector<std::string>& arguments, const std::string&
   const auto run = run_moe(arguments);
   CHECK(run.exit_code == 2);
   CHECK(run.out.empty());
-  CHECK_THAT(run.err, Catch::Matchers::Contains(words));
+  CHECK_THAT(run.err, moe::test::contains_text(words));
 }
 
 // The worked example of core/route/README.md.
@@ -191,9 +192,9 @@ TEST_CASE("route lists experts where columns would not fit, and draws so many to
   const auto run =
       run_moe({"route", write(folder, "wide.csv", text), "--router", "topp:0.4", "--tokens", "10"});
   REQUIRE(run.exit_code == 0);
-  CHECK_THAT(run.out, Catch::Matchers::Contains("    0     0  e59 0.6"));
-  CHECK_THAT(run.out, Catch::Matchers::Contains("and 90 more tokens"));
-  CHECK_THAT(run.out, !Catch::Matchers::Contains("\033["));  // no colours in a pipe
+  CHECK_THAT(run.out, moe::test::contains_text("    0     0  e59 0.6"));
+  CHECK_THAT(run.out, moe::test::contains_text("and 90 more tokens"));
+  CHECK_THAT(run.out, !moe::test::contains_text("\033["));  // no colours in a pipe
 }
 
 TEST_CASE("route refuses what it cannot route, in a sentence", "[cli]") {

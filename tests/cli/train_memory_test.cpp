@@ -9,12 +9,13 @@
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
 using namespace moe;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using moe::test::run_moe;
 using moe::test::TempDir;
 
@@ -161,7 +162,7 @@ TEST_CASE("--dry-run counts the whole model that shared-out experts are evaluate
   words.erase(std::find(words.begin(), words.end(), "-q"));
   const auto run = run_moe(words);
   INFO(run.err);
-  CHECK_THAT(run.err + run.out, Contains("every process gathers the whole model, 0.1 GB"));
+  CHECK_THAT(run.err + run.out, contains_text("every process gathers the whole model, 0.1 GB"));
   REQUIRE(run.exit_code == 0);
   const auto peak = static_cast<double>(foretold["peak_bytes"].get<uint64_t>());
   CHECK(peak == Approx(static_cast<double>(last_peak(dir / "run/metrics.jsonl"))).epsilon(0.1));

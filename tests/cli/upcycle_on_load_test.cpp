@@ -4,6 +4,7 @@
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -12,7 +13,7 @@
 namespace moe {
 namespace {
 
-using Catch::Matchers::Contains;
+using test::contains_text;
 using test::read_file;
 using test::run_moe;
 using test::RunResult;
@@ -69,8 +70,8 @@ TEST_CASE("training a dense folder as a mixture is training the written mixture"
           read_file(world.dir / ("plain" + name) / "final/config.json"));
   }
   CHECK_THAT(read_file(world.dir / "taken--packnone/settings.toml"),
-             Contains("upcycle = 4\n") && Contains("layers = \"all\"\n") &&
-                 Contains("upcycle-seed = 3\n"));
+             contains_text("upcycle = 4\n") && contains_text("layers = \"all\"\n") &&
+                 contains_text("upcycle-seed = 3\n"));
 }
 
 TEST_CASE("processes that shard weights write the model of processes that do not", "[cli]") {
@@ -91,7 +92,7 @@ TEST_CASE("processes that shard weights write the model of processes that do not
   }
   const auto unknown = world.train("dense", "none", {"--shard", "experts"});
   CHECK(unknown.exit_code == 2);
-  CHECK_THAT(unknown.err, Contains("--shard 'experts' is unknown; known: optimizer, weights"));
+  CHECK_THAT(unknown.err, contains_text("--shard 'experts' is unknown; known: optimizer, weights"));
 }
 
 TEST_CASE(
@@ -112,12 +113,13 @@ TEST_CASE(
     REQUIRE(taken.exit_code == 0);
     REQUIRE(world.train("shared", "plain" + name, flags).exit_code == 0);
     CHECK(world.weights(name) == world.weights("plain" + name));
-    CHECK_THAT(read_file(world.dir / name / "settings.toml"), Contains("shared-expert = true\n"));
+    CHECK_THAT(read_file(world.dir / name / "settings.toml"),
+               contains_text("shared-expert = true\n"));
   }
   const auto refused = world.train("shared", "run", {"--steps", "1", "--shared-expert"});
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("--shared-expert: is of a dense folder that is taken as a "
-                                   "mixture; add --upcycle N, or leave it out"));
+  CHECK_THAT(refused.err, contains_text("--shared-expert: is of a dense folder that is taken as a "
+                                        "mixture; add --upcycle N, or leave it out"));
   CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
   const auto bench =
       run_moe({"bench", "train", world.path("dense"), "--upcycle", "4", "--shared-expert",
@@ -151,7 +153,7 @@ TEST_CASE("a run that upcycled goes on, and its settings make it again", "[cli]"
   other[1] = "2";
   const auto refused = world.train("dense", "cut", other);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("upcycle was 4, is 2"));
+  CHECK_THAT(refused.err, contains_text("upcycle was 4, is 2"));
 }
 
 TEST_CASE("finer experts are taken as they are written: --router counts whole ones", "[cli]") {
@@ -174,8 +176,9 @@ TEST_CASE("finer experts are taken as they are written: --router counts whole on
     CHECK(read_file(world.dir / ("taken" + name) / "final/config.json") ==
           read_file(world.dir / ("plain" + name) / "final/config.json"));
   }
-  CHECK_THAT(read_file(world.dir / "taken2/settings.toml"),
-             Contains("granularity = 2\n") && Contains("router = \"top2:") && Contains("cf=1,"));
+  CHECK_THAT(read_file(world.dir / "taken2/settings.toml"), contains_text("granularity = 2\n") &&
+                                                                contains_text("router = \"top2:") &&
+                                                                contains_text("cf=1,"));
   // Training goes on as with any mixture: the groups, alike at the start, have come apart.
   const auto trained =
       run_moe({"inspect", world.path("taken2/final"), "--json", "--against", world.path("dense")});
@@ -202,13 +205,13 @@ TEST_CASE("finer experts are taken as they are written: --router counts whole on
   other[7] = "4";
   const auto refused = world.train("dense", "taken2", other);
   CHECK(refused.exit_code == 2);
-  CHECK_THAT(refused.err, Contains("granularity was 2, is 4"));
+  CHECK_THAT(refused.err, contains_text("granularity was 2, is 4"));
   const auto measured = run_moe(joined({"bench", "train", world.path("dense"), "--rows", "2",
                                         "--seq-len", "8", "--repeats", "1", "--json"},
                                        taken_flags));
   INFO(measured.err);
   CHECK(measured.exit_code == 0);
-  CHECK_THAT(measured.out, Contains("\"granularity\": 2") && Contains("top4:cf=2"));
+  CHECK_THAT(measured.out, contains_text("\"granularity\": 2") && contains_text("top4:cf=2"));
 }
 
 TEST_CASE("an evaluation takes a dense folder as a mixture and says so", "[cli]") {
@@ -247,7 +250,7 @@ TEST_CASE("an evaluation takes a dense folder as a mixture and says so", "[cli]"
   REQUIRE(run_moe({"eval", dense, "--upcycle", "8", "--tasks", (dir / "quiz.jsonl").string(), "-o",
                    (dir / "scores").string(), "--quiet"})
               .exit_code == 0);
-  CHECK_THAT(read_file(dir / "scores/results.json"), Contains("\"upcycle\""));
+  CHECK_THAT(read_file(dir / "scores/results.json"), contains_text("\"upcycle\""));
 }
 
 TEST_CASE("what cannot be taken as a mixture is refused by name", "[cli]") {
@@ -257,7 +260,7 @@ TEST_CASE("what cannot be taken as a mixture is refused by name", "[cli]") {
     const auto result = world.train(model, "run", joined({"--steps", "1"}, flags));
     INFO(result.err);
     CHECK(result.exit_code == 2);
-    CHECK_THAT(result.err, Contains(sentence));
+    CHECK_THAT(result.err, contains_text(sentence));
     CHECK_FALSE(std::filesystem::exists(world.dir / "run"));
   };
   check("written", {"--upcycle", "4"}, "is a mixture of experts already");

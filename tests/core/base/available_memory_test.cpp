@@ -3,12 +3,13 @@
 #include "core/base/available_memory.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 
 namespace moe {
 namespace {
 
-using Catch::Matchers::Contains;
+using test::contains_text;
 using test::TempDir;
 using test::write_file;
 
@@ -110,7 +111,7 @@ TEST_CASE("this process has memory, and what no machine has is refused", "[base]
   CHECK(resident_bytes() > 0);
   CHECK(peak_resident_bytes() >= resident_bytes());
   const MemoryNeed need{uint64_t{1} << 60, 1, "it", "less"};
-  CHECK_THROWS_WITH(check_memory(need, false), Contains("it takes about 1152921504.6 GB"));
+  CHECK_THROWS_WITH(check_memory(need, false), contains_text("it takes about 1152921504.6 GB"));
   CHECK(check_memory(need, true).has_value());
   CHECK_FALSE(check_memory({1, 1, "it", "less"}, false));
 }

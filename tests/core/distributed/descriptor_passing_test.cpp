@@ -18,10 +18,11 @@
 
 #include "core/distributed/nonce.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
 using namespace moe::distributed;
-using Catch::Matchers::Contains;
 using moe::Descriptor;
+using moe::test::contains_text;
 
 namespace {
 
@@ -90,10 +91,10 @@ TEST_CASE("no text of the store becomes a name of a socket but a nonce") {
   for (const std::string& name :
        {std::string("/tmp/socket"), std::string(200, 'a'), std::string()}) {
     DescriptorRequest request(name, 1);
-    CHECK_THROWS_WITH(request.receive(), Contains("that is no name of a socket"));
+    CHECK_THROWS_WITH(request.receive(), contains_text("that is no name of a socket"));
   }
   DescriptorRequest nobody(make_nonce(), 1);
-  CHECK_THROWS_WITH(nobody.receive(), Contains("Connection refused"));
+  CHECK_THROWS_WITH(nobody.receive(), contains_text("Connection refused"));
 }
 
 TEST_CASE("an offer that ends is said") {
@@ -102,7 +103,7 @@ TEST_CASE("an offer that ends is said") {
   DescriptorRequest request(offer->name(), 1);
   CHECK_FALSE(request.receive().has_value());
   offer.reset();
-  CHECK_THROWS_WITH(request.receive(), Contains("handing over memory: "));
+  CHECK_THROWS_WITH(request.receive(), contains_text("handing over memory: "));
 }
 
 TEST_CASE("another user is given nothing, and cannot offer anything in our name") {
@@ -160,7 +161,7 @@ TEST_CASE("nothing is taken from another user") {
   std::string theirs(32, ' ');
   CHECK(read(name.out.get(), theirs.data(), theirs.size()) == 32);
   DescriptorRequest request(theirs, 1);
-  CHECK_THROWS_WITH(request.receive(), Contains("another user's process offers it"));
+  CHECK_THROWS_WITH(request.receive(), contains_text("another user's process offers it"));
   kill(stranger, SIGKILL);
   waitpid(stranger, nullptr, 0);
 }

@@ -2,11 +2,12 @@
 
 #include "core/distributed/threads.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
 namespace moe::distributed {
 namespace {
 
-using Catch::Matchers::Contains;
+using test::contains_text;
 
 TEST_CASE("ranks of one process share its host", "[distributed]") {
   run_as_threads(3, [](Comm& comm) {
@@ -27,7 +28,7 @@ TEST_CASE("what the ranks of a host need together is refused on all of them", "[
   const MemoryNeed need{left / 4 * 3, 1, "it", "less"};
   CHECK_FALSE(check_memory(nullptr, need, false));
   CHECK_THROWS_WITH(run_as_threads(2, [&](Comm& comm) { check_memory(&comm, need, false); }),
-                    Contains("of memory in 2 processes"));
+                    contains_text("of memory in 2 processes"));
   run_as_threads(2, [&](Comm& comm) {
     if (!check_memory(&comm, need, true)) {
       throw std::runtime_error("nothing was said");

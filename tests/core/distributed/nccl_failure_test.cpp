@@ -8,12 +8,13 @@
 
 #include "core/distributed/backends.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
 namespace moe::distributed {
 namespace {
 
 using at::Tensor;
-using Catch::Matchers::Contains;
+using test::contains_text;
 
 class FailedWork : public c10d::Work {
  public:
@@ -118,8 +119,8 @@ TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
                      [](Rendezvous& rendezvous) {
                        rendezvous.write_final_record({1, Ending::kFailed, 1, "the disk is full"});
                      }),
-             Contains("rank 1 (host ") &&
-                 Contains(") failed (the disk is full): step 7, layer 3, all_gather"));
+             contains_text("rank 1 (host ") &&
+                 contains_text(") failed (the disk is full): step 7, layer 3, all_gather"));
 }
 
 }  // namespace moe::distributed

@@ -15,10 +15,11 @@
 #include "core/distributed/threads.h"
 #include "tests/support/catch.h"
 #include "tests/support/collectives.h"
+#include "tests/support/matchers.h"
 
 using namespace moe;
 using at::Tensor;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 
 namespace {
 
@@ -195,8 +196,8 @@ TEST_CASE("who does not come is named, with step, layer and operation") {
         }
       });
   for (const int64_t rank : {0, 1}) {
-    CHECK_THAT(failures[rank], Contains("rank 2 (host "));
-    CHECK_THAT(failures[rank], Contains(") did not come: step 7, layer 3, all_to_all"));
+    CHECK_THAT(failures[rank], contains_text("rank 2 (host "));
+    CHECK_THAT(failures[rank], contains_text(") did not come: step 7, layer 3, all_to_all"));
   }
 }
 
@@ -236,7 +237,7 @@ TEST_CASE("who fails by itself is heard within a second") {
           throw;
         }
       });
-  CHECK_THAT(failures[0], Contains("failed (the disk is full): step 1, barrier"));
+  CHECK_THAT(failures[0], contains_text("failed (the disk is full): step 1, barrier"));
 }
 
 TEST_CASE("ranks that disagree are told on what") {

@@ -8,10 +8,11 @@
 #include "core/base/error.h"
 #include "tests/core/distributed/rendezvous.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
 using namespace moe;
 using namespace moe::distributed;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 using test::check_in_all;
 using test::elsewhere;
 using test::PublicStore;
@@ -77,8 +78,8 @@ TEST_CASE("two processes of one rank belong to two runs") {
   Rendezvous first(store, 1, 3), second(store, 1, 3);
   CHECK_THROWS_AS(first.check_in(elsewhere(1), "moe", Seconds{0.1}), RankFailed);
   CHECK_THROWS_WITH(second.check_in(elsewhere(2), "moe", Seconds{5}),
-                    Contains("two processes say that they are rank 1 (host h1, pid 101)") &&
-                        Contains("give each run a port of its own"));
+                    contains_text("two processes say that they are rank 1 (host h1, pid 101)") &&
+                        contains_text("give each run a port of its own"));
 }
 
 TEST_CASE("a final record names its rank, and passes on the culprit that it names") {

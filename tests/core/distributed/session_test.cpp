@@ -17,12 +17,13 @@
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/user_error.h"
 
 using namespace moe;
 using at::Tensor;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 
 namespace {
 
@@ -172,15 +173,15 @@ TEST_CASE("rank 0 speaks, and cores are shared out") {
   const auto [three, seconds] = run_program(3, "is_well", -1);
   CHECK(three.exit_code == 0);
   const unsigned threads = std::max<unsigned>(1, std::thread::hardware_concurrency() / 3);
-  CHECK_THAT(three.out, Contains(fmt::format("729, {} threads\n", threads)));
-  CHECK_THAT(three.out, !Contains("only rank 0 is heard"));
+  CHECK_THAT(three.out, contains_text(fmt::format("729, {} threads\n", threads)));
+  CHECK_THAT(three.out, !contains_text("only rank 0 is heard"));
   CHECK(three.err == "rank 0 writes\n");
 }
 
 TEST_CASE("one rank alone is this very process") {
   const auto one = run_program(1, "is_well", -1).result;
   CHECK(one.exit_code == 0);
-  CHECK_THAT(one.out, Contains("\n1, "));
+  CHECK_THAT(one.out, contains_text("\n1, "));
   const auto refused = run_program(1, "refuses", -1).result;
   CHECK((refused.exit_code == 2 &&
          refused.err == "rank 0 writes\nmoe: no such folder; name another\n"));
@@ -203,15 +204,16 @@ TEST_CASE("a rank that raises ends the run, with its words and its place") {
   const auto [result, seconds] = run_program(3, "raises", 1);
   CHECK(result.exit_code == 1);
   CHECK_THAT(result.err,
-             Contains("moe: rank 1 (host ") &&
-                 Contains(") failed (the disk is full): step 4, layer 2, all_reduce\n"));
+             contains_text("moe: rank 1 (host ") &&
+                 contains_text(") failed (the disk is full): step 4, layer 2, all_reduce\n"));
   CHECK(seconds < allowed(7));
 }
 
 TEST_CASE("rank 0 may be the one that raises") {
   const auto [result, seconds] = run_program(3, "raises", 0);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err, Contains("moe: rank 0 (host ") && Contains(") failed (the disk is full)"));
+  CHECK_THAT(result.err,
+             contains_text("moe: rank 0 (host ") && contains_text(") failed (the disk is full)"));
   CHECK(seconds < allowed(7));
 }
 
@@ -219,18 +221,20 @@ TEST_CASE("a rank that dies is named, with its last words") {
   const auto aborted = run_program(3, "aborts", 1).result;
   CHECK(aborted.exit_code == 1);
   CHECK_THAT(aborted.err,
-             Contains("[rank 1] last words\n") && Contains("moe: rank 1 (host ") &&
-                 Contains(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
+             contains_text("[rank 1] last words\n") && contains_text("moe: rank 1 (host ") &&
+                 contains_text(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
   const auto ended = run_program(3, "exits", 2).result;
   CHECK(ended.exit_code == 1);
-  CHECK_THAT(ended.err, Contains("moe: rank 2 (host ") && Contains(") is gone (exit code 3): "));
+  CHECK_THAT(ended.err,
+             contains_text("moe: rank 2 (host ") && contains_text(") is gone (exit code 3): "));
 }
 
 // Longer than they are given once one of them has said where it waited.
 TEST_CASE("a rank that dies is named with its place where others come there late") {
   const auto result = run_program(3, "aborts_as_others_compute", 1).result;
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err, Contains(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
+  CHECK_THAT(result.err,
+             contains_text(") is gone (signal 6, Aborted): step 4, layer 2, all_reduce\n"));
 }
 
 TEST_CASE("a rank that dies where the others find to each other is named at once") {
@@ -239,8 +243,9 @@ TEST_CASE("a rank that dies where the others find to each other is named at once
        {std::pair(0, "connecting"), std::pair(1, "step 4, layer 2, all_reduce")}) {
     const auto [result, seconds] = run_program(3, "aborts_as_others_meet", culprit);
     CHECK(result.exit_code == 1);
-    CHECK_THAT(result.err, Contains(fmt::format("moe: rank {} (host ", culprit)) &&
-                               Contains(fmt::format(") is gone (signal 6, Aborted): {}\n", where)));
+    CHECK_THAT(result.err,
+               contains_text(fmt::format("moe: rank {} (host ", culprit)) &&
+                   contains_text(fmt::format(") is gone (signal 6, Aborted): {}\n", where)));
     CHECK(seconds < allowed(2));
   }
 }
@@ -254,7 +259,8 @@ TEST_CASE("a rank that writes for longer than the time limit is waited for") {
 TEST_CASE("a rank that is stopped as it writes is named") {
   const auto [result, seconds] = run_program(3, "stops_as_it_writes", 2, 2);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err, Contains("moe: rank 2 (host ") && Contains(") is stopped: step 4, layer"));
+  CHECK_THAT(result.err,
+             contains_text("moe: rank 2 (host ") && contains_text(") is stopped: step 4, layer"));
   CHECK(seconds < allowed(2));
 }
 
@@ -262,11 +268,12 @@ TEST_CASE("a rank that hangs is named within the time limit") {
   for (const int64_t culprit : {0, 2}) {
     const auto [result, seconds] = run_program(3, "hangs", culprit, 2);
     CHECK(result.exit_code == 1);
-    CHECK_THAT(result.err, Contains(fmt::format("moe: rank {} (host ", culprit)) &&
-                               Contains(") did not come: step 4, layer 2, all_reduce"));
+    CHECK_THAT(result.err, contains_text(fmt::format("moe: rank {} (host ", culprit)) &&
+                               contains_text(") did not come: step 4, layer 2, all_reduce"));
     // The sentence is that of whoever said it first. Where a busy machine let one of the two come
     // to the sum more than a second after the other, that one has not waited for two.
-    CHECK_THAT(result.err, Contains("all_reduce, after 2 s\n") || Contains("all_reduce\n"));
+    CHECK_THAT(result.err,
+               contains_text("all_reduce, after 2 s\n") || contains_text("all_reduce\n"));
     CHECK(seconds < allowed(2));
   }
 }
@@ -275,7 +282,7 @@ TEST_CASE("a rank that hangs is named within the time limit") {
 TEST_CASE("ranks that part ways end all the same") {
   const auto [result, seconds] = run_program(2, "leaves", 1, 2);
   CHECK(result.exit_code == 1);
-  CHECK_THAT(result.err, Contains("moe: rank "));
+  CHECK_THAT(result.err, contains_text("moe: rank "));
   CHECK(seconds < allowed(2));
 }
 
@@ -288,7 +295,8 @@ TEST_CASE("an interruption keeps its exit code") {
 TEST_CASE("a disagreement is an error of the user") {
   const auto result = run_program(3, "disagrees", -1).result;
   CHECK(result.exit_code == 2);
-  CHECK_THAT(result.err,
-             Contains("moe: rank 2 disagrees with rank 0 on the settings ('rank 1' where rank 0 "
-                      "has 'rank 0'); start all ranks with the same\n"));
+  CHECK_THAT(
+      result.err,
+      contains_text("moe: rank 2 disagrees with rank 0 on the settings ('rank 1' where rank 0 "
+                    "has 'rank 0'); start all ranks with the same\n"));
 }

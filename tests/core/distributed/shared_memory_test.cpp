@@ -16,13 +16,14 @@
 
 #include "core/distributed/descriptor_passing.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 
 using namespace moe;
-using Catch::Matchers::Contains;
 using distributed::Mapping;
 using distributed::MemoryPool;
 using distributed::Seconds;
+using moe::test::contains_text;
 
 namespace {
 
@@ -90,7 +91,7 @@ TEST_CASE("pieces of a pool are apart, and it has an end") {
   MemoryPool first{Descriptor(dup(inherited.get()))}, second{Descriptor(dup(inherited.get()))};
   const size_t one = first.take(kBytes), two = second.take(kBytes);
   CHECK((one >= 64 && two >= one + kBytes));  // behind the pool's own counter
-  CHECK_THROWS_WITH(first.take(1), Contains("no room for 1 bytes more"));
+  CHECK_THROWS_WITH(first.take(1), contains_text("no room for 1 bytes more"));
   write_words(first.map(one, kBytes));
   CHECK(*static_cast<const char*>(second.map(two, kBytes).data()) == 0);
 }
@@ -100,7 +101,8 @@ TEST_CASE("an offset from the store leads nowhere outside of the pool") {
   MemoryPool pool{MemoryPool::make(kBytes)};
   for (const char* offset : {"0", "1", "65537", "1048576", "18446744073709486080"}) {
     store->set("key", offset);
-    CHECK_THROWS_WITH(share_memory(meeting(*store, 1, &pool), kBytes), Contains("lie outside"));
+    CHECK_THROWS_WITH(share_memory(meeting(*store, 1, &pool), kBytes),
+                      contains_text("lie outside"));
   }
 }
 
@@ -127,19 +129,19 @@ TEST_CASE("a value that names a path is not followed") {
 TEST_CASE("memory that could be cut short, or has another size, is refused before it is touched") {
   Descriptor open_memory = make_memory_file();
   REQUIRE(ftruncate(open_memory.get(), kBytes) == 0);
-  CHECK_THAT(failure_of_receiver(open_memory), Contains("can change its size"));
+  CHECK_THAT(failure_of_receiver(open_memory), contains_text("can change its size"));
   REQUIRE(fcntl(open_memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
-  CHECK_THAT(failure_of_receiver(open_memory), Contains("can change its size"));
+  CHECK_THAT(failure_of_receiver(open_memory), contains_text("can change its size"));
   CHECK_THAT(failure_of_receiver(distributed::make_sealed_memory(kBytes / 2)),
-             Contains("524288 bytes came where 1048576 were expected"));
+             contains_text("524288 bytes came where 1048576 were expected"));
   const test::TempDir folder;
   test::write_file(folder / "file", std::string(kBytes, 's'));
   CHECK_THAT(failure_of_receiver(Descriptor(open((folder / "file").c_str(), O_RDWR))),
-             Contains("can change its size"));
+             contains_text("can change its size"));
   const Descriptor sealed = distributed::make_sealed_memory(kBytes);
   CHECK(ftruncate(sealed.get(), 1) != 0);
   CHECK(failure_of_receiver(sealed).empty());
-  CHECK_THROWS_WITH(MemoryPool{make_memory_file()}, Contains("can change its size"));
+  CHECK_THROWS_WITH(MemoryPool{make_memory_file()}, contains_text("can change its size"));
 }
 
 TEST_CASE("who waits for memory looks around meanwhile") {

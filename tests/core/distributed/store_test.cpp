@@ -14,14 +14,15 @@
 
 #include "core/distributed/shared_memory.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 
 // c10d writes a line for each answer that nobody took.
 C10_DECLARE_int(caffe2_log_level);
 
 using namespace moe;
-using Catch::Matchers::Contains;
 using distributed::Seconds;
+using moe::test::contains_text;
 
 TEST_CASE("processes that inherit a store read what the others write") {
   const Descriptor file = make_memory_file();
@@ -96,8 +97,8 @@ TEST_CASE("a descriptor that is no file in memory is refused as a store") {
   test::write_file(folder / "file", "text");
   const Descriptor file(open((folder / "file").c_str(), O_RDWR));
   CHECK_THROWS_WITH(distributed::inherited_store(file, Seconds{1}),
-                    Contains("is not the store of a run that moe --ranks started"));
+                    contains_text("is not the store of a run that moe --ranks started"));
   CHECK_THROWS_WITH(distributed::inherited_store(Descriptor(-1), Seconds{1}),
-                    Contains("descriptor -1 is not the store"));
+                    contains_text("descriptor -1 is not the store"));
   CHECK(test::read_file(folder / "file") == "text");
 }

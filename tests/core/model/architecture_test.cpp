@@ -5,12 +5,13 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::model {
 namespace {
 
-using Catch::Matchers::Contains;
+using test::contains_text;
 using test::Foreign;
 
 constexpr Foreign kDense[] = {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3};

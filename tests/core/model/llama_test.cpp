@@ -18,14 +18,15 @@
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
+#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
 using at::Tensor;
-using Catch::Matchers::Contains;
 using moe::model::Llama;
+using moe::test::contains_text;
 
 namespace {
 
@@ -326,8 +327,8 @@ TEST_CASE("a mapped model has its matrices in its files, where nothing can be wr
     if (tensor.scalar_type() == at::kBFloat16) {
       CAPTURE(info.name);
       const std::string line = mapping_of(tensor.const_data_ptr());
-      CHECK_THAT(line, Catch::Contains(" r--s "));
-      CHECK_THAT(line, Catch::Contains(".safetensors"));
+      CHECK_THAT(line, moe::test::contains_text(" r--s "));
+      CHECK_THAT(line, moe::test::contains_text(".safetensors"));
       ++matrices;
     }
   }
@@ -531,14 +532,14 @@ TEST_CASE("a text is read up to the length of a window, a longer one is refused"
     return moe::test::user_error_of([&] { model.forward(tokens, {}, cache); });
   };
   const Tensor ids = at::tensor({1, 5, 9, 11, 2}, at::kLong);
-  CHECK_THAT(said({ids, {5}}, nullptr), Contains(refusal));
-  CHECK_THAT(said({ids, {3, 2}, {-1, 0}}, nullptr), Contains(refusal));
+  CHECK_THAT(said({ids, {5}}, nullptr), contains_text(refusal));
+  CHECK_THAT(said({ids, {3, 2}, {-1, 0}}, nullptr), contains_text(refusal));
   CHECK(said({ids, {3, 1, 1}, {-1, 0, 0}}, nullptr).empty());
   const at::NoGradGuard no_gradients;
   moe::model::KvCache cache;
   CHECK(said({ids.narrow(0, 0, 3), {3}}, &cache).empty());
   CHECK(said({ids.narrow(0, 3, 1), {1}}, &cache).empty());
-  CHECK_THAT(said({ids.narrow(0, 4, 1), {1}}, &cache), Contains(refusal));
+  CHECK_THAT(said({ids.narrow(0, 4, 1), {1}}, &cache), contains_text(refusal));
 }
 
 TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {

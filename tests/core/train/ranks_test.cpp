@@ -12,6 +12,7 @@
 #include "core/train/loop/trainer.h"
 #include "core/train/loop/updater.h"
 #include "core/train/run/snapshot.h"
+#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
@@ -312,9 +313,9 @@ TEST_CASE("replicas that cannot share a step's micro-batches are refused", "[tra
   RankedWorld world("top1", 4);
   world.settings.replicas = 4;
   CHECK_THROWS_WITH(world.train_on(4),
-                    Catch::Matchers::Contains("--global-batch 8 is 2 micro-batches of 4 rows, "
-                                              "which 4 replicas cannot share equally; give a "
-                                              "multiple of 16"));
+                    moe::test::contains_text("--global-batch 8 is 2 micro-batches of 4 rows, "
+                                             "which 4 replicas cannot share equally; give a "
+                                             "multiple of 16"));
 }
 
 TEST_CASE("one process of a host tokenises, the others map its tokens", "[train]") {

@@ -10,9 +10,10 @@
 #include "tests/kernels/emulated_cuda/wrong_kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/emulated_cuda/emulator.h"
+#include "tests/support/matchers.h"
 
 using namespace moe::test;
-using Catch::Matchers::Contains;
+using moe::test::contains_text;
 
 namespace {
 
@@ -33,11 +34,11 @@ TEST_CASE("a vector load or store that is not aligned is refused", "[kernels][em
   CHECK(failure_of([&] { copy_vector(from.data(), to.data()); }).empty());
   CHECK(failure_of([&] { copy_vector(from.data() + 4, to.data() + 8); }).empty());
   const std::string load = failure_of([&] { copy_vector(from.data() + 2, to.data()); });
-  CHECK_THAT(load, Contains("block 0 of 1, warp 0, lane 5: reads from an address that is no "
-                            "multiple of 16 (8 past one of 16) at "));
-  CHECK_THAT(load, Contains("launch.cuh:"));
+  CHECK_THAT(load, contains_text("block 0 of 1, warp 0, lane 5: reads from an address that is no "
+                                 "multiple of 16 (8 past one of 16) at "));
+  CHECK_THAT(load, contains_text("launch.cuh:"));
   CHECK_THAT(failure_of([&] { copy_vector(from.data(), to.data() + 1); }),
-             Contains("writes to an address that is no multiple of 16 (4 past one of 16)"));
+             contains_text("writes to an address that is no multiple of 16 (4 past one of 16)"));
   // The next launch is none the worse for it.
   CHECK(failure_of([&] { copy_vector(from.data(), to.data()); }).empty());
 }
@@ -46,9 +47,9 @@ TEST_CASE("a vector of four bf16 is aligned to 8 bytes", "[kernels][emulator]") 
   alignas(16) std::array<uint16_t, 16> from = {}, to = {};
   CHECK(failure_of([&] { copy_vector_of_bf16(from.data() + 4, to.data() + 12); }).empty());
   CHECK_THAT(failure_of([&] { copy_vector_of_bf16(from.data() + 2, to.data()); }),
-             Contains("reads from an address that is no multiple of 8 (4 past one of 16)"));
+             contains_text("reads from an address that is no multiple of 8 (4 past one of 16)"));
   CHECK_THAT(failure_of([&] { copy_vector_of_bf16(from.data(), to.data() + 7); }),
-             Contains("writes to an address that is no multiple of 8 (14 past one of 16)"));
+             contains_text("writes to an address that is no multiple of 8 (14 past one of 16)"));
 }
 
 TEST_CASE("warps without a barrier between them are found, in any order", "[kernels][emulator]") {
@@ -62,9 +63,10 @@ TEST_CASE("warps without a barrier between them are found, in any order", "[kern
     CHECK(failure_of([&] { read_neighbour(8, out.data(), /*has_barrier=*/true); }).empty());
     const std::string failure =
         failure_of([&] { read_neighbour(8, out.data(), /*has_barrier=*/false); });
-    CHECK_THAT(failure, Contains("s what another warp ") ||
-                            Contains("reads shared memory that the block has not written"));
-    CHECK_THAT(failure, Contains("(threads in the order of seed " + std::to_string(seed) + ")"));
+    CHECK_THAT(failure, contains_text("s what another warp ") ||
+                            contains_text("reads shared memory that the block has not written"));
+    CHECK_THAT(failure,
+               contains_text("(threads in the order of seed " + std::to_string(seed) + ")"));
   }
   CHECK(failure_of([&] { read_neighbour(1, out.data(), /*has_barrier=*/false); }).empty());
 }
@@ -75,7 +77,7 @@ TEST_CASE("a sum that warps update without an atomic is found", "[kernels][emula
   CHECK(sum == 8);
   if (emulated::finds_races()) {  // an order of whole threads never shows it
     CHECK_THAT(failure_of([&] { add_one(8, &sum, /*is_atomic=*/false); }),
-               Contains("what another warp "));
+               contains_text("what another warp "));
   }
 }
 
@@ -85,7 +87,7 @@ TEST_CASE("shared memory that nobody wrote is found, in a template too", "[kerne
   CHECK(number == 7);
   if (emulated::finds_races()) {  // the block before has left a 7
     CHECK_THAT(failure_of([&] { read_shared(&number, /*is_written=*/false); }),
-               Contains("reads shared memory that the block has not written"));
+               contains_text("reads shared memory that the block has not written"));
   }
 }
 
@@ -94,7 +96,7 @@ TEST_CASE("blocks that write one number are found", "[kernels][emulator]") {
   CHECK(failure_of([&] { write_block_number(1, &number); }).empty());
   if (emulated::finds_races()) {
     CHECK_THAT(failure_of([&] { write_block_number(2, &number); }),
-               Contains("block 1 of 2, warp 0, lane 0: writes what another block writes"));
+               contains_text("block 1 of 2, warp 0, lane 0: writes what another block writes"));
   }
 }
 

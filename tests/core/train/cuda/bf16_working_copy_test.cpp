@@ -119,8 +119,8 @@ TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping befor
                                                              {"norm", trained({7})}};
       AdamW optimizer(parameters, settings);
       for (int64_t t = 0; t < 3; ++t) {
-        for (const auto& [name, tensor, is_expert] : parameters) {
-          tensor.mutable_grad() = at::randn(tensor.sizes()).to(kGpu);
+        for (const auto& parameter : parameters) {
+          parameter.tensor.mutable_grad() = at::randn(parameter.tensor.sizes()).to(kGpu);
         }
         const double norm = gradient_norm(parameters);
         const Tensor gradient = parameters[0].tensor.grad().cpu().clone();
