@@ -36,13 +36,19 @@ TrainSettings settings_for(const std::filesystem::path& config) {
   return settings;
 }
 
+// The same as a mixture of 4 experts in every other layer, a token at one of them.
+TrainSettings mixture_settings(const std::filesystem::path& config) {
+  TrainSettings settings = settings_for(config);
+  settings.router.router = "top1";
+  settings.upcycle.experts = 4;
+  return settings;
+}
+
 }  // namespace
 
 TEST_CASE("what a step computes and sends is what the formulas say", "[train]") {
   const TempDir dir;
-  TrainSettings settings = settings_for(write_config(dir));
-  settings.router.router = "top1";
-  settings.upcycle.experts = 4;
+  TrainSettings settings = mixture_settings(write_config(dir));
   ClusterRates rates;
   rates.nodes = 2;
   rates.gpus = 4;
@@ -74,9 +80,7 @@ TEST_CASE("what a step computes and sends is what the formulas say", "[train]") 
 TEST_CASE("a shared expert is computed for every token, held and summed up by every GPU",
           "[train]") {
   const TempDir dir;
-  TrainSettings settings = settings_for(write_config(dir));
-  settings.router.router = "top1";
-  settings.upcycle.experts = 4;
+  TrainSettings settings = mixture_settings(write_config(dir));
   ClusterRates rates;
   rates.gpus = 4;
   const ClusterPlan plain = plan_cluster(settings, rates);
@@ -97,9 +101,7 @@ TEST_CASE("a shared expert is computed for every token, held and summed up by ev
 
 TEST_CASE("in bf16 a GPU holds a copy of what products read, and no checkpoint", "[train]") {
   const TempDir dir;
-  TrainSettings settings = settings_for(write_config(dir));
-  settings.router.router = "top1";
-  settings.upcycle.experts = 4;
+  TrainSettings settings = mixture_settings(write_config(dir));
   settings.save_every = 100;
   ClusterRates rates;
   rates.gpus = 4;
@@ -144,9 +146,7 @@ TEST_CASE("recomputing sends and computes the forward again; capacity sends whol
 
 TEST_CASE("sharded weights: a part for each GPU, gathered around each layer", "[train]") {
   const TempDir dir;
-  TrainSettings settings = settings_for(write_config(dir));
-  settings.router.router = "top1";
-  settings.upcycle.experts = 4;
+  TrainSettings settings = mixture_settings(write_config(dir));
   ClusterRates rates;
   rates.nodes = 2;
   rates.gpus = 4;

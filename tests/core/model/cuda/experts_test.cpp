@@ -17,6 +17,13 @@ struct Case {
   Tensor upstream;
   moe::route::RouterSettings router;
 
+  void move_to_gpu() {
+    for (Tensor& tensor : inputs) {
+      tensor = tensor.to(moe::test::kGpu);
+    }
+    upstream = upstream.to(moe::test::kGpu);
+  }
+
   // y, and the gradients of all inputs.
   std::vector<Tensor> results() const {
     std::vector<Tensor> in;
@@ -65,10 +72,7 @@ TEST_CASE("a layer's experts on a GPU equal the CPU's", "[model][gpu]") {
       CAPTURE(router, tokens, rank);
       Case each = random_case(router, tokens, rank);
       const auto expected = each.results();
-      for (Tensor& tensor : each.inputs) {
-        tensor = tensor.to(moe::test::kGpu);
-      }
-      each.upstream = each.upstream.to(moe::test::kGpu);
+      each.move_to_gpu();
       const auto actual = each.results();
       for (size_t i = 0; i < expected.size(); ++i) {
         CAPTURE(i);
@@ -92,10 +96,7 @@ TEST_CASE("a layer of top-k without a capacity equals the CPU's in bf16, with co
         Case each = random_case(router, tokens, rank);
         each.inputs[0] = each.inputs[0].to(at::kBFloat16);
         const auto expected = each.results();
-        for (Tensor& tensor : each.inputs) {
-          tensor = tensor.to(moe::test::kGpu);
-        }
-        each.upstream = each.upstream.to(moe::test::kGpu);
+        each.move_to_gpu();
         const auto actual = each.results();
         for (size_t i = 0; i < expected.size(); ++i) {
           CAPTURE(i);
