@@ -100,7 +100,8 @@ TOP_P = Block(
           Row("top1", [*_INIT, "top1:cf=inf,gate=selected,st=off,lb=selected"], ["--lb-coef", "0.01"]),
           Row("top1, gate none", [*_INIT, "top1:cf=inf,gate=none,st=off,lb=selected"], ["--lb-coef", "0.01"]),
           Row("top2", [*_INIT, "top2:cf=inf,gate=selected,st=off,lb=selected"], ["--lb-coef", "0.01"]),
-          Row("top-p", [*_INIT, "topp:0.4"], ["--lb-coef", "0.01", "--entropy-coef", "0.0001"]),
+          Row("top-p", [*_INIT, "topp:0.4"], ["--lb-coef", "0.01", "--entropy-coef", "0.0001"],
+              [(f"p {p}", ["--router", f"topp:{p}"]) for p in (0.1, 0.2, 0.3, 0.5, 0.6, 0.7)]),
           Row("top-p, no entropy loss", [*_INIT, "topp:0.4"], ["--lb-coef", "0.01", "--entropy-coef", "0"])],
     claims=[Claim("C16", "top-1 beats the dense model", "top1", "dense", "+1.9", "held_out"),
             Claim("C16", "top-2 beats the dense model", "top2", "dense", "+2.2", "held_out"),
@@ -108,6 +109,10 @@ TOP_P = Block(
             Claim("C17", "top-p beats top-2", "top-p", "top2", "+0.7", "held_out"),
             Claim("C18", "experts a token fall during training", "top-p", "", "+0.60", "experts_fall"),
             Claim("C20", "the first layer uses more experts than the last", "top-p", "", "about +3", "experts_down"),
+            Claim("C21", "pieces of words use more experts than whole words", "top-p", "", "49 against 90 of 100", "pieces_over_words"),
+            *[Claim("C22", f"accuracy drops at p = {p}", "top-p", f"top-p / p {p}", "a picture") for p in (0.1, 0.2)],
+            *[Claim("C22", f"accuracy is stable above, p = {p} against 0.4", f"top-p / p {p}", "top-p", "a picture")
+              for p in (0.3, 0.5, 0.7)],
             Claim("C23", "the entropy loss lowers the experts a token", "top-p", "top-p, no entropy loss", "none", "experts")],
     train=["--steps", "4000"], tiny=["--steps", "3"], baseline="dense")
 
@@ -150,6 +155,9 @@ REMOE = Block(
                                  ("lambda times 2", "relu, lambda times 2"))],
             *[Claim("C27", f"lambda as published beats lambda {words}", "relu, 8 experts", f"relu, lambda {words}", "none", "held_out")
               for words in ("from 1e-12", "from 1e-4", "times 1.05", "times 2")],
+            Claim("C28", "rare tokens use more experts than frequent ones", "relu, 8 experts", "", "recalled", "rare_over_frequent"),
+            Claim("C28", "ReMoE's experts tell kinds of text apart more than top-k's", "relu, 8 experts", "topk, 8 experts", "a picture",
+                  "source_bits"),
             Claim("C30", "refined L1 spreads the load better than plain L1", "relu, 8 experts", "relu, plain L1", "none", "load"),
             Claim("C30", "refined L1 leaves fewer experts dead", "relu, 8 experts", "relu, plain L1", "none", "dead")],
     train=["--steps", "3000"], tiny=["--steps", "3"], baseline="dense")

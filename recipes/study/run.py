@@ -29,6 +29,7 @@ ROOT = STUDY.parent.parent
 TINY = ROOT / "recipes" / "tiny"
 MOE = os.environ.get("MOE", str(ROOT / "moe"))
 QUESTIONS = 1200
+CLOZES = 1000
 POINTS = 60  # of a curve
 FORMAT = 1   # of the results; another makes every run anew
 
@@ -57,6 +58,22 @@ def downsampled(values, points=POINTS):
     """About `points` of them, the last among them."""
     step = max(1, len(values) // points)
     return values[step - 1::step]
+
+
+def ask(quiz, model, folder, flags, limit):
+    moe("eval", model, "--tasks", quiz, "--bos", "on", "--limit", limit, "-o", folder, "--quiet", "--force", *flags)
+    samples = lines(folder / f"samples_{quiz.stem}.jsonl")
+    chances = [float(sample["resps"][sample["doc"]["gold"]][0][0]) for sample in samples]
+    return {"accuracy": 100 * statistics.fmean(sample["acc"] for sample in samples),
+            "log_probability": statistics.fmean(chances),
+            "items": "".join(str(int(sample["acc"])) for sample in samples)}
+
+
+def ask_as_row(quiz, model, row, folder, limit, tests=None):
+    """The quiz as the row was trained, and in each of the other ways that it names."""
+    found = ask(quiz, model, folder / "scores", [], limit)
+    found["at_test"] = {name: ask(quiz, model, folder / "scores", flags, limit) for name, flags in row.at_test[:tests]}
+    return found
 
 
 class Instruct:
@@ -97,19 +114,9 @@ class Instruct:
     def train(self, row, model, seed, folder, flags):
         moe("train", model, "-o", folder / "run", "--data", self.data, "--config", self.recipe, "--seed", seed, "--quiet", *flags)
 
-    def ask(self, model, folder, flags, limit):
-        moe("eval", model, "--tasks", self.quiz, "--bos", "on", "--limit", limit, "-o", folder, "--quiet", "--force", *flags)
-        samples = lines(folder / "samples_quiz.jsonl")
-        chances = [float(sample["resps"][sample["doc"]["gold"]][0][0]) for sample in samples]
-        return {"accuracy": 100 * statistics.fmean(sample["acc"] for sample in samples),
-                "log_probability": statistics.fmean(chances),
-                "items": "".join(str(int(sample["acc"])) for sample in samples)}
-
     def results(self, row, folder, tiny):
         model, limit = folder / "run" / "final", 20 if tiny else QUESTIONS
-        found = self.ask(model, folder / "scores", [], limit)
-        tests = row.at_test[:1] if tiny else row.at_test
-        found["at_test"] = {name: self.ask(model, folder / "scores", flags, limit) for name, flags in tests}
+        found = ask_as_row(self.quiz, model, row, folder, limit, 1 if tiny else None)
         if row.make:
             layers = json.loads(moe("inspect", model, "--against", folder / "model", "--json"))["against"]["layers"]
             found["cosine"] = statistics.fmean(layer["cosine_between_experts"] for layer in layers)
@@ -127,16 +134,21 @@ class Scratch:
         self.recipes = {kind: ROOT / "recipes" / block / "small" / f"{kind}.toml" for kind in ("dense", "table")}
         count = 2000 if tiny else self.PARAGRAPHS[block]
         texts = work / f"texts-{count}"
+        sys.path.insert(0, str(TINY))
         if not (texts / "held_out.jsonl").exists():
             texts.mkdir(parents=True, exist_ok=True)
-            sys.path.insert(0, str(TINY))
             from generate import corpus, write_lines
             from world import Dice, facts
             records = list(corpus(Dice(3), facts(Dice(1)), count + self.HELD_OUT))
             write_lines(texts / "corpus.jsonl", records[:count])
             write_lines(texts / "held_out.jsonl", records[count:])
         self.data, self.held_out = texts / "corpus.jsonl", texts / "held_out.jsonl"
-        self.inputs = digest(self.config, *self.recipes.values(), self.data, self.held_out, TINY / "model" / "tokenizer.model")
+        from cloze import write_cloze, write_domains
+        self.quiz, self.domains = texts / "cloze.jsonl", texts / "domains.jsonl"
+        write_cloze(self.quiz, CLOZES)
+        write_domains(self.domains)
+        self.inputs = digest(self.config, *self.recipes.values(), self.data, self.held_out, self.quiz, self.domains,
+                             TINY / "model" / "tokenizer.model")
 
     def make(self, row, seed, folder):
         recipe = self.recipes["table" if row.make else "dense"]
@@ -152,8 +164,37 @@ class Scratch:
 
     def results(self, row, folder, tiny):
         held_out = [step for step in lines(folder / "run" / "metrics.jsonl") if "held_out_loss" in step]
+        model = folder / "run" / "final"
         return {"held_out": held_out[-1]["held_out_loss"] if held_out else None,
-                "held_out_curve": [[step["step"], round(step["held_out_loss"], 4)] for step in held_out]}
+                "held_out_curve": [[step["step"], round(step["held_out_loss"], 4)] for step in held_out],
+                **ask_as_row(self.quiz, model, row, folder, 20 if tiny else CLOZES, 1 if tiny else None),
+                **(self.experts_of_texts(model, folder) if row.make else {})}
+
+    def experts_of_texts(self, model, folder):
+        """Which tokens have more experts, and what the kind of a text tells of its experts."""
+        stats = folder / "stats.json"
+        moe("eval", model, "--stats", stats, "--stats-by", "source,token", "--stats-text", self.domains, "--quiet")
+        found = json.loads(stats.read_text())
+        entries = sorted(found["token"], key=lambda entry: entry["count"])
+        words = [entry for entry in entries if entry["complete_word_share"] > 0.5]
+        pieces = [entry for entry in entries if entry["complete_word_share"] <= 0.5]
+        by_layer = found["source_information"]
+        return {"pieces_over_words": experts_a_token(pieces) - experts_a_token(words),
+                "rare_over_frequent": experts_a_token(first_tenth(entries)) - experts_a_token(first_tenth(entries[::-1])),
+                "source_bits": statistics.fmean(layer["bits"] - layer["bits_by_chance"] for layer in by_layer)}
+
+
+def experts_a_token(entries):
+    return sum(entry["count"] * entry["experts_per_token"] for entry in entries) / sum(entry["count"] for entry in entries)
+
+
+def first_tenth(entries):
+    """The first of the vocabulary's entries that a tenth of all tokens are."""
+    tokens, seen = sum(entry["count"] for entry in entries), 0
+    for place, entry in enumerate(entries):
+        seen += entry["count"]
+        if 10 * seen >= tokens:
+            return entries[:place + 1]
 
 
 NUMBERS = {"dropped_share": "dropped", "experts_per_token": "experts", "sparsity": "sparsity"}  # with a curve

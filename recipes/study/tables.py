@@ -23,6 +23,9 @@ NOT_HERE = [  # claims of the papers that no machine of this size can tell, and 
 
 UNITS = {"accuracy": ("accuracy, points", 1), "held_out": ("held-out loss, nats", -1), "experts": ("experts a token", -1),
          "log_probability": ("log-probability of the right answer, nats", 1), "experts_fall": ("experts a token, first tenth less end", 1),
+         "pieces_over_words": ("experts a token, pieces less words", 1),
+         "rare_over_frequent": ("experts a token, rarest tenth less most frequent", 1),
+         "source_bits": ("bits that a source tells of an expert, over chance", 1),
          "experts_down": ("experts a token, first layer less last", 1), "sparsity_held": ("0.02 less the distance", 1),
          "loss": ("loss, last 20 steps, nats", -1), "load": ("busiest expert over the mean", -1), "dead": ("experts without a token, all layers", -1)}
 

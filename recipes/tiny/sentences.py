@@ -65,6 +65,8 @@ def lookup(dice, _known):
     return f"{told} So the {things[which]} is {colours[which]}."
 
 
+TELLERS = (opposite, category, fact, sequence, number, addition, listed, swap, lookup)
+
+
 def paragraph(dice, known):
-    tellers = (opposite, category, fact, sequence, number, addition, listed, swap, lookup)
-    return " ".join(dice.pick(tellers)(dice, known) for _ in range(3))
+    return " ".join(dice.pick(TELLERS)(dice, known) for _ in range(3))
