@@ -21,7 +21,7 @@ struct LayerFlags {
   std::string cf, precision = "fp32";
 };
 
-double percent(const bench::Timing& part, const bench::Timing& whole) {
+double percent_of(const bench::Timing& part, const bench::Timing& whole) {
   return 100 * part.median_s / whole.median_s;
 }
 
@@ -44,16 +44,16 @@ std::string table_of(const bench::LayerReport& report) {
                        "GFLOP/s");
   table += row_of("roof", report.roof, rate(report.roof), "at::mm on the same rows, one matrix");
   table += row_of("products", report.products, rate(report.products),
-                  fmt::format("{:.0f} % of the roof", percent(report.roof, report.products)));
+                  fmt::format("{:.0f} % of the roof", percent_of(report.roof, report.products)));
   table +=
       row_of("routing", report.routing, "",
-             fmt::format("{:.2f} % of the products", percent(report.routing, report.products)));
+             fmt::format("{:.2f} % of the products", percent_of(report.routing, report.products)));
   table += row_of("counting", report.counting, "",
                   fmt::format("{:.3f} % of the products, part of routing",
-                              percent(report.counting, report.products)));
+                              percent_of(report.counting, report.products)));
   if (report.layer.median_s > 0) {
     table += row_of("layer", report.layer, rate(report.layer),
-                    fmt::format("{:.0f} % of the roof", percent(report.roof, report.layer)));
+                    fmt::format("{:.0f} % of the roof", percent_of(report.roof, report.layer)));
     table += "  in parts, once:";
     for (const auto& [name, seconds] : report.parts_s) {
       table += fmt::format(" {} {:.2f} ms", name, 1e3 * seconds);
@@ -64,7 +64,7 @@ std::string table_of(const bench::LayerReport& report) {
     table += row_of("forward", report.forward, "", "without gradients, launched by the host");
     table += row_of("graph", report.graph, "",
                     fmt::format("the same recorded, {:.0f} % of the time",
-                                percent(report.graph, report.forward)));
+                                percent_of(report.graph, report.forward)));
   }
   return table;
 }

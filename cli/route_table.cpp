@@ -189,7 +189,7 @@ void draw_slots(Drawing& drawing) {
   }
 }
 
-double percent(int64_t part, int64_t whole) {
+double percent_share(int64_t part, int64_t whole) {
   return whole == 0 ? 0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
@@ -210,9 +210,9 @@ void draw_counts(Drawing& drawing) {
   const auto& counted = drawing.counted;
   const route::RouterFamily& family = *drawing.routing_case.router.family;
   if (family.tokens_request) {
-    drawing.text +=
-        fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
-                    counted.dropped_requests, percent(counted.dropped_requests, counted.requests));
+    drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
+                                counted.dropped_requests,
+                                percent_share(counted.dropped_requests, counted.requests));
     if (counted.fr_requests > 0) {
       drawing.text +=
           fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);

@@ -12,7 +12,7 @@ namespace moe::cli {
 namespace {
 
 // "12 %" or "1.2 %": a line that must stay short has no room for more.
-std::string percent(int64_t part, int64_t whole) {
+std::string percent_words(int64_t part, int64_t whole) {
   const double value =
       whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0;
   return value >= 9.95 ? fmt::format("{:.0f} %", value) : fmt::format("{:.1f} %", value);
@@ -23,16 +23,16 @@ std::string routing_part(const train::StepRecord& record) {
   const auto& sum = total.sum;
   std::string text;
   if (sum.slots_total > 0) {
-    text += "  drop " + percent(sum.dropped_requests, sum.requests);
+    text += "  drop " + percent_words(sum.dropped_requests, sum.requests);
   }
   if (sum.unserved_tokens > 0 && sum.unserved_tokens != sum.dropped_requests) {
-    text += "  unserved " + percent(sum.unserved_tokens, sum.tokens);
+    text += "  unserved " + percent_words(sum.unserved_tokens, sum.tokens);
   }
   if (sum.fr_requests > 0) {
-    text += "  fill " + percent(sum.fr_filled, sum.fr_requests);
+    text += "  fill " + percent_words(sum.fr_filled, sum.fr_requests);
   }
   if (sum.ir_tokens > 0) {
-    text += "  IR " + percent(sum.ir_tokens, sum.tokens);
+    text += "  IR " + percent_words(sum.ir_tokens, sum.tokens);
   }
   text += fmt::format("  experts {:.2f}  load {:.2f}x", sum.experts_per_token(), total.worst_load);
   if (total.dead_experts > 0) {

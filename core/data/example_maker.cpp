@@ -3,14 +3,11 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/data/chat_tokens.h"
+#include "core/data/formats.h"
 
 namespace moe::data {
 
 namespace {
-
-bool is_blank(std::string_view text) {
-  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
 
 void push(Example& example, int64_t id, bool learned) {
   example.ids.push_back(static_cast<int32_t>(id));

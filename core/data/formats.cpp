@@ -45,10 +45,6 @@ bool fits(const Json& record, const FormatRow& row) {
                                       (row.also[1] != nullptr && record.contains(row.also[1])));
 }
 
-bool is_blank(std::string_view text) {
-  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
-
 std::string get_response(const Json& record, const char* key, const std::string& where) {
   std::string response = get_string(record, key, where);
   if (is_blank(response)) {
@@ -168,6 +164,10 @@ Conversation read_open_orca(const Json& record, const std::string& where) {
 }
 
 }  // namespace
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
 
 Format parse_format(const std::string& name) {
   std::vector<std::string> known;

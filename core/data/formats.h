@@ -40,6 +40,8 @@ bool is_conversation(Format format);  // all but rows and text
 // that has a text is one, whatever else it holds.
 std::optional<Format> recognise(const Json& record, Objective objective);
 
+bool is_blank(std::string_view text);
+
 // "'text', 'id'" for messages; long lists are cut.
 std::string keys_of(const Json& record);
 

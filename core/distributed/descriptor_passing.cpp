@@ -17,19 +17,19 @@ namespace {
 
 constexpr size_t kMostConnected = 4096;  // that have not said their number
 
-[[noreturn]] void fail(const std::string& words) {
+[[noreturn]] void fail_to_pass(const std::string& words) {
   throw std::runtime_error("handing over memory: " + words);
 }
 
 Descriptor make_socket() {
   Descriptor descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!descriptor.is_open()) {
-    fail(std::strerror(errno));
+    fail_to_pass(std::strerror(errno));
   }
   return descriptor;
 }
 
-struct Address {
+struct SocketAddress {
   sockaddr_un bytes{};
   socklen_t length = 0;
 
@@ -37,11 +37,11 @@ struct Address {
 };
 
 // A name that begins with a zero byte is in no file system.
-Address address_of(const std::string& name) {
-  Address address;
+SocketAddress socket_address_of(const std::string& name) {
+  SocketAddress address;
   const std::string path = std::string(1, '\0') + "moe-" + name;
   if (!is_nonce(name) || path.size() > sizeof(address.bytes.sun_path)) {
-    fail("that is no name of a socket");
+    fail_to_pass("that is no name of a socket");
   }
   address.bytes.sun_family = AF_UNIX;
   std::memcpy(address.bytes.sun_path, path.data(), path.size());
@@ -88,10 +88,10 @@ void send_descriptor(int socket, const Descriptor& given) {
 
 DescriptorOffer::DescriptorOffer(const Descriptor& given)
     : given_(given), name_(make_nonce()), listening_(make_socket()) {
-  const Address address = address_of(name_);
+  const SocketAddress address = socket_address_of(name_);
   if (bind(listening_.get(), address.get(), address.length) != 0 ||
       listen(listening_.get(), SOMAXCONN) != 0) {
-    fail(std::strerror(errno));
+    fail_to_pass(std::strerror(errno));
   }
 }
 
@@ -124,18 +124,18 @@ bool DescriptorOffer::answer(int socket) {
 
 bool DescriptorRequest::connect() {
   Descriptor socket = make_socket();
-  const Address address = address_of(name_);
+  const SocketAddress address = socket_address_of(name_);
   if (::connect(socket.get(), address.get(), address.length) != 0) {
     if (errno == EAGAIN || errno == EINTR) {  // many ask at once
       return false;
     }
-    fail(std::strerror(errno));
+    fail_to_pass(std::strerror(errno));
   }
   if (!is_of_this_user(socket)) {
-    fail("another user's process offers it");
+    fail_to_pass("another user's process offers it");
   }
   if (send(socket.get(), &receiver_, sizeof(receiver_), MSG_NOSIGNAL) != sizeof(receiver_)) {
-    fail(std::strerror(errno));
+    fail_to_pass(std::strerror(errno));
   }
   socket_ = std::move(socket);
   return true;
@@ -153,7 +153,7 @@ std::optional<Descriptor> DescriptorRequest::receive() {
   const cmsghdr* control = count > 0 ? CMSG_FIRSTHDR(&message.header) : nullptr;
   if (control == nullptr || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS ||
       control->cmsg_len != CMSG_LEN(sizeof(int))) {
-    fail("the process that offered it is gone");
+    fail_to_pass("the process that offered it is gone");
   }
   int number = -1;
   std::memcpy(&number, CMSG_DATA(control), sizeof(number));

@@ -54,7 +54,6 @@ struct VariableNames {
   const char* job;         // a text of its own for each run
 };
 
-constexpr int64_t kMostRanks = 1 << 20;
 constexpr VariableNames kTorchrun = {
     "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
 constexpr VariableNames kOpenMpi = {"mpirun",

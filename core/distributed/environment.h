@@ -18,6 +18,8 @@ struct Inherited {
   int memory = -1;  // MemoryPool
 };
 
+inline constexpr int64_t kMostRanks = 1 << 20;
+
 struct Environment {
   std::string launcher;  // "moe", "torchrun", "mpirun" or "srun"; "" = this process is alone
   int64_t rank = 0, size = 1;

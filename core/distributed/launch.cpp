@@ -25,21 +25,19 @@
 #include "core/distributed/heartbeats.h"
 #include "core/distributed/rendezvous.h"
 #include "core/distributed/shared_memory.h"
+#include "core/distributed/wait_clock.h"
 
 namespace moe::distributed {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kInterrupted = 130;   // exit code of main()
 constexpr Seconds kUntilFound{15};  // for the others to find out that one ended badly
 constexpr Seconds kUntilAll{5};     // for them all, once one has written where it found out
 constexpr Seconds kAfterTerm{2};    // from SIGTERM to SIGKILL
 // The rings of a Comm are at most 16 MiB a rank (ring_capacity); a rank is in all, in its group and
 // among its replicas. Only what is written takes memory.
 constexpr size_t kPoolBytesARank = size_t{128} << 20;
-
-Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
 
 constexpr size_t kMostKept = 16 << 10;  // bytes of last output
 

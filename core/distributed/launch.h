@@ -6,6 +6,8 @@
 
 namespace moe::distributed {
 
+inline constexpr int kInterrupted = 130;  // exit code of main()
+
 // Returns when all have ended well. When one ends badly the others are given a moment to say why,
 // then ended; thrown is what rank 0 would have said: UserError, Interrupted or std::runtime_error.
 void launch(const RankSettings& settings);

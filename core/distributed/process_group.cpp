@@ -26,8 +26,6 @@ constexpr int64_t kBlockBytes = 64 << 20;     // summed at a time: bounds the co
 constexpr int64_t kHostBlockBytes = 2 << 20;  // the same in shared memory: stays in a cache
 constexpr int64_t kSmallBytes = 32 << 10;     // up to here one exchange beats two short ones
 
-Seconds since(Clock::time_point begin) { return Clock::now() - begin; }
-
 // The same memory as bytes, flat.
 Tensor bytes_of(const Tensor& tensor) {
   MOE_CHECK(tensor.is_contiguous(), "a tensor on its way to other ranks must be contiguous");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/distributed/environment.h"
 #include "core/distributed/nonce.h"
 #include "core/distributed/store_lines.h"
 #include "core/distributed/wait_clock.h"
@@ -12,9 +13,9 @@
 namespace moe::distributed {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{20};
+constexpr std::chrono::milliseconds kRecordPause{20};
 constexpr size_t kMostStrangers = 8;  // that are named
-constexpr int64_t kMostRanks = 1 << 20, kMostPid = 1 << 22;
+constexpr int64_t kMostPid = 1 << 22;
 
 // What the final record of another rank means for this one.
 FailureReport report_of(const FinalRecord& record, const std::string& name) {
@@ -179,7 +180,7 @@ void Rendezvous::check_in(const Member& member, const std::string& version, Seco
     if (clock.look() > timeout) {
       are_all_here ? throw_unadmitted(ranks.at(0), timeout) : throw_missing(ranks, size_, timeout);
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kRecordPause);
   }
 }
 
@@ -283,7 +284,7 @@ std::optional<FailureReport> Rendezvous::reported_failure() {
 }
 
 void Rendezvous::wait_for_final_records(Seconds timeout, int64_t culprit) {
-  for (WaitClock clock; clock.look() < timeout; std::this_thread::sleep_for(kPause)) {
+  for (WaitClock clock; clock.look() < timeout; std::this_thread::sleep_for(kRecordPause)) {
     std::set<int64_t> ended = {culprit};
     for (const FinalRecord& record : final_records()) {
       ended.insert(record.rank);

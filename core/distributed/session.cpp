@@ -23,7 +23,7 @@ C10_DECLARE_int(caffe2_log_level);
 namespace moe::distributed {
 namespace {
 
-constexpr int kFailed = 1, kUserError = 2, kInterrupted = 130;  // as main() has them
+constexpr int kFailed = 1, kUserError = 2;  // as main() has them
 constexpr Seconds kLinger{3};     // for the final records of others, before the process ends
 constexpr Seconds kReading{0.3};  // for others to read ours, before the store ends with us
 

@@ -23,13 +23,13 @@ namespace {
 
 constexpr size_t kPage = 64 << 10;  // a multiple of every machine's
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr std::chrono::milliseconds kPause{2};
+constexpr std::chrono::milliseconds kArrivalPause{2};
 constexpr int kLooks = 50;  // pauses between them
 
-[[noreturn]] void fail(const std::string& words) {
+[[noreturn]] void fail_to_share(const std::string& words) {
   throw std::runtime_error("shared memory: " + words);
 }
-[[noreturn]] void fail_by_system() { fail(std::strerror(errno)); }
+[[noreturn]] void fail_by_system() { fail_to_share(std::strerror(errno)); }
 
 size_t round_to_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -47,12 +47,12 @@ auto await(const MemoryMeeting& meeting, const Attempt& attempt) {
     if (auto found = attempt()) {
       return std::move(*found);
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kArrivalPause);
     if (pauses % kLooks == 0) {
       meeting.look();
     }
   }
-  fail("the others did not come");
+  fail_to_share("the others did not come");
 }
 
 // The value of the meeting's key, once it has one of the right form.
@@ -103,7 +103,7 @@ Mapping receive_from_first(const MemoryMeeting& meeting, size_t bytes) {
   const Descriptor memory = await(meeting, [&] { return request.receive(); });
   const size_t received = sealed_memory_bytes(memory);
   if (received != bytes) {
-    fail(fmt::format("{} bytes came where {} were expected", received, bytes));
+    fail_to_share(fmt::format("{} bytes came where {} were expected", received, bytes));
   }
   return Mapping(memory, 0, bytes);
 }
@@ -123,10 +123,10 @@ size_t sealed_memory_bytes(const Descriptor& memory) {
   struct stat status {};
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   if (fstat(memory.get(), &status) != 0 || seals < 0 || (seals & kSeals) != kSeals) {
-    fail("what was handed over can change its size");
+    fail_to_share("what was handed over can change its size");
   }
   if (status.st_uid != geteuid()) {
-    fail("what was handed over belongs to another user");
+    fail_to_share("what was handed over belongs to another user");
   }
   return static_cast<size_t>(status.st_size);
 }
@@ -165,14 +165,15 @@ size_t MemoryPool::take(size_t bytes) {
   auto& taken = static_cast<PoolHeader*>(header_.data())->taken;
   const size_t offset = kPage + taken.fetch_add(round_to_pages(bytes));
   if (offset > bytes_ || bytes > bytes_ - offset) {
-    fail(fmt::format("no room for {} bytes more", bytes));
+    fail_to_share(fmt::format("no room for {} bytes more", bytes));
   }
   return offset;
 }
 
 Mapping MemoryPool::map(size_t offset, size_t bytes) const {
   if (offset < kPage || offset % kPage != 0 || offset > bytes_ || bytes > bytes_ - offset) {
-    fail(fmt::format("{} bytes at {} lie outside the {} of this run", bytes, offset, bytes_));
+    fail_to_share(
+        fmt::format("{} bytes at {} lie outside the {} of this run", bytes, offset, bytes_));
   }
   return Mapping(memory_, offset, bytes);
 }

@@ -21,7 +21,7 @@ namespace moe::distributed {
 namespace {
 
 constexpr int kNeverRemoved = -1;  // FileStore's number of processes, the last removes the file
-constexpr std::chrono::milliseconds kGlance{100};  // between looks at the clock
+constexpr std::chrono::milliseconds kClockGlance{100};  // between looks at the clock
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -91,7 +91,7 @@ auto C10dStore::ask(Work work) {
   if (!is_silent_) {
     std::thread([task] { (*task)(); }).detach();
     WaitClock clock;
-    while (answer.wait_for(kGlance) != std::future_status::ready && !is_silent_) {
+    while (answer.wait_for(kClockGlance) != std::future_status::ready && !is_silent_) {
       is_silent_ = clock.look() > limit_;
     }
   }

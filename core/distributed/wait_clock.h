@@ -7,6 +7,10 @@
 
 namespace moe::distributed {
 
+inline std::chrono::duration<double> since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::steady_clock::now() - begin;
+}
+
 class WaitClock {
  public:
   using Seconds = std::chrono::duration<double>;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kLengthBytes = 8;
 
-struct Entry {
+struct TensorEntry {
   TensorInfo info;
   uint64_t begin = 0, end = 0;  // in the data, which starts behind the header
 };
@@ -77,9 +77,9 @@ int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
   return bytes;
 }
 
-Entry parse_entry(const std::string& name, const Json& value, const std::string& file) {
+TensorEntry parse_entry(const std::string& name, const Json& value, const std::string& file) {
   const std::string where = fmt::format("{}: '{}'", file, printable(name));
-  Entry entry;
+  TensorEntry entry;
   entry.info.name = name;
   entry.info.dtype = parse_dtype(get_string(value, "dtype", where), where);
   entry.info.shape = parse_shape(value, where);
@@ -113,7 +113,7 @@ std::map<std::string, std::string> parse_metadata(const Json& value, const std::
 }
 
 // `entries` by offset must tile [0, data_bytes).
-void check_tiling(const std::vector<Entry>& entries, uint64_t data_bytes,
+void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
                   const std::string& where) {
   uint64_t claimed = 0;
   for (const auto& entry : entries) {
@@ -152,7 +152,7 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
   const std::string where = path.string();
   const std::string_view text = header_text(file_.bytes(), where);
   const Json header = parse_json(text, where + ": header", DuplicateKeys::kRefused);
-  std::vector<Entry> entries;
+  std::vector<TensorEntry> entries;
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
       metadata_ = parse_metadata(value, where);
@@ -160,7 +160,7 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
       entries.push_back(parse_entry(name, value, where));
     }
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+  std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::tie(a.begin, a.end, a.info.name) < std::tie(b.begin, b.end, b.info.name);
   });
   const uint64_t data_begin = kLengthBytes + text.size();

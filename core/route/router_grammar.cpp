@@ -17,12 +17,6 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 bool is_number(const std::string& text) {
   return std::all_of(text.begin(), text.end(),
                      [](unsigned char c) { return std::isdigit(c) != 0; });
@@ -249,6 +243,12 @@ std::string option_help(const RouterFamily& family, const RouterOption& option) 
 }
 
 }  // namespace
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
 
 RouterSettings parse_router(const std::string& text) {
   const std::string where = fmt::format("--router '{}'", text);

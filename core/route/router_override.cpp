@@ -12,12 +12,6 @@
 namespace moe::route {
 namespace {
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 // Whether the text of --router names the option itself.
 bool names_option(const std::string& router, std::string_view option) {
   const std::string text = lower(router);

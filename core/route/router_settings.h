@@ -47,6 +47,7 @@ struct RouterSettings {
 //
 // router_help() lists the families and their options. Throws UserError that names the offending
 // part and the known forms.
+std::string lower(std::string text);  // A to Z alone
 RouterSettings parse_router(const std::string& text);
 
 // The canonical form: parse_router(to_string(s)) == s. Only what differs from the defaults is

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kNumbersOfShare = int64_t{1} << 16;  // of b, worth a thread
 
-MOE_VECTOR_CLONES float dot(const float* a, const uint16_t* b, int64_t k) {
+MOE_VECTOR_CLONES float dot_bf16(const float* a, const uint16_t* b, int64_t k) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t p = 0; p < k; ++p) {
@@ -46,7 +46,7 @@ void fetch_ahead(const uint16_t* column, int64_t k) {
 // Columns begin..end-1 of a block, whose first is column 0 of c.
 void columns_of(const GemmShape& shape, const float* a, const MatrixView& b, int64_t begin,
                 int64_t end, float* c, int64_t c_row) {
-  const auto dot_of = b.dtype == Dtype::kF16 ? dot_f16 : dot;
+  const auto dot_of = b.dtype == Dtype::kF16 ? dot_f16 : dot_bf16;
   for (int64_t j = begin; j < end; ++j) {
     const auto* column = static_cast<const uint16_t*>(b.from(0, j).data);
     fetch_ahead(column, shape.k);

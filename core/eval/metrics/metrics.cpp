@@ -43,7 +43,7 @@ double acc_bytes(const Question& question, const QuestionScores& scores) {
                                         [](const std::string& choice) { return choice.size(); }));
 }
 
-double exact_match(const Question& question, const QuestionScores& scores) {
+double exact_match_of_pick(const Question& question, const QuestionScores& scores) {
   return question.gold >= 0 && scores[static_cast<size_t>(question.gold)].is_greedy ? 1.0 : 0.0;
 }
 
@@ -177,7 +177,7 @@ const std::vector<Metric>& choice_metrics() {
       {"acc", acc},
       {"acc_norm", acc_norm},
       {"acc_bytes", acc_bytes},
-      {"exact_match", exact_match},
+      {"exact_match", exact_match_of_pick},
       {"f1", pick_value, Aggregation::kBinaryF1},
   };
   return metrics;

@@ -65,14 +65,14 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
   };
 }
 
-Decoder read_byte_level(const Json&, const std::string&) { return characters_as_bytes(); }
+Decoder read_byte_level_decoder(const Json&, const std::string&) { return characters_as_bytes(); }
 
 Decoder read_fuse(const Json&, const std::string&) {
   return [](const Texts& texts) { return Texts{joined(texts)}; };
 }
 
 // With a space put before the text when it was encoded, marks of the first token are none.
-Decoder read_metaspace(const Json& json, const std::string& where) {
+Decoder read_metaspace_decoder(const Json& json, const std::string& where) {
   std::string mark;
   append_code_point(mark, read_character(json, "replacement", where));
   const bool prepends = read_prepend_scheme(json, where) != PrependScheme::kNever;
@@ -91,7 +91,7 @@ Decoder read_metaspace(const Json& json, const std::string& where) {
   };
 }
 
-Decoder read_replace(const Json& json, const std::string& where) {
+Decoder read_replace_decoder(const Json& json, const std::string& where) {
   return [replace = read_normalizer(json, where.substr(0, where.rfind(' ')))](Texts texts) {
     std::transform(texts.begin(), texts.end(), texts.begin(), replace);
     return texts;
@@ -99,7 +99,7 @@ Decoder read_replace(const Json& json, const std::string& where) {
 }
 
 // Up to `start` times the character at the beginning of every text, up to `stop` times at its end.
-Decoder read_strip(const Json& json, const std::string& where) {
+Decoder read_strip_decoder(const Json& json, const std::string& where) {
   std::string content;
   append_code_point(content, read_character(json, "content", where));
   const int64_t start = get_int(json, "start", where), stop = get_int(json, "stop", where);
@@ -118,7 +118,7 @@ Decoder read_strip(const Json& json, const std::string& where) {
   };
 }
 
-Decoder read_all(const Json& json, const std::string& where) {
+Decoder read_list_of_decoders(const Json& json, const std::string& where) {
   return [parts = read_sequence(json, "decoders", where, read_decoder)](Texts texts) {
     for (const auto& part : parts) {
       texts = part(std::move(texts));
@@ -127,14 +127,14 @@ Decoder read_all(const Json& json, const std::string& where) {
   };
 }
 
-constexpr StageType<Decoder> kTypes[] = {
-    {"ByteLevel", read_byte_level},
+constexpr StageType<Decoder> kDecoderTypes[] = {
+    {"ByteLevel", read_byte_level_decoder},
     {"ByteFallback", read_byte_fallback},
     {"Fuse", read_fuse},
-    {"Metaspace", read_metaspace},
-    {"Replace", read_replace},
-    {"Strip", read_strip},
-    {"Sequence", read_all},
+    {"Metaspace", read_metaspace_decoder},
+    {"Replace", read_replace_decoder},
+    {"Strip", read_strip_decoder},
+    {"Sequence", read_list_of_decoders},
 };
 
 }  // namespace
@@ -148,7 +148,7 @@ Decoder read_decoder(const Json& json, const std::string& where) {
       return texts;
     };
   }
-  return read_stage<Decoder>(json, where, kTypes);
+  return read_stage<Decoder>(json, where, kDecoderTypes);
 }
 
 Decoder characters_as_bytes() {

@@ -18,7 +18,7 @@ Normalizer read_prepend(const Json& json, const std::string& where) {
   };
 }
 
-Normalizer read_replace(const Json& json, const std::string& where) {
+Normalizer read_replace_normalizer(const Json& json, const std::string& where) {
   return [pattern = read_pattern(json, where),
           content = get_string(json, "content", where)](const std::string& text) {
     std::string replaced;
@@ -33,7 +33,7 @@ Normalizer read_replace(const Json& json, const std::string& where) {
   };
 }
 
-Normalizer read_strip(const Json& json, const std::string& where) {
+Normalizer read_strip_normalizer(const Json& json, const std::string& where) {
   return [left = get_bool(json, "strip_left", where, false),
           right = get_bool(json, "strip_right", where, false)](const std::string& text) {
     std::string_view rest = text;
@@ -46,7 +46,7 @@ Normalizer read_lowercase(const Json&, const std::string&) {
   return [](const std::string& text) { return lower_case(text); };
 }
 
-Normalizer read_all(const Json& json, const std::string& where) {
+Normalizer read_list_of_normalizers(const Json& json, const std::string& where) {
   return [parts = read_sequence(json, "normalizers", where, read_normalizer)](std::string text) {
     for (const auto& part : parts) {
       text = part(std::move(text));
@@ -55,16 +55,16 @@ Normalizer read_all(const Json& json, const std::string& where) {
   };
 }
 
-constexpr StageType<Normalizer> kTypes[] = {
+constexpr StageType<Normalizer> kNormalizerTypes[] = {
     {"NFC", read_form<NormalForm::kNfc>},
     {"NFD", read_form<NormalForm::kNfd>},
     {"NFKC", read_form<NormalForm::kNfkc>},
     {"NFKD", read_form<NormalForm::kNfkd>},
     {"Prepend", read_prepend},
-    {"Replace", read_replace},
-    {"Strip", read_strip},
+    {"Replace", read_replace_normalizer},
+    {"Strip", read_strip_normalizer},
     {"Lowercase", read_lowercase},
-    {"Sequence", read_all},
+    {"Sequence", read_list_of_normalizers},
 };
 
 }  // namespace
@@ -73,7 +73,7 @@ Normalizer read_normalizer(const Json& json, const std::string& where) {
   if (json.is_null()) {
     return [](std::string text) { return text; };
   }
-  return read_stage<Normalizer>(json, where, kTypes);
+  return read_stage<Normalizer>(json, where, kNormalizerTypes);
 }
 
 }  // namespace moe::io

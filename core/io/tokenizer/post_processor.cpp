@@ -40,10 +40,10 @@ SpecialTokens read_template(const Json& json, const std::string& where) {
   return special;
 }
 
-SpecialTokens read_byte_level(const Json&, const std::string&) { return {}; }
+SpecialTokens read_byte_level_post_processor(const Json&, const std::string&) { return {}; }
 
 // The later ones put their tokens around those of the ones before.
-SpecialTokens read_all(const Json& json, const std::string& where) {
+SpecialTokens read_list_of_post_processors(const Json& json, const std::string& where) {
   SpecialTokens all;
   for (const auto& part : read_sequence(json, "processors", where, read_post_processor)) {
     all.before.insert(all.before.begin(), part.before.begin(), part.before.end());
@@ -52,10 +52,10 @@ SpecialTokens read_all(const Json& json, const std::string& where) {
   return all;
 }
 
-constexpr StageType<SpecialTokens> kTypes[] = {
+constexpr StageType<SpecialTokens> kPostProcessorTypes[] = {
     {"TemplateProcessing", read_template},
-    {"ByteLevel", read_byte_level},
-    {"Sequence", read_all},
+    {"ByteLevel", read_byte_level_post_processor},
+    {"Sequence", read_list_of_post_processors},
 };
 
 }  // namespace
@@ -68,7 +68,8 @@ std::vector<int64_t> SpecialTokens::around(const std::vector<int64_t>& ids) cons
 }
 
 SpecialTokens read_post_processor(const Json& json, const std::string& where) {
-  return json.is_null() ? SpecialTokens() : read_stage<SpecialTokens>(json, where, kTypes);
+  return json.is_null() ? SpecialTokens()
+                        : read_stage<SpecialTokens>(json, where, kPostProcessorTypes);
 }
 
 }  // namespace moe::io

@@ -48,7 +48,7 @@ std::string_view prepend(Words& words, const std::string& prefix, std::string_vi
   return words.written.emplace_back(prefix).append(text);
 }
 
-PreTokenizer read_byte_level(const Json& json, const std::string& where) {
+PreTokenizer read_byte_level_pre_tokenizer(const Json& json, const std::string& where) {
   const bool adds_space = get_bool(json, "add_prefix_space", where, true);
   const PreTokenizer cut =
       get_bool(json, "use_regex", where, true) ? split_isolated(kGpt2Split, where) : [](Words&) {};
@@ -101,7 +101,7 @@ std::string replace_spaces(std::string_view text, const std::string& mark) {
   return replaced;
 }
 
-PreTokenizer read_metaspace(const Json& json, const std::string& where) {
+PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& where) {
   std::string mark;
   append_code_point(mark, read_character(json, "replacement", where));
   const PrependScheme scheme = read_prepend_scheme(json, where);
@@ -122,7 +122,7 @@ PreTokenizer read_metaspace(const Json& json, const std::string& where) {
   };
 }
 
-PreTokenizer read_all(const Json& json, const std::string& where) {
+PreTokenizer read_list_of_pre_tokenizers(const Json& json, const std::string& where) {
   return [parts = read_sequence(json, "pretokenizers", where, read_pre_tokenizer)](Words& words) {
     for (const auto& part : parts) {
       part(words);
@@ -130,15 +130,15 @@ PreTokenizer read_all(const Json& json, const std::string& where) {
   };
 }
 
-constexpr StageType<PreTokenizer> kTypes[] = {
-    {"ByteLevel", read_byte_level},
+constexpr StageType<PreTokenizer> kPreTokenizerTypes[] = {
+    {"ByteLevel", read_byte_level_pre_tokenizer},
     {"Split", read_split},
     {"Digits", read_digits},
-    {"Metaspace", read_metaspace},
+    {"Metaspace", read_metaspace_pre_tokenizer},
     {"Punctuation", read_punctuation},
     {"Whitespace", read_whitespace},
     {"WhitespaceSplit", read_whitespace_split},
-    {"Sequence", read_all},
+    {"Sequence", read_list_of_pre_tokenizers},
 };
 
 }  // namespace
@@ -147,7 +147,7 @@ PreTokenizer read_pre_tokenizer(const Json& json, const std::string& where) {
   if (json.is_null()) {
     return [](Words&) {};
   }
-  return read_stage<PreTokenizer>(json, where, kTypes);
+  return read_stage<PreTokenizer>(json, where, kPreTokenizerTypes);
 }
 
 PreTokenizer split_isolated(const std::string& expression, const std::string& where) {

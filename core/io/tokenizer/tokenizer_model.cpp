@@ -1,9 +1,10 @@
 #include "core/io/tokenizer/tokenizer_model.h"
 
+#include "core/io/tokenizer/word_rule.h"
+
 namespace moe::io {
 
 std::string bytes_of_piece(const std::string& piece) {
-  constexpr std::string_view kSpaceMark = "\u2581";
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   if (piece.size() == 6 && piece.starts_with("<0x") && piece.ends_with('>')) {
     const size_t high = kDigits.find(piece[3]), low = kDigits.find(piece[4]);

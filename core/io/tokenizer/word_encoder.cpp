@@ -10,7 +10,6 @@ namespace moe::io {
 
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 constexpr size_t kLargestWhole_bytes = size_t{4} << 20;
 
 // sentencepiece holds some 170 bytes for each byte of a text.

@@ -8,8 +8,6 @@ namespace moe::io {
 
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
-
 // One field of a protobuf message: a number (wire type 0) or bytes (type 2; others have none).
 struct Field {
   uint64_t number = 0;

@@ -8,6 +8,8 @@
 
 namespace moe::io {
 
+inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, a space within a piece
+
 enum class WordRule {
   kNone,       // only whole texts
   kKeeps,      // every space counts

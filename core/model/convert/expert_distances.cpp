@@ -15,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kBlockValues = int64_t{1} << 16;
+constexpr int64_t kComparedValues = int64_t{1} << 16;
 
 // [sources, count] in f64: the numbers from `begin` on of each.
 Tensor read_block(const std::vector<ExpertMatrix>& sources, int64_t begin, int64_t count) {
@@ -32,8 +32,8 @@ Tensor read_block(const std::vector<ExpertMatrix>& sources, int64_t begin, int64
 // Adds the inner products of all sources with one another: gram [n, n].
 void add_products(const std::vector<ExpertMatrix>& sources, Tensor& gram) {
   const int64_t elements = sources[0].info.elements();
-  for (int64_t begin = 0; begin < elements; begin += kBlockValues) {
-    const Tensor block = read_block(sources, begin, std::min(kBlockValues, elements - begin));
+  for (int64_t begin = 0; begin < elements; begin += kComparedValues) {
+    const Tensor block = read_block(sources, begin, std::min(kComparedValues, elements - begin));
     gram.addmm_(block, block.t());
   }
 }

@@ -10,7 +10,7 @@
 namespace moe::model {
 namespace {
 
-constexpr int64_t kBlockValues = int64_t{1} << 20;
+constexpr int64_t kCutValues = int64_t{1} << 20;
 constexpr float kLargestF16 = 65504;
 
 bool lies_whole(const ExpertMatrix& matrix) { return matrix.row_step == matrix.info.shape[1]; }
@@ -121,12 +121,12 @@ void write_matrix(io::SafetensorsWriter& writer, const ExpertMatrix& matrix) {
     matrix.file->file().drop(bytes);
     return;
   }
-  std::vector<float> values(static_cast<size_t>(std::min(elements, kBlockValues)));
+  std::vector<float> values(static_cast<size_t>(std::min(elements, kCutValues)));
   std::vector<std::byte> out(values.size() *
                              static_cast<size_t>(io::dtype_bytes(matrix.info.dtype)));
-  for (int64_t begin = 0; begin < elements; begin += kBlockValues) {
+  for (int64_t begin = 0; begin < elements; begin += kCutValues) {
     const auto block =
-        std::span(values).first(static_cast<size_t>(std::min(elements - begin, kBlockValues)));
+        std::span(values).first(static_cast<size_t>(std::min(elements - begin, kCutValues)));
     const auto read = read_values(matrix, begin, block);
     check_range(matrix, block);
     const auto written = std::span(out).first(

@@ -22,7 +22,7 @@ fs::path config_file(const fs::path& given) {
   return fs::is_directory(given) ? given / "config.json" : given;
 }
 
-constexpr int64_t kMaxExperts = int64_t{1} << 18;  // what config_moe.cpp reads
+constexpr int64_t kMostExpertsRead = int64_t{1} << 18;  // what config_moe.cpp reads
 
 MoeConfig mixture_from_flags(const InitSettings& settings, const ModelConfig& config) {
   MoeConfig moe;
@@ -146,7 +146,7 @@ InitPlan plan_init(const InitSettings& settings) {
                     file.string());
   }
   if (settings.experts) {
-    check_granularity(settings.granularity, *settings.experts, kMaxExperts,
+    check_granularity(settings.granularity, *settings.experts, kMostExpertsRead,
                       plan.config.intermediate_size);
     route::check_router(settings.router, *settings.experts);
     plan.config.moe = mixture_from_flags(settings, plan.config);

@@ -11,16 +11,16 @@
 namespace moe::model {
 namespace {
 
-constexpr int64_t kBlockValues =
+constexpr int64_t kDrawnValues =
     int64_t{1} << 16;  // 256 KiB of F32 stay in the cache between drawing and rounding
 
 // Sends `info` in blocks that `fill` makes; at most 512 KiB of memory.
 void write_blocks(io::SafetensorsWriter& writer, const io::TensorInfo& info,
                   const std::function<void(std::span<float>)>& fill) {
-  std::vector<float> values(static_cast<size_t>(std::min(info.elements(), kBlockValues)));
+  std::vector<float> values(static_cast<size_t>(std::min(info.elements(), kDrawnValues)));
   std::vector<std::byte> bytes(values.size() * static_cast<size_t>(io::dtype_bytes(info.dtype)));
-  for (int64_t left = info.elements(); left > 0; left -= kBlockValues) {
-    const auto count = static_cast<size_t>(std::min(left, kBlockValues));
+  for (int64_t left = info.elements(); left > 0; left -= kDrawnValues) {
+    const auto count = static_cast<size_t>(std::min(left, kDrawnValues));
     const auto block = std::span(values).first(count);
     fill(block);
     const auto out =

@@ -17,7 +17,7 @@ namespace moe::train {
 
 namespace {
 
-constexpr double kF32 = 4, kBf16 = 2;  // bytes
+constexpr double kF32Bytes = 4, kBf16Bytes = 2;  // bytes
 
 model::ModelConfig read_config(const std::filesystem::path& model) {
   const auto file =
@@ -127,7 +127,7 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, double b
     const bool comes_twice = layer_of(parameter.name) >= 0 ||
                              (is_looked_up && config.tie_word_embeddings);  // also as the head
     gathered += (comes_twice ? 2 : 1) * numbers *
-                (is_gathered_in_bf16(parameter, plan.settings) ? kBf16 : kF32);
+                (is_gathered_in_bf16(parameter, plan.settings) ? kBf16Bytes : kF32Bytes);
   }
   const auto one_way = [](double bytes, int64_t holders) {
     const auto n = static_cast<double>(holders);
@@ -135,8 +135,8 @@ void add_gradients(ClusterPlan& plan, const model::ModelConfig& config, double b
   };
   const int64_t processes = plan.layout.processes;
   const double dense_bytes =
-      one_way(2 * kF32 * dense, processes) + one_way(batches * kF32 * sharded, processes);
-  const double expert_bytes = one_way(2 * kF32 * experts, plan.layout.replicas);
+      one_way(2 * kF32Bytes * dense, processes) + one_way(batches * kF32Bytes * sharded, processes);
+  const double expert_bytes = one_way(2 * kF32Bytes * experts, plan.layout.replicas);
   plan.gradient_bytes = dense_bytes + expert_bytes;
   plan.gradient_s = ring_seconds(dense_bytes, processes, 1, rates) +
                     ring_seconds(expert_bytes, plan.layout.replicas, plan.layout.group(), rates);
@@ -185,7 +185,7 @@ ClusterPlan plan_cluster(const TrainSettings& settings, const ClusterRates& rate
     const bool bf16 = plan.settings.compute.precision == model::Precision::kBf16;
     const double transfers = (again ? 6.0 : 4.0) * static_cast<double>(config.moe->layers.size());
     plan.token_bytes = batches * transfers * rows_away(plan, *config.moe, local_tokens) *
-                       static_cast<double>(config.hidden_size) * (bf16 ? 2 : kF32);
+                       static_cast<double>(config.hidden_size) * (bf16 ? 2 : kF32Bytes);
     plan.token_s = seconds_to(plan.token_bytes, plan.layout.group() - 1, 1, rates);
   }
   add_gradients(plan, config, batches, rates);
