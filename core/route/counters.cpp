@@ -14,38 +14,41 @@
 #include "core/base/error.h"
 #include "core/route/router.h"
 #include "core/route/rows.h"
+#include "kernels/ops/plan_weights.h"
 
 namespace moe::route {
 namespace {
 
-// Kinds of rows. kAway is added to a row whose expert another rank owns, counted only where rows
-// travel one by one (dropless routers).
-constexpr int64_t kAccepted = 0, kFilled = 1, kRectified = 2;
-constexpr int64_t kRectifiedAlone = 3;  // an IR row of a token that no expert accepted
-constexpr int64_t kAway = 4, kKinds = 8;
+using kernels::kAcceptedRow;
+using kernels::kAwayRow;
+using kernels::kFilledRow;
+using kernels::kRectifiedAloneRow;
+using kernels::kRectifiedRow;
+using kernels::kRowKinds;
 
-// [n] i64: kAccepted, kFilled or kRectified; unused rows have choice 0.
+// [n] i64: kAcceptedRow, kFilledRow or kRectifiedRow; unused rows have choice 0.
 at::Tensor kinds_of(const RouteInput& input, const Plan& plan) {
-  return (plan.choice - (input.k - 1)).clamp_min_(kAccepted);
+  return (plan.choice - (input.k - 1)).clamp_min_(kAcceptedRow);
 }
 
-// [(W + 1) * kKinds] i64: rows by home rank and kind; the last kKinds cells are no rank's.
+// [(W + 1) * kRowKinds] i64: rows by home rank and kind; the last kRowKinds cells are no rank's.
 at::Tensor rows_by_rank(const RouteInput& input, const Plan& plan, bool has_ir) {
-  const int64_t cells = (input.ranks + 1) * kKinds;
+  const int64_t cells = (input.ranks + 1) * kRowKinds;
   if (input.tokens() == 0) {
     return at::zeros({cells}, plan.token.options());
   }
   const at::Tensor home = input.home.index_select(0, plan.token);
   at::Tensor kind = kinds_of(input, plan);
   if (has_ir) {
-    kind += at::logical_and(kind == kRectified, plan.count == input.k);
+    kind += at::logical_and(kind == kRectifiedRow, plan.count == input.k);
   }
   if (input.dropless && input.ranks > 1) {
     const int64_t local = input.experts() / input.ranks;
-    kind += (plan.expert.floor_divide(local) != home) * kAway;
+    kind += (plan.expert.floor_divide(local) != home) * kAwayRow;
   }
   const at::Tensor cell =
-      (home * kKinds + kind).masked_fill_(plan.expert == input.experts(), input.ranks * kKinds);
+      (home * kRowKinds + kind)
+          .masked_fill_(plan.expert == input.experts(), input.ranks * kRowKinds);
   return at::zeros({cells}, cell.options()).scatter_add_(0, cell, at::ones_like(cell));
 }
 
@@ -92,15 +95,15 @@ CounterValues known_values(const RouteInput& input, const RouterSettings& settin
   return host_values;
 }
 
-// The histogram's share in `values`; `cell` [W * kKinds].
+// The histogram's share in `values`; `cell` [W * kRowKinds].
 void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values) {
-  for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kKinds) {
-    const int64_t accepted = cell[kAccepted] + cell[kAway + kAccepted];
-    const int64_t filled = cell[kFilled] + cell[kAway + kFilled];
-    values.rank_ir[rank] = cell[kRectified] + cell[kRectifiedAlone];
+  for (size_t rank = 0; rank < values.rank_ir.size(); ++rank, cell += kRowKinds) {
+    const int64_t accepted = cell[kAcceptedRow] + cell[kAwayRow + kAcceptedRow];
+    const int64_t filled = cell[kFilledRow] + cell[kAwayRow + kFilledRow];
+    values.rank_ir[rank] = cell[kRectifiedRow] + cell[kRectifiedAloneRow];
     values.ir_tokens += values.rank_ir[rank];
-    values.dropped_tokens += cell[kRectifiedAlone];
-    values.rows_sent += cell[kAway + kAccepted] + cell[kAway + kFilled];
+    values.dropped_tokens += cell[kRectifiedAloneRow];
+    values.rows_sent += cell[kAwayRow + kAcceptedRow] + cell[kAwayRow + kFilledRow];
     values.slots_used += layer.has_slots ? accepted + filled : 0;
     if (layer.tokens_request) {
       values.rank_dropped[rank] -= accepted;
@@ -118,7 +121,7 @@ void add_rows(const int64_t* cell, const Counters& layer, CounterValues& values)
 const int64_t* read_one(const Counters& layer, const int64_t* next, CounterValues& values) {
   values = layer.host_values;
   add_rows(next, layer, values);
-  next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kKinds;
+  next += (static_cast<int64_t>(values.rank_ir.size()) + 1) * kRowKinds;
   values.unserved_tokens = values.tokens - *next++;
   values.dropped_tokens += values.unserved_tokens;
   values.entropy_sum = std::bit_cast<double>(*next++);
@@ -158,20 +161,25 @@ void add_to(std::vector<int64_t>& sums, const std::vector<int64_t>& terms) {
 
 }  // namespace
 
+Counters counters_of(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
+                     const at::Tensor& counted) {
+  return {known_values(input, settings),
+          settings.family->tokens_request,
+          settings.family->has_slots,
+          plan.rows,
+          counted,
+          settings.bias_rate ? requests_by_expert(input) : at::Tensor()};
+}
+
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings) {
   const at::NoGradGuard no_grad;
   const at::Tensor served = (rows_per_token(input, rows_of(plan)) > 0).sum();
-  const RouterFamily& family = *settings.family;
-  const at::Tensor entropy = family.has_softmax_scores
+  const at::Tensor entropy = settings.family->has_softmax_scores
                                  ? entropy_sum(input).reshape(1)
                                  : at::zeros({1}, input.logits.options().dtype(at::kDouble));
-  return {known_values(input, settings),
-          family.tokens_request,
-          family.has_slots,
-          plan.rows,
-          at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
-                   entropy.view(at::kLong)}),  // its bits, to travel with the rest
-          settings.bias_rate ? requests_by_expert(input) : at::Tensor()};
+  return counters_of(input, plan, settings,
+                     at::cat({rows_by_rank(input, plan, settings.ir), served.reshape(1),
+                              entropy.view(at::kLong)}));  // its bits, to travel with the rest
 }
 
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters) {

@@ -55,12 +55,15 @@ struct Counters {
   bool tokens_request = false;  // of the family (router.h), as is the next
   bool has_slots = false;
   at::Tensor tokens_per_expert;         // [E] i64
-  at::Tensor counted;                   // [(W + 1) * 8 + 2] i64: see counters.cpp
+  at::Tensor counted;                   // [(W + 1) * 8 + 2] i64: kernels/ops/plan_weights.h
   at::Tensor requests_per_expert = {};  // [E] i64, undefined without a bias
 };
 
 // Counts a finished plan.
 Counters count_plan(const RouteInput& input, const Plan& plan, const RouterSettings& settings);
+// The same of a plan of which the kernels of a GPU have made `counted`.
+Counters counters_of(const RouteInput& input, const Plan& plan, const RouterSettings& settings,
+                     const at::Tensor& counted);
 
 // One transfer for all layers.
 std::vector<CounterValues> read_counters(const std::vector<Counters>& counters);

@@ -1,5 +1,8 @@
 #include "core/route/kernel_plan.h"
 
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
 #include <limits>
 
 #include "core/base/error.h"
@@ -85,6 +88,88 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopK
   return to;
 }
 
+// A finished plan as the kernels of its weights read it.
+kernels::PlanRows rows_in(const RouteInput& input, const Plan& plan) {
+  return {plan.token.const_data_ptr<int64_t>(),
+          plan.expert.const_data_ptr<int64_t>(),
+          plan.choice.const_data_ptr<int64_t>(),
+          plan.count.const_data_ptr<int64_t>(),
+          input.home.const_data_ptr<int64_t>(),
+          plan.token.size(0),
+          input.tokens(),
+          input.experts(),
+          input.ranks,
+          input.k};
+}
+
+kernels::PlanWeightsKind kind_of(const RouteInput& input, const KernelGates& gates) {
+  const auto in_use = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
+                                    [](int64_t tokens) { return tokens > 0; });
+  return {gates.normalise, gates.straight_through, gates.lb_choices, std::max<int64_t>(in_use, 1)};
+}
+
+const float* pointer_to(const at::Tensor& f32) {
+  return f32.defined() ? f32.const_data_ptr<float>() : nullptr;
+}
+
+// What was decided, kept for the gradient: none of it has one.
+struct Decided : torch::CustomClassHolder {
+  Decided(const RouteInput& given_input, const Plan& given_plan, const KernelGates& gates)
+      : input(given_input), plan(given_plan), kind(kind_of(given_input, gates)) {}
+  RouteInput input;
+  Plan plan;
+  kernels::PlanWeightsKind kind;
+};
+
+struct WeighPlan : torch::autograd::Function<WeighPlan> {
+  // combine [T, E], weights [R], load balance [], z [].
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& given, const at::Tensor& count,
+                                                const RouteInput& input, const Plan& plan,
+                                                const KernelGates& gates) {
+    const at::Tensor logits = given.contiguous(), by_logit = input.by_logit.contiguous();
+    const auto options = logits.options();
+    const at::Tensor combine = at::empty_like(logits, at::MemoryFormat::Contiguous);
+    const at::Tensor weights = at::empty({plan.token.size(0)}, options);
+    const at::Tensor load_balance = at::empty({}, options), z = at::empty({}, options);
+    const at::Tensor chosen =
+        at::empty({input.ranks * (input.experts() + 1)}, options.dtype(at::kInt));
+    const at::Tensor sums =
+        at::empty({2 * kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
+    const auto decided = c10::make_intrusive<Decided>(input, plan, gates);
+    kernels::cuda_functions().plan_weights(
+        {rows_in(input, plan), decided->kind, logits.const_data_ptr<float>(),
+         count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
+         combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
+         sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()},
+        kernels::current_stream(logits));
+    context->set_materialize_grads(false);
+    context->save_for_backward({logits, count, combine, chosen});
+    context->saved_data["decided"] = c10::IValue::make_capsule(decided);
+    return {combine, weights, load_balance, z};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list upstream) {
+    const auto saved = context->get_saved_variables();
+    const auto held = context->saved_data["decided"].toCapsule();
+    const auto& decided = static_cast<const Decided&>(*held);
+    for (at::Tensor& of_one : upstream) {
+      of_one = of_one.defined() ? of_one.contiguous() : of_one;
+    }
+    const at::Tensor& logits = saved[0];
+    const at::Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
+    kernels::cuda_functions().plan_weights_backward(
+        {rows_in(decided.input, decided.plan), decided.kind, logits.const_data_ptr<float>(),
+         saved[1].const_data_ptr<float>(), saved[2].const_data_ptr<float>(),
+         saved[3].const_data_ptr<int32_t>(), pointer_to(upstream[1]), pointer_to(upstream[0]),
+         pointer_to(upstream[2]), pointer_to(upstream[3]), pulled.data_ptr<float>(),
+         grad.data_ptr<float>()},
+        kernels::current_stream(logits));
+    return {grad, {}, {}, {}, {}};
+  }
+};
+
 }  // namespace
 
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
@@ -107,6 +192,30 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
   kernels::cuda_functions().top_k_plan({shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
                                        kernels::current_stream(input.logits));
   return plan;
+}
+
+KernelCounts count_by_kernels(const RouteInput& input, const Plan& plan,
+                              const RouterSettings& settings) {
+  const auto options = input.logits.options();
+  const KernelCounts to{
+      at::empty({input.tokens(), input.experts()}, options),
+      at::empty({(input.ranks + 1) * kernels::kRowKinds + 2}, options.dtype(at::kLong))};
+  const at::Tensor sums =
+      at::empty({kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
+  const at::Tensor logits = input.logits.contiguous(), scores = input.scores.contiguous();
+  kernels::cuda_functions().plan_counts(
+      {rows_in(input, plan), logits.const_data_ptr<float>(), scores.const_data_ptr<float>(),
+       settings.ir, input.dropless, to.count.data_ptr<float>(), to.counted.data_ptr<int64_t>(),
+       sums.data_ptr<double>()},
+      kernels::current_stream(logits));
+  return to;
+}
+
+KernelWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
+                               const RouteInput& input, const Plan& plan,
+                               const KernelGates& gates) {
+  const auto found = WeighPlan::apply(logits, count, input, plan, gates);
+  return {found[0], found[1], found[2], input.wants_z_loss ? found[3] : at::Tensor()};
 }
 
 }  // namespace moe::route

@@ -1,8 +1,10 @@
 #pragma once
-// The plan of a top-k router by the kernels of a GPU (kernels/ops/router.h,
-// kernels/ops/top_k_plan.h): five launches where the rules of rule.h take about a hundred. The
-// rules stay what defines it.
+// A top-k router by the kernels of a GPU (kernels/ops/router.h, top_k_plan.h, plan_weights.h): a
+// few launches for a plan where the rules of rule.h take about a hundred, and a few for its
+// counters, gates and losses where counters.cpp, gates.cpp and losses.cpp take about seventy. Those
+// stay what defines it.
 
+#include "core/route/losses.h"
 #include "core/route/rule.h"
 
 namespace moe::route {
@@ -10,5 +12,24 @@ namespace moe::route {
 // What top_k, within_capacity, fill_in and intra_gpu make of `input`, f32 on a GPU, as `settings`
 // (top-k) say. At most kernels::kMaxRouterExperts experts.
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings);
+
+// multiplicities() of such a plan (gates.h), and what Counters::counted is made of.
+struct KernelCounts {
+  at::Tensor count, counted;
+};
+KernelCounts count_by_kernels(const RouteInput& input, const Plan& plan,
+                              const RouterSettings& settings);
+
+// softmax_gates() and row_weights() (gates.h), load_balance_loss() of the first `lb_choices`, and
+// z_loss() where `input` wants it, undefined else. Differentiable in the logits [T, E] f32.
+struct KernelWeights {
+  at::Tensor combine, weights, load_balance, z;
+};
+struct KernelGates {
+  bool normalise, straight_through;
+  int64_t lb_choices;
+};
+KernelWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
+                               const RouteInput& input, const Plan& plan, const KernelGates& gates);
 
 }  // namespace moe::route

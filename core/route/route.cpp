@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/route/gates.h"
+#include "core/route/kernel_plan.h"
 #include "core/route/routers/all.h"
 #include "kernels/ops/router.h"
 
@@ -24,9 +25,18 @@ Plan plan_by_rules(const RouteInput& input, const RouterFunctions& functions,
   return plan;
 }
 
+bool goes_by_kernels(const at::Tensor& logits, const RouterSettings& settings) {
+  return logits.is_cuda() && logits.scalar_type() == at::kFloat &&
+         has_kernel_plan(settings, logits.size(1));
+}
+
 // What has a gradient: all that `routing` holds besides is decided.
 void weigh(Routing& routing, const at::Tensor& logits, const RouterSettings& settings) {
   const RouterFunctions& functions = functions_of(settings);
+  if (goes_by_kernels(logits, settings)) {
+    functions.kernel_weights(logits, settings, routing);
+    return;
+  }
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = row_weights(routing.combine, routing.count, routing.input, routing.plan);
   routing.losses = functions.losses(logits, routing.input, routing.count, settings);
@@ -58,12 +68,16 @@ Routing route(const at::Tensor& logits, const RouterSettings& settings, const Ro
     const at::NoGradGuard no_grad;
     const RouterFunctions& functions = functions_of(settings);
     routing.input = make_input(logits, functions.scores(logits), settings, group, bias);
-    const bool by_kernels = logits.is_cuda() && logits.scalar_type() == at::kFloat &&
-                            has_kernel_plan(settings, logits.size(1));
-    routing.plan = by_kernels ? functions.kernel_plan(routing.input, settings)
-                              : plan_by_rules(routing.input, functions, settings);
-    routing.count = multiplicities(routing.input, routing.plan);
-    routing.counters = count_plan(routing.input, routing.plan, settings);
+    if (goes_by_kernels(logits, settings)) {
+      routing.plan = functions.kernel_plan(routing.input, settings);
+      const KernelCounts found = count_by_kernels(routing.input, routing.plan, settings);
+      routing.count = found.count;
+      routing.counters = counters_of(routing.input, routing.plan, settings, found.counted);
+    } else {
+      routing.plan = plan_by_rules(routing.input, functions, settings);
+      routing.count = multiplicities(routing.input, routing.plan);
+      routing.counters = count_plan(routing.input, routing.plan, settings);
+    }
   }
   weigh(routing, logits, settings);
   return routing;

@@ -19,6 +19,8 @@ struct CaseGradient {
   at::Tensor AuxLosses::*which;  // of this loss; nullptr: of sum(weights * upstream)
 };
 
+struct Routing;
+
 // What a family does with tensors. T tokens, E experts.
 struct RouterFunctions {
   // [T, E] what tokens are compared by, of the logits [T, E].
@@ -32,6 +34,9 @@ struct RouterFunctions {
   std::vector<CaseGradient> (*case_gradients)(const RouterSettings& settings);
   // The plan of the rules, made by kernels of a GPU; nullptr where there are none.
   Plan (*kernel_plan)(const RouteInput& input, const RouterSettings& settings) = nullptr;
+  // Of such a plan, by kernels too: what gates, row_weights() and losses give.
+  void (*kernel_weights)(const at::Tensor& logits, const RouterSettings& settings,
+                         Routing& routing) = nullptr;
 };
 
 const RouterFunctions& functions_of(const RouterSettings& settings);

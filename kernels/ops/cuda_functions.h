@@ -18,6 +18,7 @@
 #include "kernels/ops/graph.h"
 #include "kernels/ops/logsumexp.h"
 #include "kernels/ops/permute.h"
+#include "kernels/ops/plan_weights.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rope.h"
 #include "kernels/ops/router.h"
@@ -59,6 +60,9 @@ struct CudaFunctions {
   decltype(&unpermute_cuda) unpermute;
   decltype(&unpermute_backward_cuda) unpermute_backward;
   decltype(&segment_rows_cuda) segment_rows;
+  decltype(&plan_counts_cuda) plan_counts;
+  decltype(&plan_weights_cuda) plan_weights;
+  decltype(&plan_weights_backward_cuda) plan_weights_backward;
   decltype(&rms_norm_forward_cuda) rms_norm_forward;
   decltype(&rms_norm_backward_cuda) rms_norm_backward;
   decltype(&rope_cuda) rope;

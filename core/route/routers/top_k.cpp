@@ -43,15 +43,38 @@ at::Tensor gates(const at::Tensor& logits, const at::Tensor& count,
   return softmax_gates(logits, count, normalise, settings.straight_through);
 }
 
+// First choices of a token that the load-balance loss counts.
+int64_t counted_choices(const RouteInput& input, const RouterSettings& settings) {
+  return settings.lb_count == LbCount::kFirst ? 1 : input.k;
+}
+
+// Undefined where nobody asks.
+at::Tensor sequence_balance(const at::Tensor& logits, const RouteInput& input) {
+  return input.sequence.defined()
+             ? sequence_balance_loss(logits, input, first_choices(input, input.k))
+             : at::Tensor();
+}
+
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor&,
                  const RouterSettings& settings) {
-  const int64_t choices = settings.lb_count == LbCount::kFirst ? 1 : input.k;
   AuxLosses all;
-  all.load_balance = load_balance_loss(logits, input, first_choices(input, choices));
-  if (input.sequence.defined()) {
-    all.sequence_balance = sequence_balance_loss(logits, input, first_choices(input, input.k));
-  }
+  all.load_balance =
+      load_balance_loss(logits, input, first_choices(input, counted_choices(input, settings)));
+  all.sequence_balance = sequence_balance(logits, input);
   return all;
+}
+
+void kernel_weights(const at::Tensor& logits, const RouterSettings& settings, Routing& routing) {
+  const RouteInput& input = routing.input;
+  const KernelWeights found =
+      weigh_by_kernels(logits, routing.count, input, routing.plan,
+                       {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
+                        counted_choices(input, settings)});
+  routing.combine = found.combine;
+  routing.weights = found.weights;
+  routing.losses.load_balance = found.load_balance;
+  routing.losses.z = found.z;
+  routing.losses.sequence_balance = sequence_balance(logits, input);
 }
 
 // Both gradients of the weights and both counts of the load-balance loss, whatever is chosen.
@@ -72,7 +95,7 @@ std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
 }  // namespace
 
 RouterFunctions TopK::functions() {
-  return {softmax_scores, rules, gates, losses, case_gradients, plan_by_kernels};
+  return {softmax_scores, rules, gates, losses, case_gradients, plan_by_kernels, kernel_weights};
 }
 
 }  // namespace moe::route

@@ -86,10 +86,10 @@ struct Bound {
 };
 
 constexpr Bound kBounds[] = {
-    {"top1", 108, 28, 0},
-    {"top2", 108, 28, 0},
-    {"top1+ir+fr", 113, 28, 0},
-    {"top2:cf=inf", 111, 28, 0},
+    {"top1", 35, 21, 0},
+    {"top2", 35, 21, 0},
+    {"top1+ir+fr", 36, 21, 0},
+    {"top2:cf=inf", 34, 21, 0},
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "core/route/kernel_plan.h"
 
+#include <torch/csrc/autograd/autograd.h>
+
 #include "core/route/route.h"
 #include "tests/support/gpu.h"
 
@@ -18,7 +20,10 @@ constexpr const char* kRouters[] = {"top1",
                                     "top2:cf=inf",
                                     "top2+fr:cf=inf",
                                     "top2+ir:cf=inf",
-                                    "top4+ir+fr:cf=2"};
+                                    "top4+ir+fr:cf=2",
+                                    "top2+ir:st=off",
+                                    "top2+ir+fr:gate=none",
+                                    "top3+ir:lb=selected,cf=0.5"};
 
 void check_equal(const Plan& actual, const Plan& expected) {
   CHECK(at::equal(actual.token.cpu(), expected.token));
@@ -53,7 +58,77 @@ void for_each_case(Check check) {
   }
 }
 
+// What training reads of a routing, and its gradient in the logits, on the host.
+struct Weighed {
+  at::Tensor combine, weights, gradient;
+  std::vector<at::Tensor> losses;
+};
+
+// `upstream` [rows_max] of the weights; every loss is multiplied by another number.
+Weighed weighed(const Routing& routing, const at::Tensor& logits, const at::Tensor& upstream) {
+  Weighed result{routing.combine.detach().cpu(), routing.weights.detach().cpu(), {}, {}};
+  at::Tensor sum = (routing.weights * upstream.to(logits.device())).sum();
+  for (const auto member : kAllLosses) {
+    if (const at::Tensor& loss = routing.losses.*member; loss.defined()) {
+      result.losses.push_back(loss.detach().cpu());
+      sum = sum + 0.3 * static_cast<double>(result.losses.size()) * loss;
+    }
+  }
+  result.gradient = torch::autograd::grad({sum}, {logits})[0].cpu();
+  return result;
+}
+
+void check_close(const Weighed& actual, const Weighed& expected) {
+  CHECK(at::allclose(actual.combine, expected.combine, 1e-5, 1e-6));
+  CHECK(at::allclose(actual.weights, expected.weights, 1e-5, 1e-6));
+  CHECK(at::allclose(actual.gradient, expected.gradient, 1e-5, 1e-6));
+  REQUIRE(actual.losses.size() == expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    CHECK(at::allclose(actual.losses[i], expected.losses[i], 1e-5, 1e-6));
+  }
+}
+
+void check_counters(const Counters& actual, const Counters& expected) {
+  std::vector<double> found = numbers_of(read_counters({actual})[0]);
+  std::vector<double> wanted = numbers_of(read_counters({expected})[0]);
+  REQUIRE(found.size() == wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) {  // all but the entropy are whole numbers
+    CAPTURE(i);
+    CHECK(found[i] == Approx(wanted[i]).epsilon(1e-6).margin(1e-6));
+  }
+}
+
 }  // namespace
+
+TEST_CASE("a GPU weighs and counts what it routed as LibTorch's operations do on the CPU",
+          "[route][gpu]") {
+  MOE_NEED_GPU();
+  for_each_case(
+      [](const at::Tensor& drawn, const RouterSettings& settings, const RoutingGroup& given) {
+        if (drawn.size(0) == 31 || drawn.size(0) == 64) {
+          return;  // the plan's own test has them
+        }
+        RoutingGroup group = given;
+        group.wants_z_loss = group.ranks != 2;
+        if (group.ranks == 2) {
+          group.sequence = std::vector<int64_t>(group.home.size(), 1);
+        }
+        const at::Tensor logits = drawn.clone().requires_grad_(true);
+        const at::Tensor there = drawn.to(moe::test::kGpu).requires_grad_(true);
+        const Routing expected = route(logits, settings, group);
+        const Routing actual = route(there, settings, group);
+        CHECK(at::equal(actual.count.cpu(), expected.count));
+        check_counters(actual.counters, expected.counters);
+        const at::Tensor upstream = at::randn({expected.plan.token.size(0)});
+        check_close(weighed(actual, there, upstream), weighed(expected, logits, upstream));
+
+        const at::Tensor other = drawn * 0.9;  // what was decided stays, the weights move
+        const at::Tensor again = other.clone().requires_grad_(true);
+        const at::Tensor again_there = other.to(moe::test::kGpu).requires_grad_(true);
+        check_close(weighed(route_again(again_there, actual, settings), again_there, upstream),
+                    weighed(route_again(again, expected, settings), again, upstream));
+      });
+}
 
 TEST_CASE("a GPU routes as the rules do on the CPU, unused rows too", "[route][gpu]") {
   MOE_NEED_GPU();

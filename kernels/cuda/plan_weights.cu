@@ -1,0 +1,444 @@
+// plan_weights.h on CUDA. What is of rows takes a thread a row, what is of tokens a warp a token,
+// whose lanes share out the experts. Counts go through shared memory where they fit.
+
+#include <stdexcept>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/plan_weights.h"
+#include "kernels/ops/router.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kSharedCounts = 2048;
+
+// Counters of a block that are added to the device's when the block is done: in shared memory where
+// there are few. Every thread of the block calls begin() and end().
+template <typename Count>
+struct BlockCounts {
+  int32_t* shared;  // [kSharedCounts]
+  Count* total;     // [cells] on the device
+  int cells;
+
+  __device__ bool fits() const { return cells <= kSharedCounts; }
+  __device__ void begin() const {
+    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
+      shared[i] = 0;
+    }
+    __syncthreads();
+  }
+  __device__ void add(int64_t cell) const {
+    if (fits()) {
+      atomicAdd(shared + cell, 1);
+    } else {
+      atomicAdd(total + cell, Count{1});
+    }
+  }
+  __device__ void end() const {
+    __syncthreads();
+    for (int i = threadIdx.x; fits() && i < cells; i += kThreads) {
+      if (shared[i] > 0) {
+        atomicAdd(total + i, static_cast<Count>(shared[i]));
+      }
+    }
+  }
+};
+
+// Whole numbers on the device that atomics add up.
+using Whole = unsigned long long;  // NOLINT(google-runtime-int): CUDA's atomics know no other
+
+__device__ int64_t kind_of_row(const PlanCountsArgs& args, int64_t row, int64_t home) {
+  const PlanRows& plan = args.plan;
+  const int64_t later = plan.choice[row] - (plan.k - 1);  // than the first k choices
+  int64_t kind = later > 0 ? later : kAcceptedRow;
+  if (args.rectifies && kind == kRectifiedRow && plan.count[row] == plan.k) {
+    kind = kRectifiedAloneRow;
+  }
+  const bool is_away = plan.expert[row] / (plan.experts / plan.ranks) != home;
+  return kind + (args.dropless && plan.ranks > 1 && is_away ? kAwayRow : 0);
+}
+
+__global__ void __launch_bounds__(kThreads) count_rows_kernel(PlanCountsArgs args) {
+  __shared__ int32_t shared[kSharedCounts];
+  const PlanRows& plan = args.plan;
+  const BlockCounts<Whole> kinds{shared, reinterpret_cast<Whole*>(args.counted),
+                                 static_cast<int>((plan.ranks + 1) * kRowKinds)};
+  kinds.begin();
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < plan.rows && plan.expert[row] < plan.experts) {
+    const int64_t token = plan.token[row], home = plan.home[token];
+    // A choice and a rectification may name one pair.
+    atomicAdd(args.count + token * plan.experts + plan.expert[row],
+              static_cast<float>(plan.count[row]));
+    kinds.add(home * kRowKinds + kind_of_row(args, row, home));
+  }
+  kinds.end();
+}
+
+// What this lane holds of a token's numbers [E]: those of experts lane, lane + 32 ...; `none` where
+// there is no such expert.
+template <int kPerLane>
+__device__ void load_experts(const float* numbers, int experts, float none, float (&to)[kPerLane]) {
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    to[i] = lane + i * kLanes < experts ? numbers[lane + i * kLanes] : none;
+  }
+}
+
+template <int kPerLane>
+__device__ float largest_of(const float (&numbers)[kPerLane]) {
+  float most = numbers[0];
+#pragma unroll
+  for (int i = 1; i < kPerLane; ++i) {
+    most = fmaxf(most, numbers[i]);
+  }
+  return warp_max(most);
+}
+
+template <int kPerLane>
+__device__ float sum_of(const float (&numbers)[kPerLane]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    sum += numbers[i];
+  }
+  return warp_sum(sum);
+}
+
+// Entropy as core/route/counters.cpp has it: sum_j g_j (a_max - a_j) - ln g_max.
+template <int kPerLane>
+__global__ void __launch_bounds__(kThreads) count_tokens_kernel(PlanCountsArgs args) {
+  __shared__ double part[kWarps];
+  __shared__ int32_t served_part[kWarps];
+  const PlanRows& plan = args.plan;
+  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
+  double entropy = 0;
+  int32_t served = 0;
+  const int64_t step = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; t < plan.tokens;
+       t += step) {
+    float logit[kPerLane], score[kPerLane], count[kPerLane], term[kPerLane];
+    load_experts(args.logits + t * experts, experts, -HUGE_VALF, logit);
+    load_experts(args.scores + t * experts, experts, 0.0F, score);
+    load_experts(args.count + t * experts, experts, 0.0F, count);
+    const float highest = largest_of(logit);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const bool is_expert = lane + i * kLanes < experts;
+      term[i] = is_expert ? score[i] * (highest - logit[i]) : 0.0F;
+    }
+    const float of_token = sum_of(term) - logf(largest_of(score));
+    entropy += plan.home[t] < plan.ranks ? of_token : 0.0F;
+    served += largest_of(count) > 0 ? 1 : 0;
+  }
+  const bool is_first = lane == 0;  // all lanes of a warp have the same
+  entropy = block_sum(is_first ? entropy : 0.0, part);
+  served = block_sum(is_first ? served : 0, served_part);
+  if (threadIdx.x == 0) {
+    args.sums[blockIdx.x] = entropy;
+    const int64_t cells = (plan.ranks + 1) * kRowKinds;
+    atomicAdd(reinterpret_cast<Whole*>(args.counted) + cells, static_cast<Whole>(served));
+  }
+}
+
+// The sum of `count` numbers `stride` apart, in one order, known to every thread of the block.
+__device__ double sum_up(const double* numbers, int64_t count, int64_t stride, double* part) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+    sum += numbers[i * stride];
+  }
+  return block_sum(sum, part);
+}
+
+__global__ void __launch_bounds__(kThreads) sum_counts_kernel(PlanCountsArgs args, int64_t sums) {
+  __shared__ double part[kWarps];
+  const double entropy = sum_up(args.sums, sums, 1, part);
+  if (threadIdx.x == 0) {
+    double* to = reinterpret_cast<double*>(args.counted + (args.plan.ranks + 1) * kRowKinds + 1);
+    *to = entropy;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) count_choices_kernel(PlanWeightsArgs args) {
+  __shared__ int32_t shared[kSharedCounts];
+  const PlanRows& plan = args.plan;
+  const int64_t pairs = plan.ranks * plan.experts;
+  const BlockCounts<int32_t> chosen{shared, args.chosen, static_cast<int>(pairs + plan.ranks)};
+  chosen.begin();
+  const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (t < plan.tokens && plan.home[t] < plan.ranks) {
+    const int64_t home = plan.home[t];
+    chosen.add(pairs + home);
+    for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
+      chosen.add(home * plan.experts + args.by_logit[t * plan.experts + choice]);
+    }
+  }
+  chosen.end();
+}
+
+// softmax of the logits, in place, and the logarithm of the sum of their exponentials.
+template <int kPerLane>
+__device__ float softmax(float (&logit)[kPerLane]) {
+  const float highest = largest_of(logit);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    logit[i] = expf(logit[i] - highest);
+  }
+  const float sum = sum_of(logit);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    logit[i] /= sum;
+  }
+  return highest + logf(sum);
+}
+
+// n e^a / sum of the same over the experts with n > 0, in place of the logits.
+template <int kPerLane>
+__device__ void normalised_weights(float (&logit)[kPerLane], const float (&count)[kPerLane]) {
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    logit[i] = count[i] > 0 ? logit[i] : -HUGE_VALF;
+  }
+  const float highest = largest_of(logit);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    logit[i] = count[i] > 0 ? expf(logit[i] - highest) * count[i] : 0.0F;
+  }
+  const float sum = sum_of(logit);
+  const float by = sum == 0 ? 1.0F : sum;  // a token without an expert
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    logit[i] /= by;
+  }
+}
+
+// What one token weighs in a mean over ranks of means over tokens; 0 for padding.
+__device__ float token_weight(const PlanRows& plan, const PlanWeightsKind& kind,
+                              const int32_t* chosen, int64_t home) {
+  if (home >= plan.ranks) {
+    return 0;
+  }
+  const int32_t tokens = chosen[plan.ranks * plan.experts + home];
+  return 1.0F / (static_cast<float>(tokens) * static_cast<float>(kind.ranks_in_use));
+}
+
+// What the load-balance loss multiplies a token's probabilities by. The token is no padding.
+template <int kPerLane>
+__device__ void balance_coefficients(const PlanRows& plan, const int32_t* chosen, int64_t home,
+                                     float weight, float (&to)[kPerLane]) {
+  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
+  const auto tokens = static_cast<float>(chosen[plan.ranks * plan.experts + home]);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int expert = lane + i * kLanes;
+    const int32_t count = expert < experts ? chosen[home * plan.experts + expert] : 0;
+    to[i] = static_cast<float>(experts) * (static_cast<float>(count) / tokens) * weight;
+  }
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kThreads) weigh_tokens_kernel(PlanWeightsArgs args) {
+  __shared__ double part[kWarps];
+  const PlanRows& plan = args.plan;
+  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
+  double balance = 0, z = 0;
+  const int64_t step = int64_t{gridDim.x} * kWarps;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes; t < plan.tokens;
+       t += step) {
+    float weight[kPerLane], count[kPerLane], probability[kPerLane];
+    load_experts(args.logits + t * experts, experts, -HUGE_VALF, probability);
+    load_experts(args.count + t * experts, experts, 0.0F, count);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      weight[i] = probability[i];  // the logits as yet
+    }
+    const float log_sum = softmax(probability);
+    if (args.kind.normalise) {
+      normalised_weights(weight, count);
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + i * kLanes < experts) {
+        args.combine[t * experts + lane + i * kLanes] =
+            args.kind.normalise ? weight[i] : probability[i] * count[i];
+      }
+    }
+    const int64_t home = plan.home[t];
+    if (home < plan.ranks) {  // the whole warp
+      const float share = token_weight(plan, args.kind, args.chosen, home);
+      balance_coefficients(plan, args.chosen, home, share, count);
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        count[i] *= probability[i];
+      }
+      balance += sum_of(count);
+      z += share * log_sum * log_sum;
+    }
+  }
+  const bool is_first = lane == 0;
+  balance = block_sum(is_first ? balance : 0.0, part);
+  z = block_sum(is_first ? z : 0.0, part);
+  if (threadIdx.x == 0) {
+    args.sums[2 * blockIdx.x] = balance;
+    args.sums[2 * blockIdx.x + 1] = z;
+  }
+}
+
+// Where the row's token and expert stand in [T, E], and which share of their weight is the row's.
+__device__ float share_of_row(const PlanRows& plan, const float* count, int64_t row,
+                              int64_t* cell) {
+  *cell = plan.token[row] * plan.experts + plan.expert[row];
+  return static_cast<float>(plan.count[row]) / fmaxf(count[*cell], 1.0F);
+}
+
+// The last block adds up the losses.
+__global__ void __launch_bounds__(kThreads) weigh_rows_kernel(PlanWeightsArgs args, int64_t sums) {
+  __shared__ double part[kWarps];
+  const PlanRows& plan = args.plan;
+  if (blockIdx.x + 1 == gridDim.x) {
+    const double balance = sum_up(args.sums, sums, 2, part);
+    const double z = sum_up(args.sums + 1, sums, 2, part);
+    if (threadIdx.x == 0) {
+      *args.load_balance = static_cast<float>(balance);
+      if (args.z != nullptr) {
+        *args.z = static_cast<float>(z);
+      }
+    }
+    return;
+  }
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row >= plan.rows) {
+    return;
+  }
+  float weight = 0;
+  if (plan.expert[row] < plan.experts) {
+    int64_t cell = 0;
+    const float share = share_of_row(plan, args.count, row, &cell);
+    weight = args.combine[cell] * share;
+  }
+  args.weights[row] = weight;
+}
+
+__global__ void __launch_bounds__(kThreads) pull_rows_kernel(PlanWeightsBackwardArgs args) {
+  const PlanRows& plan = args.plan;
+  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < plan.rows && plan.expert[row] < plan.experts) {
+    int64_t cell = 0;
+    const float share = share_of_row(plan, args.count, row, &cell);
+    atomicAdd(args.pulled + cell, args.grad_weights[row] * share);  // two at most: any order is one
+  }
+}
+
+// With U the gradient of w: w U - basis sum_j w_j U_j, basis g or w (core/route/gates.h), and of
+// the losses g (c - sum_j c_j g_j) and 2 v lse g.
+template <int kPerLane>
+__global__ void __launch_bounds__(kThreads) pull_tokens_kernel(PlanWeightsBackwardArgs args) {
+  const PlanRows& plan = args.plan;
+  const int experts = static_cast<int>(plan.experts), lane = threadIdx.x % kLanes;
+  const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
+  if (t >= plan.tokens) {
+    return;  // the whole warp
+  }
+  float weight[kPerLane], pulled[kPerLane], probability[kPerLane];
+  load_experts(args.logits + t * experts, experts, -HUGE_VALF, probability);
+  load_experts(args.combine + t * experts, experts, 0.0F, weight);
+  load_experts(args.pulled + t * experts, experts, 0.0F, pulled);
+  const float log_sum = softmax(probability);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int expert = lane + i * kLanes;
+    if (args.grad_combine != nullptr && expert < experts) {
+      pulled[i] += args.grad_combine[t * experts + expert];
+    }
+    pulled[i] *= weight[i];
+  }
+  const float all = sum_of(pulled);
+  const bool through_all = args.kind.straight_through || !args.kind.normalise;
+  const int64_t home = plan.home[t];
+  const float share = token_weight(plan, args.kind, args.chosen, home);
+  float coefficient[kPerLane] = {};
+  float mean = 0, of_z = 0;
+  if (home < plan.ranks && args.grad_load_balance != nullptr) {  // the whole warp
+    balance_coefficients(plan, args.chosen, home, share * *args.grad_load_balance, coefficient);
+    float term[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      term[i] = coefficient[i] * probability[i];
+    }
+    mean = sum_of(term);
+  }
+  if (home < plan.ranks && args.grad_z != nullptr) {
+    of_z = 2 * share * log_sum * *args.grad_z;
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int expert = lane + i * kLanes;
+    if (expert < experts) {
+      const float of_gates = pulled[i] - (through_all ? probability[i] : weight[i]) * all;
+      args.grad_logits[t * experts + expert] =
+          of_gates + probability[i] * (coefficient[i] - mean + of_z);
+    }
+  }
+}
+
+void check_experts(const PlanRows& plan) {
+  if (plan.experts > kMaxRouterExperts) {
+    throw std::runtime_error("the kernels of a plan's weights take at most 256 experts");
+  }
+}
+
+// The kernel of as many numbers a lane as the experts need.
+template <typename Kernel>
+Kernel for_experts(int64_t experts, Kernel one, Kernel two, Kernel four, Kernel eight) {
+  return experts <= 32 ? one : experts <= 64 ? two : experts <= 128 ? four : eight;
+}
+
+void clear(void* memory, int64_t bytes, void* stream) {
+  CUDA_CHECK(
+      cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
+}
+
+}  // namespace
+
+void plan_counts_cuda(const PlanCountsArgs& args, void* stream) {
+  const PlanRows& plan = args.plan;
+  check_experts(plan);
+  const int64_t cells = (plan.ranks + 1) * kRowKinds, sums = plan_weights_sums(plan.tokens);
+  clear(args.count, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts, stream);
+  clear(args.counted, static_cast<int64_t>(sizeof(int64_t)) * (cells + 2), stream);
+  launch(count_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
+  launch(for_experts(plan.experts, count_tokens_kernel<1>, count_tokens_kernel<2>,
+                     count_tokens_kernel<4>, count_tokens_kernel<8>),
+         sums, kThreads, stream, args);
+  launch(sum_counts_kernel, 1, kThreads, stream, args, sums);
+}
+
+void plan_weights_cuda(const PlanWeightsArgs& args, void* stream) {
+  const PlanRows& plan = args.plan;
+  check_experts(plan);
+  const int64_t sums = plan_weights_sums(plan.tokens);
+  clear(args.chosen, static_cast<int64_t>(sizeof(int32_t)) * plan.ranks * (plan.experts + 1),
+        stream);
+  launch(count_choices_kernel, ceil_div(plan.tokens, kThreads), kThreads, stream, args);
+  launch(for_experts(plan.experts, weigh_tokens_kernel<1>, weigh_tokens_kernel<2>,
+                     weigh_tokens_kernel<4>, weigh_tokens_kernel<8>),
+         sums, kThreads, stream, args);
+  launch(weigh_rows_kernel, ceil_div(plan.rows, kThreads) + 1, kThreads, stream, args, sums);
+}
+
+void plan_weights_backward_cuda(const PlanWeightsBackwardArgs& args, void* stream) {
+  const PlanRows& plan = args.plan;
+  check_experts(plan);
+  clear(args.pulled, static_cast<int64_t>(sizeof(float)) * plan.tokens * plan.experts, stream);
+  if (args.grad_weights != nullptr) {
+    launch(pull_rows_kernel, ceil_div(plan.rows, kThreads), kThreads, stream, args);
+  }
+  launch(for_experts(plan.experts, pull_tokens_kernel<1>, pull_tokens_kernel<2>,
+                     pull_tokens_kernel<4>, pull_tokens_kernel<8>),
+         ceil_div(plan.tokens, kWarps), kThreads, stream, args);
+}
+
+}  // namespace moe::kernels
