@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "core/base/error.h"
@@ -114,10 +115,12 @@ const float* pointer_to(const at::Tensor& f32) {
 
 // What was decided, kept for the gradient: none of it has one.
 struct Decided : torch::CustomClassHolder {
-  Decided(const RouteInput& given_input, const Plan& given_plan, const KernelGates& gates)
-      : input(given_input), plan(given_plan), kind(kind_of(given_input, gates)) {}
-  RouteInput input;
-  Plan plan;
+  Decided(const RouteInput& input, const Plan& plan, const KernelGates& gates)
+      : kept{plan.token, plan.expert, plan.choice, plan.count, input.home},
+        rows(rows_in(input, plan)),
+        kind(kind_of(input, gates)) {}
+  std::array<at::Tensor, 5> kept;  // what `rows` points to
+  kernels::PlanRows rows;
   kernels::PlanWeightsKind kind;
 };
 
@@ -138,7 +141,7 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
         at::empty({2 * kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
     const auto decided = c10::make_intrusive<Decided>(input, plan, gates);
     kernels::cuda_functions().plan_weights(
-        {rows_in(input, plan), decided->kind, logits.const_data_ptr<float>(),
+        {decided->rows, decided->kind, logits.const_data_ptr<float>(),
          count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
          combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
          sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()},
@@ -160,7 +163,7 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
     const at::Tensor& logits = saved[0];
     const at::Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
     kernels::cuda_functions().plan_weights_backward(
-        {rows_in(decided.input, decided.plan), decided.kind, logits.const_data_ptr<float>(),
+        {decided.rows, decided.kind, logits.const_data_ptr<float>(),
          saved[1].const_data_ptr<float>(), saved[2].const_data_ptr<float>(),
          saved[3].const_data_ptr<int32_t>(), pointer_to(upstream[1]), pointer_to(upstream[0]),
          pointer_to(upstream[2]), pointer_to(upstream[3]), pulled.data_ptr<float>(),
