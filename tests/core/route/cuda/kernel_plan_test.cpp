@@ -105,7 +105,8 @@ TEST_CASE("a GPU weighs and counts what it routed as LibTorch's operations do on
   MOE_NEED_GPU();
   for_each_case(
       [](const at::Tensor& drawn, const RouterSettings& settings, const RoutingGroup& given) {
-        if (drawn.size(0) == 31 || drawn.size(0) == 64) {
+        const bool has_ties = at::equal(drawn, drawn.round());
+        if (drawn.size(0) == 31 || drawn.size(0) == 64 || (has_ties && given.ranks != 2)) {
           return;  // the plan's own test has them
         }
         RoutingGroup group = given;
