@@ -392,8 +392,12 @@ void check_experts(const PlanRows& plan) {
 
 // The kernel of as many numbers a lane as the experts need.
 template <typename Kernel>
-Kernel for_experts(int64_t experts, Kernel one, Kernel two, Kernel four, Kernel eight) {
-  return experts <= 32 ? one : experts <= 64 ? two : experts <= 128 ? four : eight;
+Kernel for_experts(int64_t experts, Kernel up_to_32, Kernel up_to_64, Kernel up_to_128,
+                   Kernel up_to_256) {
+  return experts <= 32    ? up_to_32
+         : experts <= 64  ? up_to_64
+         : experts <= 128 ? up_to_128
+                          : up_to_256;
 }
 
 void clear(void* memory, int64_t bytes, void* stream) {
