@@ -87,24 +87,43 @@ template <typename Vector>
   tile.vectors == 2 ? run_rows<Vector, 2>(tile) : run_rows<Vector, 1>(tile);
 }
 
+// Whatever the processor is: the compiler makes Vector4 of what it has, if only of single floats.
+void run_portable(const Tile& tile) { run_narrow<Vector4>(tile); }
+
+#if defined(__x86_64__)
 [[gnu::target("avx512f")]] void run_avx512(const Tile& tile) {
   tile.vectors == 4 ? run_rows<Vector16, 4>(tile) : run_narrow<Vector16>(tile);
 }
 [[gnu::target("avx2,fma")]] void run_avx2(const Tile& tile) { run_narrow<Vector8>(tile); }
-void run_plain(const Tile& tile) { run_narrow<Vector4>(tile); }
+
+void add_vector_kernels(std::vector<TileKernel>& all) {
+  if (__builtin_cpu_supports("avx512f")) {
+    all.push_back({16, 4, run_avx512});
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    all.push_back({8, 2, run_avx2});
+  }
+}
+#elif defined(__aarch64__)
+// Every arm64 processor has NEON, whose 32 registers hold 24 sums, 4 vectors of B and a number of
+// A; GCC, left to order the instructions first, reads more numbers of A at once than there is room
+// for.
+[[gnu::optimize("no-schedule-insns")]] void run_neon(const Tile& tile) {
+  tile.vectors == 4 ? run_rows<Vector4, 4>(tile) : run_narrow<Vector4>(tile);
+}
+
+void add_vector_kernels(std::vector<TileKernel>& all) { all.push_back({4, 4, run_neon}); }
+#else
+void add_vector_kernels(std::vector<TileKernel>& /*all*/) {}
+#endif
 
 }  // namespace
 
 const std::vector<TileKernel>& tile_kernels() {
   static const std::vector<TileKernel> kernels = [] {
     std::vector<TileKernel> all;
-    if (__builtin_cpu_supports("avx512f")) {
-      all.push_back({16, 4, run_avx512});
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      all.push_back({8, 2, run_avx2});
-    }
-    all.push_back({4, 2, run_plain});
+    add_vector_kernels(all);
+    all.push_back({4, 2, run_portable});
     return all;
   }();
   return kernels;

@@ -215,10 +215,3 @@ TEST_CASE("product takes every type and size", "[kernels]") {
     }
   }
 }
-
-TEST_CASE("the first tile is the one of the widest vectors of the machine", "[kernels]") {
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const int64_t expected = __builtin_cpu_supports("avx512f") ? 16 : has_avx2 ? 8 : 4;
-  CHECK(tile_kernels().front().width == expected);
-  CHECK(tile_kernels().back().width == 4);
-}

@@ -1,0 +1,145 @@
+// Conversions and arithmetic of vector loops, held to what they are by definition: no LibTorch, so
+// that tests/arm64.sh can build and run this file alone for another processor.
+
+#include "kernels/cpu/bf16_convert.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/cpu/vector_math.h"
+#include "tests/support/catch.h"
+
+using namespace moe::kernels;
+
+namespace {
+
+constexpr int64_t kAll = 1 << 16;  // of the bit patterns of 16 bits
+
+std::vector<uint16_t> every_pattern() {
+  std::vector<uint16_t> all(kAll);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  return all;
+}
+
+// Sign, exponent and fraction taken by arithmetic.
+float f16_by_definition(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float value = std::ldexp(static_cast<float>(exponent == 0 ? fraction : 1024 + fraction),
+                           std::max(exponent, 1) - 25);
+  if (exponent == 31) {
+    value = fraction == 0 ? INFINITY : NAN;
+  }
+  return (bits & 0x8000) != 0 ? -value : value;
+}
+
+// Of the two bf16 around a finite number the nearer, of two equally near the even one. Past the
+// largest the next is infinity, which stands where 2^128 would.
+uint16_t bf16_by_definition(float value) {
+  const auto toward_zero = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+  const auto away = static_cast<uint16_t>(toward_zero + 1);
+  const auto in_double = [](uint16_t bf16) {
+    const double wide = std::bit_cast<float>(uint32_t{bf16} << 16);
+    return std::isinf(wide) ? std::copysign(0x1p128, wide) : wide;
+  };
+  const double below = std::abs(value - in_double(toward_zero));
+  const double above = std::abs(in_double(away) - value);
+  if (below == above) {
+    return toward_zero % 2 == 0 ? toward_zero : away;
+  }
+  return below < above ? toward_zero : away;
+}
+
+}  // namespace
+
+TEST_CASE("every half is widened to the number that it is", "[kernels]") {
+  const auto all = every_pattern();
+  std::vector<float> wide(all.size());
+  f16_to_f32(all.data(), kAll, wide.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const float expected = f16_by_definition(all[i]);
+    CAPTURE(all[i], wide[i], expected);
+    REQUIRE((std::isnan(expected)
+                 ? std::isnan(wide[i])
+                 : std::bit_cast<uint32_t>(wide[i]) == std::bit_cast<uint32_t>(expected)));
+  }
+}
+
+TEST_CASE("bf16 is the upper half of an f32, and comes back as it was", "[kernels]") {
+  const auto all = every_pattern();
+  std::vector<float> wide(all.size());
+  std::vector<uint16_t> back(all.size());
+  bf16_to_f32(all.data(), kAll, wide.data());
+  f32_to_bf16(wide.data(), kAll, back.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(all[i]);
+    REQUIRE(std::bit_cast<uint32_t>(wide[i]) == uint32_t{all[i]} << 16);
+    REQUIRE(back[i] == (std::isnan(wide[i]) ? 0x7FC0 : all[i]));
+  }
+}
+
+TEST_CASE("f32 is rounded to the nearest bf16, ties to even, in both forms", "[kernels]") {
+  std::vector<float> values;
+  for (const uint32_t lower : {0x0000U, 0x0001U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU}) {
+    for (uint32_t upper = 0; upper < kAll; ++upper) {
+      const auto value = std::bit_cast<float>(upper << 16 | lower);
+      if (std::isfinite(value)) {
+        values.push_back(value);
+      }
+    }
+  }
+  values.push_back(INFINITY);  // an odd count, so that no vector ends with it
+  const auto count = static_cast<int64_t>(values.size());
+  std::vector<uint16_t> narrow(values.size());
+  std::vector<float> rounded(values.size());
+  f32_to_bf16(values.data(), count, narrow.data());
+  round_to_bf16(values.data(), count, rounded.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t expected = std::isinf(values[i]) ? 0x7F80 : bf16_by_definition(values[i]);
+    CAPTURE(values[i], narrow[i], expected);
+    REQUIRE(narrow[i] == expected);
+    REQUIRE(std::bit_cast<uint32_t>(rounded[i]) == uint32_t{expected} << 16);
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  f32_to_bf16(&nan, 1, narrow.data());
+  CHECK(narrow[0] == 0x7FC0);
+}
+
+TEST_CASE("vector_exp is exp within two units in the last place", "[kernels]") {
+  for (float x = -87; x <= 87; x += 0.0137F) {
+    const double expected = std::exp(double{x});
+    const double unit = std::ldexp(1.0, std::ilogb(expected) - 23);
+    CAPTURE(x);
+    REQUIRE(std::abs(vector_exp(x) - expected) <= 2 * unit);
+  }
+  CHECK(vector_exp(200) == vector_exp(87));
+  CHECK(vector_exp_negative(-200) == 0);
+  CHECK(std::isnan(vector_exp(NAN)));
+}
+
+TEST_CASE("vector_sum adds in sixteen lanes, then what is left, then the lanes", "[kernels]") {
+  for (const int64_t count : {0, 1, 15, 16, 17, 31, 33, 256, 300}) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; ++i) {
+      values.push_back(1.0F / static_cast<float>(3 + i * 7 % 11));
+    }
+    std::vector<float> lanes(16);
+    float expected = 0;
+    const int64_t whole = count / 16 * 16;
+    for (int64_t i = 0; i < whole; ++i) {
+      lanes[i % 16] += values[i];
+    }
+    for (int64_t i = whole; i < count; ++i) {
+      expected += values[i];
+    }
+    for (const float lane : lanes) {
+      expected += lane;
+    }
+    CAPTURE(count);
+    CHECK(vector_sum<float>(count, [&](int64_t i) { return values[i]; }) == expected);
+  }
+}
