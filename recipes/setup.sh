@@ -3,7 +3,8 @@
 #
 #   recipes/setup.sh                 gpu where nvcc is, else cpu; ./moe is a link to the binary
 #   recipes/setup.sh cpu asan        these presets (CMakePresets.json), the moe binary of each
-#   recipes/setup.sh --checks cpu    also what the checks need: clang for fuzzing, clang-format
+#   recipes/setup.sh arm64           cross-compiles for Linux on arm64, with libraries that it puts into build/arm64-libraries
+#   recipes/setup.sh --checks cpu    also what the checks need: clang for fuzzing, clang-format; qemu and a compiler for arm64
 #   recipes/setup.sh --target all    build this target (may be given again) in place of moe
 #   recipes/setup.sh --python FILE   also the pinned Python packages of FILE into .venv
 #   recipes/setup.sh --no-build      packages and LibTorch only
@@ -49,6 +50,8 @@ cuda=$(nvcc_folder)
 if [ ${#presets[@]} -eq 0 ]; then
   if [ -n "$cuda" ]; then presets=(gpu); else presets=(cpu); fi
 fi
+for_arm64=no
+case " ${presets[*]} " in *' arm64 '*) for_arm64=yes ;; esac
 
 # --- LibTorch given by the user: a folder that holds lib/libtorch_cpu.so -------------------------------------------------
 cmake_options=()
@@ -78,11 +81,14 @@ find_given_torch
 # --- System packages ------------------------------------------------------------------------------------------------------
 installed() { dpkg-query -W -f='${Status}\n' "$1" 2>/dev/null | grep -q '^install ok installed$'; }
 
-needed=(g++ cmake ninja-build pkg-config libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev catch2 libgloo-dev
-        libsentencepiece-dev libxxhash-dev zlib1g-dev libzstd-dev libutf8proc-dev libonig-dev)
+libraries=(libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev catch2 libgloo-dev libsentencepiece-dev libxxhash-dev
+           zlib1g-dev libzstd-dev libutf8proc-dev libonig-dev)
+needed=(g++ cmake ninja-build pkg-config "${libraries[@]}")
 wished=(git ccache mold) # faster builds; everything works without them
+cross=(g++-aarch64-linux-gnu qemu-user)
 [ -n "$given_torch" ] || [ "$torch" = no ] || needed+=(python3-venv)
-[ "$checks" = no ] || needed+=(clang libclang-rt-dev)
+[ "$checks" = no ] || needed+=(clang libclang-rt-dev) wished+=("${cross[@]}") # tests/arm64.sh skips without them
+[ "$for_arm64" = no ] || needed+=("${cross[@]}" python3-venv)
 if [ "$list" = yes ]; then
   printf '%s\n' "${needed[@]}" "${wished[@]}"
   exit 0
@@ -128,10 +134,10 @@ install_packages
 # --- LibTorch's wheels ----------------------------------------------------------------------------------------------------
 site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 1 || true; }
 
-# Prints the lines of a requirements file that .venv lacks, by the names of the .dist-info folders: no Python is started.
-lacking() {
-  local site line name there
-  site=$(site_packages)
+# Prints the lines of a requirements file that a folder of packages lacks, by the names of the .dist-info folders: no Python is
+# started.
+lacking() {  # FILE FOLDER
+  local site=$2 line name there
   there=$(find "$site" -maxdepth 1 -name '*.dist-info' -printf '%f\n' 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
   while read -r line; do
     case "$line" in '' | '#'*) continue ;; esac
@@ -156,20 +162,68 @@ complete_cuda_libraries() {
   [ ${#wheels[@]} -eq 0 ] || { say "completing the CUDA libraries: ${wheels[*]}"; pip_install "${wheels[@]}"; }
 }
 
+make_venv() {
+  [ ! -x .venv/bin/python ] || return 0
+  say "making .venv"
+  python3 -m venv .venv </dev/null >&2 || stop "python3 -m venv failed: install python3-venv, remove .venv, run this again"
+}
+
 install_wheels() {  # those of a requirements file that are not there
   local -a wheels
-  if [ ! -x .venv/bin/python ]; then
-    say "making .venv"
-    python3 -m venv .venv </dev/null >&2 || stop "python3 -m venv failed: install python3-venv, remove .venv, run this again"
-  fi
-  mapfile -t wheels < <(lacking "$1")
+  make_venv
+  mapfile -t wheels < <(lacking "$1" "$(site_packages)")
   [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]}"; pip_install "${wheels[@]}"; }
 }
-[ -n "$given_torch" ] || install_wheels recipes/libtorch.txt
+[ -n "$given_torch" ] || [ "${presets[*]}" = arm64 ] || install_wheels recipes/libtorch.txt
 [ "$checks" = no ] || install_wheels recipes/clang_format.txt
 for file in ${python_packages[@]+"${python_packages[@]}"}; do
   install_wheels "$file"
 done
+
+# --- arm64: the same libraries for that processor, unpacked where cmake/arm64.cmake looks for them --------------------------
+arm64=$root/build/arm64-libraries
+
+# Through package lists of their own, so that those of this machine, and what is installed on it, stay as they are.
+fetch_arm64_packages() {
+  local lists=$arm64/apt packages=$arm64/packages log wanted
+  wanted="${libraries[*]}"
+  [ "$wanted" != "$(cat "$arm64/unpacked" 2>/dev/null)" ] || return 0
+  say "fetching for arm64: $wanted"
+  local -a options=(-q -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o "Dir::State=$lists" -o "Dir::State::lists=$lists/lists"
+                    -o Dir::State::status=/dev/null -o "Dir::Cache=$lists/cache" -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)")
+  mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial" "$packages"
+  log=$(mktemp)
+  local -a own=() # what a -dev package wants in its own version is its library
+  if ! { apt-get "${options[@]}" update </dev/null &&
+         mapfile -t own < <(apt-cache "${options[@]}" --no-all-versions show "${libraries[@]}" | sed -n 's/^Depends: //p' |
+                            tr ',' '\n' | sed -nE 's/^ *([a-z0-9.+-]+) \(= .*/\1/p') &&
+         (cd -- "$packages" && apt-get "${options[@]}" download "${libraries[@]}" "${own[@]}" </dev/null); } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    stop "apt-get found no arm64 packages in the sources of this system (its last words are above); Ubuntu has them at ports.ubuntu.com"
+  fi
+  rm -f "$log"
+  local package
+  for package in "$packages"/*.deb; do dpkg-deb -x "$package" "$arm64"; done
+  rm -rf -- "$lists" "$packages"
+  echo "$wanted" >"$arm64/unpacked"
+}
+
+# The wheels of libtorch.txt that LibTorch's CPU half asks for; the others are for its CUDA half.
+fetch_arm64_torch() {
+  local version
+  local -a wheels platforms=()
+  mapfile -t wheels < <(grep -E '^(torch|nvidia-cuda-(runtime|cupti))==' recipes/libtorch.txt)
+  [ -n "$(lacking <(printf '%s\n' "${wheels[@]}") "$arm64")" ] || return 0
+  say "unpacking for arm64: ${wheels[*]}"
+  make_venv
+  for version in 2_17 2_25 2_28; do platforms+=(--platform "manylinux_${version}_aarch64"); done
+  pip_install --target "$arm64" --no-compile --upgrade --only-binary=:all: "${platforms[@]}" "${wheels[@]}"
+}
+if [ "$for_arm64" = yes ]; then
+  fetch_arm64_packages
+  fetch_arm64_torch
+fi
 
 # --- Build ----------------------------------------------------------------------------------------------------------------
 [ "$build" = yes ] || exit 0

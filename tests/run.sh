@@ -3,11 +3,11 @@
 #
 #   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; readers, routing, data and
 #                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers;
-#                         tests/gpu rehearsed; the wheel: about 50 minutes on 2 cores
+#                         tests/gpu rehearsed; the wheel; the tiles of arm64 under qemu: about 50 minutes on 2 cores
 #   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
-#                         before a release)
+#                         before a release); all of moe and of the CPU kernels' tests for arm64
 #
-# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel or slow script's own count.
+# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel, arm64 or slow script's own count.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -127,6 +127,9 @@ run_script bash tests/gpu/run.sh rehearse
 
 say "wheel: built, installed, used"
 run_script bash tests/wheel/run.sh
+
+say "arm64: cross-compiled, under qemu"
+if [ "$all" = yes ]; then run_script bash tests/arm64.sh --all; else run_script bash tests/arm64.sh; fi
 
 run_slow_cases() {
   local binary
