@@ -47,7 +47,7 @@ void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
   }
 }
 
-// Rows of A with every strip.
+// Rows of A with every strip; k in words.
 void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
               const std::vector<Strip>& strips, float* c, int64_t c_row, bool accumulate) {
   for (int64_t i = 0; i < rows; i += kTileRows) {
@@ -98,7 +98,7 @@ void share_out_rows(const GemmShape& shape, const MatrixView& a, const MatrixVie
 // whatever the blocks are.
 template <typename Run>
 void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
-  const TileKernel& kernel = tile_kernels().front();
+  const TileKernel& kernel = tile_kernel_for(a, b.front().b);
   const int64_t grain = kernel.vectors * kernel.width;
   int64_t parts = 0;
   for (const ColumnBlock& block : b) {
@@ -136,7 +136,7 @@ void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run 
 
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate) {
-  gemm_with(tile_kernels().front(), shape, a, b, c, c_row, accumulate);
+  gemm_with(tile_kernel_for(a, b), shape, a, b, c, c_row, accumulate);
 }
 
 void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
@@ -149,7 +149,8 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
   }
   const int64_t most_k = std::min(k, kGemmDepth);
   const int64_t of_strips = strip_floats(kernel, b, std::min(n, kBlockColumns), most_k);
-  const auto memory = floats_of(of_strips + (is_gathered(a, k) ? most_k * kRowsOfBlock : 0));
+  const int64_t of_rows = is_gathered(kernel, a, k) ? words_of(kernel.word, most_k) : 0;
+  const auto memory = floats_of(of_strips + of_rows * kRowsOfBlock);
   auto* buffer = static_cast<float*>(memory.get());
   for (int64_t j = 0; j < n; j += kBlockColumns) {
     const int64_t columns = std::min(kBlockColumns, n - j);
@@ -158,9 +159,10 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
       const auto strips = strips_of(kernel, b.from(p, j), columns, depth, buffer);
       for (int64_t i = 0; i < m; i += kRowsOfBlock) {
         const int64_t rows = std::min(kRowsOfBlock, m - i);
-        const RowsOfA taken = rows_of(a.from(i, p), rows, depth, buffer + of_strips);
+        const RowsOfA taken = rows_of(kernel, a.from(i, p), rows, depth, buffer + of_strips);
         float* to = c + i * c_row + j;
-        run_rows(kernel, taken, rows, depth, strips, to, c_row, accumulate || p > 0);
+        run_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, to, c_row,
+                 accumulate || p > 0);
       }
     }
   }

@@ -40,6 +40,7 @@ struct MatrixView {
             dtype};
   }
   bool is_16_bit() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF16; }
+  bool is_bf16() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF32RoundedToBF16; }
   const float* floats() const { return static_cast<const float*>(data); }
   float at(int64_t i, int64_t j) const;
 };

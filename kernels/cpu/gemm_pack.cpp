@@ -28,6 +28,51 @@ void read(const MatrixView& from, int64_t count, float* to) {
   }
 }
 
+// Numbers of bf16 that follow each other in memory, two a word.
+void read_pairs(const MatrixView& from, int64_t count, float* to) {
+  auto* numbers = reinterpret_cast<uint16_t*>(to);
+  if (from.dtype == Dtype::kBF16) {
+    std::memcpy(numbers, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
+  } else {
+    f32_to_bf16(from.floats(), count, numbers);
+  }
+  if (count % 2 != 0) {
+    numbers[count] = 0;
+  }
+}
+
+// Numbers that follow each other along k and in memory, as words.
+void read_along_k(Word word, const MatrixView& from, int64_t count, float* to) {
+  word == Word::kF32 ? read(from, count, to) : read_pairs(from, count, to);
+}
+
+// to[j] = the word p of column j of b [k, count], whose rows lie in order.
+void read_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t count, float* to) {
+  if (word == Word::kF32) {
+    return read(b.from(p, 0), count, to);
+  }
+  static constexpr std::array<float, 512> kZeros{};
+  const bool is_whole = 2 * p + 1 < k;
+  const MatrixView first = b.from(2 * p, 0);
+  const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
+  if (b.dtype == Dtype::kBF16) {
+    pair_bf16(static_cast<const uint16_t*>(first.data), static_cast<const uint16_t*>(second), count,
+              to);
+  } else {
+    pair_bf16(first.floats(), static_cast<const float*>(second), count, to);
+  }
+}
+
+// The word p of column j of b [k, ...].
+float word_at(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t j) {
+  if (word == Word::kF32) {
+    return b.at(p, j);
+  }
+  const auto low = std::bit_cast<uint32_t>(b.at(2 * p, j)) >> 16;
+  const auto high = 2 * p + 1 < k ? std::bit_cast<uint32_t>(b.at(2 * p + 1, j)) : 0;
+  return std::bit_cast<float>(low | high);
+}
+
 // Vectors of the tile that starts where `columns` are left: 1 for a last one that is not whole.
 int64_t vectors_for(const TileKernel& kernel, int64_t columns) {
   int64_t vectors = kernel.vectors;
@@ -111,16 +156,17 @@ void transpose_four(const uint16_t* from, int64_t stride, int64_t k, int64_t wid
   }
 }
 
-// The same of f16, widened first: its numbers cannot be widened by a place in memory.
-void transpose_four(const MatrixView& from, int64_t k, int64_t width, float* to) {
+// The same of what is not in words yet, piece by piece.
+void transpose_four(Word word, const MatrixView& from, int64_t k, int64_t width, float* to) {
   constexpr int64_t kPiece = 128;
   std::array<float, 4 * kPiece> wide;
   for (int64_t p = 0; p < k; p += kPiece) {
     const int64_t count = std::min(kPiece, k - p);
     for (int64_t r = 0; r < 4; ++r) {
-      read(from.from(p, r), count, wide.data() + r * kPiece);
+      read_along_k(word, from.from(p, r), count, wide.data() + r * kPiece);
     }
-    transpose_four(wide.data(), kPiece, count, width, to + p * width);
+    transpose_four(wide.data(), kPiece, words_of(word, count), width,
+                   to + words_of(word, p) * width);
   }
 }
 
@@ -132,66 +178,75 @@ void fetch(const MatrixView& from, int64_t count) {
   }
 }
 
-// to[p * width + j] = b(p, j) of a b whose columns are contiguous, zeros in columns past `columns`.
-void transpose_strip(const MatrixView& b, int64_t k, int64_t columns, int64_t width, float* to) {
+// to[p * width + j] = word p of column j of a b whose columns are contiguous, zeros in columns past
+// `columns`.
+void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns, int64_t width,
+                     float* to) {
   int64_t j = 0;
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
     for (int64_t r = 4; r < 8; ++r) {
       fetch(b.from(0, j + r), k);  // the next, of this strip or another: no core foresees them
     }
-    if (b.dtype == Dtype::kBF16) {
+    if (word == Word::kTwoBF16 || b.dtype == Dtype::kF16) {
+      transpose_four(word, b.from(0, j), k, width, to + j);
+    } else if (b.dtype == Dtype::kBF16) {
       transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
-    } else if (b.dtype == Dtype::kF16) {
-      transpose_four(b.from(0, j), k, width, to + j);
     } else {
       transpose_four(static_cast<const float*>(from), b.column, k, width, to + j);
     }
   }
   for (; j < width; ++j) {
-    for (int64_t p = 0; p < k; ++p) {
-      to[p * width + j] = j < columns ? b.at(p, j) : 0.0F;
+    for (int64_t p = 0; p < words_of(word, k); ++p) {
+      to[p * width + j] = j < columns ? word_at(word, b, k, p, j) : 0.0F;
     }
   }
-  if (b.dtype == Dtype::kF32RoundedToBF16) {
+  if (word == Word::kF32 && b.dtype == Dtype::kF32RoundedToBF16) {
     round_to_bf16(to, k * width, to);
   }
 }
 
 // The same for every strip of a b whose rows lie in order: whole rows, as memory likes to be read.
-void copy_strips(const MatrixView& b, int64_t k, std::span<const Strip> strips, float* buffer) {
-  for (int64_t p = 0; p < k; ++p) {
+void copy_strips(Word word, const MatrixView& b, int64_t k, std::span<const Strip> strips,
+                 float* buffer) {
+  const int64_t words = words_of(word, k);
+  for (int64_t p = 0; p < words; ++p) {
     float* to = buffer;
     for (const Strip& strip : strips) {
       float* row = to + p * strip.stride;
-      read(b.from(p, strip.first), strip.columns, row);
+      read_across_k(word, b.from(0, strip.first), k, p, strip.columns, row);
       std::fill(row + strip.columns, row + strip.stride, 0.0F);
-      to += k * strip.stride;
+      to += words * strip.stride;
     }
   }
 }
 
-// to[strip][p * 6 + i] = a(strip * 6 + i, p), of rows that follow each other in memory. Some
-// columns at a time, so that what is written next to each other is written one after the other.
-void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
+// to[strip][p * 6 + i] = word p of row strip * 6 + i, of rows that follow each other in memory.
+// Some columns at a time, so that what is written next to each other is written one after the
+// other.
+void gather_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
   constexpr int64_t kColumns = 16;
-  std::array<float, kRowsOfBlock * kColumns> widened;
-  for (int64_t p = 0; p < k; p += kColumns) {
-    const int64_t columns = std::min(kColumns, k - p);
-    const float* from = a.from(0, p).floats();
-    int64_t stride = a.column;
-    for (int64_t next = p + columns; next < std::min(p + 2 * kColumns, k); ++next) {
-      fetch(a.from(0, next), rows);  // they lie pages apart, which no core foresees
+  std::array<float, kRowsOfBlock * kColumns> read_words;
+  const int64_t words = words_of(word, k), numbers = word == Word::kF32 ? 1 : 2;
+  for (int64_t p = 0; p < words; p += kColumns) {
+    const int64_t columns = std::min(kColumns, words - p);
+    const float* from = read_words.data();
+    int64_t stride = kRowsOfBlock;
+    // The next lie pages apart, which no core foresees.
+    const int64_t after = (p + columns) * numbers;
+    for (int64_t next = after; next < std::min(after + kColumns * numbers, k); ++next) {
+      fetch(a.from(0, next), rows);
     }
-    if (a.dtype != Dtype::kF32) {
+    if (a.dtype == Dtype::kF32) {
+      from = a.from(0, p).floats();
+      stride = a.column;
+    } else {
       for (int64_t q = 0; q < columns; ++q) {
-        read(a.from(0, p + q), rows, widened.data() + q * kRowsOfBlock);
+        read_across_k(word, a.transposed(), k, p + q, rows, read_words.data() + q * kRowsOfBlock);
       }
-      from = widened.data();
-      stride = kRowsOfBlock;
     }
     for (int64_t i = 0; i < rows; i += kTileRows) {
-      float* six = to + i * k + p * kTileRows;
+      float* six = to + i * words + p * kTileRows;
       const int64_t height = std::min(kTileRows, rows - i);
       for (int64_t q = 0; q < columns; ++q) {
         if (height == kTileRows) {
@@ -204,12 +259,13 @@ void gather_columns(const MatrixView& a, int64_t rows, int64_t k, float* to) {
   }
 }
 
+// Never one of bf16: rows of B would have to lie in pairs.
 bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.dtype == Dtype::kF32; }
 
 }  // namespace
 
 int64_t strip_floats(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k) {
-  return k * ((is_read_in_place(b) ? 0 : n) + kernel.width);
+  return words_of(kernel.word, k) * ((is_read_in_place(b) ? 0 : n) + kernel.width);
 }
 
 std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int64_t n, int64_t k,
@@ -226,39 +282,47 @@ std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int6
     } else {
       strips.push_back({next, width, j, columns, vectors});
       if (b.column != 1) {
-        transpose_strip(b.from(0, j), k, columns, width, next);
+        transpose_strip(kernel.word, b.from(0, j), k, columns, width, next);
       }
-      next += k * width;
+      next += words_of(kernel.word, k) * width;
     }
     j += columns;
   }
   if (b.column == 1) {  // those in place come first
-    copy_strips(b, k, std::span(strips).subspan(in_place), buffer);
+    copy_strips(kernel.word, b, k, std::span(strips).subspan(in_place), buffer);
   }
   return strips;
 }
 
-bool is_gathered(const MatrixView& a, int64_t k) {
+bool is_gathered(const TileKernel& kernel, const MatrixView& a, int64_t k) {
+  if (kernel.word == Word::kTwoBF16) {
+    return a.dtype != Dtype::kBF16 || a.column != 1 || a.row % 2 != 0 || k % 2 != 0;
+  }
   return a.dtype != Dtype::kF32 || (a.row == 1 && a.column != 1 && k > 1);
 }
 
-RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer) {
-  if (!is_gathered(a, k)) {
-    return {a.floats(), a.row, a.column, kTileRows * a.row};
+RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
+                float* buffer) {
+  const Word word = kernel.word;
+  if (!is_gathered(kernel, a, k)) {
+    const bool is_f32 = word == Word::kF32;
+    const int64_t row = is_f32 ? a.row : a.row / 2;
+    return {a.floats(), row, is_f32 ? a.column : 1, kTileRows * row};
   }
+  const int64_t words = words_of(word, k);
   if (a.row == 1) {
-    gather_columns(a, rows, k, buffer);
-    return {buffer, 1, kTileRows, kTileRows * k};
+    gather_columns(word, a, rows, k, buffer);
+    return {buffer, 1, kTileRows, kTileRows * words};
   }
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t p = 0; a.column != 1 && p < k; ++p) {
-      buffer[i * k + p] = a.at(i, p);
+    for (int64_t p = 0; a.column != 1 && p < words; ++p) {
+      buffer[i * words + p] = word_at(word, a.transposed(), k, p, i);
     }
     if (a.column == 1) {
-      read(a.from(i, 0), k, buffer + i * k);
+      read_along_k(word, a.from(i, 0), k, buffer + i * words);
     }
   }
-  return {buffer, k, 1, kTileRows * k};
+  return {buffer, words, 1, kTileRows * words};
 }
 
 }  // namespace moe::kernels

@@ -1,7 +1,8 @@
 #pragma once
-// Packed blocks of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): f32,
-// whatever the operand is stored as, and in order. Rounding and widening happen here, on pieces
-// that stay in the caches, so that products in bf16 make no copies of their operands.
+// Packed blocks of an operand as the tiles of a product read them (kernels/cpu/gemm_tile.h): words
+// of the kernel, f32 or two of bf16, whatever the operand is stored as, and in order. Rounding and
+// widening happen here, on pieces that stay in the caches, so that products in bf16 make no copies
+// of their operands. Strides are in words, sizes in numbers; a float stands for any word.
 
 #include <vector>
 
@@ -35,11 +36,12 @@ struct RowsOfA {
   int64_t row, k, six;
 };
 
-// Whether a block of A is copied before its products.
-bool is_gathered(const MatrixView& a, int64_t k);
+// Whether blocks of A are copied before their products; k the whole depth, or even.
+bool is_gathered(const TileKernel& kernel, const MatrixView& a, int64_t k);
 
-// a [rows, k], at most kRowsOfBlock of them, where it lies or in `buffer`, which has room for k
-// times the rows rounded up to six.
-RowsOfA rows_of(const MatrixView& a, int64_t rows, int64_t k, float* buffer);
+// a [rows, k], at most kRowsOfBlock of them, where it lies or in `buffer`, which has room for the
+// words of k times the rows rounded up to six.
+RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int64_t k,
+                float* buffer);
 
 }  // namespace moe::kernels

@@ -4,7 +4,10 @@
 
 #include "kernels/cpu/gemm_tile.h"
 
+#include <bit>
 #include <cstring>
+
+#include "kernels/cpu/gemm.h"
 
 namespace moe::kernels {
 
@@ -14,7 +17,43 @@ using Vector4 [[gnu::vector_size(16)]] = float;
 using Vector8 [[gnu::vector_size(32)]] = float;
 using Vector16 [[gnu::vector_size(64)]] = float;
 
-template <typename Vector, int kRows, int kVectors>
+// What adds the product of a word of A and a vector of words of B to a vector of sums.
+struct MultiplyF32 {
+  template <typename Vector>
+  [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
+    sum += *left * right;
+  }
+};
+
+// Two numbers of bf16 a word, widened: a processor without such products needs six instructions.
+struct MultiplyWidened {
+  template <typename Vector>
+  [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
+    using Words [[gnu::vector_size(sizeof(Vector))]] = uint32_t;
+    uint32_t word;
+    std::memcpy(&word, left, sizeof(word));
+    const auto words = std::bit_cast<Words>(right);
+    sum += std::bit_cast<float>(word << 16) * std::bit_cast<Vector>(words << 16);
+    sum += std::bit_cast<float>(word & 0xFFFF0000U) * std::bit_cast<Vector>(words & 0xFFFF0000U);
+  }
+};
+
+#if defined(__x86_64__)
+// The same in one instruction. It is written out, since a function of the compiler's for it may not
+// be called from a template that serves every instruction set.
+struct MultiplyBF16 {
+  template <typename Vector>
+  [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
+    using Words [[gnu::vector_size(sizeof(Vector))]] = uint32_t;
+    uint32_t word;
+    std::memcpy(&word, left, sizeof(word));
+    const Words both = Words{} + word;
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(both), "v"(right));
+  }
+};
+#endif
+
+template <typename Multiply, typename Vector, int kRows, int kVectors>
 [[gnu::always_inline]] inline void run_tile(const Tile& tile) {
   constexpr int kWidth = sizeof(Vector) / sizeof(float);
 #pragma GCC unroll 8
@@ -42,10 +81,9 @@ template <typename Vector, int kRows, int kVectors>
     }
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      const float left = a[i * a_row];
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) {
-        sum[i][j] += left * right[j];
+        Multiply::add(a + i * a_row, right[j], sum[i][j]);
       }
     }
   }
@@ -64,37 +102,45 @@ template <typename Vector, int kRows, int kVectors>
   }
 }
 
-template <typename Vector, int kVectors>
+template <typename Multiply, typename Vector, int kVectors>
 [[gnu::always_inline]] inline void run_rows(const Tile& tile) {
   switch (tile.rows) {
     case 6:
-      return run_tile<Vector, 6, kVectors>(tile);
+      return run_tile<Multiply, Vector, 6, kVectors>(tile);
     case 5:
-      return run_tile<Vector, 5, kVectors>(tile);
+      return run_tile<Multiply, Vector, 5, kVectors>(tile);
     case 4:
-      return run_tile<Vector, 4, kVectors>(tile);
+      return run_tile<Multiply, Vector, 4, kVectors>(tile);
     case 3:
-      return run_tile<Vector, 3, kVectors>(tile);
+      return run_tile<Multiply, Vector, 3, kVectors>(tile);
     case 2:
-      return run_tile<Vector, 2, kVectors>(tile);
+      return run_tile<Multiply, Vector, 2, kVectors>(tile);
     default:
-      return run_tile<Vector, 1, kVectors>(tile);
+      return run_tile<Multiply, Vector, 1, kVectors>(tile);
   }
 }
 
-template <typename Vector>
+template <typename Multiply, typename Vector>
 [[gnu::always_inline]] inline void run_narrow(const Tile& tile) {
-  tile.vectors == 2 ? run_rows<Vector, 2>(tile) : run_rows<Vector, 1>(tile);
+  tile.vectors == 2 ? run_rows<Multiply, Vector, 2>(tile) : run_rows<Multiply, Vector, 1>(tile);
 }
 
 // Whatever the processor is: the compiler makes Vector4 of what it has, if only of single floats.
-void run_portable(const Tile& tile) { run_narrow<Vector4>(tile); }
+void run_portable(const Tile& tile) { run_narrow<MultiplyF32, Vector4>(tile); }
+void run_portable_bf16(const Tile& tile) { run_narrow<MultiplyWidened, Vector4>(tile); }
 
 #if defined(__x86_64__)
 [[gnu::target("avx512f")]] void run_avx512(const Tile& tile) {
-  tile.vectors == 4 ? run_rows<Vector16, 4>(tile) : run_narrow<Vector16>(tile);
+  tile.vectors == 4 ? run_rows<MultiplyF32, Vector16, 4>(tile)
+                    : run_narrow<MultiplyF32, Vector16>(tile);
 }
-[[gnu::target("avx2,fma")]] void run_avx2(const Tile& tile) { run_narrow<Vector8>(tile); }
+[[gnu::target("avx512f")]] void run_avx512_bf16(const Tile& tile) {
+  tile.vectors == 4 ? run_rows<MultiplyBF16, Vector16, 4>(tile)
+                    : run_narrow<MultiplyBF16, Vector16>(tile);
+}
+[[gnu::target("avx2,fma")]] void run_avx2(const Tile& tile) {
+  run_narrow<MultiplyF32, Vector8>(tile);
+}
 
 void add_vector_kernels(std::vector<TileKernel>& all) {
   if (__builtin_cpu_supports("avx512f")) {
@@ -104,17 +150,26 @@ void add_vector_kernels(std::vector<TileKernel>& all) {
     all.push_back({8, 2, run_avx2});
   }
 }
+
+void add_bf16_kernels(std::vector<TileKernel>& all) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")) {
+    all.push_back({16, 4, run_avx512_bf16, Word::kTwoBF16});
+  }
+}
 #elif defined(__aarch64__)
 // Every arm64 processor has NEON, whose 32 registers hold 24 sums, 4 vectors of B and a number of
 // A; GCC, left to order the instructions first, reads more numbers of A at once than there is room
 // for.
 [[gnu::optimize("no-schedule-insns")]] void run_neon(const Tile& tile) {
-  tile.vectors == 4 ? run_rows<Vector4, 4>(tile) : run_narrow<Vector4>(tile);
+  tile.vectors == 4 ? run_rows<MultiplyF32, Vector4, 4>(tile)
+                    : run_narrow<MultiplyF32, Vector4>(tile);
 }
 
 void add_vector_kernels(std::vector<TileKernel>& all) { all.push_back({4, 4, run_neon}); }
+void add_bf16_kernels(std::vector<TileKernel>& /*all*/) {}
 #else
 void add_vector_kernels(std::vector<TileKernel>& /*all*/) {}
+void add_bf16_kernels(std::vector<TileKernel>& /*all*/) {}
 #endif
 
 }  // namespace
@@ -127,6 +182,22 @@ const std::vector<TileKernel>& tile_kernels() {
     return all;
   }();
   return kernels;
+}
+
+const std::vector<TileKernel>& bf16_tile_kernels() {
+  static const std::vector<TileKernel> kernels = [] {
+    std::vector<TileKernel> all;
+    add_bf16_kernels(all);
+    all.push_back({4, 2, run_portable_bf16, Word::kTwoBF16});
+    return all;
+  }();
+  return kernels;
+}
+
+const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
+  const bool has_products = bf16_tile_kernels().size() > 1;
+  return has_products && a.is_bf16() && b.is_bf16() ? bf16_tile_kernels().front()
+                                                    : tile_kernels().front();
 }
 
 }  // namespace moe::kernels
