@@ -134,6 +134,12 @@ void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run 
 
 }  // namespace
 
+const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
+  const bool has_products = bf16_tile_kernels().size() > 1;
+  return has_products && a.is_bf16() && b.is_bf16() ? bf16_tile_kernels().front()
+                                                    : tile_kernels().front();
+}
+
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate) {
   gemm_with(tile_kernel_for(a, b), shape, a, b, c, c_row, accumulate);

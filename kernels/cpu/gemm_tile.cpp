@@ -7,8 +7,6 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/cpu/gemm.h"
-
 namespace moe::kernels {
 
 namespace {
@@ -192,12 +190,6 @@ const std::vector<TileKernel>& bf16_tile_kernels() {
     return all;
   }();
   return kernels;
-}
-
-const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
-  const bool has_products = bf16_tile_kernels().size() > 1;
-  return has_products && a.is_bf16() && b.is_bf16() ? bf16_tile_kernels().front()
-                                                    : tile_kernels().front();
 }
 
 }  // namespace moe::kernels
