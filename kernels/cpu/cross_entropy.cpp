@@ -1,12 +1,17 @@
-// A row is read once for its largest logit, once for the exponentials and once to scale them; the
-// compiler writes the vector code (vector_math.h).
+// A row is read once for its largest logit, once for the exponentials and once to scale (and round)
+// them; the compiler writes the vector code (vector_math.h).
 
 #include "kernels/ops/cross_entropy.h"
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 
+#include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/vector_math.h"
 
@@ -26,11 +31,32 @@ MOE_VECTOR_CLONES void multiply(float* z, int64_t count, float factor) {
   }
 }
 
-double row_loss(float* z, int64_t target, int64_t vocabulary, double scale) {
+// The same rounded to bf16 in the first half of the memory, a piece at a time by way of another
+// place: a piece is written below those that have yet to be read.
+void multiply_to_bf16(float* z, int64_t count, float factor) {
+  constexpr int64_t kPiece = 512;
+  std::array<uint16_t, kPiece> rounded;
+  auto* to = reinterpret_cast<std::byte*>(z);
+  for (int64_t i = 0; i < count; i += kPiece) {
+    const int64_t piece = std::min(kPiece, count - i);
+    multiply(z + i, piece, factor);
+    f32_to_bf16(z + i, piece, rounded.data());
+    std::memcpy(to + i * sizeof(uint16_t), rounded.data(), piece * sizeof(uint16_t));
+  }
+}
+
+double row_loss(float* z, int64_t target, int64_t vocabulary, double scale, bool to_bf16) {
   const double target_logit = z[target], max = row_max(z, vocabulary);
   const double sum = exponentials(z, vocabulary, static_cast<float>(max));
-  multiply(z, vocabulary, static_cast<float>(scale / sum));
-  z[target] -= static_cast<float>(scale);
+  const auto factor = static_cast<float>(scale / sum);
+  const float at_target = z[target] * factor - static_cast<float>(scale);
+  if (to_bf16) {
+    multiply_to_bf16(z, vocabulary, factor);
+    f32_to_bf16(&at_target, 1, reinterpret_cast<uint16_t*>(z) + target);
+  } else {
+    multiply(z, vocabulary, factor);
+    z[target] = at_target;
+  }
   return std::log(sum) + max - target_logit;
 }
 
@@ -40,7 +66,7 @@ void cross_entropy_cpu(const CrossEntropyArgs& args) {
   at::parallel_for(0, args.rows, 8, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       args.loss[row] = row_loss(args.logits + row * args.vocabulary, args.target[row],
-                                args.vocabulary, args.scale);
+                                args.vocabulary, args.scale, args.gradient_is_bf16);
     }
   });
 }

@@ -9,7 +9,6 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/gemm_pack.h"
 #include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -66,10 +66,6 @@ void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t 
       }
     }
   }
-}
-
-c10::DataPtr floats_of(int64_t count) {
-  return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
 }
 
 // What one thread makes of a product: c from (row, column) on.
@@ -156,8 +152,8 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
   const int64_t most_k = std::min(k, kGemmDepth);
   const int64_t of_strips = strip_floats(kernel, b, std::min(n, kBlockColumns), most_k);
   const int64_t of_rows = is_gathered(kernel, a, k) ? words_of(kernel.word, most_k) : 0;
-  const auto memory = floats_of(of_strips + of_rows * kRowsOfBlock);
-  auto* buffer = static_cast<float*>(memory.get());
+  static thread_local Scratch scratch;
+  float* buffer = scratch.floats(of_strips + of_rows * kRowsOfBlock);
   for (int64_t j = 0; j < n; j += kBlockColumns) {
     const int64_t columns = std::min(kBlockColumns, n - j);
     for (int64_t p = 0; p < k; p += kGemmDepth) {
@@ -192,10 +188,8 @@ void gemm_to_bf16(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, u
                   int64_t c_row) {
   constexpr int64_t kRows = 512;  // of sums in f32 that stay in a cache until they are rounded
   share_out(shape, a, b, [&](const Share& share) {
-    // Of few sizes, so that one that was dropped fits.
-    const int64_t most = blocks(std::min(share.shape.m, kRows), 64) * 64;
-    const auto memory = floats_of(most * kBlockColumns);
-    auto* sums = static_cast<float*>(memory.get());
+    static thread_local Scratch scratch;
+    float* sums = scratch.floats(std::min(share.shape.m, kRows) * kBlockColumns);
     for (int64_t j = 0; j < share.shape.n; j += kBlockColumns) {
       const int64_t columns = std::min(kBlockColumns, share.shape.n - j);
       for (int64_t i = 0; i < share.shape.m; i += kRows) {

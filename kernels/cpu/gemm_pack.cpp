@@ -46,12 +46,13 @@ void read_along_k(Word word, const MatrixView& from, int64_t count, float* to) {
   word == Word::kF32 ? read(from, count, to) : read_pairs(from, count, to);
 }
 
-// to[j] = the word p of column j of b [k, count], whose rows lie in order.
+// to[j] = the word p of column j of b [k, count], whose rows lie in order; count at most
+// kRowsOfBlock, which is more columns than a strip has.
 void read_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t count, float* to) {
   if (word == Word::kF32) {
     return read(b.from(p, 0), count, to);
   }
-  static constexpr std::array<float, 512> kZeros{};
+  static constexpr std::array<float, kRowsOfBlock> kZeros{};
   const bool is_whole = 2 * p + 1 < k;
   const MatrixView first = b.from(2 * p, 0);
   const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
@@ -61,6 +62,12 @@ void read_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t
   } else {
     pair_bf16(first.floats(), static_cast<const float*>(second), count, to);
   }
+}
+
+// Whether rows [..., k] lie in memory as words of two numbers of bf16.
+bool are_words(const MatrixView& rows, int64_t k) {
+  return rows.dtype == Dtype::kBF16 && rows.column == 1 && rows.row % 2 == 0 && k % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(rows.data) % sizeof(float) == 0;
 }
 
 // The word p of column j of b [k, ...].
@@ -188,7 +195,9 @@ void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns,
     for (int64_t r = 4; r < 8; ++r) {
       fetch(b.from(0, j + r), k);  // the next, of this strip or another: no core foresees them
     }
-    if (word == Word::kTwoBF16 || b.dtype == Dtype::kF16) {
+    if (word == Word::kTwoBF16 && are_words(b.transposed(), k)) {
+      transpose_four(static_cast<const float*>(from), b.column / 2, k / 2, width, to + j);
+    } else if (word == Word::kTwoBF16 || b.dtype == Dtype::kF16) {
       transpose_four(word, b.from(0, j), k, width, to + j);
     } else if (b.dtype == Dtype::kBF16) {
       transpose_four(static_cast<const uint16_t*>(from), b.column, k, width, to + j);
@@ -296,7 +305,7 @@ std::vector<Strip> strips_of(const TileKernel& kernel, const MatrixView& b, int6
 
 bool is_gathered(const TileKernel& kernel, const MatrixView& a, int64_t k) {
   if (kernel.word == Word::kTwoBF16) {
-    return a.dtype != Dtype::kBF16 || a.column != 1 || a.row % 2 != 0 || k % 2 != 0;
+    return !are_words(a, k);
   }
   return a.dtype != Dtype::kF32 || (a.row == 1 && a.column != 1 && k > 1);
 }

@@ -28,8 +28,7 @@ struct MultiplyWidened {
   template <typename Vector>
   [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
     using Words [[gnu::vector_size(sizeof(Vector))]] = uint32_t;
-    uint32_t word;
-    std::memcpy(&word, left, sizeof(word));
+    const auto word = std::bit_cast<uint32_t>(*left);
     const auto words = std::bit_cast<Words>(right);
     sum += std::bit_cast<float>(word << 16) * std::bit_cast<Vector>(words << 16);
     sum += std::bit_cast<float>(word & 0xFFFF0000U) * std::bit_cast<Vector>(words & 0xFFFF0000U);
@@ -43,9 +42,7 @@ struct MultiplyBF16 {
   template <typename Vector>
   [[gnu::always_inline]] static void add(const float* left, const Vector& right, Vector& sum) {
     using Words [[gnu::vector_size(sizeof(Vector))]] = uint32_t;
-    uint32_t word;
-    std::memcpy(&word, left, sizeof(word));
-    const Words both = Words{} + word;
+    const Words both = Words{} + std::bit_cast<uint32_t>(*left);
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(both), "v"(right));
   }
 };

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <numeric>
-
 #include "kernels/ops/cuda_functions.h"
 
 namespace moe::kernels {
@@ -26,23 +24,22 @@ CrossEntropyArgs args_of(at::Tensor& logits, const at::Tensor& target, double sc
 double cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale) {
   const at::Tensor wanted = target.to(logits.device()).contiguous();
   const at::Tensor loss = at::empty({logits.size(0)}, logits.options().dtype(at::kDouble));
-  if (logits.is_cuda()) {
-    cross_entropy_(logits, wanted, scale, loss, /*in_bf16=*/false);
-    return loss.sum().item<double>();
-  }
-  const CrossEntropyArgs args = args_of(logits, wanted, scale, loss);
-  cross_entropy_cpu(args);
-  return std::accumulate(args.loss, args.loss + args.rows, 0.0);
+  cross_entropy_(logits, wanted, scale, loss, /*in_bf16=*/false);
+  return loss.sum().item<double>();
 }
 
 at::Tensor cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale,
                           const at::Tensor& loss, bool in_bf16) {
-  TORCH_CHECK(logits.is_cuda() && loss.is_contiguous() && loss.scalar_type() == at::kDouble &&
+  TORCH_CHECK(loss.is_contiguous() && loss.scalar_type() == at::kDouble &&
                   loss.numel() == logits.size(0) && loss.device() == logits.device(),
               "logits ", logits.toString(), logits.sizes(), ", loss ", loss.sizes());
   CrossEntropyArgs args = args_of(logits, target, scale, loss);
   args.gradient_is_bf16 = in_bf16;
-  cuda_functions().cross_entropy(args, current_stream(logits));
+  if (logits.is_cuda()) {
+    cuda_functions().cross_entropy(args, current_stream(logits));
+  } else {
+    cross_entropy_cpu(args);
+  }
   return in_bf16 ? logits.view(at::kBFloat16).narrow(1, 0, logits.size(1)) : logits;
 }
 

@@ -13,14 +13,14 @@ class Tensor;  // declared only: the CUDA half reads this header without LibTorc
 namespace moe::kernels {
 
 // logits [n, V] f32, contiguous; target [n] i64 in [0, V). Every row of `logits` becomes
-// scale * d loss / d z. Returns the sum of the losses of the rows, added in f64 in the order of the
-// rows; NaN where a row has a NaN. On a GPU the sum is read back, which waits for it.
+// scale * d loss / d z. Returns the sum of the losses of the rows, added in f64; NaN where a row
+// has a NaN. On a GPU the sum is read back, which waits for it.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 double cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale);
 
-// The same on a GPU without waiting for it: each row's loss goes to `loss` [n] f64 there. Returns
-// the gradient [n, V]: the logits' own tensor, or with `in_bf16` each number rounded to bf16 in the
-// first half of its row's memory, where products can read it as it is.
+// The same without a sum: each row's loss goes to `loss` [n] f64, and nothing waits for a GPU.
+// Returns the gradient [n, V]: the logits' own tensor, or with `in_bf16` each number rounded to
+// bf16 in the first half of its row's memory, where products can read it as it is.
 // NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
 at::Tensor cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale,
                           const at::Tensor& loss, bool in_bf16);
@@ -32,7 +32,7 @@ struct CrossEntropyArgs {
   double* loss;
   int64_t rows, vocabulary;
   double scale;
-  bool gradient_is_bf16 = false;  // on a GPU: in the first half of each row's memory
+  bool gradient_is_bf16 = false;  // in the first half of each row's memory
 };
 void cross_entropy_cpu(const CrossEntropyArgs& args);
 void cross_entropy_cuda(const CrossEntropyArgs& args, void* stream);

@@ -54,6 +54,25 @@ TEST_CASE("cross_entropy_ equals plain loops in double", "[kernels]") {
   CHECK(masked.narrow(1, 15, 5).abs().sum().item<float>() == 0);
 }
 
+TEST_CASE("cross_entropy_ rounds the gradient into the first half of each row", "[kernels]") {
+  at::manual_seed(9);
+  for (const int64_t rows : {1, 9}) {
+    for (const int64_t vocabulary : {1, 2, 511, 512, 513, 5001}) {
+      CAPTURE(rows, vocabulary);
+      const Tensor target = targets_for(rows, vocabulary);
+      const Tensor loss = at::empty({rows}, at::kDouble),
+                   wide_loss = at::empty({rows}, at::kDouble);
+      Tensor logits = at::randn({rows, vocabulary}) * 4, wide = logits.clone();
+      moe::kernels::cross_entropy_(wide, target, 0.37, wide_loss, /*in_bf16=*/false);
+      const Tensor gradient =
+          moe::kernels::cross_entropy_(logits, target, 0.37, loss, /*in_bf16=*/true);
+      CHECK(at::equal(loss, wide_loss));
+      CHECK(gradient.is_alias_of(logits));
+      CHECK(at::equal(gradient, wide.to(at::kBFloat16)));
+    }
+  }
+}
+
 TEST_CASE("cross_entropy_ hides nothing that is no number", "[kernels]") {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

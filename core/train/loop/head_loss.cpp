@@ -54,33 +54,27 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   const auto of_sums = type == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor head = kernels::weight_operand(weight, type);
   const auto count = static_cast<int64_t>(rows.size());
-  const bool on_cuda = hidden.is_cuda();
-  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), on_cuda));
-  // A GPU rounds rows once for both of their products, and logits in place; CPUs multiply in f32.
-  const Tensor left = on_cuda ? kernels::operand(loss.hidden, type) : loss.hidden;
-  const bool in_bf16 = on_cuda && type == at::kBFloat16;
-  const Tensor losses = at::empty({on_cuda ? count : 0}, hidden.options().dtype(at::kDouble));
-  double sum = 0;  // on the CPU
+  const int64_t block_rows = given_rows.value_or(head_block_rows(weight.size(0), hidden.is_cuda()));
+  // In bf16, rows are rounded once for both of their products, and the gradient of the logits once
+  // in place.
+  const bool in_bf16 = type == at::kBFloat16;
+  const Tensor left = loss.hidden.to(type);
+  const Tensor losses = at::empty({count}, hidden.options().dtype(at::kDouble));
   for (int64_t start = 0; start < count; start += block_rows) {
     const int64_t length = std::min(block_rows, count - start);
-    const Tensor block = left.narrow(0, start, length),
-                 targets_of_block = target.narrow(0, start, length);
+    const Tensor block = left.narrow(0, start, length);
     Tensor logits = at::empty({length, weight.size(0)}, hidden.options().dtype(of_sums));
     kernels::operand_product_out(logits, {block, type}, {head.t(), type});
-    if (on_cuda) {
-      logits = kernels::cross_entropy_(logits, targets_of_block, scale,
-                                       losses.narrow(0, start, length), in_bf16);
-    } else {
-      sum += kernels::cross_entropy_(logits, targets_of_block, scale);
-    }
-    const kernels::Operand logits_gradient{logits, in_bf16 ? type : of_sums};
+    const Tensor gradient = kernels::cross_entropy_(logits, target.narrow(0, start, length), scale,
+                                                    losses.narrow(0, start, length), in_bf16);
+    const kernels::Operand logits_gradient{gradient, in_bf16 ? type : of_sums};
     Tensor hidden_gradient = loss.gradient.narrow(0, start, length);
     kernels::operand_product_out(hidden_gradient, logits_gradient, {head, type});
     if (weight.requires_grad()) {
       add_to_gradient(weight, logits_gradient, {block, type});
     }
   }
-  loss.nll_sum = on_cuda ? losses.sum() : at::scalar_tensor(sum, at::kDouble);
+  loss.nll_sum = losses.sum();
   return loss;
 }
 

@@ -25,8 +25,9 @@ struct HeadLoss {
 };
 
 // weight [V, D] f32, the head's; hidden [T, D] f32; targets [T] with data::kNoLoss where none;
-// products in `type` (kernels/ops/linear.h), logits and sums in f32. Adds the gradient of
-// scale * nll_sum to the weight's, if it wants one. `block_rows`: other than head_block_rows().
+// products in `type` (kernels/ops/linear.h), logits and sums in f32; in bf16 the gradient of the
+// logits is rounded once, for both of its products. Adds the gradient of scale * nll_sum to the
+// weight's, if it wants one. `block_rows`: other than head_block_rows().
 HeadLoss head_loss(const at::Tensor& weight, const at::Tensor& hidden,
                    const std::vector<int64_t>& targets, double scale,
                    at::ScalarType type = at::kFloat, std::optional<int64_t> block_rows = {});

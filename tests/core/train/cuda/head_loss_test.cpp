@@ -1,4 +1,4 @@
-// The loss of a model's head on a GPU: what it computes, and that nobody waits for it. In a build
+// The loss of a model's head: what it computes, and that nobody waits for a GPU. In a build
 // without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
 
 #include "core/train/loop/head_loss.h"
@@ -113,22 +113,26 @@ std::vector<data::Batch> batches_of(int64_t count) {
 
 // The gradient of the logits is rounded to bf16, by at most 2^-9 of each number, and so is the sum
 // of products of it.
-TEST_CASE("the head's loss in bf16 on a GPU is that of plain products, in blocks of any size",
+TEST_CASE("the head's loss in bf16 is that of plain products, in blocks of any size, on any device",
           "[train][gpu]") {
   MOE_NEED_GPU();
+  const at::Device device = GENERATE(at::Device(at::kCPU), kGpu);
   at::manual_seed(1);
   const Case given = random_case(37, 24, 52);
   const Expected expected = plain(given, 0.25);
   const Tensor before = at::randn({52, 24}) * 100;
   for (const int64_t block_rows : {int64_t{1}, int64_t{5}, head_block_rows(52, true)}) {
     for (const bool is_new : {true, false}) {
-      CAPTURE(block_rows, is_new);
-      const Tensor weight = given.weight.to(kGpu).requires_grad_(true);
+      CAPTURE(device.is_cuda(), block_rows, is_new);
+      const Tensor weight =
+          given.weight.to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
+              .requires_grad_(true);
       if (!is_new) {
-        weight.mutable_grad() = before.to(kGpu);
+        weight.mutable_grad() =
+            before.to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
       }
-      const HeadLoss loss =
-          head_loss(weight, given.hidden.to(kGpu), given.targets, 0.25, at::kBFloat16, block_rows);
+      const HeadLoss loss = head_loss(weight, given.hidden.to(device), given.targets, 0.25,
+                                      at::kBFloat16, block_rows);
       CHECK(loss.nll_sum.item<double>() == Approx(expected.nll_sum).epsilon(1e-5));
       CHECK(distance(loss.gradient, expected.hidden) < 1.0 / (1 << 9));
       const Tensor sum = weight.grad().cpu().to(at::kDouble);
