@@ -1,11 +1,10 @@
 #pragma once
-// Memory that a thread works in and keeps: what is asked for differs from call to call, and taken
-// from the allocator of tensors it would cut other blocks into pieces.
+// Memory that a thread works in and keeps: what is asked for differs from call to call, and given
+// back each time it would have the allocator of tensors cut other blocks into pieces.
+
+#include <c10/core/CPUAllocator.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
 namespace moe::kernels {
 
@@ -15,23 +14,15 @@ class Scratch {
   // than before, it grows.
   float* floats(int64_t count) {
     if (count > count_) {
-      constexpr size_t kLine = 64;
-      memory_.reset();
-      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + kLine - 1) / kLine * kLine;
-      memory_.reset(static_cast<float*>(std::aligned_alloc(kLine, bytes)));
-      if (memory_ == nullptr) {
-        throw std::bad_alloc();
-      }
+      memory_.clear();
+      memory_ = c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
       count_ = count;
     }
-    return memory_.get();
+    return static_cast<float*>(memory_.get());
   }
 
  private:
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }  // NOLINT: it owns it
-  };
-  std::unique_ptr<float, Free> memory_;
+  c10::DataPtr memory_;
   int64_t count_ = 0;
 };
 

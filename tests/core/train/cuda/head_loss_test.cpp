@@ -124,12 +124,9 @@ TEST_CASE("the head's loss in bf16 is that of plain products, in blocks of any s
   for (const int64_t block_rows : {int64_t{1}, int64_t{5}, head_block_rows(52, true)}) {
     for (const bool is_new : {true, false}) {
       CAPTURE(device.is_cuda(), block_rows, is_new);
-      const Tensor weight =
-          given.weight.to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true)
-              .requires_grad_(true);
+      const Tensor weight = given.weight.clone().to(device).requires_grad_(true);
       if (!is_new) {
-        weight.mutable_grad() =
-            before.to(device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+        weight.mutable_grad() = before.clone().to(device);
       }
       const HeadLoss loss = head_loss(weight, given.hidden.to(device), given.targets, 0.25,
                                       at::kBFloat16, block_rows);
