@@ -1,9 +1,11 @@
-"""The study's page and tables, from results/: README.md, and runs/study/page.json (`moe report runs/study/page.json` draws it)."""
+"""The study's page and tables, from results/: README.md, runs/study/page.json (`moe report runs/study/page.json` draws it), and by
+paper_tables.py those of recipes/README.md."""
 import json
 import statistics
 
 from blocks import BLOCKS
 from intervals import bootstrap, conclusion, t_interval
+from paper_tables import markdown, write_paper_tables
 
 NOT_HERE = [  # claims of the papers that no machine of this size can tell, and the command that would
     ("C7", "IR and FR cost less than 10 % of inference speed and 4 to 12 % of training speed",
@@ -127,10 +129,6 @@ def value_rows(block, rows):
             yield cells + [str(len(values))]
 
 
-def markdown(head, rows):
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(row) + " |" for row in rows])
-
-
 CLAIM_HEAD = ["claim", "what it says", "published", "here", "difference (95 % over seeds)", "95 % over questions", "of", "seeds; log-probability"]
 
 
@@ -199,7 +197,8 @@ def page(results):
 def write_all(study):
     results = {block.name: read_results(study / "results", block) for block in BLOCKS.values()}
     write_readme(study, results)
+    write_paper_tables(study.parent, results)
     drawn = study.parent.parent / "runs" / "study" / "page.json"
     drawn.parent.mkdir(parents=True, exist_ok=True)
     drawn.write_text(json.dumps(page(results)) + "\n")
-    print(f"{study / 'README.md'}\n{drawn}")
+    print(f"{study / 'README.md'}\n{study.parent / 'README.md'}\n{drawn}")

@@ -21,6 +21,7 @@ namespace {
 
 using std::filesystem::path;
 using test::run_moe;
+using test::run_program;
 using test::TempDir;
 
 const path& recipes() {
@@ -459,6 +460,18 @@ TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli]
       run_script("study/run.py", "remoe --tiny --row top9 --work " + work.path().string());
   CHECK(unknown.exit_code == 1);
   CHECK(unknown.out.find("remoe has no row 'top9'; known: dense, ") != std::string::npos);
+}
+
+TEST_CASE("the tables of the docs are those that the study's results make", "[cli][recipes]") {
+  const TempDir work;
+  std::filesystem::copy(recipes(), work / "recipes", std::filesystem::copy_options::recursive);
+  const auto made = run_program("python3", {(work / "recipes/study/run.py").string(), "--tables"});
+  CAPTURE(made.out, made.err);
+  REQUIRE(made.exit_code == 0);
+  for (const auto* page : {"README.md", "study/README.md"}) {
+    CHECK(test::read_file(work / "recipes" / page) == test::read_file(recipes() / page));
+  }
+  CHECK(std::filesystem::exists(work / "runs/study/page.json"));
 }
 
 TEST_CASE("the quickstart's comparison over seeds prints means with intervals, and goes on",
