@@ -178,4 +178,22 @@ STARTS = Block(
             for measure, verb in (("accuracy", "more questions right than with"), ("loss", "a lower loss than with"))],
     train=RECTIFY_ROUTER.train, tiny=RECTIFY_ROUTER.tiny, baseline="copies")
 
-BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE, STARTS)}
+_CHOICE = ["--experts", "8", "--layers", "all", "--ep-ranks", "8", "--router"]
+_DENSE_GATES = ["--gate-scale", "auto"]  # of routers whose gates do not sum to one: the start is near the parent's function
+ROUTERS = Block(
+    "routers", "Every router on one upcycled parent", "instruct",
+    rows=[Row("dense"),
+          Row("top1", [*_CHOICE, "top1:cf=inf"]), Row("top2", [*_CHOICE, "top2:cf=inf"]),
+          Row("top2, balance by bias", [*_CHOICE, "top2:cf=inf,bias=0.001"]),
+          Row("top-p", [*_CHOICE, "topp:0.4", *_DENSE_GATES]),
+          Row("relu, k 1", [*_CHOICE, "relu:k=1", *_DENSE_GATES]), Row("relu, k 2", [*_CHOICE, "relu:k=2", *_DENSE_GATES])],
+    claims=[Claim("C16", "top-1 beats the dense model", "top1", "dense", "+1.9"),
+            Claim("C16", "top-2 beats the dense model", "top2", "dense", "+2.2"),
+            Claim("C16", "top-2 beats top-1", "top2", "top1", "+1.1"),
+            Claim("C17", "top-p beats top-2", "top-p", "top2", "+0.7"),
+            Claim("C24", "ReMoE beats top-k, one expert a token", "relu, k 1", "top1", "-"),
+            Claim("C24", "ReMoE beats top-k, two experts a token", "relu, k 2", "top2", "-"),
+            Claim("-", "balance by a bias beats balance by a loss", "top2, balance by bias", "top2", "-")],
+    train=RECTIFY_ROUTER.train, tiny=RECTIFY_ROUTER.tiny, baseline="top2")
+
+BLOCKS = {block.name: block for block in (RECTIFY_ROUTER, TOP_P, REMOE, ROUTERS, STARTS)}

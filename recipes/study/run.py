@@ -4,7 +4,7 @@
   recipes/study/run.py BLOCK [--seeds 5] [--jobs 2] [--tiny] [--row NAME] [--work FOLDER]
   recipes/study/run.py --tables          what is there, as tables (README.md) and as a page (runs/study/page.json)
 
-BLOCK is rectify_router, top_p, remoe or starts (blocks.py). Every run is `moe` with the block's flags; each that is finished leaves
+BLOCK is rectify_router, top_p, remoe, routers or starts (blocks.py). Every run is `moe` with the block's flags; each that is finished leaves
 results/BLOCK/ROW-seedN.json, keyed by its settings, and is not run again while they are the same: an interrupted study goes on.
 --tiny runs three steps of each row, of one seed, into the work folder alone: that all of it works.
 The binary is $MOE, else ./moe. One thread a run, so that --jobs runs share the machine.

@@ -4,14 +4,15 @@
   recipes/tiny/seeds.py [--seeds 5] [--work runs/seeds] [--steps N]
 
 A seed draws the router and orders the examples; parent, texts and quiz stay. Prints the table of recipes/README.md: means over seeds with
-Student's 95 % interval. Every run takes one thread, and in equal time counts the seconds of steps, so nothing else should run beside it
-(about three minutes a seed then). Interrupted, it goes on: a run whose scores are there is not made again. The binary is $MOE, else
-./moe. --steps N takes N steps everywhere and asks 40 questions, to see that it works.
+Student's 95 % interval. Every run takes one thread, and time is processor time of the whole training command, which other work beside it
+hardly stretches (about three minutes a seed). Interrupted, it goes on: a run whose scores are there is not made again. The binary is $MOE,
+else ./moe. --steps N takes N steps everywhere and asks 40 questions, to see that it works.
 """
 import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
@@ -21,31 +22,42 @@ TINY = pathlib.Path(__file__).resolve().parent
 ROOT = TINY.parent.parent
 sys.path.insert(0, str(ROOT / "recipes" / "study"))
 from intervals import t_interval  # noqa: E402
-from table import equal_time, seconds_of, steps_of  # noqa: E402
+from table import steps_of  # noqa: E402
 
 MOE = os.environ.get("MOE", str(ROOT / "moe"))
 PARENT, RECIPE = TINY / "facts" / "model", TINY / "facts" / "tune.toml"
 MODELS = {"dense-tuned": "dense", "moe-tuned": "MoE of 8, `top2`", "dense-longer": "dense, same time"}
 
 
+def processor_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def moe(*words):
+    """Runs moe with one thread; its processor time in seconds."""
+    began = processor_seconds()
     done = subprocess.run([MOE, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode != 0:
         sys.exit(f"seeds: moe {' '.join(map(str, words))}: {done.stderr.strip()}")
+    return processor_seconds() - began
 
 
 def tune(folder, name, model, texts, seed, steps, is_short):
-    """The accuracy of `name`, in per cent; trained and asked unless it was. Without `steps` those of the recipe."""
-    scores = folder / "scores" / name / "results.json"
+    """(accuracy of `name` in per cent, steps, seconds of training); trained and asked unless it was. Without `steps` those of the recipe."""
+    scores, seconds = folder / "scores" / name / "results.json", folder / f"{name}.seconds"
     if not scores.exists():
         shutil.rmtree(folder / name, ignore_errors=True)
         shutil.rmtree(scores.parent, ignore_errors=True)
         words = ["--steps", steps] if steps else []
-        moe("train", model, "-o", folder / name, "--data", texts / "instruct.jsonl", "--config", RECIPE, "--seed", seed, "--quiet", *words)
+        took = moe("train", model, "-o", folder / name, "--data", texts / "instruct.jsonl", "--config", RECIPE, "--seed", seed, "--threads", 1,
+                   "--quiet", *words)
+        seconds.write_text(f"{took}\n")
         moe("eval", folder / name / "final", "--tasks", texts / "quiz.jsonl", "--bos", "on", "-o", scores.parent, "--quiet",
             *(["--limit", 40] if is_short else []))
-    return 100 * json.loads(scores.read_text())["results"]["quiz"]["acc,none"]
+    accuracy = 100 * json.loads(scores.read_text())["results"]["quiz"]["acc,none"]
+    return accuracy, len(steps_of(folder, name)), float(seconds.read_text())
 
 
 def run_seed(folder, texts, seed, steps):
@@ -55,9 +67,10 @@ def run_seed(folder, texts, seed, steps):
     is_short = steps is not None
     found = {"moe-tuned": tune(folder, "moe-tuned", folder / "model", texts, seed, steps, is_short),
              "dense-tuned": tune(folder, "dense-tuned", PARENT, texts, seed, steps, is_short)}
-    longer = steps if is_short else equal_time(folder)
+    (_, _, moe_seconds), (_, dense_steps, dense_seconds) = found.values()
+    longer = steps if is_short else round(dense_steps * moe_seconds / dense_seconds)
     found["dense-longer"] = tune(folder, "dense-longer", PARENT, texts, seed, longer, is_short)
-    return {name: (accuracy, len(steps_of(folder, name)), seconds_of(folder, name)) for name, accuracy in found.items()}
+    return found
 
 
 def text_of(values):
@@ -73,7 +86,7 @@ def print_table(results):
     def ahead(of):
         return text_of([result["moe-tuned"][0] - result[of][0] for result in results])
 
-    print("| model | questions right, % | steps | seconds |\n|---|---|---|---|")
+    print("| model | questions right, % | steps | processor seconds |\n|---|---|---|---|")
     for name, label in MODELS.items():
         print("| " + " | ".join([label, *cells(name)]) + " |")
     print(f"\nThe mixture less the dense model, paired by seed ({len(results)} seeds, 95 %): {ahead('dense-tuned')} points at equal steps, "
