@@ -4,7 +4,15 @@
 # package index is asked. The last line is `N passed, N failed, N skipped`.
 #
 #   tests/wheel/run.sh
+#   tests/wheel/run.sh --cuda    the wheel with the CUDA half (needs nvcc), beside a torch that has its own: that it fits, and opens
 set -uo pipefail
+
+cuda=OFF
+case "${1:-}" in
+  '') ;;
+  --cuda) cuda=ON ;;
+  *) echo "tests/wheel/run.sh: unknown option '$1'; known: --cuda" >&2; exit 2 ;;
+esac
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root" || exit 2
@@ -35,7 +43,8 @@ refuses() {  # WORDS COMMAND...: the command ends with exit code 2 and says WORD
 recipes/setup.sh --no-build || exit 1
 python=$root/.venv/bin/python
 # By the compilers' names in the presets, so that the cache of the build serves this one.
-check "the wheel is built" env CC=cc CXX=c++ "$python" -m pip wheel -v --disable-pip-version-check --no-deps -w "$work/wheel" "$root"
+check "the wheel is built" env CC=cc CXX=c++ "$python" -m pip wheel -v --disable-pip-version-check --no-deps -w "$work/wheel" \
+  -C cmake.define.MOE_CUDA=$cuda "$root"
 wheel=$(compgen -G "$work/wheel/*.whl") || finish
 
 contents() { "$python" -m zipfile -l "$wheel"; }
@@ -55,7 +64,7 @@ check "it is under 20 MB: $(stat -c %s "$wheel" | numfmt --to=si)" is_small
 check "it has no LibTorch inside" holds_no_torch
 check "it asks for the torch of recipes/libtorch.txt" pins_one_torch
 
-# A torch that pip takes for installed, and that has no CUDA half.
+# A torch that pip takes for installed, without its CUDA half where the wheel has none.
 "$python" -m venv "$work/env"
 site=$(compgen -G "$work/env/lib/python3*/site-packages")
 torch=$(compgen -G "$root/.venv/lib/python3*/site-packages/torch")
@@ -63,7 +72,7 @@ mkdir -p "$site"/torch/lib "$site/torch-2.11.0.dist-info"
 printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$(sed -n 's/^torch==//p' recipes/libtorch.txt)" >"$site/torch-2.11.0.dist-info/METADATA"
 cp "$torch/version.py" "$site/torch"
 for library in "$torch"/lib/*.so*; do
-  case "${library##*/}" in *cuda* | *nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
+  case "$cuda ${library##*/}" in "OFF "*cuda* | "OFF "*nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
 done
 if [ -e "$torch/../nvidia" ]; then ln -s "$(realpath -- "$torch/../nvidia")" "$site/nvidia"; fi
 check "it is installed, and torch is not fetched" "$work/env/bin/python" -m pip install --disable-pip-version-check --no-index "$wheel"
@@ -80,6 +89,15 @@ needs_no_system_library() {
   ! grep -vE '^\s(linux-vdso|/lib(64)?/ld-|lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+)\.so)' libraries | grep -vF "=> $work/env"
 }
 check "moe --version" says_version
+if [ "$cuda" = ON ]; then
+  # By a driver of no function: the half is found and fits, and has no GPU to show.
+  mkdir driver
+  gcc -shared -x c /dev/null -o driver/libcuda.so.1
+  finds_no_gpu() { refuses "the driver shows no GPU" env LD_LIBRARY_PATH="$PWD/driver" "$work/env/bin/moe" generate model --prompt x --device cuda; }
+  check "it holds the CUDA half" test -s "$package/libmoe_cuda.so"
+  check "--device cuda opens it" finds_no_gpu
+  finish
+fi
 check "its libraries lie beside it, or in torch" needs_no_system_library
 check "moe quickstart --short" moe quickstart --short
 check "it leaves a page" test -s runs/quickstart/quickstart.html
@@ -89,6 +107,25 @@ check "it repeats what the quickstart scored" scores_equal
 check "--device cuda is refused in a sentence" refuses "cuda" moe eval runs/quickstart/moe-tuned/final --device cuda \
   --tasks runs/quickstart/texts/quiz.jsonl
 check "a folder that holds something else is left alone" refuses "holds something else" moe quickstart -o "$package"
+
+# The tests of commands that ask for nothing of a source tree, nor for the folder of the binary, with the installed one.
+passes_command_tests() {
+  local source name status
+  local -a failed=()
+  for source in $(grep -L 'source_folder\|moe_binary' "$root"/tests/cli/*_test.cpp); do
+    name=cli_$(basename -- "$source" .cpp) status=0
+    [ -x "$root/build/cpu/$name" ] || { echo "$name is not built"; return 1; }
+    MOE_BINARY=$work/env/bin/moe OMP_WAIT_POLICY=PASSIVE "$root/build/cpu/$name" || status=$?
+    [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || failed+=("$name")
+  done
+  [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; return 1; }
+}
+if [ -x "$root/build/cpu/cli_inspect_test" ]; then
+  check "it passes the tests of commands" passes_command_tests
+else
+  echo "skipped: the tests of commands with the installed binary; build/cpu has none (recipes/setup.sh --checks --target all cpu)"
+  count 0 0 1
+fi
 
 sed -i "s/^__version__ = .*/__version__ = '2.10.0+cpu'/" "$site/torch/version.py"
 check "a torch of another version is named" refuses "torch 2.10.0+cpu, this moe was built for" moe --version
