@@ -167,8 +167,18 @@ class Scratch:
         model = folder / "run" / "final"
         return {"held_out": held_out[-1]["held_out_loss"] if held_out else None,
                 "held_out_curve": [[step["step"], round(step["held_out_loss"], 4)] for step in held_out],
+                "kinds": self.loss_by_kind(model, folder),
                 **ask_as_row(self.quiz, model, row, folder, 20 if tiny else CLOZES, 1 if tiny else None),
                 **(self.experts_of_texts(model, folder) if row.make else {})}
+
+    def loss_by_kind(self, model, folder):
+        """{kind of text: nats a text}, over texts that each tell one kind of thing."""
+        texts, requests, found = lines(self.domains), folder / "requests.jsonl", {}
+        requests.write_text("".join(json.dumps({"context": "", "continuation": text["text"]}) + "\n" for text in texts))
+        answers = moe("eval", model, "--requests", requests, "--bos", "on", "--quiet").splitlines()
+        for text, answer in zip(texts, answers, strict=True):
+            found.setdefault(text["source"], []).append(-json.loads(answer)["logprob"])
+        return {kind: statistics.fmean(losses) for kind, losses in found.items()}
 
     def experts_of_texts(self, model, folder):
         """Which tokens have more experts, and what the kind of a text tells of its experts."""

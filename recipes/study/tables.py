@@ -89,6 +89,19 @@ def claim_rows(block, rows):
                f"{len(seeds)}; {chance}"]
 
 
+def kind_rows(rows):
+    """Of rows from scratch: the loss of each kind of text, and how far its seeds lie apart, in nats a text."""
+    for name, seeds in rows.items():
+        found = [result["kinds"] for result in seeds.values() if "kinds" in result]
+        if len(found) > 1:
+            yield [name, *(f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+                           for values in ([kinds[kind] for kinds in found] for kind in KINDS)), str(len(found))]
+
+
+KINDS = ("opposite", "category", "fact", "sequence", "number", "addition", "listed", "swap", "lookup")
+WHY_SEEDS_DIFFER = """The spread over seeds is wide because a run meets some kinds of text late, by chance. Losses by kind, in nats a text, mean (least to
+greatest) over seeds: the first six want memory, the last three are answered from the text itself (which word was last in a list, two words
+the other way round, who held what):"""
 ROUTING = ("sparsity", "load", "dead")
 
 
@@ -149,6 +162,9 @@ def write_readme(study, results):
         parts.append(f"## {block.title}\n\n`recipes/study/run.py {block.name}`; {sum(map(len, rows.values()))} of "
                      f"{5 * len(block.rows)} runs are here ({seconds / 3600:.1f} hours of one core).\n\n"
                      + markdown(CLAIM_HEAD, claim_rows(block, rows)) + "\n\n" + markdown(value_head(block), value_rows(block, rows)))
+        kinds = list(kind_rows(rows))
+        if kinds:
+            parts.append(WHY_SEEDS_DIFFER + "\n\n" + markdown(["row", *KINDS, "seeds"], kinds))
     parts.append("## What cannot be told here\n\n" + markdown(["claim", "what it says", "why not", "the command that would"],
                                                             [[c, t, w, f"`{m}`"] for c, t, w, m in NOT_HERE]))
     (study / "README.md").write_text("\n\n".join(parts) + "\n")
