@@ -1,5 +1,6 @@
 // rope.h on CUDA: one thread a vector of pairs, neighbours in a warp on neighbouring pairs of a
-// head. Bound by memory: each number is read and written once; the tables stay in the L2.
+// head. Bound by memory: each number is read and written once, in loads of 16 bytes where heads
+// are wide enough; the tables stay in the L2.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/rope.h"
@@ -8,24 +9,37 @@ namespace moe::kernels {
 
 namespace {
 
+// The numbers of one head of a token, [2, half].
+template <typename T>
+__device__ const T* head_of(const RopeParts& parts, int64_t token, int64_t head, int64_t half) {
+  const int64_t first = parts.heads[0], both = first + parts.heads[1];
+  const bool is_first = head < first, is_second = head < both;
+  const void* x = is_first ? parts.x[0] : is_second ? parts.x[1] : parts.x[2];
+  const int64_t heads = is_first ? first : is_second ? parts.heads[1] : parts.heads[2];
+  const int64_t before = is_first ? 0 : is_second ? first : both;
+  return static_cast<const T*>(x) + (token * heads + head - before) * 2 * half;
+}
+
 template <typename T, int kCount>
-__global__ void rope_kernel(const T* x,               // [tokens, heads, 2, half]
+__global__ void rope_kernel(RopeParts parts,          // [tokens, heads, 2, half] in all
                             const float* cosine,      // [positions, half]
                             const float* sine,        // [positions, half]
                             const int32_t* position,  // [tokens]
-                            T* y,                     // as x
-                            RopeShape shape) {
+                            T* y,                     // [tokens, heads, 2, half]
+                            RopeShape shape,
+                            int64_t written) {  // heads of a token, the first of them
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t across = shape.half / kCount;
-  const int64_t row = index / across;  // of [tokens, heads]
-  const int64_t token = row / shape.heads;
+  const int64_t row = index / across;  // of [tokens, written]
+  const int64_t token = row / written;
   if (token >= shape.tokens) {
     return;
   }
+  const int64_t head = row - token * written;
   const int64_t i = (index - row * across) * kCount;
-  const int64_t low = row * 2 * shape.half + i, high = low + shape.half;
-  auto lows = load<kCount>(x + low), highs = load<kCount>(x + high);
-  if (row - token * shape.heads < shape.rotated) {
+  const T* x = head_of<T>(parts, token, head, shape.half) + i;
+  auto lows = load<kCount>(x), highs = load<kCount>(x + shape.half);
+  if (head < shape.rotated) {
     const int64_t angle = position[token] * shape.half + i;
     const auto cosines = load<kCount>(cosine + angle), sines = load<kCount>(sine + angle);
     const float sign = shape.backwards ? -1.0F : 1.0F;
@@ -37,20 +51,23 @@ __global__ void rope_kernel(const T* x,               // [tokens, heads, 2, half
       highs.at[k] = narrow<T>(b * c + a * s);
     }
   }
-  store(y + low, lows);
-  store(y + high, highs);
+  T* to = y + (token * shape.heads + head) * 2 * shape.half + i;
+  store(to, lows);
+  store(to + shape.half, highs);
 }
 
 template <typename T>
 void run(const RopeArgs& args, void* stream) {
-  const auto* x = static_cast<const T*>(args.x);
-  auto* y = static_cast<T*>(args.y);
+  const RopeParts& parts = args.parts;
   const RopeShape& shape = args.shape;
-  const bool vectors = fits_vectors(shape.half, x, y, args.cosine, args.sine);
-  const int64_t pairs = shape.tokens * shape.heads * shape.half;
-  launch(vectors ? rope_kernel<T, kVector> : rope_kernel<T, 1>,
-         ceil_div(pairs / (vectors ? kVector : 1), kThreads), kThreads, stream, x, args.cosine,
-         args.sine, args.position, y, shape);
+  auto* y = static_cast<T*>(args.y);
+  const int64_t written = parts.x[0] == args.y ? shape.rotated : shape.heads;
+  const bool vectors = fits_vectors<kWidest<T>>(shape.half, parts.x[0], parts.x[1], parts.x[2], y,
+                                                args.cosine, args.sine);
+  const int64_t pairs = shape.tokens * written * shape.half;
+  launch(vectors ? rope_kernel<T, kWidest<T>> : rope_kernel<T, 1>,
+         ceil_div(pairs / (vectors ? kWidest<T> : 1), kThreads), kThreads, stream, parts,
+         args.cosine, args.sine, args.position, y, shape, written);
 }
 
 }  // namespace

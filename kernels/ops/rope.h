@@ -21,6 +21,17 @@ namespace moe::kernels {
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 const at::Tensor& position, int64_t rotated, int64_t head_width);
 
+// The two halves of a node that rotates and attends at once. Not differentiable.
+//
+// The numbers of rope() where x lies, which is contiguous: heads behind `rotated` are not touched.
+void rope_(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
+           const at::Tensor& position, int64_t rotated, int64_t head_width);
+// From the gradients of rotated queries [T, H, A] and keys [T, G, A], and of values [T, G, A], that
+// of what they were before: [T, (H + 2 G) * A], in one pass.
+at::Tensor rope_backward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& cosine, const at::Tensor& sine,
+                         const at::Tensor& position);
+
 // Plain memory. x, y [tokens, heads, 2, half] f32 or bf16, of which the first `rotated` heads
 // are rotated: forwards, or backwards for gradients. cosine, sine [positions, half]; position
 // [tokens].
@@ -28,8 +39,14 @@ struct RopeShape {
   int64_t tokens, heads, rotated, half;
   bool backwards;
 };
+// x may lie in up to three memories, each with heads[i] heads of every token, which stand behind
+// each other in y. Where x and y are one memory the heads that are not rotated stay untouched.
+struct RopeParts {
+  const void* x[3];
+  int64_t heads[3];
+};
 struct RopeArgs {
-  const void* x;
+  RopeParts parts;
   const float *cosine, *sine;
   const int32_t* position;
   void* y;

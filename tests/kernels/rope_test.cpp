@@ -64,10 +64,36 @@ TEST_CASE("rope's gradient is the finite difference, and turning back undoes tur
   CHECK(at::allclose(back, x, 1e-6, 1e-6));  // the f32 tables: cos^2 + sin^2 = 1 to 2^-23
 }
 
+TEST_CASE("the halves of a node around rope have the numbers of rope", "[kernels]") {
+  at::manual_seed(3);
+  const Tables table = tables(9, 3);
+  const Tensor position = at::tensor({0, 8, 4, 4}, at::kInt);
+  const auto halves = [&](const Tensor& x, const Tensor& grad) {
+    const Tensor there = x.clone();
+    moe::kernels::rope_(there, table.cosine, table.sine, position, 3, 6);
+    const Tensor heads = grad.view({4, 4, 6});
+    return std::vector{there, moe::kernels::rope_backward(
+                                  heads.narrow(1, 0, 2), heads.narrow(1, 2, 1),
+                                  heads.narrow(1, 3, 1), table.cosine, table.sine, position)};
+  };
+  const Tensor x = at::randn({4, 24}), grad = at::randn({4, 24});
+  const Tensor leaf = x.clone().requires_grad_(true);
+  const Tensor y = moe::kernels::rope(leaf, table.cosine, table.sine, position, 3, 6);
+  (y * grad).sum().backward();
+  const auto actual = halves(x, grad);
+  CHECK(at::equal(actual[0], y.detach()));
+  CHECK(at::equal(actual[1], leaf.grad()));
+}
+
 TEST_CASE("rope refuses shapes that do not fit", "[kernels]") {
   const Tables table = tables(9, 3);
   const Tensor position = at::zeros({4}, at::kInt), x = at::zeros({4, 18});
   CHECK_THROWS(moe::kernels::rope(x, table.cosine, table.sine, position, 4, 6));
   CHECK_THROWS(moe::kernels::rope(x, table.cosine, table.sine, position, 2, 9));
   CHECK_THROWS(moe::kernels::rope(x, table.cosine, table.sine, position.to(at::kLong), 2, 6));
+  CHECK_THROWS(
+      moe::kernels::rope_(x.t().contiguous().t(), table.cosine, table.sine, position, 2, 6));
+  const Tensor heads = at::zeros({4, 2, 6});
+  CHECK_THROWS(moe::kernels::rope_backward(heads, heads.narrow(1, 0, 1), heads, table.cosine,
+                                           table.sine, position));
 }

@@ -191,14 +191,15 @@ Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
-  const Tensor qkv = project_qkv(x, weights, config);
+  Tensor qkv = project_qkv(x, weights, config);
   if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
     return adapted_linear(attend_packed(qkv, lengths, config), weights.output, {},
                           weights.output_adapter);
   }
   if (cache == nullptr && sequences.tables != nullptr) {
-    return adapted_linear(packed_attention(qkv, sequences.lengths, *sequences.tables, config),
-                          weights.output, {}, weights.output_adapter);
+    const Tensor out =
+        packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
+    return adapted_linear(out, weights.output, {}, weights.output_adapter);
   }
   std::vector<Tensor> parts;
   std::vector<LayerCache> seen;  // one for each sequence so far, where some continue others

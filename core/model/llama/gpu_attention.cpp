@@ -1,6 +1,7 @@
 #include "core/model/llama/gpu_attention.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
@@ -12,6 +13,8 @@
 namespace moe::model {
 
 using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 namespace {
 
@@ -20,11 +23,9 @@ struct PackHeads {
   Tensor query, key, value;
 };
 
-PackHeads rotated(const Tensor& qkv, const PackTables& tables, const ModelConfig& config) {
-  const int64_t heads = config.heads, kv_heads = config.kv_heads, width = config.head_dim;
-  const Tensor all =
-      kernels::rope(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width)
-          .view({qkv.size(0), heads + 2 * kv_heads, width});
+PackHeads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads) {
+  const int64_t count = heads + 2 * kv_heads;
+  const Tensor all = qkv.view({qkv.size(0), count, qkv.size(1) / count});
   return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads),
           all.narrow(1, heads + kv_heads, kv_heads)};
 }
@@ -34,13 +35,44 @@ bool fits_flash(const Tensor& qkv, const ModelConfig& config) {
   return qkv.scalar_type() == at::kBFloat16 && config.head_dim % 8 == 0 && config.head_dim <= 256;
 }
 
-Tensor by_flash(const PackHeads& heads, const PackTables& tables) {
-  return std::get<0>(at::_flash_attention_forward(heads.query, heads.key, heads.value, tables.ends,
-                                                  tables.ends, tables.longest, tables.longest,
-                                                  /*dropout_p=*/0.0,
-                                                  /*is_causal=*/true,
-                                                  /*return_debug_mask=*/false));
-}
+// RoPE and the flash kernel as one node: its gradient of qkv is written once, by the kernel that
+// rotates back. Three views of a rotated qkv would each be given a gradient of the whole, zeros
+// around it, and these would be added up.
+struct FlashAttention : torch::autograd::Function<FlashAttention> {
+  static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
+                        const Tensor& sine, const Tensor& position, const Tensor& ends,
+                        int64_t longest, int64_t heads, int64_t kv_heads) {
+    const Tensor qkv = given.contiguous();
+    const int64_t width = qkv.size(1) / (heads + 2 * kv_heads);
+    kernels::rope_(qkv, cosine, sine, position, heads + kv_heads, width);
+    torch::autograd::impl::bump_version(qkv);  // who kept it for a backward is told
+    const PackHeads parts = heads_of(qkv, heads, kv_heads);
+    const auto [out, log_sum, seed, offset, mask] =
+        at::_flash_attention_forward(parts.query, parts.key, parts.value, ends, ends, longest,
+                                     longest, /*dropout_p=*/0.0, /*is_causal=*/true,
+                                     /*return_debug_mask=*/false);
+    context->save_for_backward({qkv, out, log_sum, seed, offset, cosine, sine, position, ends});
+    context->saved_data["longest"] = longest;
+    context->saved_data["heads"] = heads;
+    context->saved_data["kv_heads"] = kv_heads;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &qkv = saved[0], &ends = saved[8];
+    const int64_t longest = context->saved_data["longest"].toInt();
+    const PackHeads parts = heads_of(qkv, context->saved_data["heads"].toInt(),
+                                     context->saved_data["kv_heads"].toInt());
+    const auto [query, key, value] = at::_flash_attention_backward(
+        gradients[0], parts.query, parts.key, parts.value, /*out=*/saved[1], /*logsumexp=*/saved[2],
+        ends, ends, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true, /*rng_state=*/saved[3],
+        /*unused=*/saved[4]);
+    variable_list result(8);
+    result[0] = kernels::rope_backward(query, key, value, saved[5], saved[6], saved[7]);
+    return result;
+  }
+};
 
 // Sequences of equal length that follow each other are one batch. -> [T, H, A].
 Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
@@ -93,12 +125,20 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                     longest};
 }
 
-Tensor packed_attention(const Tensor& qkv, const std::vector<int64_t>& lengths,
-                        const PackTables& tables, const ModelConfig& config) {
+Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
+                        const ModelConfig& config) {
   RECORD_USER_SCOPE("attention");
-  const PackHeads heads = rotated(qkv, tables, config);
-  const Tensor out = fits_flash(qkv, config) ? by_flash(heads, tables) : by_lengths(heads, lengths);
-  return out.reshape({qkv.size(0), config.heads * config.head_dim});
+  const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
+  const auto& [ends, position, cosine, sine, longest] = tables;
+  Tensor out;  // [T, H, A]
+  if (fits_flash(qkv, config)) {
+    out = FlashAttention::apply(qkv, cosine, sine, position, ends, longest, heads, kv_heads);
+  } else {
+    const Tensor rotated =
+        kernels::rope(qkv, cosine, sine, position, heads + kv_heads, config.head_dim);
+    out = by_lengths(heads_of(rotated, heads, kv_heads), lengths);
+  }
+  return out.reshape({tokens, heads * config.head_dim});
 }
 
 }  // namespace moe::model

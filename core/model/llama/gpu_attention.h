@@ -1,7 +1,8 @@
 #pragma once
 // The attention of a pack on a GPU: one call for all of its documents, whatever their lengths. In
-// bf16 that is the flash kernel, which is told where documents end (Dao 2023, "FlashAttention-2");
-// in f32, which it does not take, documents of equal length are a batch each. T tokens, B
+// bf16 that is the flash kernel, which is told where documents end (Dao 2023, "FlashAttention-2"),
+// with RoPE in the same autograd node; in f32, which it does not take, documents of equal length
+// are a batch each. T tokens, B
 // sequences, H query heads, G key/value heads, A head width, P positions.
 
 #include <ATen/ATen.h>
@@ -27,8 +28,8 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                                       const ModelConfig& config, at::Device device);
 
 // qkv [T, (H + 2 G) A] f32 or bf16 -> [T, H A] in its type: causal within each of `lengths`.
-// Differentiable in qkv.
-at::Tensor packed_attention(const at::Tensor& qkv, const std::vector<int64_t>& lengths,
+// Differentiable in qkv, which is given away: its queries and keys are rotated where they lie.
+at::Tensor packed_attention(at::Tensor&& qkv, const std::vector<int64_t>& lengths,
                             const PackTables& tables, const ModelConfig& config);
 
 }  // namespace moe::model

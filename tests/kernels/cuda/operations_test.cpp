@@ -83,6 +83,19 @@ TEST_CASE("rope on a GPU equals the CPU's", "[kernels][gpu]") {
     return moe::kernels::rope(in[0], angle.cos().to(device), angle.sin().to(device),
                               position.to(device), 3, 16);
   });
+  const Tensor x = at::randn({33, 64});  // four heads, of which the last is a value
+  const auto halves = [&](at::Device device) {
+    const Tensor there = x.to(device).clone(), heads = x.to(device).view({33, 4, 16});
+    const Tensor c = angle.cos().to(device), s = angle.sin().to(device);
+    moe::kernels::rope_(there, c, s, position.to(device), 3, 16);
+    const Tensor grad =
+        moe::kernels::rope_backward(heads.narrow(1, 0, 2), heads.narrow(1, 2, 1),
+                                    heads.narrow(1, 3, 1), c, s, position.to(device));
+    return Tensors{there.cpu(), grad.cpu()};
+  };
+  const Tensors actual = halves(kGpu), expected = halves(at::kCPU);
+  CHECK(at::allclose(actual[0], expected[0], 1e-6, 1e-6));
+  CHECK(at::allclose(actual[1], expected[1], 1e-6, 1e-6));
 }
 
 TEST_CASE("rows go to experts' segments and back on a GPU as on the CPU", "[kernels][gpu]") {

@@ -135,7 +135,7 @@ TEST_CASE("RoPE past 2^32 numbers is that of a few tokens", "[kernels][emulator]
   const Tensor x = large(kRows, kWidth, at::kBFloat16), cosine = at::rand({4, kHalf});
   const Tensor sine = at::rand({4, kHalf}), position = at::arange(kRows, at::kInt).remainder(4);
   const auto run = [&](const Tensor& in, const Tensor& at_position, const Tensor& y) {
-    rope_cuda({in.const_data_ptr(),
+    rope_cuda({{{in.const_data_ptr()}, {kHeads}},
                floats(cosine),
                floats(sine),
                at_position.const_data_ptr<int32_t>(),

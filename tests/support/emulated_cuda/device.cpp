@@ -17,9 +17,8 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <string>
 
-#include "emulator.h"
+#include "detour.h"
 #include "kernels/ops/cuda_functions.h"
 #include "memory.h"
 
@@ -98,56 +97,6 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                      std::optional<at::Device> /*device*/, std::optional<bool> /*pinned*/) {
   return at::detail::empty_strided_generic(size, stride, allocator(), kKeys,
                                            c10::dtype_or_default(type));
-}
-
-// What a recorded graph may not hold: copies between host and GPU, and numbers read back. A Detour
-// is none of its own.
-class Recording {
- public:
-  explicit Recording(bool is_on) : before_(on()) { on() = is_on; }
-  ~Recording() { on() = before_; }
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-
-  static void refuse(const char* what) { TORCH_CHECK(!on(), what, " while a graph is recorded"); }
-
- private:
-  static bool& on() {
-    static thread_local bool one = false;
-    return one;
-  }
-  bool before_;
-};
-
-// While one lives, this thread does on the host what a GPU does in one launch: what is copied for
-// that purpose is none of the GPU's work.
-class Detour {
- public:
-  Detour() { ++depth(); }
-  ~Detour() { --depth(); }
-  Detour(const Detour&) = delete;
-  Detour& operator=(const Detour&) = delete;
-
-  static bool is_on() { return depth() > 0; }
-
- private:
-  static int& depth() {
-    static thread_local int one = 0;
-    return one;
-  }
-  Recording not_recorded_{false};
-};
-
-void note_launch(const std::string& name) {
-  if (!Detour::is_on()) {
-    count_launch(name);
-  }
-}
-
-void note_read(const std::string& name) {
-  if (!Detour::is_on()) {
-    count_read(name);
-  }
 }
 
 // The same numbers for the host, as long as the GPU is awake.

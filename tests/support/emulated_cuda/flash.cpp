@@ -1,10 +1,12 @@
 // LibTorch's flash attention over packed documents, which it has on CUDA alone: the same sums
-// written out, document by document, in f32.
+// written out, document by document, in f32. Counted as one launch each.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <cmath>
+
+#include "detour.h"
 
 namespace emulated {
 
@@ -56,6 +58,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
     double /*dropout*/, bool is_causal, bool /*mask*/, std::optional<double> /*scale*/,
     std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/,
     const std::optional<Tensor>& /*used*/, const std::optional<Tensor>& /*slopes*/) {
+  note_launch("aten::_flash_attention_forward");
+  const Detour detour;
   TORCH_CHECK(is_causal && ends && query.scalar_type() == at::kBFloat16 && query.stride(-1) == 1);
   const Tensor q = query.cpu(), k = key.cpu(), v = value.cpu();
   const Tensor out = at::zeros(q.sizes(), q.options());
@@ -79,6 +83,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     int64_t /*longest*/, int64_t /*longest*/, double /*dropout*/, bool /*is_causal*/,
     const Tensor& /*state*/, const Tensor& /*unused*/, std::optional<double> /*scale*/,
     std::optional<int64_t> /*left*/, std::optional<int64_t> /*right*/) {
+  note_launch("aten::_flash_attention_backward");
+  const Detour detour;
   const Tensor q = query.cpu(), k = key.cpu(), v = value.cpu(), g = gradient.cpu();
   const Tensor dq = at::zeros(q.sizes(), q.options()), dk = at::zeros(k.sizes(), q.options());
   const Tensor dv = at::zeros(v.sizes(), q.options());

@@ -1,4 +1,4 @@
-// What a MoE layer costs the host on a GPU: launches, of which each takes some 5 us of the host,
+// What a layer costs the host on a GPU: launches, of which each takes some 5 us of the host,
 // and reads, at which it waits for the GPU. Counted on the emulated GPU
 // (tests/support/emulated_cuda): our kernels, fills and copies of memory, and LibTorch's
 // operations, of which each counts once, though some (a sort, a sum over a dimension) are several
@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "core/model/llama/gpu_attention.h"
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "tests/support/emulated_cuda/emulator.h"
@@ -104,6 +105,29 @@ TEST_CASE("launches and reads of a MoE layer stay within their bounds; the goal 
     CHECK(HostCalls::sum(backward.launches) <= bound.backward);
     CHECK(HostCalls::sum(forward.reads) + HostCalls::sum(backward.reads) <= bound.reads);
   }
+}
+
+TEST_CASE("attention is RoPE and the flash kernel, forward and backward, and nothing else",
+          "[model][emulator]") {
+  at::manual_seed(2);
+  model::ModelConfig config;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  const auto tables = model::pack_tables({3, 5}, config, test::kGpu);
+  const Tensor leaf = at::randn({8, 64}).to(test::kGpu, at::kBFloat16).requires_grad_(true);
+  const Tensor upstream = at::randn({8, 32}).to(test::kGpu, at::kBFloat16);
+  Tensor qkv = leaf.view({8, 64});
+  emulated::take_host_calls();
+  const Tensor out = model::packed_attention(std::move(qkv), {3, 5}, *tables, config);
+  const HostCalls forward = emulated::take_host_calls();
+  torch::autograd::grad({out}, {leaf}, {upstream});
+  const HostCalls backward = emulated::take_host_calls();
+  using Launches = std::map<std::string, int64_t>;
+  CHECK(forward.launches == Launches{{"aten::_flash_attention_forward", 1}, {"kernel", 1}});
+  CHECK(backward.launches == Launches{{"aten::_flash_attention_backward", 1}, {"kernel", 1}});
+  CHECK(forward.reads.empty());
+  CHECK(backward.reads.empty());
 }
 
 TEST_CASE("a launch more and a read more are counted", "[model][emulator]") {
