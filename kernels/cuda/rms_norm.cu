@@ -1,7 +1,12 @@
 // rms_norm.h on CUDA. Forward and the gradient of x: one block a row, which is read from memory
 // once and a second time from the L1. The gradient of the weight is a sum down the columns: blocks
-// take 32 columns of a strip of rows each, a second kernel adds the strips in their order, so that
-// the sum is the same every time.
+// take the columns that a warp loads at once, of a strip of rows each, a second kernel adds the
+// strips in their order, so that the sum is the same every time.
+//
+// Bytes a number, x in f32 and y in bf16: forward 4 + 2, backward 4 + 2 + 4 and, for the weight,
+// 4 + 2. Of a sum with bf16 forward 4 + 2 + 4 + 2, backward 4 + 2 + 4 + 4 + 2 and 4 + 2: adding
+// apart would read the sum once more forward (4), and backward add two gradients (12) and round
+// them (6) where this reads one more and writes two more bytes (6).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/rms_norm.h"
@@ -12,17 +17,37 @@ namespace {
 
 constexpr int kWarps = kThreads / kLanes;
 
-template <typename T, typename Out, int kCount>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,           // [rows, width]
-                                                           const float* weight,  // [width]
-                                                           Out* y,               // [rows, width]
-                                                           float* scale,         // [rows]
-                                                           int width, float epsilon) {
+// Numbers of a row that is normed: of x, or of x + added.
+template <bool kAdds, int kCount, typename T, typename Added>
+__device__ Pack<T, kCount> load_row(const T* x, const Added* added, int64_t at) {
+  Pack<T, kCount> values = load<kCount>(x + at);
+  if constexpr (kAdds) {
+    const auto others = load<kCount>(added + at);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      values.at[k] += widen(others.at[k]);
+    }
+  }
+  return values;
+}
+
+template <typename T, typename Out, bool kAdds, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const T* x,           // [rows, width]
+                   const float* weight,  // [width]
+                   Out* y,               // [rows, width]
+                   float* scale,         // [rows]
+                   int width, float epsilon,
+                   const Out* added,  // [rows, width], as `sum` with kAdds alone
+                   T* sum) {
   __shared__ float part[kWarps];
-  const T* row = x + int64_t{blockIdx.x} * width;
+  const int64_t first = int64_t{blockIdx.x} * width;
   float squares = 0;
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
-    const auto values = load<kCount>(row + i);
+    const auto values = load_row<kAdds, kCount>(x, added, first + i);
+    if constexpr (kAdds) {
+      store(sum + first + i, values);
+    }
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       const float value = widen(values.at[k]);
@@ -35,24 +60,27 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const T* x,          
     scale[blockIdx.x] = factor;
   }
   for (int i = threadIdx.x * kCount; i < width; i += kThreads * kCount) {
-    const auto values = load<kCount>(row + i);
+    const auto values = load_row<kAdds, kCount>(x, added, first + i);
     const auto weights = load<kCount>(weight + i);
     Pack<Out, kCount> result;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       result.at[k] = narrow<Out>(widen(values.at[k]) * factor * weights.at[k]);
     }
-    store(y + int64_t{blockIdx.x} * width + i, result);
+    store(y + first + i, result);
   }
 }
 
-template <typename G, typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) input_gradient_kernel(const G* grad,  // [rows, width]
-                                                                  const T* x,     // [rows, width]
-                                                                  const float* weight,  // [width]
-                                                                  const float* scale,   // [rows]
-                                                                  T* grad_x,  // [rows, width]
-                                                                  int width) {
+template <typename G, typename T, bool kOfSum, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    input_gradient_kernel(const G* grad,        // [rows, width]
+                          const T* x,           // [rows, width]
+                          const float* weight,  // [width]
+                          const float* scale,   // [rows]
+                          T* grad_x,            // [rows, width]
+                          int width,
+                          const T* grad_sum,  // [rows, width], as `grad_added` with kOfSum alone
+                          G* grad_added) {
   __shared__ float part[kWarps];
   const int64_t first = int64_t{blockIdx.x} * width;
   const float factor = scale[blockIdx.x];
@@ -71,44 +99,65 @@ __global__ void __launch_bounds__(kThreads) input_gradient_kernel(const G* grad,
     const auto values = load<kCount>(x + first + i);
     const auto grads = load<kCount>(grad + first + i);
     const auto weights = load<kCount>(weight + i);
-    Pack<T, kCount> result;
+    Pack<T, kCount> result, others;
+    Pack<G, kCount> rounded;
+    if constexpr (kOfSum) {
+      others = load<kCount>(grad_sum + first + i);
+    }
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       const float normed = widen(values.at[k]) * factor;
       result.at[k] = narrow<T>((widen(grads.at[k]) * weights.at[k] - normed * mean) * factor);
+      if constexpr (kOfSum) {
+        result.at[k] += others.at[k];
+        rounded.at[k] = narrow<G>(result.at[k]);
+      }
     }
     store(grad_x + first + i, result);
+    if constexpr (kOfSum && sizeof(G) < sizeof(T)) {
+      store(grad_added + first + i, rounded);
+    }
   }
 }
 
-// Block (strip, columns): the sum of dy * n over the strip's rows, a lane a column.
-template <typename G, typename T>
+// Block (strip, columns): the sum of dy * n over the strip's rows, a lane kCount columns.
+template <typename G, typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     strip_kernel(const G* grad,       // [rows, width]
                  const T* x,          // [rows, width]
                  const float* scale,  // [rows]
                  float* strips,       // [strip_count, width]
                  int64_t rows, int64_t width, int strip_count) {
-  __shared__ float part[kWarps][kLanes];
-  const int64_t across = ceil_div(width, kLanes);
-  const int64_t strip = blockIdx.x / across;
+  constexpr int kColumns = kLanes * kCount;  // of a block
+  __shared__ float part[kWarps][kCount][kLanes];
+  const int64_t across = ceil_div(width, kColumns);
+  const int64_t strip = blockIdx.x / across, first = blockIdx.x % across * kColumns;
   const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const int64_t column = blockIdx.x % across * kLanes + lane;
+  const int64_t column = first + lane * kCount;
   const int64_t end = rows * (strip + 1) / strip_count;
-  float sum = 0;
+  float sum[kCount] = {};
   if (column < width) {
     for (int64_t row = rows * strip / strip_count + warp; row < end; row += kWarps) {
-      const int64_t at = row * width + column;
-      sum += widen(grad[at]) * (widen(x[at]) * scale[row]);
+      const auto grads = load<kCount>(grad + row * width + column);
+      const auto values = load<kCount>(x + row * width + column);
+      const float factor = scale[row];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        sum[k] += widen(grads.at[k]) * (widen(values.at[k]) * factor);
+      }
     }
   }
-  part[warp][lane] = sum;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    part[warp][k][lane] = sum[k];
+  }
   __syncthreads();
-  if (warp == 0 && column < width) {
-    for (int other = 1; other < kWarps; ++other) {
-      sum += part[other][lane];
+  for (int i = threadIdx.x; i < kColumns && first + i < width; i += kThreads) {
+    float total = 0;
+    for (int each = 0; each < kWarps; ++each) {
+      total += part[each][i % kCount][i / kCount];
     }
-    strips[strip * width + column] = sum;
+    strips[strip * width + first + i] = total;
   }
 }
 
@@ -127,28 +176,35 @@ __global__ void add_strips_kernel(const float* strips,  // [strip_count, width]
 }
 
 // Out or G, the narrower: 16 bytes of it at once.
-template <typename T, typename Out>
+template <typename T, typename Out, bool kAdds>
 void forward(const RmsNormForwardArgs& args, void* stream) {
   const auto* x = static_cast<const T*>(args.x);
+  const auto* added = static_cast<const Out*>(args.added);
   auto* y = static_cast<Out*>(args.y);
-  const bool vectors = fits_vectors<kWidest<Out>>(args.width, x, args.weight, y);
-  launch(vectors ? forward_kernel<T, Out, kWidest<Out>> : forward_kernel<T, Out, 1>, args.rows,
-         kThreads, stream, x, args.weight, y, args.scale, static_cast<int>(args.width),
-         static_cast<float>(args.epsilon));
+  auto* sum = reinterpret_cast<T*>(args.sum);
+  const bool vectors = fits_vectors<kWidest<Out>>(args.width, x, args.weight, y, added, sum);
+  launch(vectors ? forward_kernel<T, Out, kAdds, kWidest<Out>> : forward_kernel<T, Out, kAdds, 1>,
+         args.rows, kThreads, stream, x, args.weight, y, args.scale, static_cast<int>(args.width),
+         static_cast<float>(args.epsilon), added, sum);
 }
 
-template <typename G, typename T>
+template <typename G, typename T, bool kOfSum>
 void backward(const RmsNormBackwardArgs& args, void* stream) {
   const auto* grad = static_cast<const G*>(args.grad);
   const auto* x = static_cast<const T*>(args.x);
   auto* grad_x = static_cast<T*>(args.grad_x);
-  const bool vectors = fits_vectors<kWidest<G>>(args.width, x, args.weight, grad, grad_x);
-  launch(vectors ? input_gradient_kernel<G, T, kWidest<G>> : input_gradient_kernel<G, T, 1>,
+  const auto* grad_sum = reinterpret_cast<const T*>(args.grad_sum);
+  auto* grad_added = static_cast<G*>(args.grad_added);
+  const bool vectors =
+      fits_vectors<kWidest<G>>(args.width, x, args.weight, grad, grad_x, grad_sum, grad_added);
+  launch(vectors ? input_gradient_kernel<G, T, kOfSum, kWidest<G>>
+                 : input_gradient_kernel<G, T, kOfSum, 1>,
          args.rows, kThreads, stream, grad, x, args.weight, args.scale, grad_x,
-         static_cast<int>(args.width));
+         static_cast<int>(args.width), grad_sum, grad_added);
   const int strip_count = static_cast<int>(rms_norm_strips(args.rows));
-  launch(strip_kernel<G, T>, ceil_div(args.width, kLanes) * strip_count, kThreads, stream, grad, x,
-         args.scale, args.strips, args.rows, args.width, strip_count);
+  launch(vectors ? strip_kernel<G, T, kWidest<G>> : strip_kernel<G, T, 1>,
+         ceil_div(args.width, kLanes * (vectors ? kWidest<G> : 1)) * strip_count, kThreads, stream,
+         grad, x, args.scale, args.strips, args.rows, args.width, strip_count);
   launch(add_strips_kernel, ceil_div(args.width, kThreads), kThreads, stream, args.strips,
          args.grad_weight, args.width, strip_count);
 }
@@ -156,22 +212,26 @@ void backward(const RmsNormBackwardArgs& args, void* stream) {
 }  // namespace
 
 void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream) {
+  const bool adds = args.added != nullptr;
   if (args.is_bf16) {
-    forward<__nv_bfloat16, __nv_bfloat16>(args, stream);
+    forward<__nv_bfloat16, __nv_bfloat16, false>(args, stream);
   } else if (args.y_is_bf16) {
-    forward<float, __nv_bfloat16>(args, stream);
+    (adds ? forward<float, __nv_bfloat16, true> : forward<float, __nv_bfloat16, false>)(args,
+                                                                                        stream);
   } else {
-    forward<float, float>(args, stream);
+    (adds ? forward<float, float, true> : forward<float, float, false>)(args, stream);
   }
 }
 
 void rms_norm_backward_cuda(const RmsNormBackwardArgs& args, void* stream) {
+  const bool is_of_sum = args.grad_sum != nullptr;
   if (args.is_bf16) {
-    backward<__nv_bfloat16, __nv_bfloat16>(args, stream);
+    backward<__nv_bfloat16, __nv_bfloat16, false>(args, stream);
   } else if (args.grad_is_bf16) {
-    backward<__nv_bfloat16, float>(args, stream);
+    (is_of_sum ? backward<__nv_bfloat16, float, true>
+               : backward<__nv_bfloat16, float, false>)(args, stream);
   } else {
-    backward<float, float>(args, stream);
+    (is_of_sum ? backward<float, float, true> : backward<float, float, false>)(args, stream);
   }
 }
 

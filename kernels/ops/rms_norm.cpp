@@ -33,18 +33,22 @@ bool rounds_y(const Tensor& x, at::ScalarType type) {
 }
 
 Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double epsilon,
-                         at::ScalarType type) {
+                         at::ScalarType type, const Tensor& added = {}, const Tensor& sum = {}) {
   const Tensor x = given.contiguous(), weight = given_weight.contiguous();
   const Normed normed{at::empty_like(x, type), at::empty({x.size(0), 1}, weight.options())};
-  const RmsNormForwardArgs args{x.const_data_ptr(),
-                                weight.const_data_ptr<float>(),
-                                normed.y.mutable_data_ptr(),
-                                normed.scale.data_ptr<float>(),
-                                x.size(0),
-                                x.size(1),
-                                epsilon,
-                                x.scalar_type() == at::kBFloat16,
-                                rounds_y(x, type)};
+  RmsNormForwardArgs args{x.const_data_ptr(),
+                          weight.const_data_ptr<float>(),
+                          normed.y.mutable_data_ptr(),
+                          normed.scale.data_ptr<float>(),
+                          x.size(0),
+                          x.size(1),
+                          epsilon,
+                          x.scalar_type() == at::kBFloat16,
+                          rounds_y(x, type)};
+  if (added.defined()) {
+    args.added = added.const_data_ptr();
+    args.sum = sum.data_ptr<float>();
+  }
   if (x.is_cuda()) {
     cuda_functions().rms_norm_forward(args, current_stream(x));
   } else {
@@ -53,22 +57,33 @@ Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double
   return normed;
 }
 
-variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
-                                 const Tensor& given_weight, const Tensor& scale) {
+struct Gradients {
+  Tensor x, weight;
+  Tensor added = {};  // with grad_sum alone: the gradient of x in the type of that of y
+};
+
+Gradients backward_by_kernel(const Tensor& given_grad, const Tensor& given,
+                             const Tensor& given_weight, const Tensor& scale,
+                             const Tensor& grad_sum = {}) {
   const Tensor x = given.contiguous(), weight = given_weight.contiguous();
   const bool grad_is_bf16 = rounds_y(x, given_grad.scalar_type());
   const Tensor grad = (grad_is_bf16 ? given_grad : given_grad.to(x.scalar_type())).contiguous();
-  const Tensor grad_x = at::empty_like(x), grad_weight = at::empty_like(weight);
+  Gradients gradients{at::empty_like(x), at::empty_like(weight)};
   RmsNormBackwardArgs args{grad.const_data_ptr(),
                            x.const_data_ptr(),
                            weight.const_data_ptr<float>(),
                            scale.const_data_ptr<float>(),
-                           grad_x.mutable_data_ptr(),
-                           grad_weight.data_ptr<float>(),
+                           gradients.x.mutable_data_ptr(),
+                           gradients.weight.data_ptr<float>(),
                            x.size(0),
                            x.size(1),
                            x.scalar_type() == at::kBFloat16};
   args.grad_is_bf16 = grad_is_bf16;
+  if (grad_sum.defined()) {
+    gradients.added = grad_is_bf16 ? at::empty_like(grad) : gradients.x;
+    args.grad_sum = grad_sum.const_data_ptr<float>();
+    args.grad_added = grad_is_bf16 ? gradients.added.mutable_data_ptr() : nullptr;
+  }
   if (x.is_cuda()) {
     const Tensor strips = at::empty({rms_norm_strips(args.rows), args.width}, weight.options());
     args.strips = strips.data_ptr<float>();
@@ -76,7 +91,7 @@ variable_list backward_by_kernel(const Tensor& given_grad, const Tensor& given,
   } else {
     rms_norm_backward_cpu(args);
   }
-  return {grad_x, grad_weight, Tensor(), Tensor()};
+  return gradients;
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
@@ -97,13 +112,48 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &scale = saved[2], &grad = gradients[0];
     if (has_kernel(x, weight)) {
-      return backward_by_kernel(grad, x, weight, scale);
+      const Gradients by_kernel = backward_by_kernel(grad, x, weight, scale);
+      return {by_kernel.x, by_kernel.weight, Tensor(), Tensor()};
     }
     const Tensor normed = x * scale;
     const Tensor grad_weight = (grad * normed).sum(0);
     Tensor grad_normed = grad * weight;
     const Tensor mean = (grad_normed * normed).mean(-1, true);
     return {grad_normed.sub_(normed.mul_(mean)).mul_(scale), grad_weight, Tensor(), Tensor()};
+  }
+};
+
+// What the kernel sums as it norms: x in f32 on a GPU, and `added` in the type of y.
+bool fuses_sum(const Tensor& x, const Tensor& added, const Tensor& weight, bool to_bf16) {
+  return x.is_cuda() && x.scalar_type() == at::kFloat && has_kernel(x, weight) &&
+         added.scalar_type() == (to_bf16 ? at::kBFloat16 : at::kFloat);
+}
+
+struct RmsNormOfSum : torch::autograd::Function<RmsNormOfSum> {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const Tensor& added,
+                               const Tensor& weight, double epsilon) {
+    RECORD_USER_SCOPE("norm");
+    const Tensor sum = at::empty(x.sizes(), x.options());
+    const Normed normed =
+        forward_by_kernel(x, weight, epsilon, added.scalar_type(), added.contiguous(), sum);
+    context->save_for_backward({sum, weight, normed.scale});
+    context->saved_data["type"] = added.scalar_type();
+    context->set_materialize_grads(false);
+    return {sum, normed.y};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &sum = saved[0], &weight = saved[1], &scale = saved[2];
+    const Tensor &grad_sum = gradients[0], &grad_y = gradients[1];
+    const auto type = context->saved_data["type"].toScalarType();
+    if (!grad_y.defined()) {
+      return {grad_sum, grad_sum.defined() ? grad_sum.to(type) : Tensor(), Tensor(), Tensor()};
+    }
+    const Gradients by_kernel =
+        backward_by_kernel(grad_y, sum, weight, scale,
+                           grad_sum.defined() ? grad_sum.contiguous() : at::zeros_like(sum));
+    return {by_kernel.x, by_kernel.added, by_kernel.weight, Tensor()};
   }
 };
 
@@ -119,6 +169,20 @@ Tensor rms_norm_to_bf16(const Tensor& x, const Tensor& weight, double epsilon) {
   return has_kernel(x, weight) && rounds_y(x, at::kBFloat16)
              ? RmsNorm::apply(x, weight, epsilon, at::kBFloat16)
              : rms_norm(x, weight, epsilon).to(at::kBFloat16);
+}
+
+std::pair<Tensor, Tensor> rms_norm_of_sum(const Tensor& x, const Tensor& added,
+                                          const Tensor& weight, double epsilon, bool to_bf16) {
+  TORCH_CHECK(x.dim() == 2 && added.sizes() == x.sizes() && added.device() == x.device() &&
+                  weight.dim() == 1 && x.size(1) == weight.size(0),
+              "x ", x.sizes(), ", added ", added.toString(), added.sizes(), ", weight ",
+              weight.sizes());
+  if (fuses_sum(x, added, weight, to_bf16)) {
+    const variable_list both = RmsNormOfSum::apply(x, added, weight, epsilon);
+    return {both[0], both[1]};
+  }
+  const Tensor sum = x + added;
+  return {sum, to_bf16 ? rms_norm_to_bf16(sum, weight, epsilon) : rms_norm(sum, weight, epsilon)};
 }
 
 }  // namespace moe::kernels

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 namespace at {
 class Tensor;  // declared only: the CUDA half reads this header without LibTorch
@@ -21,6 +22,14 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
 // in bf16.
 at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
+// x + added, both [T, D], and the norm of that sum, rounded to bf16 with `to_bf16`. Differentiable
+// in all. Saved for backward: the sum, weight and one f32 a row. For x in f32 and `added` in the
+// type of y a GPU sums, norms and rounds in one pass, and one pass writes the gradients of both x
+// and `added`: the numbers are those of the operations one after the other.
+std::pair<at::Tensor, at::Tensor> rms_norm_of_sum(const at::Tensor& x, const at::Tensor& added,
+                                                  const at::Tensor& weight, double epsilon,
+                                                  bool to_bf16);
+
 // Plain memory. x, y, grad, grad_x [rows, width] f32, on a GPU also bf16, all of them or y and grad
 // alone; weight, grad_weight [width]; scale [rows] is r.
 struct RmsNormForwardArgs {
@@ -32,6 +41,9 @@ struct RmsNormForwardArgs {
   double epsilon;
   bool is_bf16;
   bool y_is_bf16 = false;  // of x in f32
+  // On a GPU, of x in f32: what is normed is x + added, and is written to `sum`. Null: x is normed.
+  const void* added = nullptr;  // [rows, width] in the type of y
+  float* sum = nullptr;         // [rows, width]
 };
 void rms_norm_forward_cpu(const RmsNormForwardArgs& args);
 void rms_norm_forward_cuda(const RmsNormForwardArgs& args, void* stream);
@@ -48,6 +60,10 @@ struct RmsNormBackwardArgs {
   bool is_bf16;
   float* strips = nullptr;    // [rms_norm_strips(rows), width], scratch of the GPU
   bool grad_is_bf16 = false;  // of x in f32
+  // On a GPU, where x in f32 is a sum: the gradient that comes to the sum from elsewhere, which
+  // grad_x then has too, and grad_x in the type of grad. Null: none, and not asked for.
+  const float* grad_sum = nullptr;  // [rows, width]
+  void* grad_added = nullptr;       // [rows, width]
 };
 // On the CPU rows are summed in strips of one size, strip after strip; on a GPU in a fixed tree:
 // both give the same numbers every time.

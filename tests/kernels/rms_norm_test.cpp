@@ -40,6 +40,19 @@ TEST_CASE("rms_norm of a row of zeros is zero with a finite gradient", "[kernels
   CHECK(torch::autograd::grad({out.sum()}, {x})[0].isfinite().all().item<bool>());
 }
 
+TEST_CASE("rms_norm_of_sum on the CPU is an addition and a norm", "[kernels]") {
+  at::manual_seed(6);
+  const Tensor x = at::randn({5, 8}), added = at::randn({5, 8}), weight = at::randn({8});
+  for (const bool to_bf16 : {false, true}) {
+    const Tensor other = added.to(to_bf16 ? at::kBFloat16 : at::kFloat);
+    const auto [sum, y] = moe::kernels::rms_norm_of_sum(x, other, weight, 1e-5, to_bf16);
+    const Tensor norm = moe::kernels::rms_norm(x + other, weight, 1e-5);
+    CHECK(at::equal(sum, x + other));
+    CHECK(at::equal(y, to_bf16 ? norm.to(at::kBFloat16) : norm));
+  }
+  CHECK_THROWS(moe::kernels::rms_norm_of_sum(x, added.narrow(0, 0, 4), weight, 1e-5, false));
+}
+
 TEST_CASE("the reference of rms_norm has the gradients of its finite differences", "[kernels]") {
   at::manual_seed(5);
   const Tensor x = at::randn({3, 5}, at::kDouble), weight = at::randn({5}, at::kDouble);

@@ -78,17 +78,30 @@ struct Pass {
 Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass& pass) {
   const AttentionWeights& attention = layer.attention;
   const Tensor qkv = project_qkv(pass.norm(x, layer.input_norm), attention, pass.config);
-  return x + adapted_linear(qkv.narrow(1, 0, attention.output.inner()), attention.output, {},
-                            attention.output_adapter);
+  return adapted_linear(qkv.narrow(1, 0, attention.output.inner()), attention.output, {},
+                        attention.output_adapter);
 }
 
-// x [T, D] f32, the residual stream, after the attention of a layer.
+// x [T, D] f32, the residual stream -> what the attention of a layer adds to it, [T, D].
 Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  return x + attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
-                               {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
+  return attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
+                           {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
+}
+
+// Between the halves of a layer.
+struct Middle {
+  Tensor x;       // [T, D] f32, the residual stream after the attention
+  Tensor normed;  // [T, D], what the feed-forward half takes
+};
+
+Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+  auto [sum, normed] = kernels::rms_norm_of_sum(x, attention_half(x, layer, pass, cache),
+                                                layer.post_norm, pass.config.rms_norm_eps,
+                                                /*to_bf16=*/pass.type == at::kBFloat16);
+  return {std::move(sum), std::move(normed)};
 }
 
 // For the sentence of an exchange that fails.
@@ -105,9 +118,9 @@ struct FeedForwardOutput {
   Tensor token_rows = {};
 };
 
-FeedForwardOutput feed_forward_half(const Tensor& x, const Layer& layer, const Pass& pass,
+FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, const Pass& pass,
                                     std::optional<route::Routing>* decided) {
-  const Tensor normed = pass.norm(x, layer.post_norm);
+  const auto& [x, normed] = middle;
   if (!layer.router.defined()) {
     return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
                                layer.down_adapter, {x.size(0)})};
@@ -135,7 +148,8 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
       [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
         const bool again = decided->has_value();
         set_layer(pass->spread.parallel, index);
-        const Tensor middle = with_attention ? attention_half(input, layer, *pass, nullptr) : input;
+        const Middle middle = with_attention ? after_attention(input, layer, *pass, nullptr)
+                                             : Middle{input, pass->norm(input, layer.post_norm)};
         FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
         if (!again) {
           first->counters = std::move(out.counters);
@@ -384,13 +398,15 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
     if (recompute == Recompute::kLayer) {
       return recomputed_half(input, layer, pass, index, /*with_attention=*/true);
     }
-    const Tensor middle = attention_half(input, layer, *pass, layer_cache);
-    if (on_feed_forward) {
-      on_feed_forward(index, kernels::rms_norm(middle, layer.post_norm, config.rms_norm_eps));
+    if (recompute == Recompute::kFeedForward) {
+      const Tensor middle = input + attention_half(input, layer, *pass, layer_cache);
+      return recomputed_half(middle, layer, pass, index, /*with_attention=*/false);
     }
-    return recompute == Recompute::kFeedForward
-               ? recomputed_half(middle, layer, pass, index, /*with_attention=*/false)
-               : feed_forward_half(middle, layer, *pass, nullptr);
+    const Middle middle = after_attention(input, layer, *pass, layer_cache);
+    if (on_feed_forward) {
+      on_feed_forward(index, kernels::rms_norm(middle.x, layer.post_norm, config.rms_norm_eps));
+    }
+    return feed_forward_half(middle, layer, *pass, nullptr);
   };
   WeightShards* shards = weights_->shards.get();
   Tensor x = embedded(weights_->embedding, tokens.ids.to(device()), shards);
