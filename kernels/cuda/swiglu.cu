@@ -1,7 +1,9 @@
 // swiglu.h on CUDA: one thread 16 bytes of output where the width allows, else a single element;
 // neighbours in a warp on neighbouring columns, so that every load and store is coalesced. A block
 // stays in one row, so that a block divides and not a thread. Bound by memory: 3 reads or writes
-// forward, 5 backward, per output element.
+// forward, 5 backward, per output element. Where the activation is wanted again, backward writes it
+// too, 6 in all: a pass of its own would make 3 more of the 5, and keeping it from forward would
+// save the one but take its memory in every layer (kernels/ops/swiglu.h).
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/swiglu.h"
@@ -26,6 +28,8 @@ __device__ Where where(int64_t rows, int64_t width, const int32_t* used) {
   return {row, column, row < rows && column < width && is_used};
 }
 
+__device__ float sigmoid_of(float gate) { return 1.0F / (1.0F + expf(-gate)); }
+
 template <typename T, int kCount>
 __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
                                T* out,           // [rows, width]
@@ -40,7 +44,7 @@ __global__ void forward_kernel(const T* hidden,  // [rows, 2 * width]
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float gate = widen(gates.at[i]), up = widen(ups.at[i]);
-    result.at[i] = narrow<T>(gate / (1.0F + expf(-gate)) * up);
+    result.at[i] = narrow<T>(gate * sigmoid_of(gate) * up);
   }
   store(out + at.row * width + at.column, result);
 }
@@ -49,6 +53,7 @@ template <typename T, int kCount>
 __global__ void backward_kernel(const T* grad_out,  // [rows, width]
                                 const T* hidden,    // [rows, 2 * width]
                                 T* grad_hidden,     // [rows, 2 * width]
+                                T* out,             // [rows, width], may be grad_out; or null
                                 int64_t rows, int64_t width, const int32_t* used) {
   const Where at = where<kCount>(rows, width, used);
   if (!at.is_inside) {
@@ -57,16 +62,20 @@ __global__ void backward_kernel(const T* grad_out,  // [rows, width]
   const int64_t base = at.row * 2 * width + at.column;
   const auto gates = load<kCount>(hidden + base), ups = load<kCount>(hidden + base + width);
   const auto grads = load<kCount>(grad_out + at.row * width + at.column);
-  Pack<T, kCount> grad_gate, grad_up;
+  Pack<T, kCount> grad_gate, grad_up, result;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float gate = widen(gates.at[i]), up = widen(ups.at[i]), grad = widen(grads.at[i]);
-    const float sigmoid = 1.0F / (1.0F + expf(-gate));
+    const float sigmoid = sigmoid_of(gate);
     grad_gate.at[i] = narrow<T>(grad * up * sigmoid * (1.0F + gate * (1.0F - sigmoid)));
     grad_up.at[i] = narrow<T>(grad * gate * sigmoid);
+    result.at[i] = narrow<T>(gate * sigmoid * up);
   }
   store(grad_hidden + base, grad_gate);
   store(grad_hidden + base + width, grad_up);
+  if (out != nullptr) {
+    store(out + at.row * width + at.column, result);
+  }
 }
 
 template <typename T>
@@ -84,10 +93,11 @@ void backward(const SwigluBackwardArgs& args, void* stream) {
   const auto* grad_out = static_cast<const T*>(args.grad_out);
   const auto* hidden = static_cast<const T*>(args.hidden);
   auto* grad_hidden = static_cast<T*>(args.grad_hidden);
-  const bool vectors = fits_vectors<kWidest<T>>(args.width, grad_out, hidden, grad_hidden);
+  auto* out = static_cast<T*>(args.out);
+  const bool vectors = fits_vectors<kWidest<T>>(args.width, grad_out, hidden, grad_hidden, out);
   launch(vectors ? backward_kernel<T, kWidest<T>> : backward_kernel<T, 1>,
          args.rows * ceil_div(args.width, kThreads * (vectors ? kWidest<T> : 1)), kThreads, stream,
-         grad_out, hidden, grad_hidden, args.rows, args.width, args.used);
+         grad_out, hidden, grad_hidden, out, args.rows, args.width, args.used);
 }
 
 }  // namespace

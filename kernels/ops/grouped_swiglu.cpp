@@ -22,6 +22,22 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Around the activation in backward.
+struct Inner {
+  Tensor grad_hidden;  // [rows, 2F]
+  Tensor activation;   // [rows, F]; undefined where `down` does not train, which costs nothing
+};
+
+// grad: of the activation, whose memory it gives away. `ends` as in swiglu_backward, or undefined.
+Inner inner_of(const Tensor& grad, const Tensor& hidden, const Tensor& ends,
+               AutogradContext* context) {
+  if (!context->needs_input_grad(2)) {
+    return {swiglu_backward(grad, hidden, ends), {}};
+  }
+  const Tensor activation = grad.contiguous();
+  return {swiglu_backward_(activation, hidden, ends), activation};
+}
+
 struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
                         const Tensor& down, std::vector<int64_t> rows_per_expert) {
@@ -47,12 +63,12 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
     const int64_t used = hidden.size(0);
     const Tensor grad_out = gradients[0].narrow(0, 0, used).contiguous();
 
-    const Tensor grad_down =  // weights that do not train cost nothing
-        context->needs_input_grad(2)
-            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden), down, rows_per_expert)
-            : Tensor();
-    const Tensor grad_hidden =
-        swiglu_backward(grouped_product(grad_out, back, false, used, rows_per_expert), hidden);
+    auto [grad_hidden, activation] = inner_of(
+        grouped_product(grad_out, back, false, used, rows_per_expert), hidden, {}, context);
+    const Tensor grad_down =
+        activation.defined() ? grouped_weight_gradient(grad_out, activation, down, rows_per_expert)
+                             : Tensor();
+    activation.reset();  // the products that follow want the memory
     const Tensor grad_gate_up =
         context->needs_input_grad(1)
             ? grouped_weight_gradient(grad_hidden, rows, gate_up, rows_per_expert)
@@ -77,12 +93,11 @@ struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> 
     const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
     const Tensor &ends = saved[4], &up = saved[5], &back = saved[6];
     const Tensor grad_out = gradients[0].contiguous();
+    auto [grad_hidden, activation] =
+        inner_of(grouped_product(grad_out, back, false, ends), hidden, ends, context);
     const Tensor grad_down =
-        context->needs_input_grad(2)
-            ? grouped_weight_gradient(grad_out, swiglu_forward(hidden, ends), down, ends)
-            : Tensor();
-    const Tensor grad_hidden =
-        swiglu_backward(grouped_product(grad_out, back, false, ends), hidden, ends);
+        activation.defined() ? grouped_weight_gradient(grad_out, activation, down, ends) : Tensor();
+    activation.reset();  // the products that follow want the memory
     const Tensor grad_gate_up = context->needs_input_grad(1)
                                     ? grouped_weight_gradient(grad_hidden, rows, gate_up, ends)
                                     : Tensor();

@@ -17,7 +17,7 @@ namespace moe::kernels {
 // rows [R, D], expert order; gate_up [E, 2F, D], gate rows first; down [E, D, F]; rows_per_expert
 // [E] with a sum <= R. Returns [R, D]; rows past the sum are 0. Differentiable in all three
 // tensors: an expert without rows gets gradient 0. Saved for backward: the inputs and the hidden
-// products [sum, 2F]; the activation is computed again.
+// products [sum, 2F]; the activation is computed again, as its gradient is.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const std::vector<int64_t>& rows_per_expert);
 

@@ -60,8 +60,11 @@ at::Tensor swiglu_forward(const at::Tensor& hidden, const at::Tensor& used) {
   return out;
 }
 
-at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                           const at::Tensor& used) {
+namespace {
+
+// With `out` also the activation, contiguous; it may be grad_out.
+at::Tensor gradient_of_hidden(const at::Tensor& grad_out, const at::Tensor& hidden,
+                              const at::Tensor& used, const at::Tensor& out) {
   const int64_t rows = hidden.size(0), width = hidden.size(1) / 2;
   TORCH_CHECK(grad_out.size(0) == rows && grad_out.size(1) == width, "grad_out is ",
               grad_out.sizes());
@@ -70,6 +73,9 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
     const at::Tensor gate = hidden.narrow(1, 0, width), up = hidden.narrow(1, width, width);
     grad.narrow(1, 0, width).copy_(at::silu_backward(at::mul(grad_out, up), gate));
     grad.narrow(1, width, width).copy_(at::mul(grad_out, at::silu(gate)));
+    if (out.defined()) {
+      out.copy_(swiglu_forward(hidden));
+    }
     return grad;
   }
   const at::Tensor in = hidden.contiguous(), grad_in = grad_out.contiguous();
@@ -79,13 +85,27 @@ at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                                 rows,
                                 width,
                                 hidden.scalar_type() == at::kBFloat16,
-                                last_of(used)};
+                                last_of(used),
+                                out.defined() ? out.data_ptr() : nullptr};
   if (hidden.is_cuda()) {
     cuda_functions().swiglu_backward(args, current_stream(hidden));
   } else {
     swiglu_backward_cpu(args);
   }
   return grad;
+}
+
+}  // namespace
+
+at::Tensor swiglu_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
+                           const at::Tensor& used) {
+  return gradient_of_hidden(grad_out, hidden, used, {});
+}
+
+at::Tensor swiglu_backward_(const at::Tensor& grad_out, const at::Tensor& hidden,
+                            const at::Tensor& used) {
+  TORCH_CHECK(grad_out.is_contiguous(), "grad_out has strides ", grad_out.strides());
+  return gradient_of_hidden(grad_out, hidden, used, grad_out);
 }
 
 }  // namespace moe::kernels

@@ -49,6 +49,24 @@ TEST_CASE("swiglu equals its plain-loop reference on awkward shapes", "[kernels]
   }
 }
 
+TEST_CASE("swiglu's backward leaves the activation of forward where the gradient was",
+          "[kernels]") {
+  at::manual_seed(6);
+  std::vector<std::pair<int64_t, int64_t>> shapes = kShapes;
+  shapes.emplace_back(3, 1300);
+  for (const auto& [rows, width] : shapes) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      CAPTURE(rows, width, static_cast<int>(type));
+      const Tensor hidden = awkward_hidden(rows, width).to(type);
+      const Tensor grad_out = at::randn({rows, width}).to(type), given = grad_out.clone();
+      const Tensor grad = moe::kernels::swiglu_backward_(given, hidden, {});
+      CHECK(at::equal(given, moe::kernels::swiglu_forward(hidden)));
+      CHECK(at::equal(grad, moe::kernels::swiglu_backward(grad_out, hidden)));
+    }
+  }
+  CHECK_THROWS(moe::kernels::swiglu_backward_(at::ones({2, 3}).t(), at::ones({3, 4}), {}));
+}
+
 TEST_CASE("swiglu of bf16 is that of f32, rounded once", "[kernels]") {
   at::manual_seed(4);
   for (const auto& [rows, width] : kShapes) {

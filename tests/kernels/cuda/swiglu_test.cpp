@@ -39,6 +39,21 @@ Both on_gpu(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type,
   return {both.out.cpu().to(at::kFloat), both.grad.cpu().to(at::kFloat)};
 }
 
+// The activation that backward writes where its upstream gradient is, or elsewhere, and its own
+// gradient.
+Both again_on_gpu(const Tensor& hidden, const Tensor& grad_out, at::ScalarType type, bool in_place,
+                  const int32_t* used = nullptr) {
+  const int64_t rows = grad_out.size(0), width = grad_out.size(1);
+  const Tensor in = to_gpu(hidden.to(type)), upstream = to_gpu(grad_out.to(type));
+  const Both both{in_place ? upstream : poisoned({rows, width}, type),
+                  poisoned({rows, 2 * width}, type)};
+  moe::kernels::swiglu_backward_cuda(
+      {upstream.data_ptr(), in.data_ptr(), both.grad.data_ptr(), rows, width, type == at::kBFloat16,
+       used, both.out.data_ptr()},
+      stream_of(in));
+  return {both.out.cpu().to(at::kFloat), both.grad.cpu().to(at::kFloat)};
+}
+
 // f32: 8 roundings of 2^-24 on values below 300. bf16: one more, of 2^-9.
 bool close(const Tensor& actual, const Tensor& expected, double epsilon) {
   return at::allclose(actual, expected, 8 * epsilon, 2400.0 / (1 << 24));
@@ -67,6 +82,11 @@ TEST_CASE("the swiglu kernels equal the reference on awkward shapes", "[kernels]
         const double epsilon = type == at::kFloat ? 1.0 / (1 << 24) : 1.0 / (1 << 11);
         CHECK(close(actual.out, expected.out, epsilon));
         CHECK(close(actual.grad, expected.grad, epsilon));
+        for (const bool in_place : {true, false}) {
+          const Both again = again_on_gpu(hidden, grad_out, type, in_place);
+          CHECK(at::equal(again.out, actual.out));
+          CHECK(at::equal(again.grad, actual.grad));
+        }
       }
     }
   }
@@ -86,6 +106,10 @@ TEST_CASE("the swiglu kernels leave rows after the used ones alone", "[kernels][
       CHECK(at::equal(actual.grad.narrow(0, 0, rows), all.grad.narrow(0, 0, rows)));
       CHECK(actual.out.narrow(0, rows, 9 - rows).isnan().all().item<bool>());
       CHECK(actual.grad.narrow(0, rows, 9 - rows).isnan().all().item<bool>());
+      const Both again = again_on_gpu(hidden, grad_out, at::kFloat, /*in_place=*/true,
+                                      limit.const_data_ptr<int32_t>());
+      CHECK(at::equal(again.out.narrow(0, 0, rows), all.out.narrow(0, 0, rows)));
+      CHECK(at::equal(again.out.narrow(0, rows, 9 - rows), grad_out.narrow(0, rows, 9 - rows)));
     }
   }
 }

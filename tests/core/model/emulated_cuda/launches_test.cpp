@@ -87,10 +87,10 @@ struct Bound {
 };
 
 constexpr Bound kBounds[] = {
-    {"top1", 35, 21, 0},
-    {"top2", 35, 21, 0},
-    {"top1+ir+fr", 36, 21, 0},
-    {"top2:cf=inf", 34, 21, 0},
+    {"top1", 35, 20, 0},
+    {"top2", 35, 20, 0},
+    {"top1+ir+fr", 36, 20, 0},
+    {"top2:cf=inf", 34, 20, 0},
 };
 
 }  // namespace
