@@ -1,16 +1,20 @@
-// top_k_plan.h on CUDA, in four kernels.
+// top_k_plan.h on CUDA, in five kernels.
 //
-//   ranges   a block a rank finds the first and the last of its tokens: where tokens of a rank
-//   stand
+//   ranges   a thread a token: where the tokens of each rank begin and end. Where they stand
 //            together, as they do in training, a group looks at these and not at all T
-//   order    a block a group collects its requests, segment by segment (a choice, all choices, or
-//            the fill-ins), sorts each by score, and counts the rows of the tokens it accepts
-//   missing  a thread a token counts, a group, the tokens that are to be rectified
-//   write    a block a group writes its rows where the counts of the groups before say
+//   order    a block a part of a group's tokens collects the requests there, segment by segment (a
+//            choice, all choices, or the fill-ins), and sorts each by score
+//   place    a block a part finds where its requests stand among the group's: before them are those
+//            of the other parts that score higher, counted by bisection in their sorted lists. It
+//            counts the rows of the tokens that the group accepts. A group's only part does it in
+//            the kernel before
+//   missing  a thread a token counts, a part, the tokens that are to be rectified
+//   write    a block a part writes its share of the group's rows where the counts of the groups
+//            before say
 //
 // How many a group accepts of each segment follows from `requested` and the capacity, so that every
 // block knows where the others write without asking. What atomics add up are integers, and no order
-// shows.
+// shows: not even where parts put their lists, for which each takes the next free piece of memory.
 
 #include <cstddef>
 
@@ -67,55 +71,77 @@ __device__ Totals totals_of(const TopKPlanShape& shape, const TopKPlanInput& in,
   return all;
 }
 
-struct Scratch {
-  uint32_t *key, *value, *other_key, *other_value;  // [T * (k + 1)] each
-  int32_t* served;                                  // [T] rows of each token
-  int32_t* missing;                                 // [E * W] tokens that are rectified there
-  int32_t *begin, *end;                             // [W] no token before and behind is of the rank
+// A part of the tokens of a group's rank, in token order: block `group * parts + part`.
+struct Part {
+  int64_t group;
+  int index, count;
 };
 
-__device__ int block_max(int value, int* part) {  // as block_sum
-  value = warp_max(value);
-  __syncthreads();
-  if (threadIdx.x % kLanes == 0) {
-    part[threadIdx.x / kLanes] = value;
-  }
-  __syncthreads();
-  int most = part[0];
-  for (unsigned warp = 1; warp < blockDim.x / kLanes; ++warp) {
-    most = part[warp] > most ? part[warp] : most;
-  }
-  return most;
+__device__ Part part_of_block(int parts) {
+  return {blockIdx.x / parts, static_cast<int>(blockIdx.x % parts), parts};
 }
 
-__global__ void __launch_bounds__(kSortThreads)
+struct Scratch {
+  uint32_t *key, *value;              // [T * (k + 1)] requests of parts, sorted
+  uint32_t *other_key, *other_value;  // the same, to sort with; then other_value: those of groups
+  int32_t* served;                    // [T] rows of each token
+  int32_t *before_end, *end;          // [W] tokens from a rank's first to T; behind its last, or 0
+  int32_t* listed;                    // requests that have a place in the lists
+  int32_t* missing;                   // [E * W * parts] tokens that are rectified there
+  int32_t *list_start, *list_count;   // [E * W * parts, k + 1] requests of each segment
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+__device__ int64_t first_of_rank(const TopKPlanShape& shape, const Scratch& scratch, int64_t rank) {
+  return shape.tokens - scratch.before_end[rank];
+}
+
+// Tokens that one part of a rank has at most.
+__device__ int64_t part_tokens(const TopKPlanShape& shape, const Scratch& scratch, int64_t rank,
+                               int parts) {
+  const int64_t tokens = scratch.end[rank] - first_of_rank(shape, scratch, rank);
+  return tokens > 0 ? ceil_div(tokens, parts) : 1;
+}
+
+__device__ Range tokens_of(const TopKPlanShape& shape, const Scratch& scratch, const Part& part) {
+  const int64_t rank = part.group % shape.ranks, end = scratch.end[rank];
+  const int64_t each = part_tokens(shape, scratch, rank, part.count);
+  const int64_t begin = first_of_rank(shape, scratch, rank) + part.index * each;
+  return {begin, begin + each < end ? begin + each : end};
+}
+
+__global__ void __launch_bounds__(kThreads)
     range_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
-  __shared__ int part[kSortWarps];
-  const int rank = static_cast<int>(blockIdx.x), tokens = static_cast<int>(shape.tokens);
-  int begin = tokens, end = 0;
-  for (int t = threadIdx.x; t < tokens; t += kSortThreads) {
-    if (in.home[t] == rank) {
-      begin = t < begin ? t : begin;
-      end = t + 1;
-    }
+  const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (t >= shape.tokens || in.home[t] >= shape.ranks) {
+    return;
   }
-  begin = -block_max(-begin, part);
-  end = block_max(end, part);
-  if (threadIdx.x == 0) {
-    scratch.begin[rank] = begin;
-    scratch.end[rank] = end;
+  const int rank = in.home[t];  // whose tokens stand together but for a few: few are its ends
+  if (t == 0 || in.home[t - 1] != rank) {
+    atomicMax(scratch.before_end + rank, static_cast<int32_t>(shape.tokens - t));
+  }
+  if (t + 1 == shape.tokens || in.home[t + 1] != rank) {
+    atomicMax(scratch.end + rank, static_cast<int32_t>(t + 1));
   }
 }
 
 // Totals of all groups before this block's, known to all of its threads.
+// With `missing` accepted ones are also those that are rectified.
 __device__ Totals totals_before(const TopKPlanShape& shape, const TopKPlanInput& in,
-                                const int32_t* missing, int64_t group, int* part) {
+                                const int32_t* missing, const Part& own, int* part) {
   Totals sum = {0, 0, 0};
-  for (int64_t other = threadIdx.x; other < group; other += blockDim.x) {
+  for (int64_t other = threadIdx.x; other < own.group; other += blockDim.x) {
     const Totals its = totals_of(shape, in, other);
     sum.requests += its.requests;
-    sum.accepted += its.accepted + (missing != nullptr ? missing[other] : 0);
+    sum.accepted += its.accepted;
     sum.refused += its.refused;
+  }
+  for (int64_t other = threadIdx.x; missing != nullptr && other < own.group * own.count;
+       other += blockDim.x) {
+    sum.accepted += missing[other];
   }
   return {block_sum(sum.requests, part), block_sum(sum.accepted, part),
           block_sum(sum.refused, part)};
@@ -135,16 +161,25 @@ __device__ int choice_for(const TopKPlanShape& shape, const TopKPlanInput& in, i
   return -1;
 }
 
-// The segment's requests, in token order, to `list`: keys ascend where scores descend, values are
+// The segment's requests among the part's tokens, known to all of the block's threads.
+__device__ int count_requests(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
+                              const Segment& segment, const Range& tokens, int* part) {
+  int count = 0;
+  for (int64_t t = tokens.begin + threadIdx.x; t < tokens.end; t += kSortThreads) {
+    count += choice_for(shape, in, t, group, segment) >= 0 ? 1 : 0;
+  }
+  return block_sum(count, part);
+}
+
+// These requests, in token order, to `list`: keys ascend where scores descend, values are
 // token * C + choice.
 __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int64_t group,
-                        const Segment& segment, const Scratch& scratch, const KeyList& list,
+                        const Segment& segment, const Range& tokens, const KeyList& list,
                         int* part) {
   int found = 0;
-  const int64_t rank = group % shape.ranks, end = scratch.end[rank];
-  for (int64_t first = scratch.begin[rank]; first < end; first += kSortThreads) {
+  for (int64_t first = tokens.begin; first < tokens.end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
-    const int choice = choice_for(shape, in, t, group, segment);
+    const int choice = t < tokens.end ? choice_for(shape, in, t, group, segment) : -1;
     int total = 0;
     const int slot = found + count_before(choice >= 0, part, &total);
     if (choice >= 0) {
@@ -157,34 +192,99 @@ __device__ void collect(const TopKPlanShape& shape, const TopKPlanInput& in, int
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kSortThreads)
-    order_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
-  __shared__ SortSpace space;
-  __shared__ int part[kSortWarps];
-  const int64_t group = blockIdx.x;
-  int64_t start = totals_before(shape, in, nullptr, group, part).requests;
+// Of `count` ascending keys those below `key`, or with `equal` those that are not above it.
+__device__ int keys_before(const uint32_t* keys, int count, uint32_t key, bool equal) {
+  int begin = 0, end = count;
+  while (begin < end) {
+    const int middle = (begin + end) / 2;
+    const bool is_before = equal ? keys[middle] <= key : keys[middle] < key;
+    begin = is_before ? middle + 1 : begin;
+    end = is_before ? end : middle;
+  }
+  return begin;
+}
+
+// Requests of the group's other parts that come before a key of this one: of equal ones those of
+// earlier tokens do.
+__device__ int before_in_others(const TopKPlanShape& shape, const Scratch& scratch, const Part& own,
+                                int index, uint32_t key) {
+  int before = 0;
+  for (int other = 0; other < own.count; ++other) {
+    const int64_t at = (own.group * own.count + other) * (shape.k + 1) + index;
+    if (other != own.index) {
+      before += keys_before(scratch.key + scratch.list_start[at], scratch.list_count[at], key,
+                            other < own.index);
+    }
+  }
+  return before;
+}
+
+// The part's requests to where they stand among their group's.
+__device__ void place_requests(const TopKPlanShape& shape, const TopKPlanInput& in,
+                               const Scratch& scratch, const Part& own, int* part) {
+  int64_t start = totals_before(shape, in, nullptr, own, part).requests;  // of the segment
   int accepted = 0;
-  const int capacity = in.capacity[group % shape.ranks];
+  const int capacity = in.capacity[own.group % shape.ranks];
   for (int index = 0; index < segments_of(shape); ++index) {
-    const Segment segment = segment_at(shape, index);
-    const int requests = requests_in(shape, in, group, segment);
-    const KeyList list{scratch.key + start, scratch.value + start};
-    collect(shape, in, group, segment, scratch, list, part);
-    sort_list(list, {scratch.other_key + start, scratch.other_value + start}, requests, space);
+    const int requests = requests_in(shape, in, own.group, segment_at(shape, index));
     const int free = capacity - accepted;
     const int fits = requests < free ? requests : free;
-    for (int i = threadIdx.x; i < fits; i += kSortThreads) {
-      atomicAdd(scratch.served + list.value[i] / shape.choices, 1);
+    const int64_t at = blockIdx.x * (shape.k + 1) + index;
+    const int first = scratch.list_start[at], count = scratch.list_count[at];
+    for (int i = threadIdx.x; i < count; i += kSortThreads) {
+      const int slot = i + before_in_others(shape, scratch, own, index, scratch.key[first + i]);
+      const uint32_t value = scratch.value[first + i];
+      scratch.other_value[start + slot] = value;
+      if (slot < fits) {
+        atomicAdd(scratch.served + value / shape.choices, 1);
+      }
     }
     accepted += fits;
     start += requests;
   }
 }
 
-__global__ void missing_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch) {
+__global__ void __launch_bounds__(kSortThreads)
+    order_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, int parts) {
+  __shared__ SortSpace space;
+  __shared__ int part[kSortWarps];
+  __shared__ int start;
+  const Part own = part_of_block(parts);
+  for (int index = 0; index < segments_of(shape); ++index) {
+    const Segment segment = segment_at(shape, index);
+    const Range tokens = tokens_of(shape, scratch, own);
+    const int count = count_requests(shape, in, own.group, segment, tokens, part);
+    if (threadIdx.x == 0) {
+      const int64_t at = blockIdx.x * (shape.k + 1) + index;
+      start = atomicAdd(scratch.listed, count);
+      scratch.list_start[at] = start;
+      scratch.list_count[at] = count;
+    }
+    __syncthreads();
+    const KeyList list{scratch.key + start, scratch.value + start};
+    const KeyList other{scratch.other_key + start, scratch.other_value + start};
+    collect(shape, in, own.group, segment, tokens, list, part);
+    sort_list(list, other, count, space);
+  }
+  if (parts == 1) {  // nobody to wait for
+    place_requests(shape, in, scratch, own, part);
+  }
+}
+
+__global__ void __launch_bounds__(kSortThreads)
+    place_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, int parts) {
+  __shared__ int part[kSortWarps];
+  place_requests(shape, in, scratch, part_of_block(parts), part);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    missing_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, int parts) {
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (t < shape.tokens && in.home[t] < shape.ranks && scratch.served[t] < shape.k) {
-    atomicAdd(scratch.missing + in.at_home[t] * shape.ranks + in.home[t], 1);
+    const int64_t rank = in.home[t], group = in.at_home[t] * shape.ranks + rank;
+    const int64_t part =
+        (t - first_of_rank(shape, scratch, rank)) / part_tokens(shape, scratch, rank, parts);
+    atomicAdd(scratch.missing + group * parts + part, 1);
   }
 }
 
@@ -205,35 +305,44 @@ __device__ void write_overflow(const TopKPlanRows& to, int64_t row, int64_t toke
   }
 }
 
-// The block after the last group: unused rows, and the rows of each expert.
+// The blocks after the last group: unused rows, and the rows of each expert.
 __device__ void write_rest(const TopKPlanShape& shape, const TopKPlanInput& in,
-                           const Scratch& scratch, const TopKPlanRows& to, const Totals& used) {
-  for (int64_t row = used.accepted + int64_t{threadIdx.x}; row < to.rows_max; row += blockDim.x) {
+                           const Scratch& scratch, const TopKPlanRows& to, const Totals& used,
+                           const Part& own) {
+  const int64_t first = own.index * int64_t{blockDim.x} + threadIdx.x;
+  const int64_t step = own.count * int64_t{blockDim.x};
+  for (int64_t row = used.accepted + first; row < to.rows_max; row += step) {
     write_row(to, row, 0, shape.experts, 0, 0);
   }
-  for (int64_t row = used.refused + int64_t{threadIdx.x}; row < to.overflow_max;
-       row += blockDim.x) {
+  for (int64_t row = used.refused + first; row < to.overflow_max; row += step) {
     write_overflow(to, row, 0, shape.experts, 0);
   }
-  for (int64_t expert = threadIdx.x; expert < shape.experts; expert += blockDim.x) {
+  for (int64_t expert = first; expert < shape.experts; expert += step) {
     int64_t rows = 0;
     for (int64_t home = 0; home < shape.ranks; ++home) {
-      const int64_t group = expert * shape.ranks + home;
-      rows += totals_of(shape, in, group).accepted + scratch.missing[group];
+      rows += totals_of(shape, in, expert * shape.ranks + home).accepted;
+    }
+    for (int64_t part = expert * shape.ranks * own.count;
+         part < (expert + 1) * shape.ranks * own.count; ++part) {
+      rows += scratch.missing[part];
     }
     to.rows[expert] = rows;
   }
 }
 
-// The tokens that are rectified in the group, in their order, from `row` on.
+// The tokens of the part that are rectified in its group, in their order; those of the group's
+// first part from `row` on.
 __device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput& in,
-                                const Scratch& scratch, const TopKPlanRows& to, int64_t group,
+                                const Scratch& scratch, const TopKPlanRows& to, const Part& own,
                                 int64_t row, int* part) {
-  const int64_t expert = group / shape.ranks, rank = group % shape.ranks;
-  const int64_t end = scratch.end[rank];
-  for (int64_t first = scratch.begin[rank]; first < end; first += kSortThreads) {
+  const int64_t expert = own.group / shape.ranks, rank = own.group % shape.ranks;
+  const Range tokens = tokens_of(shape, scratch, own);
+  for (int other = 0; other < own.index; ++other) {
+    row += scratch.missing[own.group * own.count + other];
+  }
+  for (int64_t first = tokens.begin; first < tokens.end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
-    const bool is_here = t < shape.tokens && in.home[t] == rank && in.at_home[t] == expert &&
+    const bool is_here = t < tokens.end && in.home[t] == rank && in.at_home[t] == expert &&
                          scratch.served[t] < shape.k;
     int total = 0;
     const int before = count_before(is_here, part, &total);
@@ -245,27 +354,29 @@ __device__ void write_rectified(const TopKPlanShape& shape, const TopKPlanInput&
 }
 
 __global__ void __launch_bounds__(kSortThreads)
-    write_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, TopKPlanRows to) {
+    write_kernel(TopKPlanShape shape, TopKPlanInput in, Scratch scratch, TopKPlanRows to,
+                 int parts) {
   __shared__ int part[kSortWarps];
-  const int64_t group = blockIdx.x;
-  const Totals before = totals_before(shape, in, scratch.missing, group, part);
-  if (group == shape.experts * shape.ranks) {
-    write_rest(shape, in, scratch, to, before);
+  const Part own = part_of_block(parts);
+  const Totals before = totals_before(shape, in, scratch.missing, own, part);
+  if (own.group == shape.experts * shape.ranks) {
+    write_rest(shape, in, scratch, to, before, own);
     return;
   }
-  const int64_t expert = group / shape.ranks;
-  const int capacity = in.capacity[group % shape.ranks];
+  const int64_t expert = own.group / shape.ranks;
+  const int capacity = in.capacity[own.group % shape.ranks];
   int64_t start = before.requests, row = before.accepted, overflow = before.refused;
   int accepted = 0;
   for (int index = 0; index < segments_of(shape); ++index) {
     const Segment segment = segment_at(shape, index);
-    const int requests = requests_in(shape, in, group, segment);
+    const int requests = requests_in(shape, in, own.group, segment);
     const int free = capacity - accepted;
     const int fits = requests < free ? requests : free;
     const bool overflows = segment.first < shape.k;  // a refused fill-in is no drop
-    for (int i = threadIdx.x; i < requests; i += kSortThreads) {
-      const int64_t token = scratch.value[start + i] / shape.choices;
-      const int64_t choice = scratch.value[start + i] % shape.choices;
+    for (int i = own.index * kSortThreads + static_cast<int>(threadIdx.x); i < requests;
+         i += own.count * kSortThreads) {
+      const int64_t token = scratch.other_value[start + i] / shape.choices;
+      const int64_t choice = scratch.other_value[start + i] % shape.choices;
       if (i < fits) {
         write_row(to, row + i, token, expert, choice, 1);
       } else if (overflows) {
@@ -278,37 +389,55 @@ __global__ void __launch_bounds__(kSortThreads)
     start += requests;
   }
   if (shape.rectify) {
-    write_rectified(shape, in, scratch, to, group, row, part);
+    write_rectified(shape, in, scratch, to, own, row, part);
   }
 }
 
-int64_t requests_max(const TopKPlanShape& shape) { return shape.tokens * (shape.k + 1); }
+// The pieces of the scratch, one behind the other; from `served` to `missing` they start at 0.
+Scratch pieces_of(int32_t* scratch, const TopKPlanShape& shape) {
+  const int64_t most = shape.tokens * (shape.k + 1), ranks = shape.ranks;
+  const int64_t blocks = shape.experts * ranks * top_k_plan_parts(shape);
+  const auto take = [&](int64_t count) {
+    int32_t* piece = scratch;
+    scratch += count;
+    return piece;
+  };
+  const auto take_list = [&] { return reinterpret_cast<uint32_t*>(take(most)); };
+  Scratch pieces = {};
+  pieces.key = take_list();
+  pieces.value = take_list();
+  pieces.other_key = take_list();
+  pieces.other_value = take_list();
+  pieces.served = take(shape.tokens);
+  pieces.before_end = take(ranks);
+  pieces.end = take(ranks);
+  pieces.listed = take(1);
+  pieces.missing = take(blocks);
+  pieces.list_start = take(blocks * (shape.k + 1));
+  pieces.list_count = take(blocks * (shape.k + 1));
+  return pieces;
+}
 
 }  // namespace
 
 void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
   const TopKPlanShape& shape = args.shape;
-  const int64_t groups = shape.experts * shape.ranks, most = requests_max(shape);
-  int32_t* scratch = args.scratch;
-  auto* lists = reinterpret_cast<uint32_t*>(scratch);
-  const Scratch room{lists,
-                     lists + most,
-                     lists + 2 * most,
-                     lists + 3 * most,
-                     scratch + 4 * most,
-                     scratch + 4 * most + shape.tokens,
-                     scratch + 4 * most + shape.tokens + groups,
-                     scratch + 4 * most + shape.tokens + groups + shape.ranks};
-  CUDA_CHECK(cudaMemsetAsync(room.served, 0,
-                             sizeof(int32_t) * static_cast<size_t>(shape.tokens + groups),
-                             static_cast<cudaStream_t>(stream)));
-  launch(range_kernel, shape.ranks, kSortThreads, stream, shape, args.in, room);
-  launch(order_kernel, groups, kSortThreads, stream, shape, args.in, room);
-  if (shape.rectify) {
-    launch(missing_kernel, ceil_div(shape.tokens, kThreads), kThreads, stream, shape, args.in,
-           room);
+  const int64_t groups = shape.experts * shape.ranks, per_token = ceil_div(shape.tokens, kThreads);
+  const int parts = static_cast<int>(top_k_plan_parts(shape));
+  const Scratch room = pieces_of(args.scratch, shape);
+  const auto zeros = static_cast<size_t>(room.list_start - room.served);
+  CUDA_CHECK(
+      cudaMemsetAsync(room.served, 0, sizeof(int32_t) * zeros, static_cast<cudaStream_t>(stream)));
+  launch(range_kernel, per_token, kThreads, stream, shape, args.in, room);
+  launch(order_kernel, groups * parts, kSortThreads, stream, shape, args.in, room, parts);
+  if (parts > 1) {
+    launch(place_kernel, groups * parts, kSortThreads, stream, shape, args.in, room, parts);
   }
-  launch(write_kernel, groups + 1, kSortThreads, stream, shape, args.in, room, args.out);
+  if (shape.rectify) {
+    launch(missing_kernel, per_token, kThreads, stream, shape, args.in, room, parts);
+  }
+  launch(write_kernel, (groups + 1) * parts, kSortThreads, stream, shape, args.in, room, args.out,
+         parts);
 }
 
 }  // namespace moe::kernels

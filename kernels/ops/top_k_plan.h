@@ -13,6 +13,7 @@
 // T tokens, E experts, W ranks, C columns of `choice`. All sizes are known on the host; nothing is
 // read back.
 
+#include <algorithm>
 #include <cstdint>
 
 namespace moe::kernels {
@@ -44,10 +45,22 @@ struct TopKPlanRows {
   int64_t overflow_max;
 };
 
-// Room that the kernels want: so many int32, on the device.
+// Blocks that share the tokens of one group: of some 1,024 tokens each, and no more than fill a
+// GPU.
+constexpr int64_t top_k_plan_parts(const TopKPlanShape& shape) {
+  constexpr int64_t kTokens = 1024, kBlocks = 1024;
+  const int64_t groups = shape.experts * shape.ranks;
+  const int64_t by_tokens = (shape.tokens + kTokens * shape.ranks - 1) / (kTokens * shape.ranks);
+  return std::clamp<int64_t>(std::min(by_tokens, (kBlocks + groups - 1) / groups), 1, 32);
+}
+
+// Room that the kernels want: so many int32, on the device. Four lists of requests; rows of each
+// token; two ends a rank and one number; and a part's tokens to rectify, and the place and the
+// length of its requests of each choice.
 constexpr int64_t top_k_plan_scratch(const TopKPlanShape& shape) {
-  return 4 * shape.tokens * (shape.k + 1) + shape.tokens + shape.experts * shape.ranks +
-         2 * shape.ranks;
+  const int64_t blocks = shape.experts * shape.ranks * top_k_plan_parts(shape);
+  return 4 * shape.tokens * (shape.k + 1) + shape.tokens + 2 * shape.ranks + 1 +
+         blocks * (1 + 2 * (shape.k + 1));
 }
 
 // All pointers are the device's; T * C < 2^31.

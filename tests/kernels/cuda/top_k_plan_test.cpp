@@ -21,12 +21,15 @@ void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, Top
   moe::kernels::top_k_plan_cuda(
       {shape, moe::test::plan_input(there, homes, slots), to.memory(), scratch.data_ptr<int32_t>()},
       moe::test::stream_of(homes));
-  // The last of the scratch: where each rank's tokens begin and end.
-  const Tensor ranges = scratch.cpu().narrow(0, scratch.numel() - 2 * shape.ranks, 2 * shape.ranks);
+  // Behind four lists of requests and the rows of each token: where the tokens of ranks begin, from
+  // the end, and where they end.
+  const Tensor ranges =
+      scratch.cpu().narrow(0, 4 * shape.tokens * (shape.k + 1) + shape.tokens, 2 * shape.ranks);
   for (int64_t rank = 0; rank < shape.ranks; ++rank) {
     const Tensor tokens = (home == rank).nonzero();
     const bool has_any = tokens.numel() > 0;
-    CHECK(ranges[rank].item<int64_t>() == (has_any ? tokens.min().item<int64_t>() : shape.tokens));
+    CHECK(shape.tokens - ranges[rank].item<int64_t>() ==
+          (has_any ? tokens.min().item<int64_t>() : shape.tokens));
     CHECK(ranges[shape.ranks + rank].item<int64_t>() ==
           (has_any ? tokens.max().item<int64_t>() + 1 : 0));
   }
@@ -102,6 +105,47 @@ TEST_CASE("the kernels keep the order of ties, and serve one expert that has all
   skewed.select(1, 2) += 20;  // one expert with everything, saturated scores
   check_all(skewed, 1, 1, 20);
   check_all(skewed, 1, 2, 0x7fffffff);
+}
+
+TEST_CASE("blocks that share a group's tokens select what one block selects", "[kernels][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(7);
+  const int64_t tokens = 4500, experts = 4;  // five parts, of which the last is short
+  const auto check_part = [&](const Tensor& logits, const Tensor& home, const Tensor& capacity) {
+    for (const bool by_score : {false, true}) {
+      CAPTURE(by_score);
+      check(logits, home, capacity,
+            {tokens, experts, capacity.size(0), 3, 2, true, true, by_score});
+    }
+  };
+  const Tensor one_rank = at::zeros({tokens}, at::kInt);
+  REQUIRE(moe::kernels::top_k_plan_parts({tokens, experts, 1, 3, 2, true, true, false}) == 5);
+  const Tensor slots = at::tensor({1700}, at::kInt);
+  check_part(at::zeros({tokens, experts}), one_rank, slots);          // nothing but ties
+  check_part(at::randn({tokens, experts}).round(), one_rank, slots);  // ties across parts
+  Tensor skewed = at::randn({tokens, experts});
+  skewed.select(1, 1) += 20;
+  check_part(skewed, homes_of(tokens, 1), at::tensor({3000}, at::kInt));
+  // Ranks whose tokens are one after the other, and all over.
+  const Tensor capacity = at::tensor({900, 40}, at::kInt);
+  REQUIRE(moe::kernels::top_k_plan_parts({tokens, experts, 2, 3, 2, true, true, false}) == 3);
+  Tensor together = at::zeros({tokens}, at::kInt);
+  together.narrow(0, 2000, 2500).fill_(1);
+  check_part(at::randn({tokens, experts}), together, capacity);
+  check_part(at::randn({tokens, experts}), homes_of(tokens, 2), capacity);
+}
+
+TEST_CASE("many tokens of one rank are shared by many blocks, and few by none", "[kernels]") {
+  const auto parts = [](int64_t tokens, int64_t experts, int64_t ranks) {
+    return moe::kernels::top_k_plan_parts({tokens, experts, ranks, 2, 1, false, false, false});
+  };
+  CHECK(parts(16384, 8, 1) == 16);
+  CHECK(parts(16384, 8, 8) == 2);
+  CHECK(parts(16384, 256, 1) == 4);  // 1024 blocks
+  CHECK(parts(16384, 256, 8) == 1);
+  CHECK(parts(1 << 20, 8, 1) == 32);
+  CHECK(parts(0, 8, 1) == 1);
+  CHECK(parts(1024, 1, 1) == 1);
 }
 
 TEST_CASE("the kernels sort lists that are longer than a block", "[kernels][gpu]") {

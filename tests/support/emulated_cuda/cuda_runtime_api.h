@@ -138,12 +138,21 @@ inline unsigned __float_as_uint(float value) {
   return bits;
 }
 
-template <typename Number>
-[[gnu::noinline, gnu::no_sanitize("thread")]] Number atomicAdd(Number* memory, Number value) {
+template <typename Number, typename Change>
+[[gnu::noinline, gnu::no_sanitize("thread")]] Number emulated_atomic(Number* memory,
+                                                                     Change change) {
   if (::emulated::see_atomic != nullptr) {
-    ::emulated::see_atomic(memory, sizeof value);
+    ::emulated::see_atomic(memory, sizeof *memory);
   }
   const Number before = *memory;
-  *memory = before + value;
+  *memory = change(before);
   return before;
+}
+template <typename Number>
+Number atomicAdd(Number* memory, Number value) {
+  return emulated_atomic(memory, [=](Number before) { return before + value; });
+}
+template <typename Number>
+Number atomicMax(Number* memory, Number value) {
+  return emulated_atomic(memory, [=](Number before) { return std::max(before, value); });
 }
