@@ -44,6 +44,7 @@ std::string table_of(const bench::TrainReport& report) {
 BenchResult measure(bench::TrainBenchSettings settings, c10::Device device) {
   settings.device = device;
   model::check_precision(settings.precision, device.is_cuda());
+  model::check_attention(settings.attention, settings.precision, device.is_cuda());
   const bench::TrainReport report = bench::bench_train(settings);
   OrderedJson json = {{"settings", bench::to_json(settings)}};
   json.update(bench::to_json(report));
@@ -69,6 +70,10 @@ Measure add_bench_train(CLI::App& command) {
                 .member = choice(settings.precision, model::parse_precision, model::to_string),
                 .group = group::kMeasure,
                 .help = "fp32, bf16 or tf32 (CUDA GPUs)"},
+               {.name = "attention",
+                .member = choice(settings.attention, model::parse_attention, model::to_string),
+                .group = group::kMeasure,
+                .help = "on a GPU in bf16: flash or cudnn"},
                {.name = "rows",
                 .member = &settings.rows,
                 .group = group::kMeasure,

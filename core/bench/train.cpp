@@ -117,7 +117,7 @@ class Steps {
         routing_(model_.default_routing()),
         trained_(train::trainable(model_, {})),
         updater_(trained_, train::AdamWSettings{}, /*seed=*/0, /*world=*/nullptr) {
-    model_.set_compute({settings.precision, model::Recompute::kNone});
+    model_.set_compute({settings.precision, model::Recompute::kNone, settings.attention});
     if (model_.config().moe) {
       const auto asked = model::router_of_opened(settings.upcycle, settings.router);
       routing_.router = route::requested_router(asked, routing_.router);
@@ -247,6 +247,7 @@ OrderedJson to_json(const TrainBenchSettings& settings) {
   return {{"model", settings.model},
           {"upcycle", model::to_json(settings.upcycle)},
           {"precision", model::to_string(settings.precision)},
+          {"attention", model::to_string(settings.attention)},
           {"rows", settings.rows},
           {"length", settings.length},
           {"repeats", settings.repeats}};

@@ -31,7 +31,8 @@ struct TrainBenchSettings {
   model::UpcycleRequest upcycle;
   route::RouterRequest router;
   model::Precision precision = model::Precision::kF32;
-  int64_t rows = 2, length = 512;  // B, S of a step
+  model::AttentionKernel attention = model::AttentionKernel::kFlash;  // on a GPU in bf16
+  int64_t rows = 2, length = 512;                                     // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
   c10::Device device = c10::kCPU;
   bool force_memory = false;  // load the model although memory will be short

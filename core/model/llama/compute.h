@@ -17,9 +17,14 @@ enum class Precision {
 // What is computed again in backward (core/model/llama/recompute.h).
 enum class Recompute { kNone, kFeedForward, kLayer };
 
+// What attends on a GPU in bf16: LibTorch's flash kernel (Dao 2023, "FlashAttention-2"), or cuDNN's
+// where it serves (core/model/llama/gpu_attention.h), to measure one beside the other.
+enum class AttentionKernel { kFlash, kCudnn };
+
 struct ComputeOptions {
   Precision precision = Precision::kF32;
   Recompute recompute = Recompute::kNone;
+  AttentionKernel attention = AttentionKernel::kFlash;
 };
 
 Precision parse_precision(const std::string& text);  // UserError lists what is known
@@ -29,7 +34,11 @@ void check_precision(Precision precision, bool on_cuda);
 // GPU and f32 on a CPU.
 Precision inference_precision(const std::optional<Precision>& asked, bool on_cuda);
 Recompute parse_recompute(const std::string& text);
+AttentionKernel parse_attention(const std::string& text);
+// UserError: cuDNN where it does not attend.
+void check_attention(AttentionKernel attention, Precision precision, bool on_cuda);
 const char* to_string(Precision precision);
 const char* to_string(Recompute recompute);
+const char* to_string(AttentionKernel attention);
 
 }  // namespace moe::model

@@ -29,6 +29,7 @@ struct Pass {
        const RoutingOptions& options, const ExpertParallel& parallel)
       : config(model),
         type(activation_type(compute)),
+        attention(compute.attention),
         lengths(tokens.lengths),
         continues(tokens.continues),
         routing(options),
@@ -53,7 +54,7 @@ struct Pass {
   // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
     if (device.is_cuda() && continues.empty()) {
-      tables = pack_tables(lengths, config, device);
+      tables = pack_tables(lengths, config, device, attention);
     }
   }
 
@@ -66,6 +67,7 @@ struct Pass {
 
   const ModelConfig& config;
   at::ScalarType type;  // of what products take and give
+  AttentionKernel attention;
   std::vector<int64_t> lengths, continues;
   RoutingOptions routing;
   TokenSpread spread;

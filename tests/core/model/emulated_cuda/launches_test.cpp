@@ -107,27 +107,35 @@ TEST_CASE("launches and reads of a MoE layer stay within their bounds; the goal 
   }
 }
 
-TEST_CASE("attention is RoPE and the flash kernel, forward and backward, and nothing else",
+TEST_CASE("attention is RoPE and LibTorch's kernel, forward and backward, and nothing else",
           "[model][emulator]") {
   at::manual_seed(2);
   model::ModelConfig config;
   config.heads = 4;
   config.kv_heads = 2;
   config.head_dim = 8;
-  const auto tables = model::pack_tables({3, 5}, config, test::kGpu);
-  const Tensor leaf = at::randn({8, 64}).to(test::kGpu, at::kBFloat16).requires_grad_(true);
-  const Tensor upstream = at::randn({8, 32}).to(test::kGpu, at::kBFloat16);
-  Tensor qkv = leaf.view({8, 64});
-  emulated::take_host_calls();
-  const Tensor out = model::packed_attention(std::move(qkv), {3, 5}, *tables, config);
-  const HostCalls forward = emulated::take_host_calls();
-  torch::autograd::grad({out}, {leaf}, {upstream});
-  const HostCalls backward = emulated::take_host_calls();
-  using Launches = std::map<std::string, int64_t>;
-  CHECK(forward.launches == Launches{{"aten::_flash_attention_forward", 1}, {"kernel", 1}});
-  CHECK(backward.launches == Launches{{"aten::_flash_attention_backward", 1}, {"kernel", 1}});
-  CHECK(forward.reads.empty());
-  CHECK(backward.reads.empty());
+  const std::pair<model::AttentionKernel, std::string> kernels[] = {
+      {model::AttentionKernel::kFlash, "aten::_flash_attention"},
+      {model::AttentionKernel::kCudnn, "aten::_scaled_dot_product_cudnn_attention"}};
+  for (const auto& [kernel, name] : kernels) {
+    const bool is_flash = kernel == model::AttentionKernel::kFlash;
+    const std::vector<int64_t> lengths =
+        is_flash ? std::vector<int64_t>{3, 5} : std::vector{4L, 4L};
+    const auto tables = model::pack_tables(lengths, config, test::kGpu, kernel);
+    const Tensor leaf = at::randn({8, 64}).to(test::kGpu, at::kBFloat16).requires_grad_(true);
+    const Tensor upstream = at::randn({8, 32}).to(test::kGpu, at::kBFloat16);
+    Tensor qkv = leaf.view({8, 64});
+    emulated::take_host_calls();
+    const Tensor out = model::packed_attention(std::move(qkv), lengths, *tables, config);
+    const HostCalls forward = emulated::take_host_calls();
+    torch::autograd::grad({out}, {leaf}, {upstream});
+    const HostCalls backward = emulated::take_host_calls();
+    using Launches = std::map<std::string, int64_t>;
+    CHECK(forward.launches == Launches{{name + (is_flash ? "_forward" : ""), 1}, {"kernel", 1}});
+    CHECK(backward.launches == Launches{{name + "_backward", 1}, {"kernel", 1}});
+    CHECK(forward.reads.empty());
+    CHECK(backward.reads.empty());
+  }
 }
 
 TEST_CASE("a launch more and a read more are counted", "[model][emulator]") {
