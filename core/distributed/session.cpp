@@ -189,9 +189,11 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
 void check_gpu(int64_t local_rank, int64_t gpus) {
   if (local_rank >= gpus) {
     throw UserError(
-        "--device cuda: rank {} of this host wants GPU {}, and there {} {}; give --ranks at most "
-        "the number of GPUs, or use --device cpu",
-        local_rank, local_rank, gpus == 1 ? "is" : "are", gpus);
+        "--device cuda: rank {} of this host has no GPU of its own, as there {} {}; start at most "
+        "{} on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or use "
+        "--device cpu",
+        local_rank, gpus == 1 ? "is" : "are", gpus,
+        gpus == 1 ? "1 rank" : fmt::format("{} ranks", gpus));
   }
 }
 
@@ -199,13 +201,7 @@ int64_t gpu_of_rank(int64_t local_rank, int64_t visible) {
   if (visible == 1) {
     return 0;
   }
-  if (local_rank >= visible) {
-    throw UserError(
-        "--device cuda: rank {} of this host sees {} GPUs, too few for a GPU each; start at most "
-        "{} ranks on a host, or let the launcher show each rank one GPU of its own "
-        "(CUDA_VISIBLE_DEVICES), or use --device cpu",
-        local_rank, visible, visible);
-  }
+  check_gpu(local_rank, visible);
   return local_rank;
 }
 

@@ -153,8 +153,9 @@ TEST_CASE("the program of a rank", "[.]") {
 TEST_CASE("a rank without a GPU of its own is refused") {
   CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 2); }) == "");
   CHECK(moe::test::user_error_of([] { moe::distributed::check_gpu(1, 1); }) ==
-        "--device cuda: rank 1 of this host wants GPU 1, and there is 1; give --ranks at most the "
-        "number of GPUs, or use --device cpu");
+        "--device cuda: rank 1 of this host has no GPU of its own, as there is 1; start at most 1 "
+        "rank on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or use "
+        "--device cpu");
 }
 
 TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
@@ -164,9 +165,9 @@ TEST_CASE("a rank takes the GPU of its number, or the only one that it sees") {
   CHECK(gpu_of_rank(0, 8) == 0);
   CHECK(gpu_of_rank(7, 8) == 7);
   CHECK(moe::test::user_error_of([] { gpu_of_rank(4, 4); }) ==
-        "--device cuda: rank 4 of this host sees 4 GPUs, too few for a GPU each; start at most 4 "
-        "ranks on a host, or let the launcher show each rank one GPU of its own "
-        "(CUDA_VISIBLE_DEVICES), or use --device cpu");
+        "--device cuda: rank 4 of this host has no GPU of its own, as there are 4; start at most 4 "
+        "ranks on a host, or let the launcher show each rank one GPU (CUDA_VISIBLE_DEVICES), or "
+        "use --device cpu");
 }
 
 TEST_CASE("rank 0 speaks, and cores are shared out") {
