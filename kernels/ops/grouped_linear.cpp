@@ -105,7 +105,18 @@ Tensor first_of(const Tensor& product, int64_t dimension, int64_t size) {
                                          : product.narrow(dimension, 0, size).contiguous();
 }
 
-// Rows of each segment, gaps included; waits for the device.
+}  // namespace
+
+bool takes_grouped_mm(const Tensor& rows, GroupedGemm gemm) {
+  return gemm == GroupedGemm::kGrouped && rows.is_cuda() && fits_grouped_mm(rows.scalar_type());
+}
+
+Tensor ends_of(const std::vector<int64_t>& rows_per_expert, at::Device device) {
+  std::vector<int32_t> ends(rows_per_expert.size());
+  std::partial_sum(rows_per_expert.begin(), rows_per_expert.end(), ends.begin());
+  return at::tensor(ends, at::kInt).to(device, /*non_blocking=*/true);
+}
+
 std::vector<int64_t> rows_per_expert_of(const Tensor& ends) {
   const Tensor host = ends.to(at::kCPU, at::kLong);
   const auto* end = host.const_data_ptr<int64_t>();
@@ -113,8 +124,6 @@ std::vector<int64_t> rows_per_expert_of(const Tensor& ends) {
   std::adjacent_difference(end, end + host.numel(), rows.begin());
   return rows;
 }
-
-}  // namespace
 
 Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed, int64_t total,
                        const std::vector<int64_t>& rows_per_expert) {
@@ -185,21 +194,34 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
 }
 
 Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
-                      const std::vector<int64_t>& rows_per_expert) {
+                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
+  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
-                  std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0}) <=
-                      rows.size(0),
+                  used <= rows.size(0),
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
               rows_per_expert.size(), " experts");
-  return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
+  if (!takes_grouped_mm(rows, gemm)) {
+    return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
+  }
+  return with_zero_rows(GroupedLinear::apply(rows.narrow(0, 0, used), weight,
+                                             Segments{{}, ends_of(rows_per_expert, rows.device())}),
+                        rows.size(0));
 }
 
-Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends) {
+Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends,
+                      GroupedGemm gemm) {
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   ends.numel() == weight.size(0) && ends.scalar_type() == at::kInt,
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", ends ", ends.sizes());
-  return GroupedLinear::apply(rows, weight, Segments{{}, ends});
+  return GroupedLinear::apply(
+      rows, weight,
+      gemm == GroupedGemm::kLoop ? Segments{rows_per_expert_of(ends)} : Segments{{}, ends});
+}
+
+Tensor with_zero_rows(const Tensor& product, int64_t rows) {
+  const int64_t missing = rows - product.size(0);
+  return missing == 0 ? product : at::constant_pad_nd(product, {0, 0, 0, missing});
 }
 
 }  // namespace moe::kernels

@@ -8,17 +8,31 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::kernels {
 
 // rows [R, D], expert order; weight [E, N, D]; rows_per_expert [E] with a sum <= R. Returns [R, N];
 // rows past the sum are 0. Differentiable in rows and weight: an expert without rows gets 0.
+// `gemm`: by whom, on a GPU, forward and backward.
 at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight,
-                          const std::vector<int64_t>& rows_per_expert);
+                          const std::vector<int64_t>& rows_per_expert,
+                          GroupedGemm gemm = GroupedGemm::kAuto);
 // The same with the segments' `ends` [E] i32 on the device (below); rows past the last end hold
 // anything, and get a gradient that is anything.
-at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& ends);
+at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& ends,
+                          GroupedGemm gemm = GroupedGemm::kAuto);
+
+// Whether `gemm` has products of `rows` made by at::_grouped_mm where the host knows their counts.
+bool takes_grouped_mm(const at::Tensor& rows, GroupedGemm gemm);
+
+// [E] i32 on `device`: where the segments of so many rows end. The host does not wait.
+at::Tensor ends_of(const std::vector<int64_t>& rows_per_expert, at::Device device);
+// The way back: rows of each segment, gaps included. Waits for the device.
+std::vector<int64_t> rows_per_expert_of(const at::Tensor& ends);
+// `product` [n, N] with zeros behind it, [rows, N]. Differentiable.
+at::Tensor with_zero_rows(const at::Tensor& product, int64_t rows);
 
 // The parts of it, for autograd nodes that are larger.
 

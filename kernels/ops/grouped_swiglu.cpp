@@ -117,15 +117,22 @@ void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
 }  // namespace
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const std::vector<int64_t>& rows_per_expert) {
+                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
   check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
-  return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
+  if (!takes_grouped_mm(rows, gemm)) {
+    return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
+  }
+  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
+  TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
+  return with_zero_rows(GroupedSwigluOnDevice::apply(rows.narrow(0, 0, used), gate_up, down,
+                                                     ends_of(rows_per_expert, rows.device())),
+                        rows.size(0));
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& down,
-                      const std::vector<int64_t>& rows_per_expert) {
+                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
   if (gate_up.is_one_tensor() && down.is_one_tensor()) {
-    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert);
+    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert, gemm);
   }
   RECORD_USER_SCOPE("experts");
   const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
@@ -141,9 +148,12 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const Tensor& ends) {
+                      const Tensor& ends, GroupedGemm gemm) {
   check_shapes(rows, gate_up, down, ends.numel());
   TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
+  if (gemm == GroupedGemm::kLoop) {
+    return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert_of(ends));
+  }
   return GroupedSwigluOnDevice::apply(rows, gate_up, down, ends);
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::kernels {
@@ -17,19 +18,22 @@ namespace moe::kernels {
 // rows [R, D], expert order; gate_up [E, 2F, D], gate rows first; down [E, D, F]; rows_per_expert
 // [E] with a sum <= R. Returns [R, D]; rows past the sum are 0. Differentiable in all three
 // tensors: an expert without rows gets gradient 0. Saved for backward: the inputs and the hidden
-// products [sum, 2F]; the activation is computed again, as its gradient is.
+// products [sum, 2F]; the activation is computed again, as its gradient is. `gemm`: who makes the
+// products on a GPU.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const std::vector<int64_t>& rows_per_expert);
+                          const std::vector<int64_t>& rows_per_expert,
+                          GroupedGemm gemm = GroupedGemm::kAuto);
 
 // The same bits of weights whose matrices may lie apart; on the CPU and not differentiable where
 // they do.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
-                          const std::vector<int64_t>& rows_per_expert);
+                          const std::vector<int64_t>& rows_per_expert,
+                          GroupedGemm gemm = GroupedGemm::kAuto);
 
 // The same where the tokens per expert stay on the device: segments end at `ends` [E] i32
 // (kernels/ops/grouped_linear.h); rows past the last hold anything, and get a gradient that is
 // anything.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const at::Tensor& ends);
+                          const at::Tensor& ends, GroupedGemm gemm = GroupedGemm::kAuto);
 
 }  // namespace moe::kernels

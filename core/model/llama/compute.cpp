@@ -13,6 +13,7 @@ namespace {
 constexpr std::array kPrecisions = {"fp32", "tf32", "bf16"};
 constexpr std::array kRecomputes = {"none", "ffn", "layer"};
 constexpr std::array kAttentions = {"flash", "cudnn"};
+constexpr std::array kGroupedGemms = {"auto", "loop", "grouped"};
 
 template <typename Choice, size_t N>
 Choice parse(const std::array<const char*, N>& names, const char* flag, const std::string& text) {
@@ -60,6 +61,12 @@ const char* to_string(Precision precision) { return kPrecisions[static_cast<size
 const char* to_string(Recompute recompute) { return kRecomputes[static_cast<size_t>(recompute)]; }
 const char* to_string(AttentionKernel attention) {
   return kAttentions[static_cast<size_t>(attention)];
+}
+kernels::GroupedGemm parse_grouped_gemm(const std::string& text) {
+  return parse<kernels::GroupedGemm>(kGroupedGemms, "--expert-products", text);
+}
+const char* to_string(kernels::GroupedGemm gemm) {
+  return kGroupedGemms[static_cast<size_t>(gemm)];
 }
 
 }  // namespace moe::model

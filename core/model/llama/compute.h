@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "kernels/ops/grouped_gemm.h"
+
 namespace moe::model {
 
 enum class Precision {
@@ -25,6 +27,7 @@ struct ComputeOptions {
   Precision precision = Precision::kF32;
   Recompute recompute = Recompute::kNone;
   AttentionKernel attention = AttentionKernel::kFlash;
+  kernels::GroupedGemm grouped_gemm = kernels::GroupedGemm::kAuto;  // of the experts, on a GPU
 };
 
 Precision parse_precision(const std::string& text);  // UserError lists what is known
@@ -40,5 +43,7 @@ void check_attention(AttentionKernel attention, Precision precision, bool on_cud
 const char* to_string(Precision precision);
 const char* to_string(Recompute recompute);
 const char* to_string(AttentionKernel attention);
+kernels::GroupedGemm parse_grouped_gemm(const std::string& text);
+const char* to_string(kernels::GroupedGemm gemm);
 
 }  // namespace moe::model

@@ -30,6 +30,7 @@ struct Pass {
       : config(model),
         type(activation_type(compute)),
         attention(compute.attention),
+        grouped_gemm(compute.grouped_gemm),
         lengths(tokens.lengths),
         continues(tokens.continues),
         routing(options),
@@ -68,6 +69,7 @@ struct Pass {
   const ModelConfig& config;
   at::ScalarType type;  // of what products take and give
   AttentionKernel attention;
+  kernels::GroupedGemm grouped_gemm;
   std::vector<int64_t> lengths, continues;
   RoutingOptions routing;
   TokenSpread spread;
@@ -127,7 +129,8 @@ FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, co
     return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
                                layer.down_adapter, {x.size(0)})};
   }
-  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
+  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter,
+                        pass.grouped_gemm};
   // The residual comes last, after a shared expert.
   const bool has_shared = layer.shared_expert.is_there();
   MoeOutput out =

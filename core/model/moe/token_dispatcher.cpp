@@ -15,7 +15,8 @@ class LocalDispatcher : public TokenDispatcher {
  public:
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
-    const auto run_rows = stays_on_device(x, routing) ? run_segments : run_counted;
+    const bool reads_counts = experts.gemm() == kernels::GroupedGemm::kLoop;
+    const auto run_rows = !reads_counts && stays_on_device(x, routing) ? run_segments : run_counted;
     return run_rows(x, routing, experts, gate_scale, residual);
   }
 

@@ -158,6 +158,14 @@ Options compute_options(TrainSettings& settings) {
        .group = group::kMemory,
        .help = "computed again in backward, for less memory: none, ffn (all but attention) or "
                "layer"},
+      {.name = "expert-products",
+       .member = choice(settings.compute.grouped_gemm, model::parse_grouped_gemm, model::to_string),
+       .group = group::kMemory,
+       .help = "of a GPU: loop (one by one, which the host must count the tokens for), grouped (in "
+               "one launch) or auto (grouped where nothing need be read back); moe bench gemm "
+               "measures both",
+       .is_written =
+           [&settings] { return settings.compute.grouped_gemm != kernels::GroupedGemm::kAuto; }},
       {.name = "lora",
        .member = &settings.lora.rank,
        .group = group::kMemory,

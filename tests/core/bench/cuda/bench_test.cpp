@@ -7,6 +7,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "core/bench/gemm.h"
 #include "core/bench/layer.h"
 #include "core/bench/train.h"
 #include "tests/support/gpu.h"
@@ -99,4 +100,32 @@ TEST_CASE("bench layer records a forward whose weights lie in bf16", "[bench][gp
   const auto report = bench::bench_layer(settings, route::parse_router("top1"));
   CHECK(Conversions::count() == 1);  // before anything is timed
   CHECK(report.graph.median_s > 0);
+}
+
+TEST_CASE("bench gemm times the experts' products both ways at a model's shapes", "[bench][gpu]") {
+  MOE_NEED_GPU();
+  model::ModelConfig config;
+  config.hidden_size = 16;
+  CHECK(bench::expert_products(config, 64).empty());  // dense
+  config.moe.emplace();
+  config.moe->experts = 4;
+  config.moe->expert_width = 24;
+  config.moe->layers = {0};
+  const auto all = bench::expert_products(config, 64);
+  REQUIRE(all.size() == 2);
+  const auto options = at::TensorOptions(kGpu).dtype(at::kBFloat16);
+  for (const auto& products : all) {
+    const OrderedJson json =
+        bench::to_json(bench::bench_expert_products(products, /*repeats=*/2, options));
+    CAPTURE(json.dump());
+    CHECK((json["experts"] == 4 && json["rows"] == 16));
+    CHECK((json["k"] == (products.name == "expert up" ? 16 : 24) &&
+           json["n"] == (products.name == "expert up" ? 48 : 16)));
+    for (const char* form : {"y", "dx", "dw"}) {
+      for (const char* way : {"loop", "grouped"}) {
+        CHECK(json[form][way]["best_ms"].get<double>() > 0);
+        CHECK(json[form][std::string(way) + "_gflops"].get<double>() > 0);
+      }
+    }
+  }
 }

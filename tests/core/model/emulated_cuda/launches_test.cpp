@@ -11,6 +11,7 @@
 #include "core/model/llama/gpu_attention.h"
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/grouped_linear.h"
 #include "tests/support/emulated_cuda/emulator.h"
 #include "tests/support/gpu.h"
 
@@ -154,4 +155,27 @@ TEST_CASE("a launch more and a read more are counted", "[model][emulator]") {
   CHECK(HostCalls::sum(emulated::take_host_calls().reads) == 1);
   y.copy_(x);
   CHECK(HostCalls::sum(emulated::take_host_calls().launches) == 1);
+}
+
+// Whose counts the device alone knows: one read where each expert has a product of its own, none
+// where one launch does.
+TEST_CASE("experts' products in one launch read nothing, one by one they read the counts once",
+          "[model][emulator]") {
+  const Tensor rows = at::ones({16, 8}).to(test::kGpu, at::kBFloat16);
+  const Tensor weight = at::ones({2, 8, 8}).to(test::kGpu, at::kBFloat16);
+  const std::vector<int64_t> counts = {9, 7};
+  const Tensor ends = kernels::ends_of(counts, test::kGpu);
+  const auto calls_of = [&](const auto& segments, kernels::GroupedGemm gemm) {
+    emulated::take_host_calls();
+    kernels::grouped_linear(rows, weight, segments, gemm);
+    return emulated::take_host_calls();
+  };
+  using kernels::GroupedGemm;
+  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kAuto).reads) == 0);
+  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kLoop).reads) == 1);
+  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kGrouped).reads) == 0);
+  CHECK(calls_of(ends, GroupedGemm::kGrouped).launches.at("aten::_grouped_mm") == 1);
+  CHECK(calls_of(counts, GroupedGemm::kGrouped).launches.at("aten::_grouped_mm") == 1);
+  CHECK(calls_of(counts, GroupedGemm::kLoop).launches.count("aten::_grouped_mm") == 0);
+  CHECK(calls_of(counts, GroupedGemm::kAuto).launches.count("aten::_grouped_mm") == 0);
 }
