@@ -1,6 +1,6 @@
 // NCCL, which the CUDA half makes (kernels/cuda/nccl.cpp). Its watchdog is told to leave the
-// process alone: HealthMonitor finds who failed, and process_group.cpp aborts the communicator and
-// throws.
+// process alone: ours (watchdog.h) asks HealthMonitor who failed, aborts the communicators, and
+// what failed is thrown.
 
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -61,6 +61,7 @@ std::vector<std::vector<int64_t>> gather_numbers(Comm& comm, const std::vector<i
   const Tensor input = at::tensor(values, at::kLong).to(comm.device());
   const Tensor output = at::empty({comm.size() * length}, input.options());
   comm.all_gather(input, output);
+  comm.synchronize();
   const Tensor host = output.cpu();
   const int64_t* next = host.const_data_ptr<int64_t>();
   std::vector<std::vector<int64_t>> all;
@@ -77,6 +78,7 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& text) {
   std::memcpy(padded.data_ptr(), text.data(), text.size());
   const Tensor output = at::empty({comm.size() * longest}, padded.options().device(comm.device()));
   comm.all_gather(padded.to(comm.device()), output);
+  comm.synchronize();
   const Tensor host = output.cpu();
   std::vector<std::string> all;
   for (int64_t rank = 0; rank < comm.size(); ++rank) {
@@ -89,6 +91,7 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& text) {
 std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& values) {
   const Tensor sums = at::tensor(values, at::kDouble).to(comm.device());
   comm.all_reduce(sums);
+  comm.synchronize();
   const Tensor host = sums.cpu();
   const double* begin = host.const_data_ptr<double>();
   return {begin, begin + values.size()};

@@ -39,6 +39,10 @@ class LongOperation {
 
 // The other ranks are gone, hang, or called something else: std::runtime_error, whose sentence
 // names rank, step, layer and operation. The Comm is of no use afterwards.
+//
+// On CPU an operation is over when its call returns. On GPUs it may be under way: what comes next
+// on the current stream waits for it there, the host does not, and what it throws may be thrown by
+// a later operation or by synchronize().
 class Comm {
  public:
   virtual ~Comm() = default;
@@ -67,7 +71,10 @@ class Comm {
   virtual std::unique_ptr<Transfer> start_all_gather(const at::Tensor& input,
                                                      const at::Tensor& output);
   virtual void broadcast(const at::Tensor& tensor, int64_t root) = 0;
-  virtual void barrier() = 0;
+  virtual void barrier() = 0;  // on the host too
+  // Until this rank's operations are over: then the host may read what they wrote, and knows that
+  // none of them failed. Who copies their results to the host calls it before.
+  virtual void synchronize() {}
 
   // The ranks `members` (ascending, of this Comm) among themselves. Every rank of this Comm calls
   // it, with the list that it belongs to; lists of different ranks are equal or disjoint. Ranks

@@ -352,6 +352,7 @@ std::optional<FailureReport> HealthMonitor::ask_store(const Find& find) const {
 
 std::optional<FailureReport> HealthMonitor::find_failure(Seconds waited,
                                                          const std::vector<int64_t>& members) {
+  const std::lock_guard lock(asking_);
   return ask_store([&] {
     auto failure = find_ended();
     return failure || waited <= limit_ ? failure : find_late(members);
@@ -360,6 +361,7 @@ std::optional<FailureReport> HealthMonitor::find_failure(Seconds waited,
 
 std::optional<FailureReport> HealthMonitor::find_broken(Seconds waited,
                                                         const std::vector<int64_t>& members) {
+  const std::lock_guard lock(asking_);
   return ask_store([&] {
     auto failure = find_ended();
     for (const int64_t rank : members) {

@@ -79,7 +79,7 @@ class HealthMonitor {
   void end_long_operation();
 
   // Why a wait of this rank for `members`, which has lasted for `waited`, will not end; nothing
-  // while there is hope. Asked every now and then by the thread that waits.
+  // while there is hope. Asked every now and then by whoever waits, of any thread.
   std::optional<FailureReport> find_failure(Seconds waited, const std::vector<int64_t>& members);
   // The same where a connection to one of `members` broke, `waited` ago. That one is dead or has
   // failed by itself: a few intervals bring its final record or show that its heartbeats ended.
@@ -123,7 +123,7 @@ class HealthMonitor {
   bool is_over_ = false;
   std::condition_variable over_;
 
-  // Of the thread that waits.
+  std::mutex asking_;  // of the following: what a thread that asks knows of the others
   std::vector<View> views_;
   WaitClock clock_;
   Seconds now_{0}, read_{-1e9};  // read_: when heartbeats were last read

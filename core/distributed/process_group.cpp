@@ -9,17 +9,17 @@
 
 #include "core/base/error.h"
 #include "core/distributed/backends.h"
+#include "core/distributed/failure_search.h"
 #include "core/distributed/wait_clock.h"
+#include "core/distributed/watchdog.h"
 
 namespace moe::distributed {
 namespace {
 
 using at::Tensor;
-using Clock = std::chrono::steady_clock;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::chrono::milliseconds kGlance{250};  // how often a wait asks the health monitor
-constexpr std::chrono::milliseconds kPause{50};    // the same after a connection broke
 // The health monitor's time limit is the one that counts: it knows of long operations.
 constexpr std::chrono::hours kNoLimit{24 * 365};
 constexpr int64_t kBlockBytes = 64 << 20;     // summed at a time: bounds the copies
@@ -50,28 +50,6 @@ void add_up(const std::vector<Tensor>& terms, Tensor sum) {
   for (size_t rank = 2; rank < terms.size(); ++rank) {
     sum += terms[rank];
   }
-}
-
-// "step 7, layer 3, all_to_all".
-std::string describe(const Position& position, const char* operation) {
-  std::string text;
-  if (position.step >= 0) {
-    text += fmt::format("step {}, ", position.step);
-  }
-  if (position.layer >= 0) {
-    text += fmt::format("layer {}, ", position.layer);
-  }
-  return text + operation;
-}
-
-// What an exception of NCCL says, in one line: "Last error:" heads what NCCL itself knows, and
-// behind the first line LibTorch has its stack.
-std::string first_words(const std::string& text) {
-  constexpr std::string_view kCause = "Last error:\n";
-  const size_t cause = text.find(kCause);
-  const size_t begin = cause == std::string::npos ? 0 : cause + kCause.size();
-  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
-  return line.empty() ? text.substr(0, text.find('\n')) : line;
 }
 
 class AnnouncedOperation : public LongOperation {
@@ -113,17 +91,13 @@ class ProcessComm : public Comm {
     return std::make_unique<AnnouncedOperation>(*membership_->monitor, name);
   }
 
-  // An operation under way, as the heartbeat and the sentence of a failure name it.
-  struct Operation {
-    const char* name;
-    Position position;
-    int64_t number;  // of this communicator's operations
-    WorkPointer work;
-  };
+  void synchronize() override;
+
   Operation begun(const char* name, const WorkPointer& work) {
     return {name, position, ++communicator_.started, work};
   }
-  // Until it is done; throws RankFailed.
+  // On CPU until it is done; on a GPU what comes next on the current stream waits for it there.
+  // Throws RankFailed.
   void finish(const Operation& operation);
 
  private:
@@ -133,8 +107,9 @@ class ProcessComm : public Comm {
   void reduce_small(const Tensor& flat);
   int64_t block_length(const Tensor& tensor) const;
   void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
-  [[noreturn]] void fail(const FailureReport& report, const std::string& where);
-  [[noreturn]] void fail_broken(const Operation& operation, const std::string& words);
+  bool is_on_gpu() const { return !device_.is_cpu(); }
+  c10d::Backend& backend();
+  [[noreturn]] void fail(const RankFailed& failure);
   void look_for_failure(const Operation& operation, Seconds waited);
   void wait(const Operation& operation);
   template <typename Wait>
@@ -150,19 +125,19 @@ class ProcessComm : public Comm {
   int64_t parts_ = 0;
   bool has_failed_ = false;
   Communicator& communicator_;  // of the health monitor
+  FailureSearch search_;
   BackendPointer backend_;
 };
 
 // An exchange that its ProcessComm outlives.
 class Pending : public Transfer {
  public:
-  Pending(ProcessComm& comm, ProcessComm::Operation operation)
-      : comm_(comm), operation_(std::move(operation)) {}
+  Pending(ProcessComm& comm, Operation operation) : comm_(comm), operation_(std::move(operation)) {}
   void wait() override { comm_.finish(operation_); }
 
  private:
   ProcessComm& comm_;
-  ProcessComm::Operation operation_;
+  Operation operation_;
 };
 
 ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device device,
@@ -171,17 +146,33 @@ ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device devi
       device_(device),
       name_(name),
       ranks_(std::move(ranks)),
-      communicator_(membership_->monitor->join(name)) {
+      communicator_(membership_->monitor->join(name)),
+      search_(*membership_, ranks_, is_on_gpu()) {
   const auto own = std::find(ranks_.begin(), ranks_.end(), membership_->rank);
   MOE_CHECK(own != ranks_.end(), "rank {} is not in {}", membership_->rank, name);
   rank_ = own - ranks_.begin();
   backend_ = connect();
+  if (is_on_gpu() && membership_->watchdog == nullptr) {
+    membership_->watchdog = std::make_shared<Watchdog>(*membership_->monitor);
+  }
 }
 
 // A backend with an operation under way waits for it when it is destroyed, and the others will not
 // come: it lives on with the membership, which the end of the process ends.
 ProcessComm::~ProcessComm() {
-  if (has_failed_ || std::uncaught_exceptions() > 0) {
+  const auto& watchdog = membership_->watchdog;
+  bool is_broken = has_failed_ || std::uncaught_exceptions() > 0;
+  if (is_on_gpu() && watchdog != nullptr) {
+    try {
+      if (!is_broken) {
+        watchdog->synchronize(communicator_);
+      }
+    } catch (const RankFailed&) {  // the next operation of another Comm, or the end, says it
+      is_broken = true;
+    }
+    watchdog->forget(communicator_);
+  }
+  if (is_broken) {
     const std::shared_ptr<c10d::Backend> backend(backend_.get(), [held = backend_](auto*) {});
     membership_->abandoned.push_back(backend);
   }
@@ -195,9 +186,9 @@ BackendPointer ProcessComm::connect() {
                            size(), [&] { look_for_failure(connecting, clock.look()); }};
   BackendPointer backend;
   announced(connecting, [&] {
-    backend = !device_.is_cpu() ? make_nccl(*membership_, group, device_)
-              : is_one_host()   ? make_shared_memory(*membership_, group)
-                                : make_gloo(*membership_, group);
+    backend = is_on_gpu()     ? make_nccl(*membership_, group, device_)
+              : is_one_host() ? make_shared_memory(*membership_, group)
+                              : make_gloo(*membership_, group);
     backend->setTimeout(kNoLimit);
   });
   return backend;
@@ -212,54 +203,37 @@ bool ProcessComm::is_one_host() const {
   return membership_->interface.empty() && are_on_one_host(members);
 }
 
-void ProcessComm::fail(const FailureReport& report, const std::string& where) {
+void ProcessComm::fail(const RankFailed& failure) {
   has_failed_ = true;
-  if (backend_ && !device_.is_cpu()) {
-    backend_->abort();
-  }
-  throw RankFailed(report, fmt::format("{}: {}", report.text, where));
-}
-
-// A connection broke, or on GPUs anything did, of which `words` are all that is known: finds out
-// with which rank.
-void ProcessComm::fail_broken(const Operation& operation, const std::string& words) {
-  for (WaitClock clock;; std::this_thread::sleep_for(kPause)) {
-    if (auto report = membership_->monitor->find_broken(clock.look(), ranks_)) {
-      if (report->culprit < 0 && !device_.is_cpu()) {
-        report->text = fmt::format("the exchange between GPUs failed ({})", first_words(words));
-      }
-      fail(*report, describe(operation.position, operation.name));
-    }
-  }
+  throw RankFailed(failure);
 }
 
 void ProcessComm::look_for_failure(const Operation& operation, Seconds waited) {
-  if (const auto report = membership_->monitor->find_failure(waited, ranks_)) {
-    const std::string where = describe(operation.position, operation.name);
-    fail(*report,
-         waited < Seconds{1} ? where : fmt::format("{}, after {:.0f} s", where, waited.count()));
+  if (const auto failure = search_.find(operation, waited)) {
+    fail(*failure);
   }
+}
+
+// To start an operation: on a GPU one that failed before may only now be known.
+c10d::Backend& ProcessComm::backend() {
+  if (is_on_gpu()) {
+    membership_->watchdog->check();
+  }
+  return *backend_;
 }
 
 void ProcessComm::wait(const Operation& operation) {
   WaitClock clock;
   c10d::Work& work = *operation.work;
   while (!work.isCompleted()) {
-    if (device_.is_cpu()) {
-      try {
-        work.wait(kGlance);
-      } catch (const std::exception&) {  // the time of this glance is over
-      }
-    } else {
-      for (const auto begin = Clock::now(); !work.isCompleted() && since(begin) < kGlance;) {
-        std::this_thread::yield();
-      }
+    try {
+      work.wait(kGlance);
+    } catch (const std::exception&) {  // the time of this glance is over
     }
     if (!work.isCompleted()) {
       look_for_failure(operation, clock.look());
     }
   }
-  // NCCL's wait() puts this stream behind the work, and throws nothing of a work that failed.
   if (const std::exception_ptr failure = work.exception()) {
     std::rethrow_exception(failure);
   }
@@ -278,19 +252,30 @@ void ProcessComm::announced(const Operation& operation, const Wait& wait) {
   } catch (const RankFailed&) {
     throw;
   } catch (const std::exception& error) {
-    fail_broken(operation, error.what());
+    fail(search_.find_broken(operation, error.what()));
   }
   monitor.end_wait(communicator_, operation.number);
 }
 
 void ProcessComm::finish(const Operation& operation) {
-  announced(operation, [&] { wait(operation); });
+  if (!is_on_gpu()) {
+    return announced(operation, [&] { wait(operation); });
+  }
+  // NCCL's wait() puts this stream behind the work, and throws nothing of a work that failed.
+  operation.work->wait();
+  membership_->watchdog->watch({&communicator_, backend_, search_}, operation);
+}
+
+void ProcessComm::synchronize() {
+  if (is_on_gpu()) {
+    membership_->watchdog->synchronize(communicator_);
+  }
 }
 
 WorkPointer ProcessComm::exchange(const Tensor& input, std::vector<int64_t> input_counts,
                                   const Tensor& output, std::vector<int64_t> output_counts) {
   Tensor from = input, to = output;
-  return backend_->alltoall_base(to, from, output_counts, input_counts);
+  return backend().alltoall_base(to, from, output_counts, input_counts);
 }
 
 std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
@@ -313,7 +298,7 @@ std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
 void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* operation) {
   if (input.numel() > 0) {
     Tensor to = bytes_of(output), from = bytes_of(input);
-    finish(begun(operation, backend_->_allgather_base(to, from)));
+    finish(begun(operation, backend()._allgather_base(to, from)));
   }
 }
 
@@ -322,7 +307,7 @@ std::unique_ptr<Transfer> ProcessComm::start_all_gather(const Tensor& input, con
     return finished_transfer();
   }
   Tensor to = bytes_of(output), from = bytes_of(input);
-  return std::make_unique<Pending>(*this, begun("all_gather", backend_->_allgather_base(to, from)));
+  return std::make_unique<Pending>(*this, begun("all_gather", backend()._allgather_base(to, from)));
 }
 
 void ProcessComm::reduce_small(const Tensor& flat) {
@@ -336,9 +321,9 @@ void ProcessComm::all_reduce(const Tensor& tensor) {
     return;
   }
   Tensor flat = tensor.detach().view({-1});
-  if (!device_.is_cpu()) {
+  if (is_on_gpu()) {
     std::vector<Tensor> tensors = {flat};
-    return finish(begun("all_reduce", backend_->allreduce(tensors)));
+    return finish(begun("all_reduce", backend().allreduce(tensors)));
   }
   if (flat.numel() * flat.element_size() <= kSmallBytes) {
     return reduce_small(flat);
@@ -384,8 +369,8 @@ void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
     return;
   }
   Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
-  if (!device_.is_cpu()) {
-    return finish(begun("reduce_scatter", backend_->_reduce_scatter_base(to, from)));
+  if (is_on_gpu()) {
+    return finish(begun("reduce_scatter", backend()._reduce_scatter_base(to, from)));
   }
   const Tensor pieces = from.view({size(), -1});
   const int64_t block = block_length(from);
@@ -400,13 +385,14 @@ void ProcessComm::broadcast(const Tensor& tensor, int64_t root) {
     std::vector<Tensor> tensors = {bytes_of(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    finish(begun("broadcast", backend_->broadcast(tensors, options)));
+    finish(begun("broadcast", backend().broadcast(tensors, options)));
   }
 }
 
 void ProcessComm::barrier() {
   const Tensor byte = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
   gather(byte, at::empty({size()}, byte.options()), "barrier");
+  synchronize();
 }
 
 std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
@@ -441,6 +427,15 @@ std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::D
   std::vector<int64_t> ranks(static_cast<size_t>(membership->size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return std::make_unique<ProcessComm>(std::move(membership), device, "all", std::move(ranks));
+}
+
+std::exception_ptr unseen_failure(Membership& membership) {
+  if (membership.watchdog == nullptr) {
+    return nullptr;
+  }
+  const auto failure = membership.watchdog->failure();
+  membership.watchdog.reset();  // its thread has ended
+  return failure ? std::make_exception_ptr(*failure) : nullptr;
 }
 
 }  // namespace moe::distributed

@@ -1,7 +1,8 @@
 #pragma once
 // Ranks as processes, over LibTorch's c10d: Gloo on CPU, shared memory where all are of one
-// machine, NCCL on CUDA. On CPU, sums are taken in rank order, as the ranks of threads.h do: the
-// same bits. c10d's headers stay in the sources.
+// machine, NCCL on CUDA, whose operations a watchdog waits for and not the caller. On CPU, sums are
+// taken in rank order, as the ranks of threads.h do: the same bits. c10d's headers stay in the
+// sources.
 
 #include <memory>
 #include <optional>
@@ -11,6 +12,8 @@
 #include "core/distributed/shared_memory.h"
 
 namespace moe::distributed {
+
+class Watchdog;
 
 // How this process takes part.
 struct Membership {
@@ -35,9 +38,14 @@ struct Membership {
   int64_t store_rank = -1;           // who serves the store; -1: the launcher
   // Backends whose operations will never end; they go with the process.
   std::vector<std::shared_ptr<void>> abandoned;
+  std::shared_ptr<Watchdog> watchdog;  // of operations of a GPU; of the first Comm there. Last
 };
 
 // A Comm of all members, after check_in. All make it at the same time.
 std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device);
+
+// The failure of an operation that nobody had to wait for, once all of its Comms are gone; looks
+// for none any more. Null where all were over.
+std::exception_ptr unseen_failure(Membership& membership);
 
 }  // namespace moe::distributed

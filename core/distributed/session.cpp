@@ -175,6 +175,10 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
   } catch (...) {
     failure = std::current_exception();
   }
+  // Of a GPU: an aborted exchange may have broken what the host did meanwhile.
+  if (const std::exception_ptr unseen = unseen_failure(*membership)) {
+    failure = unseen;
+  }
   if (failure) {
     end_process(environment, rendezvous, end_by(failure, environment.rank));
   }

@@ -170,10 +170,10 @@ class ThreadComm : public Comm {
  private:
   void show(Shown own) { meeting_->show(static_cast<size_t>(rank_), std::move(own)); }
   void finish() {  // nobody goes on, and frees, before all have read
-    synchronize();
+    wait_for_device();
     meeting_->wait();
   }
-  void synchronize() const {
+  void wait_for_device() const {
     if (!device_.is_cpu()) {
       c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
     }

@@ -1,38 +1,266 @@
-// NCCL as far as one GPU goes: it refuses two ranks on one, so the only rank talks to itself.
-// Several ranks of one GPU are threads (threads.h); several GPUs have not been tried.
+// Exchanges between GPUs, without a GPU: this file's make_nccl takes the place of the one of the
+// library, and makes a backend whose works are WorkNCCL's as the host sees them. wait() orders
+// streams and returns at once; a work is completed when the GPU is done with it; where NCCL reports
+// an error it is completed with an exception that wait() does not throw.
 
-#include "core/distributed/process_group.h"
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "core/distributed/backends.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 
-using namespace moe;
+namespace moe::distributed {
+namespace {
+
 using at::Tensor;
+using test::contains_text;
 
-TEST_CASE("one rank through NCCL gets what it sends", "[gpu][nccl]") {
-  if (!at::hasCUDA()) {
-    MOE_SKIP("no GPU");
+class FakeWork : public c10d::Work {
+ public:
+  // What the GPU does with it: "" is well.
+  void end(const std::string& words) {
+    finish(words.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(words)));
   }
-  const at::Device device(at::kCUDA, 0);
-  const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
-                                                                    1, distributed::Seconds{30});
-  membership->check_in(distributed::this_member("127.0.0.1"), "moe");
-  const auto comm = distributed::process_comm(membership, device);
-  for (const auto type : {at::kFloat, at::kBFloat16, at::kLong, at::kBool}) {
-    const Tensor rows = at::arange(6, at::TensorOptions(device)).to(type).view({3, 2});
-    const Tensor output = at::empty_like(rows);
-    comm->all_to_all(rows, {3}, output, {3})->wait();
-    CHECK(at::equal(rows, output));
-    comm->all_gather(rows, output.zero_());
-    CHECK(at::equal(rows, output));
-    comm->broadcast(output, 0);
-    CHECK(at::equal(rows, output));
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    ++ordered;
+    return true;
   }
-  const Tensor nothing = at::empty({0, 2}, at::TensorOptions(device));
-  comm->all_to_all(nothing, {0}, nothing.clone(), {0})->wait();
-  const Tensor sum = at::arange(6, at::TensorOptions(device).dtype(at::kFloat));
-  const Tensor piece = at::empty_like(sum);
-  comm->reduce_scatter(sum, piece);
-  comm->all_reduce(sum);
-  comm->barrier();
-  CHECK(at::equal(sum, piece));
-  CHECK(distributed::gather_texts(*comm, "text") == std::vector<std::string>{"text"});
+  std::atomic<int> ordered = 0;  // streams that wait for it
+};
+
+// What a rank's backend makes, and is told.
+struct FakeGpu {
+  std::vector<c10::intrusive_ptr<FakeWork>> works;
+  std::atomic<int> aborted = 0;
+};
+
+thread_local FakeGpu* gpu_of_this_rank = nullptr;  // NOLINT: read by make_nccl alone
+
+class FakeNccl : public c10d::Backend {
+ public:
+  FakeNccl(const BackendGroup& group, FakeGpu& gpu)
+      : c10d::Backend(static_cast<int>(group.rank), static_cast<int>(group.size)), gpu_(gpu) {}
+
+  const std::string getBackendName() const override { return "nccl"; }
+  void setTimeout(std::chrono::milliseconds /*timeout*/) override {}
+  void abort() override { ++gpu_.aborted; }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      Tensor& /*output*/, Tensor& /*input*/, const c10d::AllgatherOptions& /*options*/) override {
+    return made();
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(Tensor& /*output*/, Tensor& /*input*/,
+                                               std::vector<int64_t>& /*output_counts*/,
+                                               std::vector<int64_t>& /*input_counts*/,
+                                               const c10d::AllToAllOptions& /*options*/) override {
+    return made();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> made() {
+    gpu_.works.push_back(c10::make_intrusive<FakeWork>());
+    return gpu_.works.back();
+  }
+  FakeGpu& gpu_;
+};
+
+// What a rank does: its Comm at step 7 and layer 3, its GPU, and where the run writes how ranks
+// end.
+using Body = std::function<void(Comm&, FakeGpu&, Rendezvous&)>;
+
+constexpr Seconds kTimeout{3};
+
+// What rank 0 of two says, which lives until both are done; rank 1 lives as long.
+std::string said_of(const Body& body, const Body& other) {
+  const auto store = local_store();
+  std::string said;
+  std::promise<void> done;
+  const auto is_done = done.get_future().share();
+  std::vector<std::thread> ranks;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      FakeGpu gpu;
+      gpu_of_this_rank = &gpu;
+      const auto membership = std::make_shared<Membership>(store, rank, 2, kTimeout);
+      membership->check_in(this_member("127.0.0.1"), "moe");
+      auto comm = process_comm(membership, at::Device(at::kCUDA, 0));
+      comm->position = {7, 3};
+      std::string own;
+      try {
+        (rank == 0 ? body : other)(*comm, gpu, membership->rendezvous);
+      } catch (const RankFailed& error) {  // exit code 1 (session.cpp)
+        own = error.what();
+      }
+      if (rank == 0) {
+        said = own;
+        comm.reset();
+        unseen_failure(*membership);  // its watchdog has done what it had to
+        CHECK(gpu.aborted == (said.empty() ? 0 : 1));
+        done.set_value();
+      }
+      is_done.wait();
+      for (const auto& work : gpu.works) {  // what hung goes with the process
+        if (!work->isCompleted()) {
+          work->end("");
+        }
+      }
+    });
+  }
+  for (auto& rank : ranks) {
+    rank.join();
+  }
+  return said;
 }
+
+void gather(Comm& comm) { comm.all_gather(at::zeros({2}), at::zeros({4})); }
+void send_to_all(Comm& comm) {
+  comm.all_to_all(at::zeros({2}), {1, 1}, at::zeros({2}), {1, 1})->wait();
+}
+
+// `exchange`, which the GPU ends with `words` while the host is at the next layer.
+template <typename Exchange>
+Body ends_with(const std::string& words, const Exchange& exchange) {
+  return [=](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+    exchange(comm);
+    comm.position.layer = 4;
+    gpu.works.back()->end(words);
+    comm.synchronize();
+  };
+}
+
+void do_nothing(Comm& /*comm*/, FakeGpu& /*gpu*/, Rendezvous& /*rendezvous*/) {}
+void hang(Comm& comm, FakeGpu& /*gpu*/, Rendezvous& /*rendezvous*/) {
+  gather(comm);
+  comm.synchronize();
+}
+
+}  // namespace
+
+BackendPointer make_nccl(const Membership& /*membership*/, const BackendGroup& group,
+                         at::Device /*device*/) {
+  return c10::make_intrusive<FakeNccl>(group, *gpu_of_this_rank);
+}
+
+TEST_CASE("an exchange of NCCL that ends well is no failure") {
+  CHECK(said_of(ends_with("", gather), do_nothing) == "");
+}
+
+TEST_CASE("the host goes on while GPUs exchange, and waits for them where it must") {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+    gather(comm);
+    send_to_all(comm);  // begins before the first is over
+    REQUIRE(gpu.works.size() == 2);
+    for (const auto& work : gpu.works) {
+      CHECK(work->ordered == 1);  // what comes next on the stream waits for it
+      CHECK(!work->isCompleted());
+    }
+    std::atomic<bool> is_over = false;
+    std::thread device([&] {
+      gpu.works[0]->end("");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      is_over = true;
+      gpu.works[1]->end("");
+    });
+    comm.synchronize();
+    CHECK(is_over);
+    device.join();
+  };
+  CHECK(said_of(body, do_nothing) == "");
+}
+
+TEST_CASE("a transfer under way while the rank computes is ordered where it is waited for") {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+    const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
+    CHECK(gpu.works[0]->ordered == 0);
+    transfer->wait();
+    CHECK(gpu.works[0]->ordered == 1);
+    gpu.works[0]->end("");
+    comm.synchronize();
+  };
+  CHECK(said_of(body, do_nothing) == "");
+}
+
+TEST_CASE("what NCCL reports of a work that is over ends the run in one sentence") {
+  CHECK(said_of(ends_with("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error (run "
+                          "with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
+                          "ncclSystemError: System call failed.\nLast error:\n"
+                          "Call to ibv_reg_mr failed with error No space left\n"
+                          "Exception raised from checkForNCCLErrors\nframe #0: 0x1",
+                          send_to_all),
+                do_nothing) ==
+        "the exchange between GPUs failed (Call to ibv_reg_mr failed with error No space left): "
+        "step 7, layer 3, all_to_all");
+  CHECK(said_of(ends_with("CUDA error: an illegal memory access was encountered\n"
+                          "For debugging consider ..",
+                          gather),
+                do_nothing) ==
+        "the exchange between GPUs failed (CUDA error: an illegal memory access was encountered): "
+        "step 7, layer 3, all_gather");
+}
+
+TEST_CASE("an operation that begins after another failed throws that failure") {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+    gather(comm);
+    gpu.works.back()->end("NCCL error: invalid usage");
+    comm.position = {8, 0};
+    for (int i = 0; i < 4000; ++i) {  // at most 20 s
+      send_to_all(comm);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  CHECK(said_of(body, do_nothing) ==
+        "the exchange between GPUs failed (NCCL error: invalid usage): step 7, layer 3, "
+        "all_gather");
+}
+
+TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
+  const auto fail = [](Comm& /*comm*/, FakeGpu& /*gpu*/, Rendezvous& rendezvous) {
+    rendezvous.write_final_record({1, Ending::kFailed, 1, "the disk is full"});
+  };
+  for (const Body& body : {ends_with("NCCL error: remote process exited", gather), Body(hang)}) {
+    CHECK_THAT(said_of(body, fail),
+               contains_text("rank 1 (host ") &&
+                   contains_text(") failed (the disk is full): step 7, layer 3, all_gather"));
+  }
+}
+
+TEST_CASE("a rank that does not come to an exchange of GPUs is named by the one that is there") {
+  CHECK_THAT(said_of(hang, do_nothing),
+             contains_text("rank 1 (host ") &&
+                 contains_text(") did not come: step 7, layer 3, all_gather, after "));
+}
+
+TEST_CASE("ranks whose exchange does not end although all are there are not to blame") {
+  CHECK_THAT(said_of(hang, hang),
+             contains_text("every rank waits and nothing arrives: step 7, layer 3, all_gather"));
+}
+
+TEST_CASE("a failure that no operation met is there in the end") {
+  for (const std::string words : {"", "NCCL error: invalid usage"}) {
+    FakeGpu gpu;
+    gpu_of_this_rank = &gpu;
+    const auto membership = std::make_shared<Membership>(local_store(), 0, 1, kTimeout);
+    membership->check_in(this_member("127.0.0.1"), "moe");
+    auto comm = process_comm(membership, at::Device(at::kCUDA, 0));
+    comm->position = {7, 3};
+    gather(*comm);
+    gpu.works.back()->end(words);
+    comm.reset();
+    std::string said;
+    try {
+      if (const auto unseen = unseen_failure(*membership)) {
+        std::rethrow_exception(unseen);
+      }
+    } catch (const RankFailed& error) {
+      said = error.what();
+    }
+    CHECK(said == (words.empty() ? ""
+                                 : "the exchange between GPUs failed (NCCL error: invalid usage): "
+                                   "step 7, layer 3, all_gather"));
+  }
+}
+
+}  // namespace moe::distributed
