@@ -119,6 +119,23 @@ Tensor permutation_of_rows(const LocalExperts& experts, const Counts& tokens_per
   return at::tensor(permutation, at::kLong);
 }
 
+// What goes to and comes from each process by `counts` [G][E], the rows that travel.
+void count_rows(const ExpertParallel& parallel, const LocalExperts& experts,
+                const std::vector<Counts>& counts, DispatchLayout& layout) {
+  const Counts& sent = counts[parallel.ep_rank()];
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    const bool is_other = process != parallel.ep_rank();
+    const auto first = counts[process].begin() + experts.first;
+    layout.received_tokens_per_expert.push_back(is_other ? Counts(first, first + experts.count)
+                                                         : Counts(experts.count, 0));
+    layout.receive_counts.push_back(
+        sum_of(layout.received_tokens_per_expert.back(), 0, experts.count));
+    layout.send_counts.push_back(
+        is_other ? sum_of(sent, process * experts.count, (process + 1) * experts.count) : 0);
+  }
+  layout.remote_rows = experts.all_rows - layout.local_rows - layout.shadowed_rows;
+}
+
 // Of a dropless router: processes tell each other how many rows they send.
 void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
                   const Counts& tokens_per_expert, bool may_shadow, DispatchLayout& layout) {
@@ -136,20 +153,33 @@ void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
       of_process[expert] = 0;  // from here on: rows that travel
     }
   }
-  const Counts& sent = counts[parallel.ep_rank()];
-  for (int64_t process = 0; process < parallel.size(); ++process) {
-    const bool is_other = process != parallel.ep_rank();
-    const auto first = counts[process].begin() + experts.first;
-    layout.received_tokens_per_expert.push_back(is_other ? Counts(first, first + experts.count)
-                                                         : Counts(experts.count, 0));
-    layout.receive_counts.push_back(
-        sum_of(layout.received_tokens_per_expert.back(), 0, experts.count));
-    layout.send_counts.push_back(
-        is_other ? sum_of(sent, process * experts.count, (process + 1) * experts.count) : 0);
-  }
-  layout.remote_rows = experts.all_rows - layout.local_rows - layout.shadowed_rows;
+  count_rows(parallel, experts, counts, layout);
   layout.permutation =
       permutation_of_rows(experts, tokens_per_expert, layout).to(parallel.group->device());
+}
+
+// [0, c0, c0 + c1, ..] of counts [n].
+Tensor exclusive_sums(const Tensor& counts) { return counts.cumsum(0) - counts; }
+
+// [n] i64 into [received rows | local rows] as order_by_expert makes it, by the counts on a GPU:
+// nothing is copied there. A block is what one process sent for one expert.
+Tensor order_on_gpu(const DispatchLayout& layout, int64_t ep_rank, bool with_local, int64_t rows) {
+  const auto local = static_cast<int64_t>(layout.local_tokens_per_expert.size());
+  const Tensor of_processes = layout.rows_of_processes.narrow(1, ep_rank * local, local);  // [G, L]
+  Tensor blocks = of_processes.clone();
+  blocks.select(0, ep_rank).zero_();  // received
+  Tensor first = exclusive_sums(blocks.view({-1})).view_as(blocks);
+  if (with_local) {  // behind all that are received
+    const Tensor own = of_processes.select(0, ep_rank);
+    first.select(0, ep_rank).copy_(exclusive_sums(own) + blocks.sum());
+    blocks.select(0, ep_rank).copy_(own);
+  }
+  const Tensor by_expert = blocks.t().reshape({-1});  // [L * G], in the order of the result
+  const Tensor ends = by_expert.cumsum(0);
+  const Tensor row = at::arange(rows, ends.options());
+  const Tensor block = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true);
+  const Tensor shift = first.t().reshape({-1}) - (ends - by_expert);
+  return row + shift.index_select(0, block);
 }
 
 // Rows that are not all zero bits. A zero row needs no expert: its products are 0, silu(0) * 0 = 0
@@ -189,8 +219,68 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSp
   return layout;
 }
 
+DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
+                                         const ExpertParallel& parallel)
+    : parallel_(parallel),
+      all_(at::empty({parallel.size(), routing.plan.rows.size(0)}, routing.plan.rows.options())),
+      on_host_([&] {
+        parallel.group->all_gather(routing.plan.rows.contiguous(), all_.view({-1}));
+        return kernels::HostCopy(all_);
+      }()) {
+  MOE_CHECK(routing.input.dropless && routing.plan.rows.is_cuda() && !parallel.shadow_experts);
+  const int64_t room = routing.plan.token.size(0);
+  if (routing.counters.tokens_request && routing.counters.host_values.requests == room) {
+    known_rows_ = room;  // every token has all of its choices, and there is room for no more
+  }
+}
+
+// Rows before and behind those of the local experts travel and close up; the local ones stand last.
+Tensor DispatchLayoutOnGpu::permutation(int64_t rows) const {
+  const int64_t count = all_.size(1) / parallel_.size(), first = parallel_.ep_rank() * count;
+  const Tensor own = all_.select(0, parallel_.ep_rank());
+  const Tensor begin = own.narrow(0, 0, first).sum();  // []
+  const Tensor end = begin + own.narrow(0, first, count).sum();
+  const Tensor row = at::arange(rows, all_.options());
+  const Tensor is_before = row < begin, is_behind = row >= end;
+  const Tensor remote = at::where(is_before, row, row - (end - begin));
+  return at::where(at::logical_or(is_before, is_behind), remote, row + (rows - end));
+}
+
+DispatchLayout DispatchLayoutOnGpu::wait() {
+  parallel_.group->synchronize();
+  const Tensor& host = on_host_.get();
+  std::vector<Counts> counts;
+  for (int64_t process = 0; process < parallel_.size(); ++process) {
+    const Tensor row = host.select(0, process);
+    counts.emplace_back(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel());
+  }
+  const LocalExperts experts(parallel_, counts[parallel_.ep_rank()]);
+  rows_ = experts.all_rows;
+  MOE_CHECK(rows_ == known_rows_.value_or(rows_), "{} rows, not {}", rows_,
+            known_rows_.value_or(-1));
+  DispatchLayout layout;
+  const auto first = counts[parallel_.ep_rank()].begin() + experts.first;
+  layout.local_tokens_per_expert.assign(first, first + experts.count);
+  layout.local_rows = experts.row_end - experts.row_begin;
+  layout.rows_of_processes = all_;
+  count_rows(parallel_, experts, counts, layout);
+  return layout;
+}
+
 ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received, int64_t ep_rank,
                             bool with_local) {
+  if (layout.rows_of_processes.defined()) {
+    Counts tokens_per_expert = with_local ? layout.local_tokens_per_expert
+                                          : Counts(layout.local_tokens_per_expert.size(), 0);
+    for (const Counts& of_process : layout.received_tokens_per_expert) {
+      for (size_t expert = 0; expert < tokens_per_expert.size(); ++expert) {
+        tokens_per_expert[expert] += of_process[expert];
+      }
+    }
+    const int64_t rows =
+        std::accumulate(tokens_per_expert.begin(), tokens_per_expert.end(), int64_t{0});
+    return {order_on_gpu(layout, ep_rank, with_local, rows), std::move(tokens_per_expert)};
+  }
   const std::vector<bool> used = layout.has_padding && received.is_cpu()
                                      ? used_rows(received)
                                      : std::vector<bool>(received.size(0), true);

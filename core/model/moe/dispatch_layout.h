@@ -6,10 +6,12 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <vector>
 
 #include "core/model/moe/expert_parallel.h"
 #include "core/route/route.h"
+#include "kernels/ops/host_copy.h"
 
 namespace moe::model {
 
@@ -32,6 +34,7 @@ struct DispatchLayout {
   std::vector<int64_t> shadowed_experts;                         // ascending
   std::vector<int64_t> shadowed_tokens_per_expert;  // rows here of those that others own
   bool has_padding = false;                         // received rows may be empty slots
+  at::Tensor rows_of_processes;                     // [G, E] i64 on a GPU, of dropless routers
 };
 
 // A collective of the group for dropless routers, local for the others. `tokens_per_expert` [E] of
@@ -40,6 +43,31 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSp
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert,
                                     bool may_shadow = false);
+
+// The same of a dropless router whose plan lies on a GPU, in two halves, so that the host has one
+// number to wait for a layer, and the GPU has work meanwhile. The permutation needs no count of the
+// host; what needs them is how much is sent to whom.
+class DispatchLayoutOnGpu {
+ public:
+  // A collective of the group: the tokens per expert of every process are exchanged on the GPU, and
+  // are on their way to the host.
+  DispatchLayoutOnGpu(const route::Routing& routing, const ExpertParallel& parallel);
+
+  // R, if the host knows it: top-k without a capacity has k rows a token.
+  std::optional<int64_t> known_rows() const { return known_rows_; }
+  // [rows] i64, the permutation of a plan of R = `rows`, without waiting.
+  at::Tensor permutation(int64_t rows) const;
+  // Waits. R is what it says in the end.
+  DispatchLayout wait();
+  int64_t rows() const { return rows_; }  // R, after wait()
+
+ private:
+  const ExpertParallel& parallel_;
+  std::optional<int64_t> known_rows_;
+  at::Tensor all_;  // [G, E] i64
+  kernels::HostCopy on_host_;
+  int64_t rows_ = 0;
+};
 
 // The rows that the local experts run, sorted by expert, in the order that one process alone would
 // give them (by logical rank, then slot, IR rows last).

@@ -29,20 +29,64 @@ Tensor unpermute_to(const Tensor& rows, const Tensor& index, int64_t size) {
   return kernels::unpermute(rows, kernels::permutation_of(index, size));
 }
 
-// [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
-Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
-                     const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
-  if (layout.has_padding) {
-    const int64_t slots = layout.remote_rows + layout.local_rows + layout.shadowed_rows;
-    return unpermute_to(gather_by_expert(x, routing, tokens_per_expert), layout.permutation, slots);
-  }
+// x's rows at a plan's tokens, each where `permutation` [R] says.
+Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tensor& permutation) {
   const auto permuted = [&](const Tensor& of_plan) {
-    const Tensor used = of_plan.narrow(0, 0, layout.permutation.size(0));
-    return at::empty_like(used).index_copy_(0, layout.permutation, used);
+    const Tensor used = of_plan.narrow(0, 0, permutation.size(0));
+    return at::empty_like(used).index_copy_(0, permutation, used);
   };
   return kernels::permute(
       x, kernels::permutation_of(permuted(routing.plan.token), permuted(routing.plan.choice),
                                  x.size(0), choices_of(routing)));
+}
+
+// [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
+Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
+                     const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
+  if (!layout.has_padding) {
+    return rows_permuted(x, routing, layout.permutation);
+  }
+  const int64_t slots = layout.remote_rows + layout.local_rows + layout.shadowed_rows;
+  return unpermute_to(gather_by_expert(x, routing, tokens_per_expert), layout.permutation, slots);
+}
+
+// Where rows go, and the rows as they go.
+struct Dispatch {
+  DispatchLayout layout;
+  Tensor rows;  // [remote rows | local rows | shadowed rows], D wide
+};
+
+// With what the host knows: the sizes of the buffers of a router with a capacity, and on the CPU
+// everything.
+Dispatch dispatch_by_host(const Tensor& x, const route::Routing& routing, const TokenSpread& spread,
+                          const route::RouterSettings& router, bool may_shadow) {
+  const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
+  Dispatch dispatch{make_dispatch_layout(routing, spread, router, tokens_per_expert, may_shadow),
+                    {}};
+  dispatch.rows = permuted_rows(x, routing, tokens_per_expert, dispatch.layout);
+  return dispatch;
+}
+
+// A dropless router's plan on a GPU: the counts of all processes are the one thing that the host
+// waits for, where it can behind the gathering of rows.
+Dispatch dispatch_by_gpu(const Tensor& x, const route::Routing& routing,
+                         const ExpertParallel& parallel) {
+  DispatchLayoutOnGpu counted(routing, parallel);
+  Tensor permutation, rows;
+  const auto gather = [&](int64_t count) {
+    permutation = counted.permutation(count);
+    rows = rows_permuted(x, routing, permutation);
+  };
+  if (counted.known_rows()) {
+    gather(*counted.known_rows());
+  }
+  Dispatch dispatch{counted.wait(), {}};
+  if (!counted.known_rows()) {
+    gather(counted.rows());
+  }
+  dispatch.layout.permutation = permutation;
+  dispatch.rows = rows;
+  return dispatch;
 }
 
 // Outputs of the local experts: of received rows, which go back, and of local rows.
@@ -82,8 +126,7 @@ class ExpertParallelDispatcher : public TokenDispatcher {
 
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
-    const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
-    const Tensor out = run_rows(x, routing, tokens_per_expert, experts);
+    const Tensor out = run_rows(x, routing, experts);
     const int64_t rows = out.size(0);
     return kernels::unpermute(out, plan_permutation(routing, rows),
                               routing.weights.narrow(0, 0, rows) * gate_scale, residual);
@@ -91,18 +134,18 @@ class ExpertParallelDispatcher : public TokenDispatcher {
 
  private:
   // [R, D] in the plan's order: what the experts make of x's rows at the plan's tokens.
-  Tensor run_rows(const Tensor& x, const route::Routing& routing,
-                  const std::vector<int64_t>& tokens_per_expert, const Experts& experts) const {
+  Tensor run_rows(const Tensor& x, const route::Routing& routing, const Experts& experts) const {
     const ExpertParallel& parallel = spread_.parallel;
-    const DispatchLayout layout = make_dispatch_layout(routing, spread_, router_, tokens_per_expert,
-                                                       experts.can_be_shadowed());
+    const bool on_gpu = x.is_cuda() && routing.input.dropless && !parallel.shadow_experts;
+    const auto [layout, all_rows] =
+        on_gpu ? dispatch_by_gpu(x, routing, parallel)
+               : dispatch_by_host(x, routing, spread_, router_, experts.can_be_shadowed());
     std::optional<ShadowedExperts> shadowed;
     if (!layout.shadowed_experts.empty()) {
       shadowed = experts.shadowed(*parallel.group, layout.shadowed_experts);
     }
     const auto rows =
-        permuted_rows(x, routing, tokens_per_expert, layout)
-            .split_with_sizes({layout.remote_rows, layout.local_rows, layout.shadowed_rows});
+        all_rows.split_with_sizes({layout.remote_rows, layout.local_rows, layout.shadowed_rows});
     const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
     const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
         layout, dispatch, rows, parallel.ep_rank(), shadowed ? shadowed->owned : experts);

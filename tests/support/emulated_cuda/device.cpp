@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -60,6 +61,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }
+  void synchronizeEvent(void* /*event*/) const override {}
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override {
     const std::unique_ptr<Clock::time_point> owned(static_cast<Clock::time_point*>(event));
   }
@@ -78,6 +80,32 @@ struct Allocator final : c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 };
+
+// Page-locked memory of the host is memory of the host.
+struct HostAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override { return host().allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return host().raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  bool record_event(void* /*memory*/, void* /*context*/, c10::Stream /*stream*/) override {
+    return true;
+  }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+
+ private:
+  static c10::Allocator& host() { return *c10::GetAllocator(c10::kCPU); }
+};
+
+HostAllocator* host_allocator() {
+  static HostAllocator one;
+  return &one;
+}
+
+const at::HostAllocatorRegistry<c10::kCUDA> kHostAllocator(host_allocator());
 
 c10::Allocator* allocator() {
   static Allocator one;
@@ -276,6 +304,7 @@ struct CUDAHooks final : CUDAHooksInterface {  // the name that LibTorch looks f
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex /*device*/) const override { return true; }
   DeviceIndex current_device() const override { return 0; }
+  Allocator* getPinnedMemoryAllocator() const override { return getHostAllocator(kCUDA); }
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "core/distributed/threads.h"
 #include "core/model/llama/gpu_attention.h"
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
@@ -178,4 +179,45 @@ TEST_CASE("experts' products in one launch read nothing, one by one they read th
   CHECK(calls_of(counts, GroupedGemm::kGrouped).launches.at("aten::_grouped_mm") == 1);
   CHECK(calls_of(counts, GroupedGemm::kLoop).launches.count("aten::_grouped_mm") == 0);
   CHECK(calls_of(counts, GroupedGemm::kAuto).launches.count("aten::_grouped_mm") == 0);
+}
+
+// Where experts are distributed the host must know how many rows go to whom: once a layer, whatever
+// the router, and nothing in backward.
+TEST_CASE("a layer whose experts are distributed reads the GPU once a rank", "[model][emulator]") {
+  constexpr int64_t kProcesses = 2;
+  for (const auto* router : {"top1:cf=inf", "top2:cf=inf", "top2+fr:cf=inf", "top1+ir+fr"}) {
+    HostCalls forward, backward;
+    distributed::run_as_threads(
+        kProcesses,
+        [&](distributed::Comm& comm) {
+          const auto taken = [&](HostCalls& calls) {  // by one for all
+            comm.barrier();
+            if (comm.rank() == 0) {
+              calls = emulated::take_host_calls();
+            }
+            comm.barrier();
+          };
+          const auto layout =
+              distributed::make_layout(kProcesses, comm.rank(), 1, kProcesses, kExperts);
+          const model::TokenSpread spread(kTokens, kProcesses, {&comm, layout, true, false});
+          const auto leaf = [](at::IntArrayRef shape) {
+            return at::randn(shape).to(test::kGpu).requires_grad_(true);
+          };
+          const Tensor x = leaf({kTokens, kWidth});
+          const model::MoeWeights weights = {leaf({kExperts, kWidth}),
+                                             leaf({layout.local_experts(), 2 * kInner, kWidth}),
+                                             leaf({layout.local_experts(), kWidth, kInner})};
+          HostCalls before;
+          taken(before);
+          const Tensor y =
+              model::moe_forward(x, weights, route::parse_router(router), spread, 1.0).y;
+          taken(forward);
+          torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
+          taken(backward);
+        },
+        test::kGpu);
+    INFO(router << ", forward:\n" << list(forward) << "backward:\n" << list(backward));
+    CHECK(HostCalls::sum(forward.reads) == kProcesses);
+    CHECK(HostCalls::sum(backward.reads) == 0);
+  }
 }
