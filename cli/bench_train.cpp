@@ -93,7 +93,11 @@ Measure add_bench_train(CLI::App& command) {
                 .member = &settings.repeats,
                 .group = group::kMeasure,
                 .help = "steps that are timed",
-                .range = size}});
+                .range = size},
+               {.name = "graph",
+                .member = &settings.graph,
+                .group = group::kMeasure,
+                .help = "forward and backward recorded and replayed as CUDA graphs"}});
   return [flags](const BenchFlags& shared) { return measure(*flags, device_of(shared.device)); };
 }
 

@@ -133,12 +133,20 @@ class Steps {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
+    if (settings.graph) {
+      const auto& moe = model_.config().moe;
+      train::check_graph(settings.device.is_cuda(), {settings.precision},
+                         moe ? &routing_.router : nullptr, moe ? moe->experts : 0,
+                         routing_.ep_ranks);
+      graphs_.emplace(model_, trained_, /*several=*/false);
+    }
   }
 
   train::StepLosses step() {
     const auto batch = random_batch(settings_, model_.config().vocab_size, random_);
     updater_.clear_gradients();
-    train::StepLosses losses = train::add_gradients(model_, {batch}, routing_, {});
+    train::StepLosses losses =
+        train::add_gradients(model_, {batch}, routing_, {}, nullptr, graphs_ ? &*graphs_ : nullptr);
     updater_.step(updater_.gradient_norm(), /*clip=*/1.0, /*lr=*/1e-4);
     return losses;
   }
@@ -157,6 +165,7 @@ class Steps {
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
+  std::optional<train::MicroBatchGraphs> graphs_;
   train::Updater updater_;
   Random random_{1, "bench"};
 };
@@ -244,13 +253,16 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
 }
 
 OrderedJson to_json(const TrainBenchSettings& settings) {
-  return {{"model", settings.model},
-          {"upcycle", model::to_json(settings.upcycle)},
-          {"precision", model::to_string(settings.precision)},
-          {"attention", model::to_string(settings.attention)},
-          {"rows", settings.rows},
-          {"length", settings.length},
-          {"repeats", settings.repeats}};
+  OrderedJson json = {{"model", settings.model},
+                      {"upcycle", model::to_json(settings.upcycle)},
+                      {"precision", model::to_string(settings.precision)},
+                      {"rows", settings.rows},
+                      {"length", settings.length},
+                      {"repeats", settings.repeats}};
+  if (settings.graph) {
+    json["graph"] = true;
+  }
+  return json;
 }
 
 OrderedJson to_json(const TrainReport& report) {

@@ -35,6 +35,7 @@ struct TrainBenchSettings {
   int64_t rows = 2, length = 512;                                     // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
   c10::Device device = c10::kCPU;
+  bool graph = false;         // micro-batches as CUDA graphs
   bool force_memory = false;  // load the model although memory will be short
 };
 

@@ -9,7 +9,7 @@ extern "C" const moe::kernels::CudaFunctions* moe_cuda_functions() {
       .gpu_name = gpu_name_cuda,
       .gpu_peak_bytes = gpu_peak_bytes_cuda,
       .current_stream = current_stream_cuda,
-      .record_graph = record_graph_cuda,
+      .record_graphs = record_graphs_cuda,
       .make_nccl = make_nccl_cuda,
       .adamw = adamw_cuda,
       .cross_entropy = cross_entropy_cuda,

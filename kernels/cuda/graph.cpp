@@ -31,17 +31,11 @@ struct Allocators {
 
 class CudaGraph final : public RecordedGraph {
  public:
-  CudaGraph(const std::function<void()>& work, c10::Device device) : device_(device) {
-    const c10::cuda::CUDAGuard on(device_);
-    c10::cuda::getCurrentCUDAStream().synchronize();
-    // The default stream cannot be recorded.
-    const c10::cuda::CUDAStreamGuard beside(c10::cuda::getStreamFromPool());
-    for (int i = 0; i < kWarmUps; ++i) {
-      work();
-    }
-    c10::cuda::getCurrentCUDAStream().synchronize();
+  // On the current stream, into `pool`.
+  CudaGraph(const std::function<void()>& work, c10::Device device, c10::MempoolId_t pool)
+      : device_(device) {
     Allocators allocators{device_.index()};
-    capture(graph_, allocators, at::cuda::graph_pool_handle(), work);
+    capture(graph_, allocators, pool, work);
   }
 
   void replay() override {
@@ -56,9 +50,28 @@ class CudaGraph final : public RecordedGraph {
 
 }  // namespace
 
-std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
-                                                 c10::Device device) {
-  return std::make_unique<CudaGraph>(work, device);
+std::vector<std::unique_ptr<RecordedGraph>> record_graphs_cuda(
+    const std::vector<std::function<void()>>& works, c10::Device device,
+    const std::function<void()>& forget) {
+  const c10::cuda::CUDAGuard on(device);
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  // The default stream cannot be recorded.
+  const c10::cuda::CUDAStreamGuard beside(c10::cuda::getStreamFromPool());
+  for (int i = 0; i < kWarmUps; ++i) {
+    for (const auto& work : works) {
+      work();
+    }
+  }
+  forget();
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  // What they used would lie beside the pool, which takes as much.
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
+  std::vector<std::unique_ptr<RecordedGraph>> graphs;
+  for (const auto& work : works) {
+    graphs.push_back(std::make_unique<CudaGraph>(work, device, pool));
+  }
+  return graphs;
 }
 
 }  // namespace moe::kernels

@@ -96,7 +96,13 @@ void* current_stream(const at::Tensor& tensor) {
 }
 
 std::unique_ptr<RecordedGraph> record_graph(const std::function<void()>& work, c10::Device device) {
-  return cuda_functions().record_graph(work, device);
+  return std::move(record_graphs({work}, device).front());
+}
+
+std::vector<std::unique_ptr<RecordedGraph>> record_graphs(
+    const std::vector<std::function<void()>>& works, c10::Device device,
+    const std::function<void()>& forget) {
+  return cuda_functions().record_graphs(works, device, forget);
 }
 
 }  // namespace moe::kernels

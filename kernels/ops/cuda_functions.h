@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/cross_entropy.h"
@@ -38,8 +39,9 @@ int64_t gpu_count_cuda();
 std::string gpu_name_cuda(int64_t gpu);
 uint64_t gpu_peak_bytes_cuda(int64_t gpu);
 void* current_stream_cuda(c10::Device device);
-std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
-                                                 c10::Device device);
+std::vector<std::unique_ptr<RecordedGraph>> record_graphs_cuda(
+    const std::vector<std::function<void()>>& works, c10::Device device,
+    const std::function<void()>& forget);
 // All ranks wait in it for the others to connect.
 c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size,
@@ -51,7 +53,7 @@ struct CudaFunctions {
   decltype(&gpu_name_cuda) gpu_name;
   decltype(&gpu_peak_bytes_cuda) gpu_peak_bytes;
   decltype(&current_stream_cuda) current_stream;
-  decltype(&record_graph_cuda) record_graph;
+  decltype(&record_graphs_cuda) record_graphs;
   decltype(&make_nccl_cuda) make_nccl;
   decltype(&adamw_cuda) adamw;
   decltype(&cross_entropy_cuda) cross_entropy;

@@ -33,6 +33,7 @@ struct Pass {
         grouped_gemm(compute.grouped_gemm),
         lengths(tokens.lengths),
         continues(tokens.continues),
+        tables(tokens.tables),
         routing(options),
         spread(tokens.ids.size(0), options.ep_ranks, parallel,
                options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
@@ -54,12 +55,12 @@ struct Pass {
 
   // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
-    if (device.is_cuda() && continues.empty()) {
-      tables = pack_tables(lengths, config, device, attention);
+    if (tables == nullptr && device.is_cuda() && continues.empty()) {
+      if (auto made = pack_tables(lengths, config, device, attention)) {
+        tables = std::make_shared<const PackTables>(std::move(*made));
+      }
     }
   }
-
-  const PackTables* tables_or_null() const { return tables ? &*tables : nullptr; }
 
   Tensor norm(const Tensor& x, const Tensor& weight) const {
     return type == at::kBFloat16 ? kernels::rms_norm_to_bf16(x, weight, config.rms_norm_eps)
@@ -71,10 +72,10 @@ struct Pass {
   AttentionKernel attention;
   kernels::GroupedGemm grouped_gemm;
   std::vector<int64_t> lengths, continues;
+  std::shared_ptr<const PackTables> tables;
   RoutingOptions routing;
   TokenSpread spread;
   double gate_scale;
-  std::optional<PackTables> tables;
 };
 
 // A rank without tokens attends to nothing, but its backward must reach the same all-to-alls as
@@ -92,7 +93,7 @@ Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, Lay
     return attention_without_tokens(x, layer, pass);
   }
   return attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
-                           {pass.lengths, pass.continues, pass.tables_or_null()}, cache);
+                           {pass.lengths, pass.continues, pass.tables.get()}, cache);
 }
 
 // Between the halves of a layer.
@@ -378,6 +379,8 @@ void Llama::set_compute(const ComputeOptions& compute) {
     at::globalContext().setAllowTF32CuBLAS(true);
   }
 }
+
+const ComputeOptions& Llama::compute() const { return weights_->compute; }
 
 ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
                              const OnFeedForward& on_feed_forward) const {

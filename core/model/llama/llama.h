@@ -18,6 +18,7 @@
 #include "core/model/convert/folder_tensors.h"
 #include "core/model/llama/attention.h"
 #include "core/model/llama/compute.h"
+#include "core/model/llama/gpu_attention.h"
 #include "core/model/llama/lora.h"
 #include "core/model/moe/layer.h"
 
@@ -32,6 +33,9 @@ struct Packed {
   // for none. It then attends to all of that one, and its positions count on from there, so that
   // several answers to one question compute the question once.
   std::vector<int64_t> continues = {};
+  // Of `lengths` on the model's GPU (gpu_attention.h), where many packs have the same: else each
+  // forward makes its own, and copies them there.
+  std::shared_ptr<const PackTables> tables = {};
 };
 
 // What routing needs besides the weights. By default the folder's own.
@@ -125,6 +129,7 @@ class Llama {
   // Of the forwards that follow; by default {}. TF32 is then allowed in all of the process:
   // LibTorch has no finer switch.
   void set_compute(const ComputeOptions& compute);
+  const ComputeOptions& compute() const;
   // Gives the matrices that `settings` names adapters, which change nothing until they are trained.
   void add_lora(const LoraSettings& settings, uint64_t seed);
   const LoraSettings& lora() const;  // rank 0: no adapters

@@ -1,24 +1,13 @@
 #include "core/train/loop/gradients.h"
 
-#include <torch/csrc/autograd/autograd.h>
-
 #include <algorithm>
 #include <array>
-
-#include "core/train/loop/head_loss.h"
 
 namespace moe::train {
 
 using at::Tensor;
 
 namespace {
-
-// coefficient * loss, or nothing where there is nothing to learn from.
-void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
-  if (loss.defined() && loss.requires_grad() && coefficient != 0) {
-    total = total.defined() ? total + loss * coefficient : loss * coefficient;
-  }
-}
 
 // f64 scalars that a step left on its device, as those of the host: a GPU is read once.
 void bring_to_host(const std::vector<Tensor*>& scalars) {
@@ -155,27 +144,11 @@ void add_counters(const std::vector<route::CounterValues>& all, size_t micro_bat
   }
 }
 
-// `joins`: others wait for the exchanges of this backward, whether or not there is anything here.
-void backward(const HeadLoss& language, const Tensor& auxiliary, bool joins) {
-  std::vector<Tensor> roots, gradients;
-  if ((joins || language.hidden.size(0) > 0) && language.hidden.requires_grad()) {
-    roots.push_back(language.hidden);
-    gradients.push_back(language.gradient);
-  }
-  if (auxiliary.defined()) {
-    roots.push_back(auxiliary);
-    gradients.push_back(at::ones_like(auxiliary));
-  }
-  if (!roots.empty()) {
-    torch::autograd::backward(roots, gradients);
-  }
-}
-
 }  // namespace
 
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         distributed::World* world) {
+                         distributed::World* world, MicroBatchGraphs* graphs) {
   StepLosses step;
   for (const auto& batch : micro_batches) {
     step.tokens += static_cast<int64_t>(batch.ids.size());
@@ -188,26 +161,15 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   model::RoutingOptions asked = routing;
   asked.wants_z_loss = coefficients.z != 0;
   asked.wants_sequence_balance = coefficients.sequence_balance != 0;
+  const MicroBatchScale scale{coefficients, target_share, batch_share};
   AuxMeans means;
   std::vector<route::Counters> counters;
   std::vector<Tensor> nll_sums;  // of the micro-batches
   for (const auto& batch : share.batches) {
-    const auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, asked);
-    HeadLoss language;
-    model.with_head([&](const Tensor& weight) {
-      language =
-          head_loss(weight, result.hidden, batch.targets, target_share, model.product_type());
-    });
-    Tensor auxiliary;
-    add_scaled(auxiliary, result.losses.load_balance, coefficients.load_balance * batch_share);
-    add_scaled(auxiliary, result.losses.entropy, coefficients.entropy * batch_share);
-    add_scaled(auxiliary, result.losses.l1, coefficients.l1 * batch_share);
-    add_scaled(auxiliary, result.losses.z, coefficients.z * batch_share);
-    add_scaled(auxiliary, result.losses.sequence_balance,
-               coefficients.sequence_balance * batch_share);
-    backward(language, auxiliary, joins);
-    model.finish_backward();
-    nll_sums.push_back(language.nll_sum);
+    const MicroBatchResult result =
+        graphs == nullptr ? add_micro_batch(model, batch, asked, scale, joins)
+                          : graphs->run(batch, asked, scale, /*is_first=*/nll_sums.empty());
+    nll_sums.push_back(result.nll_sum);
     means.add(result.losses, batch_share);
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());
   }

@@ -10,16 +10,9 @@
 #include "core/data/batches.h"
 #include "core/distributed/world.h"
 #include "core/model/llama/llama.h"
+#include "core/train/loop/micro_batch_graphs.h"
 
 namespace moe::train {
-
-// What the auxiliary losses are multiplied by.
-struct AuxCoefficients {
-  double load_balance = 0;             // alpha
-  double entropy = 0;                  // beta, top-p
-  double l1 = 0;                       // lambda of this step, ReLU
-  double z = 0, sequence_balance = 0;  // 0: not computed either
-};
 
 struct StepLosses {
   double loss = 0;  // language-model loss, mean over the targets; 0 when there is none
@@ -36,8 +29,11 @@ struct StepLosses {
 // them (core/distributed/world.h) and adds its share of the gradient: of a parameter that several
 // hold, theirs sum up to the gradient of L (rank_shards.h does that). What is returned is the whole
 // step's on every process.
+//
+// `graphs`: of the model, by which a process alone computes all micro-batches; it begins without
+// gradients then.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         distributed::World* world = nullptr);
+                         distributed::World* world = nullptr, MicroBatchGraphs* graphs = nullptr);
 
 }  // namespace moe::train

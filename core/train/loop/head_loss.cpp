@@ -46,7 +46,8 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
     }
   }
   HeadLoss loss;
-  loss.hidden = hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));  // [N, D]
+  loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
+  loss.hidden = hidden.index_select(0, loss.rows);  // [N, D]
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);

@@ -17,6 +17,7 @@ namespace moe::train {
 int64_t head_block_rows(int64_t vocabulary, bool on_cuda);
 
 struct HeadLoss {
+  at::Tensor rows;  // [N] i64, the positions with a target
   at::Tensor
       nll_sum;  // [] f64, over the N targets; a GPU's stays there, and nothing has waited for it
   at::Tensor hidden;  // [N, D] the rows with a target, part of the graph of the model

@@ -10,6 +10,7 @@
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/coefficients.h"
+#include "core/train/loop/micro_batch_graphs.h"
 #include "core/train/loop/training_data.h"
 #include "core/train/plan/known_failures.h"
 
@@ -61,6 +62,28 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
   plan.losses = losses_in_force(settings, resolved.router, moe.experts);
+}
+
+// What --graph asks of the run and of its data.
+void check_graph_of_run(const RunPlan& plan, const model::ModelConfig& config, int64_t processes) {
+  const TrainSettings& settings = plan.settings;
+  if (!settings.graph) {
+    return;
+  }
+  train::check_graph(settings.on_cuda, settings.compute,
+                     plan.is_moe ? &plan.routing.router : nullptr,
+                     plan.is_moe ? config.moe->experts : 0, plan.routing.ep_ranks);
+  if (processes > 1) {
+    throw UserError(
+        "--graph: {} processes exchange what they compute, which is not recorded; leave --graph "
+        "out, or train on one GPU",
+        processes);
+  }
+  if (settings.pack != data::Pack::kStream || settings.pack_mask != data::PackMask::kCausal) {
+    throw UserError(
+        "--graph: micro-batches must have one form, and here the lengths of their sequences "
+        "differ; give --pack stream and --pack-mask causal, or leave --graph out");
+  }
 }
 
 // Who does what.
@@ -148,6 +171,7 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
                 }},
                 plan.data, shared);
   plan.settings = resolve(plan.settings, config, run.examples);
+  check_graph_of_run(plan, config, processes);
   plan.layout = plan_layout(plan, config, processes, rank);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();

@@ -394,6 +394,13 @@ Options machine_options(TrainSettings& settings) {
        .group = group::kRanks,
        .help = "cpu or cuda, a GPU for each process",
        .is_written = [&settings] { return settings.on_cuda; }},
+      {.name = "graph",
+       .member = &settings.graph,
+       .group = group::kRanks,
+       .help = "record what a micro-batch launches on a GPU once and replay it, as CUDA graphs: "
+               "top-k in bf16 and --pack stream, one process",
+       .changes_numbers = false,
+       .is_written = [&settings] { return settings.graph; }},
       {.name = "replicas",
        .member = &settings.replicas,
        .group = group::kRanks,

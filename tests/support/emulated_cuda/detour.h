@@ -4,30 +4,12 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <string>
 
 #include "emulator.h"
 
 namespace emulated {
-
-// What a recorded graph may not hold: copies between host and GPU, and numbers read back. A Detour
-// is none of its own.
-class Recording {
- public:
-  explicit Recording(bool is_on) : before_(on()) { on() = is_on; }
-  ~Recording() { on() = before_; }
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-
-  static void refuse(const char* what) { TORCH_CHECK(!on(), what, " while a graph is recorded"); }
-
- private:
-  static bool& on() {
-    static thread_local bool one = false;
-    return one;
-  }
-  bool before_;
-};
 
 // While one lives, this thread does on the host what a GPU does in one launch: what is copied for
 // that purpose is none of the GPU's work.
@@ -45,7 +27,26 @@ class Detour {
     static thread_local int one = 0;
     return one;
   }
-  Recording not_recorded_{false};
+};
+
+// What a recorded graph may not hold: copies between host and GPU, and numbers read back, by any
+// thread: backward runs in those of autograd. A Detour is none of its own.
+class Recording {
+ public:
+  Recording() { ++count(); }
+  ~Recording() { --count(); }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  static void refuse(const char* what) {
+    TORCH_CHECK(count() == 0 || Detour::is_on(), what, " while a graph is recorded");
+  }
+
+ private:
+  static std::atomic<int>& count() {
+    static std::atomic<int> one = 0;
+    return one;
+  }
 };
 
 inline void note_launch(const std::string& name) {

@@ -317,10 +317,11 @@ namespace moe::kernels {
 
 namespace {
 
+// Does it all again, and refuses what a graph could not hold.
 struct Again final : RecordedGraph {
   explicit Again(std::function<void()> its_work) : work(std::move(its_work)) {}
   void replay() override {
-    const emulated::Recording on(true);
+    const emulated::Recording on;
     work();
   }
   std::function<void()> work;
@@ -328,12 +329,19 @@ struct Again final : RecordedGraph {
 
 }  // namespace
 
-std::unique_ptr<RecordedGraph> record_graph_cuda(const std::function<void()>& work,
-                                                 c10::Device /*device*/) {
-  work();
-  auto again = std::make_unique<Again>(work);
-  again->replay();
-  return again;
+std::vector<std::unique_ptr<RecordedGraph>> record_graphs_cuda(
+    const std::vector<std::function<void()>>& works, c10::Device /*device*/,
+    const std::function<void()>& forget) {
+  for (const auto& work : works) {
+    work();
+  }
+  forget();
+  std::vector<std::unique_ptr<RecordedGraph>> graphs;
+  for (const auto& work : works) {
+    graphs.push_back(std::make_unique<Again>(work));
+    graphs.back()->replay();
+  }
+  return graphs;
 }
 
 }  // namespace moe::kernels
