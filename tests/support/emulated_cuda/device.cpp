@@ -161,6 +161,15 @@ const Tensor& resize(const Tensor& tensor, at::IntArrayRef size,
   return tensor;
 }
 
+// Other memory for a tensor.
+Tensor& set_memory(Tensor& tensor, at::Storage storage, int64_t offset, at::IntArrayRef size,
+                   at::IntArrayRef stride) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_sizes_and_strides(size, stride, offset);
+  return tensor;
+}
+
 Tensor copy_and_resize(const Tensor& from, const Tensor& to) {
   if (to.sizes() != from.sizes()) {
     to.resize_(from.sizes());
@@ -273,6 +282,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", &copy);
   library.impl("resize_", &resize);
   library.impl("_copy_from_and_resize", &copy_and_resize);
+  library.impl("set_.source_Storage_storage_offset", &set_memory);
   library.impl("_local_scalar_dense", &number);
   library.impl("view", &at::native::view);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
