@@ -43,11 +43,12 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::watch(const WatchedGroup& group, const Operation& operation) {
-  {
-    const std::lock_guard lock(mutex_);
-    under_way_.push_back({group, operation, {}});
+  const std::lock_guard lock(mutex_);
+  const bool is_first = under_way_.empty();
+  under_way_.push_back({group, operation, {}});
+  if (is_first) {  // else its thread looks by itself
+    changed_.notify_all();
   }
-  changed_.notify_all();
 }
 
 void Watchdog::synchronize(const Communicator& communicator) {
@@ -69,9 +70,8 @@ void Watchdog::synchronize(const Communicator& communicator) {
 
 void Watchdog::forget(const Communicator& communicator) {
   const std::lock_guard lock(mutex_);
-  under_way_.remove_if([&](const Watched& watched) {
-    return watched.group.communicator == &communicator;
-  });
+  under_way_.remove_if(
+      [&](const Watched& watched) { return watched.group.communicator == &communicator; });
 }
 
 std::optional<RankFailed> Watchdog::failure() const {
