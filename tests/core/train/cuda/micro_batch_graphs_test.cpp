@@ -101,6 +101,12 @@ TEST_CASE("recorded micro-batches train with every loss, recomputation and adapt
     world.settings.compute.recompute = recompute;
     check_same(world);
   }
+  StreamWorld tied("");  // the head and the embedding write one gradient
+  TinyCheckpoint shape;
+  shape.tied = true;
+  write_tiny_checkpoint(tied.dir / "tied", shape);
+  tied.settings.model = tied.dir / "tied";
+  check_same(tied);
   StreamWorld with_adapters("top1+ir+fr");
   with_adapters.settings.lora.rank = 3;
   check_same(with_adapters);
