@@ -34,7 +34,7 @@ struct PackTables {
 // longer than the model was made for by angles of their own.
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
                                       const ModelConfig& config, at::Device device,
-                                      AttentionKernel asked);
+                                      AttentionKernel asked = AttentionKernel::kFlash);
 
 // qkv [T, (H + 2 G) A] f32 or bf16 -> [T, H A] in its type: causal within each of `lengths`.
 // Differentiable in qkv, which is given away: its queries and keys are rotated where they lie.
