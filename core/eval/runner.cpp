@@ -76,7 +76,8 @@ MemoryNeed memory_need(const EvalSettings& settings, const OpenedModel& opened,
   const auto forward = [&](int64_t tokens, int64_t cached_tokens) {
     return model::forward_bytes(config, router, tokens, cached_tokens, settings.device);
   };
-  // Answers are generated one by one, with the keys and values of one text.
+  // Of answers, as many are generated at once as there is room for: at least one, with the keys and
+  // values of its text.
   const int64_t cached =
       std::min(asked.prompt_tokens + asked.answer_tokens, config.max_position_embeddings);
   const uint64_t weights = model::bytes_to_copy(config, model::Storage::kStored, settings.device);
@@ -272,38 +273,69 @@ std::vector<std::string> Runner::generate(const LoadedTask& loaded,
   if (events_.running) {
     running.emplace(loaded, events_.running);
   }
-  std::vector<std::string> answers;
-  for (size_t begin = 0; begin < prompts.size(); begin += count_of(ranks)) {
-    const size_t index = begin + rank_of(ranks);
-    std::optional<std::string> own;
-    distributed::on_all_ranks(ranks, [&] {
-      if (index < prompts.size()) {
-        own = generate_one(prompts[index], generation);
-      }
-    });
-    for (auto& answer : gather_generated(ranks, own)) {
-      if (running) {
-        running->add_generated(answers.size(), answer);
-      }
-      answers.push_back(std::move(answer));
+  // Ranks answer so many prompts each before they tell each other.
+  constexpr size_t kRound = 64;
+  const size_t count = count_of(ranks), rank = rank_of(ranks);
+  const size_t round = count == 1 ? prompts.size() : kRound;
+  std::vector<std::string> answers(prompts.size());
+  int64_t done = 0;
+  const auto take = [&](size_t prompt, std::string answer) {
+    answers[prompt] = std::move(answer);
+    if (running) {
+      running->add_generated(prompt, answers[prompt]);
     }
-    distributed::on_all_ranks(ranks, [&] { progress(static_cast<int64_t>(answers.size())); });
+    progress(++done);
+  };
+  for (size_t begin = 0; begin < prompts.size(); begin += round * count) {
+    const auto prompt_of = [&](size_t number, size_t of_rank) {
+      return begin + number * count + of_rank;
+    };
+    std::vector<size_t> own;
+    for (size_t i = 0; i < round && prompt_of(i, rank) < prompts.size(); ++i) {
+      own.push_back(prompt_of(i, rank));
+    }
+    std::vector<std::optional<std::string>> own_answers(round);
+    distributed::on_all_ranks(ranks, [&] {
+      answer(generation, prompts, own, [&](size_t prompt, std::string text) {
+        if (count == 1) {
+          take(prompt, std::move(text));
+        } else {
+          own_answers[(prompt - begin) / count] = std::move(text);
+        }
+      });
+    });
+    for (size_t i = 0; count > 1 && i < round && prompt_of(i, 0) < prompts.size(); ++i) {
+      auto all = gather_generated(ranks, own_answers[i]);
+      distributed::on_all_ranks(ranks, [&] {
+        for (size_t of_rank = 0; of_rank < all.size(); ++of_rank) {
+          take(prompt_of(i, of_rank), std::move(all[of_rank]));
+        }
+      });
+    }
   }
   return answers;
 }
 
-std::string Runner::generate_one(const std::vector<int64_t>& prompt, const Generation& generation) {
-  if (cache_) {
-    if (auto text = cache_->find_text(prompt, generation)) {
-      return *text;
+// Those that the cache has come first.
+void Runner::answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
+                    const std::vector<size_t>& wanted,
+                    const std::function<void(size_t prompt, std::string answer)>& done) {
+  std::vector<size_t> left;
+  for (const size_t prompt : wanted) {
+    auto text = cache_ ? cache_->find_text(prompts[prompt], generation) : std::nullopt;
+    if (text) {
+      done(prompt, std::move(*text));
+    } else {
+      left.push_back(prompt);
     }
   }
-  std::string answer =
-      generate_answers(llama_, settings_.routing, opened_.tokenizer, generation, {prompt}).front();
-  if (cache_) {
-    cache_->store_text(prompt, generation, answer);
-  }
-  return answer;
+  generate_answers(llama_, settings_.routing, opened_.tokenizer, generation, prompts, left,
+                   [&](size_t prompt, std::string text) {
+                     if (cache_) {
+                       cache_->store_text(prompts[prompt], generation, text);
+                     }
+                     done(prompt, std::move(text));
+                   });
 }
 
 void Runner::remove_temporary_cache() {

@@ -2,6 +2,7 @@
 // The model under evaluation, in two steps: its folder without the weights, where most errors show,
 // and the loaded model that scores requests and generates answers.
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,7 +90,9 @@ class Runner {
 
  private:
   void open_cache();
-  std::string generate_one(const std::vector<int64_t>& prompt, const Generation& generation);
+  void answer(const Generation& generation, const std::vector<std::vector<int64_t>>& prompts,
+              const std::vector<size_t>& wanted,
+              const std::function<void(size_t prompt, std::string answer)>& done);
   void start(const std::string& what, int64_t requests);
   void progress(int64_t done);
 

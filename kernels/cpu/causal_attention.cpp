@@ -1,5 +1,7 @@
 // One head of one sequence at a time: its rows are rotated and laid out once, then blocks of query
 // rows meet all keys up to their own. A block of scores [kRows, keys] stays in the second cache.
+// The keys of a sequence that continues another are laid out behind the other's, in place of those
+// of the one before.
 
 #include "kernels/ops/causal_attention.h"
 
@@ -7,12 +9,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/logsumexp.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/ops/cached_attention.h"
 
 namespace moe::kernels {
 
@@ -86,12 +91,42 @@ void narrow_rows(const float* from, int64_t length, int64_t width, Number* to, i
   }
 }
 
-// [length, width] -> [width, length]
-void transpose(const float* from, int64_t length, int64_t width, float* to) {
-  for (int64_t i = 0; i < width; ++i) {
-    for (int64_t t = 0; t < length; ++t) {
-      to[i * length + t] = from[t * width + i];
+// [length, width] -> [width, length], whose rows lie `stride` apart; four by four in registers.
+void transpose(const float* from, int64_t length, int64_t width, float* to, int64_t stride) {
+  using Four [[gnu::vector_size(16)]] = float;
+  const int64_t whole = length / 4 * 4, whole_width = width / 4 * 4;
+  for (int64_t t = 0; t < whole; t += 4) {
+    for (int64_t i = 0; i < whole_width; i += 4) {
+      Four in[4];
+      for (int64_t r = 0; r < 4; ++r) {
+        std::memcpy(&in[r], from + (t + r) * width + i, sizeof(Four));
+      }
+      const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+      const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+      const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+      const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+      const Four out[4] = {__builtin_shufflevector(low, low2, 0, 1, 4, 5),
+                           __builtin_shufflevector(low, low2, 2, 3, 6, 7),
+                           __builtin_shufflevector(high, high2, 0, 1, 4, 5),
+                           __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
+      for (int64_t r = 0; r < 4; ++r) {
+        std::memcpy(to + (i + r) * stride + t, &out[r], sizeof(Four));
+      }
     }
+  }
+  for (int64_t i = 0; i < width; ++i) {
+    for (int64_t t = i < whole_width ? whole : 0; t < length; ++t) {
+      to[i * stride + t] = from[t * width + i];
+    }
+  }
+}
+
+// Of one row: to = from / by.
+template <typename Number>
+MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float by, int64_t width,
+                                  Number* __restrict to) {
+  for (int64_t i = 0; i < width; ++i) {
+    narrow_to(from[i] / by, to[i]);
   }
 }
 
@@ -126,12 +161,73 @@ struct Group {
   }
 };
 
-// scores [rows, keys] = queries [rows, A] transposed keys [A, length], for keys up to the last
-// row's.
+// scores [rows, keys] = queries [rows, A] transposed keys [A, keys], whose rows lie `stride` apart,
+// for keys up to the last row's.
 void score_block(const float* query, const float* transposed, int64_t rows, int64_t keys,
-                 int64_t length, int64_t width, float* scores) {
-  gemm_one_thread({rows, keys, width}, {query, width, 1}, {transposed, length, 1}, scores, keys,
+                 int64_t stride, int64_t width, float* scores) {
+  gemm_one_thread({rows, keys, width}, {query, width, 1}, {transposed, stride, 1}, scores, keys,
                   false);
+}
+
+// Of one group, by position: keys [A, capacity] rotated and transposed, values [capacity, A].
+struct KeysAndValues {
+  float *keys, *values;
+  int64_t capacity;
+};
+
+// Puts those of a sequence at its positions.
+template <typename Number>
+void lay_out(const Group<Number>& heads_of_group, float* rotated, const KeysAndValues& to) {
+  const auto& in = heads_of_group.in;
+  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, rotated);
+  transpose(rotated, in.length, heads_of_group.width(), to.keys + in.position, to.capacity);
+  widen_rows(in.qkv + heads_of_group.value_column(), in.heads.row(), in.length,
+             heads_of_group.width(), to.values + in.position * heads_of_group.width());
+}
+
+// Memory of attend(), for sequences of up to that many tokens.
+struct AttendBuffers {
+  float *query, *scores, *result;  // [length, A], [kRows, capacity], [kRows, A]
+  static int64_t floats(int64_t length, int64_t capacity, int64_t width) {
+    return length * width + kRows * (capacity + width);
+  }
+};
+
+// out [length, H A] of one head, whose tokens see all keys before their own position; log_sum
+// [length, H], or none.
+template <typename Number>
+void attend(const Group<Number>& heads_of_group, int64_t head, const KeysAndValues& seen_by_all,
+            const AttendBuffers& buffers, Number* out, float* log_sum) {
+  const int64_t length = heads_of_group.in.length, width = heads_of_group.width(),
+                heads = heads_of_group.in.heads.heads;
+  const auto [query, scores, result] = buffers;
+  heads_of_group.rotated(head * width, heads_of_group.scale(), query);
+  for (int64_t first = 0; first < length; first += kRows) {
+    const int64_t rows = std::min(kRows, length - first),
+                  before = heads_of_group.in.position + first;
+    const int64_t keys = before + rows;
+    // Whole vectors of keys: what stands behind the last one is computed and not looked at.
+    const int64_t stride = (keys + 15) / 16 * 16;
+    score_block(query + first * width, seen_by_all.keys, rows, stride, seen_by_all.capacity, width,
+                scores);
+    float sums[kRows];
+    for (int64_t i = 0; i < rows; ++i) {
+      float* row = scores + i * stride;
+      const int64_t seen = before + i + 1;
+      const float max = row_max(row, seen);
+      sums[i] = exponentials_below(row, seen, max);
+      std::fill(row + seen, row + keys, 0.0F);
+      if (log_sum != nullptr) {
+        log_sum[(first + i) * heads + head] = max + std::log(sums[i]);
+      }
+    }
+    gemm_one_thread({rows, width, keys}, {scores, stride, 1}, {seen_by_all.values, width, 1},
+                    result, width, false);
+    for (int64_t i = 0; i < rows; ++i) {
+      divide_row(result + i * width, sums[i], width,
+                 out + (first + i) * heads * width + head * width);
+    }
+  }
 }
 
 }  // namespace
@@ -139,38 +235,35 @@ void score_block(const float* query, const float* transposed, int64_t rows, int6
 template <typename Number>
 void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
                                   float* log_sum) {
-  const Group<Number> heads_of_group{in, group};
-  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
-  Workspace space(length * width * 4 + kRows * (length + width));
-  float *query = space.take(length * width), *key = space.take(length * width);
-  float *transposed = space.take(length * width), *value = space.take(length * width);
-  float *scores = space.take(kRows * length), *result = space.take(kRows * width);
-  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
-  transpose(key, length, width, transposed);
-  widen_rows(in.qkv + heads_of_group.value_column(), in.heads.row(), length, width, value);
-  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
-    const int64_t head = heads_of_group.head(index);
-    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
-    for (int64_t first = 0; first < length; first += kRows) {
-      const int64_t rows = std::min(kRows, length - first), keys = first + rows;
-      score_block(query + first * width, transposed, rows, keys, length, width, scores);
-      float sums[kRows];
-      for (int64_t i = 0; i < rows; ++i) {
-        float* row = scores + i * keys;
-        const int64_t seen = first + i + 1;
-        const float max = row_max(row, seen);
-        sums[i] = exponentials_below(row, seen, max);
-        std::fill(row + seen, row + keys, 0.0F);
-        log_sum[(first + i) * heads + head] = max + std::log(sums[i]);
-      }
-      gemm_one_thread({rows, width, keys}, {scores, keys, 1}, {value, width, 1}, result, width,
-                      false);
-      for (int64_t i = 0; i < rows; ++i) {
-        Number* to = out + (first + i) * heads * width + head * width;
-        for (int64_t j = 0; j < width; ++j) {
-          narrow_to(result[i * width + j] / sums[i], to[j]);
-        }
-      }
+  shared_prefix_attention_cpu<Number>(in, {}, group, {out, {}}, log_sum);
+}
+
+template <typename Number>
+void shared_prefix_attention_cpu(const AttentionInput<Number>& prefix,
+                                 std::span<const AttentionInput<Number>> branches, int64_t group,
+                                 const PrefixOutputs<Number>& outs, float* log_sum) {
+  const Group<Number> of_prefix{prefix, group};
+  const int64_t width = of_prefix.width();
+  int64_t longest = 0;
+  for (const auto& branch : branches) {
+    longest = std::max(longest, branch.length);
+  }
+  // Rows of transposed keys begin at cache lines, as far as the memory does.
+  const int64_t capacity = (prefix.length + longest + 15) / 16 * 16;
+  const int64_t most = std::max(prefix.length, longest);
+  Workspace space(2 * capacity * width + AttendBuffers::floats(most, capacity, width));
+  const KeysAndValues seen{space.take(capacity * width), space.take(capacity * width), capacity};
+  const AttendBuffers buffers{space.take(most * width), space.take(kRows * capacity),
+                              space.take(kRows * width)};
+  lay_out(of_prefix, buffers.query, seen);
+  for (int64_t index = 0; index < of_prefix.shared(); ++index) {
+    attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
+  }
+  for (size_t number = 0; number < branches.size(); ++number) {
+    const Group<Number> branch{branches[number], group};
+    lay_out(branch, buffers.query, seen);  // in place of the branch before
+    for (int64_t index = 0; index < branch.shared(); ++index) {
+      attend<Number>(branch, branch.head(index), seen, buffers, outs.branches[number], nullptr);
     }
   }
 }
@@ -189,9 +282,9 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t gro
   float *grad_key = space.take(size), *grad_value = space.take(size);
   float *p = space.take(kRows * length), *dp = space.take(kRows * length);
   heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
-  transpose(key, length, width, transposed_key);
+  transpose(key, length, width, transposed_key, length);
   widen_rows(in.qkv + heads_of_group.value_column(), row, length, width, value);
-  transpose(value, length, width, transposed_value);
+  transpose(value, length, width, transposed_value, length);
   std::fill_n(grad_key, size, 0.0F);
   std::fill_n(grad_value, size, 0.0F);
   for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
@@ -229,9 +322,148 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t gro
   narrow_rows(grad_value, length, width, grad_qkv + heads_of_group.value_column(), row);
 }
 
+namespace {
+
+using KeyVector [[gnu::vector_size(kKeyBlock * sizeof(float))]] = float;
+
+// scores[p] = query [A] keys of position p, for `count` positions and what is left of a block. Four
+// sums at a time, for one waits for the last.
+MOE_VECTOR_CLONES void score_kept(const float* query, const float* keys, int64_t count,
+                                  int64_t width, float* scores) {
+  for (int64_t first = 0; first < count; first += kKeyBlock, keys += width * kKeyBlock) {
+    KeyVector sum[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= width; i += 4) {
+      for (int64_t j = 0; j < 4; ++j) {
+        KeyVector key;
+        std::memcpy(&key, keys + (i + j) * kKeyBlock, sizeof(key));
+        sum[j] += query[i + j] * key;
+      }
+    }
+    for (; i < width; ++i) {
+      KeyVector key;
+      std::memcpy(&key, keys + i * kKeyBlock, sizeof(key));
+      sum[0] += query[i] * key;
+    }
+    const KeyVector whole = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    std::memcpy(scores + first, &whole, sizeof(whole));
+  }
+}
+
+// out [A] += sum over p of share[p] values [p, A].
+MOE_VECTOR_CLONES void add_values(const float* share, const float* values, int64_t count,
+                                  int64_t width, float* out) {
+  constexpr int64_t kLanes = 16, kVectors = 4;
+  int64_t column = 0;
+  for (; column + kVectors * kLanes <= width; column += kVectors * kLanes) {
+    KeyVector sum[kVectors];
+    std::memcpy(sum, out + column, sizeof(sum));
+    for (int64_t p = 0; p < count; ++p) {
+      KeyVector value[kVectors];
+      std::memcpy(value, values + p * width + column, sizeof(value));
+      for (int64_t j = 0; j < kVectors; ++j) {
+        sum[j] += share[p] * value[j];
+      }
+    }
+    std::memcpy(out + column, sum, sizeof(sum));
+  }
+  for (int64_t p = 0; p < count && column < width; ++p) {
+    for (int64_t i = column; i < width; ++i) {
+      out[i] += share[p] * values[p * width + i];
+    }
+  }
+}
+
+// Puts the new tokens' keys and values behind the kept ones.
+template <typename Number>
+void keep(const Group<Number>& heads_of_group, float* rotated, const KeptRun& own) {
+  const int64_t width = heads_of_group.width(), length = heads_of_group.in.length;
+  heads_of_group.rotated(heads_of_group.key_column(), 1.0F, rotated);
+  for (int64_t t = 0; t < length; ++t) {
+    const int64_t position = own.length + t;
+    float* to = own.keys + position / kKeyBlock * width * kKeyBlock + position % kKeyBlock;
+    for (int64_t i = 0; i < width; ++i) {
+      to[i * kKeyBlock] = rotated[t * width + i];
+    }
+  }
+  widen_rows(heads_of_group.in.qkv + heads_of_group.value_column(), heads_of_group.in.heads.row(),
+             length, width, own.values + own.length * width);
+}
+
+// Kept keys and values at positions first .. of what attend() reads.
+void lay_out_kept(const KeptRun& kept, int64_t count, int64_t first, int64_t width,
+                  const KeysAndValues& to) {
+  for (int64_t p = 0; p < count; p += kKeyBlock) {
+    const int64_t positions = std::min(kKeyBlock, count - p);
+    const float* block = kept.keys + p * width;
+    for (int64_t i = 0; i < width; ++i) {
+      std::copy_n(block + i * kKeyBlock, positions, to.keys + i * to.capacity + first + p);
+    }
+  }
+  std::copy_n(kept.values, count * width, to.values + first * width);
+}
+
+// One new token, which sees all: out [H A].
+template <typename Number>
+void attend_once(const Group<Number>& heads_of_group, const KeptRun& prefix, const KeptRun& own,
+                 float* query, float* scores, float* result, Number* out) {
+  const int64_t width = heads_of_group.width(), own_count = own.length + 1;
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    const int64_t head = heads_of_group.head(index);
+    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
+    score_kept(query, prefix.keys, prefix.length, width, scores);
+    float* own_scores = scores + prefix.length;  // in place of what was left of the last block
+    score_kept(query, own.keys, own_count, width, own_scores);
+    const int64_t seen = prefix.length + own_count;
+    const float sum = exponentials_below(scores, seen, row_max(scores, seen));
+    std::fill_n(result, width, 0.0F);
+    add_values(scores, prefix.values, prefix.length, width, result);
+    add_values(own_scores, own.values, own_count, width, result);
+    divide_row(result, sum, width, out + head * width);
+  }
+}
+
+}  // namespace
+
+template <typename Number>
+void cached_attention_cpu(const AttentionInput<Number>& in, int64_t group, const KeptRun& prefix,
+                          const KeptRun& own, Number* out) {
+  const Group<Number> heads_of_group{in, group};
+  const int64_t width = heads_of_group.width(), length = in.length;
+  const int64_t capacity = (in.position + length + kKeyBlock) / 16 * 16 + kKeyBlock;
+  const bool is_one = length == 1;
+  static thread_local Scratch scratch;
+  const int64_t laid_out = is_one ? 0 : capacity * width;
+  float* query = scratch.floats(2 * laid_out + AttendBuffers::floats(length, capacity, width));
+  const AttendBuffers buffers{query, query + length * width,
+                              query + length * width + kRows * capacity};
+  keep(heads_of_group, query, own);
+  if (is_one) {
+    attend_once(heads_of_group, prefix, own, query, buffers.scores, buffers.result, out);
+    return;
+  }
+  float* keys = buffers.result + kRows * width;
+  const KeysAndValues seen{keys, keys + laid_out, capacity};
+  lay_out_kept(prefix, prefix.length, 0, width, seen);
+  lay_out_kept(own, own.length + length, prefix.length, width, seen);
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    attend<Number>(heads_of_group, heads_of_group.head(index), seen, buffers, out, nullptr);
+  }
+}
+
+template void cached_attention_cpu(const AttentionInput<float>&, int64_t, const KeptRun&,
+                                   const KeptRun&, float*);
+template void cached_attention_cpu(const AttentionInput<uint16_t>&, int64_t, const KeptRun&,
+                                   const KeptRun&, uint16_t*);
 template void causal_attention_forward_cpu(const AttentionInput<float>&, int64_t, float*, float*);
 template void causal_attention_forward_cpu(const AttentionInput<uint16_t>&, int64_t, uint16_t*,
                                            float*);
+template void shared_prefix_attention_cpu(const AttentionInput<float>&,
+                                          std::span<const AttentionInput<float>>, int64_t,
+                                          const PrefixOutputs<float>&, float*);
+template void shared_prefix_attention_cpu(const AttentionInput<uint16_t>&,
+                                          std::span<const AttentionInput<uint16_t>>, int64_t,
+                                          const PrefixOutputs<uint16_t>&, float*);
 template void causal_attention_backward_cpu(const AttentionInput<float>&, int64_t, const float*,
                                             const float*, const float*, float*);
 template void causal_attention_backward_cpu(const AttentionInput<uint16_t>&, int64_t,

@@ -25,7 +25,7 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kBlockColumns = 512;
+constexpr int64_t kBlockColumns = kGemmColumns;
 
 int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
@@ -63,6 +63,69 @@ void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t 
         kernel.run(tile);
       } else {
         run_edge(kernel, tile, strip.columns);
+      }
+    }
+  }
+}
+
+// Floats of packed operands: strips of B, rows of A.
+struct PackedSizes {
+  int64_t strips, rows;
+};
+
+// Of one block of b, which begins at a cache line.
+int64_t block_floats(const TileKernel& kernel, const ColumnBlock& block, int64_t k) {
+  return (strip_floats(kernel, block.b, std::min(block.columns, kBlockColumns), k) + 15) / 16 * 16;
+}
+
+PackedSizes packed_sizes(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+                         ColumnBlocks b) {
+  const int64_t most_k = std::min(shape.k, kGemmDepth);
+  const int64_t row = is_gathered(kernel, a, shape.k) ? words_of(kernel.word, most_k) : 0;
+  PackedSizes sizes{0, row * kRowsOfBlock};
+  for (const ColumnBlock& block : b) {
+    sizes.strips += block_floats(kernel, block, most_k);
+  }
+  return sizes;
+}
+
+// Rows p .. p + depth - 1 of blocks side by side.
+std::vector<Strip> strips_of_blocks(const TileKernel& kernel, ColumnBlocks b, int64_t p,
+                                    int64_t depth, float* buffer) {
+  std::vector<Strip> all;
+  int64_t column = 0;
+  for (const ColumnBlock& block : b) {
+    for (Strip strip : strips_of(kernel, block.b.from(p, 0), block.columns, depth, buffer)) {
+      strip.first += column;
+      all.push_back(strip);
+    }
+    column += block.columns;
+    buffer += block_floats(kernel, block, depth);
+  }
+  return all;
+}
+
+struct PackBuffers {
+  float *strips, *rows;
+};
+
+// One block of columns, or some that lie apart. Rows of c from i on begin at row_at(i), c_row
+// apart; done(first, rows) is called when the sums of these rows are whole.
+template <typename RowAt, typename Done>
+void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
+                      ColumnBlocks b, const PackBuffers& buffers, RowAt row_at, int64_t c_row,
+                      bool accumulate, Done done) {
+  const int64_t m = shape.m, k = shape.k;
+  for (int64_t p = 0; p < k; p += kGemmDepth) {
+    const int64_t depth = std::min(kGemmDepth, k - p);
+    const auto strips = strips_of_blocks(kernel, b, p, depth, buffers.strips);
+    for (int64_t i = 0; i < m; i += kRowsOfBlock) {
+      const int64_t rows = std::min(kRowsOfBlock, m - i);
+      const RowsOfA taken = rows_of(kernel, a.from(i, p), rows, depth, buffers.rows);
+      run_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, row_at(i), c_row,
+               accumulate || p > 0);
+      if (p + depth == k) {
+        done(i, rows);
       }
     }
   }
@@ -149,25 +212,34 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
       std::fill_n(c + i * c_row, n, 0.0F);
     }
   }
-  const int64_t most_k = std::min(k, kGemmDepth);
-  const int64_t of_strips = strip_floats(kernel, b, std::min(n, kBlockColumns), most_k);
-  const int64_t of_rows = is_gathered(kernel, a, k) ? words_of(kernel.word, most_k) : 0;
   static thread_local Scratch scratch;
-  float* buffer = scratch.floats(of_strips + of_rows * kRowsOfBlock);
+  const ColumnBlock whole{b, n};
+  const PackedSizes sizes = packed_sizes(kernel, shape, a, {&whole, 1});
+  float* buffer = scratch.floats(sizes.strips + sizes.rows);
   for (int64_t j = 0; j < n; j += kBlockColumns) {
-    const int64_t columns = std::min(kBlockColumns, n - j);
-    for (int64_t p = 0; p < k; p += kGemmDepth) {
-      const int64_t depth = std::min(kGemmDepth, k - p);
-      const auto strips = strips_of(kernel, b.from(p, j), columns, depth, buffer);
-      for (int64_t i = 0; i < m; i += kRowsOfBlock) {
-        const int64_t rows = std::min(kRowsOfBlock, m - i);
-        const RowsOfA taken = rows_of(kernel, a.from(i, p), rows, depth, buffer + of_strips);
-        float* to = c + i * c_row + j;
-        run_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, to, c_row,
-                 accumulate || p > 0);
-      }
-    }
+    const ColumnBlock part{b.from(0, j), std::min(kBlockColumns, n - j)};
+    multiply_columns(
+        kernel, {m, part.columns, k}, a, {&part, 1}, {buffer, buffer + sizes.strips},
+        [&](int64_t i) { return c + i * c_row + j; }, c_row, accumulate,
+        [](int64_t /*first*/, int64_t /*rows*/) {});
   }
+}
+
+void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
+                     const TakeRows& take) {
+  const auto [m, n, k] = shape;
+  TORCH_CHECK(n <= kGemmColumns && k > 0, "a product of ", n, " columns, depth ", k);
+  const TileKernel& kernel = tile_kernel_for(a, b.front().b);
+  static thread_local Scratch scratch;
+  const PackedSizes sizes = packed_sizes(kernel, shape, a, b);
+  // Rows whose sums take several blocks of depth are kept until the last.
+  const int64_t kept_rows = k > kGemmDepth ? m : std::min(m, kRowsOfBlock);
+  float* buffer = scratch.floats(sizes.strips + sizes.rows + kept_rows * n);
+  float* c = buffer + sizes.strips + sizes.rows;
+  const auto row_at = [&](int64_t i) { return k > kGemmDepth ? c + i * n : c; };
+  multiply_columns(kernel, shape, a, b, {buffer, buffer + sizes.strips}, row_at, n,
+                   /*accumulate=*/false,
+                   [&](int64_t first, int64_t rows) { take(first, rows, row_at(first)); });
 }
 
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,

@@ -13,11 +13,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 namespace moe::kernels {
 
 inline constexpr int64_t kGemmDepth = 256;
+inline constexpr int64_t kGemmColumns = 512;  // of a block of B that is packed at a time
 
 // The dtype of a matrix in memory, and how a product reads it.
 enum class Dtype {
@@ -60,6 +62,13 @@ using ColumnBlocks = std::span<const ColumnBlock>;
 // `accumulate`. In this thread alone.
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
                      int64_t c_row, bool accumulate);
+
+// The same in pieces that nobody keeps: take(first, rows, c) gets rows first .. first + rows - 1 of
+// the product, c [rows, n], as soon as their sums are whole and while they lie in the cache. n at
+// most kGemmColumns, k > 0; the columns of b lie in blocks of one dtype. `take` makes no products.
+using TakeRows = std::function<void(int64_t first, int64_t rows, float* c)>;
+void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
+                     const TakeRows& take);
 
 // The same by all threads of LibTorch's pool.
 void gemm(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c, int64_t c_row,

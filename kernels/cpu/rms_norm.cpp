@@ -6,9 +6,11 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -43,6 +45,18 @@ MOE_VECTOR_CLONES void backward_row(const float* grad, const float* x, const flo
   }
 }
 
+// The same, rounded; in pieces that stay in the first cache.
+void scale_row_to_bf16(const float* x, const float* weight, float scale, int64_t width,
+                       uint16_t* y) {
+  constexpr int64_t kPiece = 512;
+  std::array<float, kPiece> piece;
+  for (int64_t i = 0; i < width; i += kPiece) {
+    const int64_t count = std::min(kPiece, width - i);
+    scale_row(x + i, weight + i, scale, count, piece.data());
+    f32_to_bf16(piece.data(), count, y + i);
+  }
+}
+
 }  // namespace
 
 void rms_norm_forward_cpu(const RmsNormForwardArgs& args) {
@@ -52,7 +66,13 @@ void rms_norm_forward_cpu(const RmsNormForwardArgs& args) {
       const float* x = static_cast<const float*>(args.x) + row * width;
       const double mean = static_cast<double>(sum_of_squares(x, width)) / width;
       args.scale[row] = static_cast<float>(1.0 / std::sqrt(mean + args.epsilon));
-      scale_row(x, args.weight, args.scale[row], width, static_cast<float*>(args.y) + row * width);
+      if (args.y_is_bf16) {
+        scale_row_to_bf16(x, args.weight, args.scale[row], width,
+                          static_cast<uint16_t*>(args.y) + row * width);
+      } else {
+        scale_row(x, args.weight, args.scale[row], width,
+                  static_cast<float*>(args.y) + row * width);
+      }
     }
   });
 }

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/swiglu_product.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -131,7 +134,65 @@ void backward(const SwigluBackwardArgs& args) {
   });
 }
 
+// Columns begin .. begin + count - 1 of blocks that lie side by side, behind those that are there.
+void append_columns(ColumnBlocks from, int64_t begin, int64_t count, std::vector<ColumnBlock>& to) {
+  int64_t first = 0;
+  for (const ColumnBlock& block : from) {
+    const int64_t low = std::max(begin - first, int64_t{0});
+    const int64_t high = std::min(begin + count - first, block.columns);
+    if (low < high) {
+      to.push_back({block.b.from(0, low), high - low});
+    }
+    first += block.columns;
+  }
+}
+
+// One row of gate and up, both of which may be changed.
+void meet(float* gate, float* up, int64_t count, float* out) {
+  forward_piece(gate, up, count, out);
+}
+void meet(float* gate, float* up, int64_t count, uint16_t* out) {
+  round_to_bf16(gate, count, gate);
+  round_to_bf16(up, count, up);
+  forward_piece(gate, up, count, gate);
+  f32_to_bf16(gate, count, out);
+}
+
+// Rows first .. of one thread.
+template <typename Number>
+void multiply_and_meet(const SwigluProductArgs& args, int64_t first_row, int64_t count) {
+  constexpr int64_t kColumns = kGemmColumns / 2;
+  auto* out = static_cast<Number*>(args.out);
+  std::vector<ColumnBlock> both;
+  for (int64_t column = 0; column < args.width; column += kColumns) {
+    const int64_t columns = std::min(kColumns, args.width - column);
+    both.clear();
+    append_columns(args.gate, column, columns, both);
+    append_columns(args.up, column, columns, both);
+    gemm_row_blocks({count, 2 * columns, args.inner}, args.x.from(first_row, 0), both,
+                    [&](int64_t first, int64_t rows, float* c) {
+                      for (int64_t row = 0; row < rows; ++row) {
+                        float* gate = c + row * 2 * columns;
+                        meet(gate, gate + columns, columns,
+                             out + (first_row + first + row) * args.width + column);
+                      }
+                    });
+  }
+}
+
 }  // namespace
+
+void swiglu_product_cpu(const SwigluProductArgs& args) {
+  const int64_t each = (args.rows + at::get_num_threads() - 1) / at::get_num_threads();
+  const int64_t part = (each + kTileRows - 1) / kTileRows * kTileRows;
+  const int64_t parts = part == 0 ? 0 : (args.rows + part - 1) / part;
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto multiply = args.is_bf16 ? multiply_and_meet<uint16_t> : multiply_and_meet<float>;
+      multiply(args, i * part, std::min(part, args.rows - i * part));
+    }
+  });
+}
 
 void swiglu_forward_cpu(const SwigluForwardArgs& args) {
   args.is_bf16 ? forward<uint16_t>(args) : forward<float>(args);

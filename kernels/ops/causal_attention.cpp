@@ -1,4 +1,5 @@
-// Checks, shares out (sequence, group) pairs among threads, and is the one autograd node.
+// Checks, shares out (sequence, group) pairs among threads, and is the one autograd node. A
+// sequence stands in such a pair with all that continue it.
 
 #include "kernels/ops/causal_attention.h"
 
@@ -10,6 +11,8 @@
 
 #include <algorithm>
 #include <numeric>
+
+#include "kernels/ops/recorded_part.h"
 
 namespace moe::kernels {
 
@@ -74,6 +77,94 @@ void backward_all(const Kept& kept, const AttentionHeads& heads,
   });
 }
 
+// A sequence, and those that continue it.
+struct PrefixTree {
+  size_t prefix;
+  std::vector<size_t> branches;
+};
+
+std::vector<PrefixTree> trees_of(const std::vector<int64_t>& lengths,
+                                 const std::vector<int64_t>& continues) {
+  std::vector<PrefixTree> trees;
+  std::vector<size_t> tree_of(lengths.size());
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    const int64_t before = continues[sequence];
+    TORCH_CHECK(before < static_cast<int64_t>(sequence) &&
+                    (before < 0 || continues[static_cast<size_t>(before)] < 0),
+                "sequence ", sequence, " continues ", before);
+    tree_of[sequence] = before < 0 ? trees.size() : tree_of[static_cast<size_t>(before)];
+    if (before < 0) {
+      trees.push_back({sequence, {}});
+    } else {
+      trees[tree_of[sequence]].branches.push_back(sequence);
+    }
+  }
+  return trees;
+}
+
+template <typename Number>
+void forward_trees(const Tensor& qkv, const Rotation& rotation, const AttentionHeads& heads,
+                   const std::vector<int64_t>& lengths, const std::vector<PrefixTree>& trees,
+                   const Tensor& out) {
+  std::vector<int64_t> first(lengths.size());
+  std::exclusive_scan(lengths.begin(), lengths.end(), first.begin(), int64_t{0});
+  const auto output_of = [&](size_t sequence) {
+    return data_of<Number>(out) + first[sequence] * heads.heads * heads.width;
+  };
+  const auto pairs = static_cast<int64_t>(trees.size()) * heads.kv_heads;
+  at::parallel_for(0, pairs, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const PrefixTree& tree = trees[static_cast<size_t>(pair / heads.kv_heads)];
+      PrefixOutputs<Number> outs{output_of(tree.prefix), {}};
+      std::vector<AttentionInput<Number>> branches;
+      for (const size_t branch : tree.branches) {
+        branches.push_back(input_at<Number>(qkv, rotation, heads, first[branch], lengths[branch]));
+        branches.back().position = lengths[tree.prefix];
+        branches.back().cosine += lengths[tree.prefix] * heads.width;
+        branches.back().sine += lengths[tree.prefix] * heads.width;
+        outs.branches.push_back(output_of(branch));
+      }
+      const auto prefix =
+          input_at<Number>(qkv, rotation, heads, first[tree.prefix], lengths[tree.prefix]);
+      shared_prefix_attention_cpu<Number>(prefix, branches, pair % heads.kv_heads, outs, nullptr);
+    }
+  });
+}
+
+// The most positions of a sequence with what it continues, and the floating-point operations of
+// both products of all that a token sees.
+struct AttentionSize {
+  int64_t positions = 0;
+  double flop = 0;
+};
+
+AttentionSize size_of(const AttentionHeads& heads, const std::vector<int64_t>& lengths,
+                      const std::vector<int64_t>& continues) {
+  AttentionSize size;
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    const int64_t before = continues.empty() ? -1 : continues[sequence];
+    const int64_t past = before < 0 ? 0 : lengths[static_cast<size_t>(before)];
+    const auto length = static_cast<double>(lengths[sequence]);
+    size.positions = std::max(size.positions, past + lengths[sequence]);
+    size.flop += 4.0 * static_cast<double>(heads.heads * heads.width) * length *
+                 (static_cast<double>(past) + (length + 1) / 2);
+  }
+  return size;
+}
+
+void check_attention(const Tensor& qkv, const AttentionHeads& heads,
+                     const std::vector<int64_t>& lengths, const std::vector<int64_t>& continues,
+                     const Rotation& rotation) {
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  TORCH_CHECK(has_causal_attention(qkv) && qkv.dim() == 2 && qkv.size(0) == tokens &&
+                  qkv.size(1) == heads.row() && heads.heads % heads.kv_heads == 0 &&
+                  heads.width % 2 == 0,
+              "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
+  const int64_t longest = size_of(heads, lengths, continues).positions;
+  TORCH_CHECK(rotation.cosine.size(0) >= longest && rotation.cosine.size(1) == heads.width,
+              "rotation is ", rotation.cosine.sizes(), ", the longest sequence ", longest);
+}
+
 bool is_bf16(const Tensor& tensor) { return tensor.scalar_type() == at::kBFloat16; }
 
 struct CausalAttention : torch::autograd::Function<CausalAttention> {
@@ -81,8 +172,8 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
                         const Tensor& sine,
                         std::vector<int64_t> numbers,  // H, G, A
                         std::vector<int64_t> lengths) {
-    RECORD_USER_SCOPE("attention");
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
+    RECORD_USER_SCOPE_WITH_INPUTS("attention", flop_input(size_of(heads, lengths, {}).flop));
     const Tensor qkv = given.contiguous();
     Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
     const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
@@ -117,17 +208,25 @@ bool has_causal_attention(const Tensor& qkv) {
 
 Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const Rotation& rotation) {
-  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-  TORCH_CHECK(has_causal_attention(qkv) && qkv.dim() == 2 && qkv.size(0) == tokens &&
-                  qkv.size(1) == heads.row() && heads.heads % heads.kv_heads == 0 &&
-                  heads.width % 2 == 0,
-              "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
-  TORCH_CHECK(rotation.cosine.size(0) >= longest && rotation.cosine.size(1) == heads.width,
-              "rotation is ", rotation.cosine.sizes(), ", the longest sequence ", longest);
+  check_attention(qkv, heads, lengths, {}, rotation);
   return CausalAttention::apply(qkv, rotation.cosine.contiguous(), rotation.sine.contiguous(),
                                 std::vector<int64_t>{heads.heads, heads.kv_heads, heads.width},
                                 lengths);
+}
+
+Tensor shared_prefix_attention(const Tensor& given, const AttentionHeads& heads,
+                               const std::vector<int64_t>& lengths,
+                               const std::vector<int64_t>& continues, const Rotation& rotation) {
+  RECORD_USER_SCOPE_WITH_INPUTS("attention", flop_input(size_of(heads, lengths, continues).flop));
+  TORCH_CHECK(continues.size() == lengths.size() &&
+              !(at::GradMode::is_enabled() && given.requires_grad()));
+  check_attention(given, heads, lengths, continues, rotation);
+  const Tensor qkv = given.contiguous();
+  const Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
+  const auto all = is_bf16(qkv) ? forward_trees<uint16_t> : forward_trees<float>;
+  all(qkv, {rotation.cosine.contiguous(), rotation.sine.contiguous()}, heads, lengths,
+      trees_of(lengths, continues), out);
+  return out;
 }
 
 }  // namespace moe::kernels

@@ -18,6 +18,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace moe::kernels {
@@ -42,15 +43,23 @@ bool has_causal_attention(const at::Tensor& qkv);
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionHeads& heads,
                             const std::vector<int64_t>& lengths, const Rotation& rotation);
 
+// The same where sequence i continues the earlier sequence continues[i] (-1: none): its tokens see
+// all of that one besides their own, and its positions count on from there; none is longer than P
+// with what it continues. What is continued continues none itself. Not differentiable.
+at::Tensor shared_prefix_attention(const at::Tensor& qkv, const AttentionHeads& heads,
+                                   const std::vector<int64_t>& lengths,
+                                   const std::vector<int64_t>& continues, const Rotation& rotation);
+
 // One sequence, as pointers. qkv [length, (H + 2 G) A]; out, grad_out [length, H A]; log_sum
-// [length, H]; cosine, sine [>= length, A]; heads of group `group` of G alone. Number is float, or
-// uint16_t for the bits of bf16.
+// [length, H]; cosine, sine [length, A], of its tokens' positions; heads of group `group` of G
+// alone. Number is float, or uint16_t for the bits of bf16.
 template <typename Number>
 struct AttentionInput {
   const Number* qkv;
   const float *cosine, *sine;
   int64_t length;
   AttentionHeads heads;
+  int64_t position = 0;  // of its first token, which is how many keys all of them see
 };
 template <typename Number>
 void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
@@ -59,5 +68,16 @@ template <typename Number>
 void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
                                    const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv);
+
+// A sequence and those that continue it, whose position is its length; outputs as `out` above.
+template <typename Number>
+struct PrefixOutputs {
+  Number* prefix;
+  std::vector<Number*> branches;
+};
+template <typename Number>
+void shared_prefix_attention_cpu(const AttentionInput<Number>& prefix,
+                                 std::span<const AttentionInput<Number>> branches, int64_t group,
+                                 const PrefixOutputs<Number>& outs, float* log_sum);
 
 }  // namespace moe::kernels

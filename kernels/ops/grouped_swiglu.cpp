@@ -7,11 +7,15 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
 
+#include "kernels/cpu/skinny_gemm.h"
+#include "kernels/cpu/swiglu_product.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/recorded_part.h"
 #include "kernels/ops/swiglu.h"
 
 namespace moe::kernels {
@@ -114,6 +118,63 @@ void check_shapes(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
               ", rows of ", experts, " experts");
 }
 
+// Rows [outer, inner] of blocks as columns of an operand in `type`.
+std::vector<ColumnBlock> columns_of_rows(const RowBlocks& rows, int64_t begin, int64_t end,
+                                         at::ScalarType type) {
+  std::vector<ColumnBlock> columns;
+  int64_t first = 0;
+  for (const Tensor& block : rows) {
+    const int64_t low = std::max(begin - first, int64_t{0});
+    const int64_t high = std::min(end - first, block.size(0));
+    if (low < high) {
+      columns.push_back({view_of(block.narrow(0, low, high - low), type).transposed(), high - low});
+    }
+    first += block.size(0);
+  }
+  return columns;
+}
+
+// Whether gate and up of an expert may meet as they are multiplied: of enough rows for a packed
+// product, all of one dtype, and no deeper than what the caches hold beside them.
+bool meets_in_cache(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
+  const auto dtype = gate_up.front().scalar_type();
+  return count > kMostSkinnyRows && rows.size(1) <= 2 * kGemmDepth && rows.size(1) > 0 &&
+         rows.stride(1) == 1 &&
+         (rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kBFloat16) &&
+         !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
+         std::all_of(gate_up.begin(), gate_up.end(), [&](const Tensor& block) {
+           return block.scalar_type() == dtype && block.stride(1) == 1;
+         });
+}
+
+// silu(gate) * up [used, F] of every expert's rows.
+Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
+                 const std::vector<int64_t>& rows_per_expert) {
+  const int64_t width = gate_up.outer() / 2, inner = rows.size(1);
+  const auto type = rows.scalar_type();
+  Tensor out = at::empty({used, width}, rows.options());
+  int64_t first = 0;
+  for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
+    const int64_t count = rows_per_expert[expert];
+    const RowBlocks matrix = gate_up.matrix(static_cast<int64_t>(expert));
+    const Tensor own = rows.narrow(0, first, count);
+    if (meets_in_cache(rows, count, matrix)) {
+      RECORD_USER_SCOPE_WITH_INPUTS(c10::str("product ", inner, " x ", 2 * width),
+                                    flop_input(4.0 * static_cast<double>(count * inner * width)));
+      swiglu_product_cpu({view_of(own, type), columns_of_rows(matrix, 0, width, type),
+                          columns_of_rows(matrix, width, 2 * width, type),
+                          out.narrow(0, first, count).data_ptr(), count, inner, width,
+                          type == at::kBFloat16});
+    } else if (count > 0) {
+      Tensor hidden = at::empty({count, 2 * width}, rows.options());
+      weight_product_out(hidden, {own, type}, matrix);
+      out.narrow(0, first, count).copy_(swiglu_forward(hidden));
+    }
+    first += count;
+  }
+  return out;
+}
+
 }  // namespace
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
@@ -143,8 +204,16 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
                   down.inner() * 2 == gate_up.outer(),
               "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
               gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down apart");
-  const Tensor hidden = grouped_product(rows, gate_up, used, rows_per_expert);
-  return grouped_product(swiglu_forward(hidden), down, rows.size(0), rows_per_expert);
+  return grouped_product(activated(rows, gate_up, used, rows_per_expert), down, rows.size(0),
+                         rows_per_expert);
+}
+
+void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const Weight& down) {
+  RECORD_USER_SCOPE("experts");
+  TORCH_CHECK(!at::GradMode::is_enabled() && rows.is_cpu() && gate_up.count() == 1 &&
+                  gate_up.inner() == rows.size(1) && down.inner() * 2 == gate_up.outer(),
+              "rows ", rows.sizes(), ", gate_up [", gate_up.outer(), ", ", gate_up.inner(), "]");
+  add_linear(sum, activated(rows, gate_up, rows.size(0), {rows.size(0)}), down);
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,

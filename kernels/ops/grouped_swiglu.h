@@ -30,6 +30,10 @@ at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const W
                           const std::vector<int64_t>& rows_per_expert,
                           GroupedGemm gemm = GroupedGemm::kAuto);
 
+// sum [T, D] f32 += the feed-forward of rows [T, D] f32 or bf16, of one matrix each; what is added
+// is not rounded. On the CPU, not differentiable.
+void add_swiglu(at::Tensor& sum, const at::Tensor& rows, const Weight& gate_up, const Weight& down);
+
 // The same where the tokens per expert stay on the device: segments end at `ends` [E] i32
 // (kernels/ops/grouped_linear.h); rows past the last hold anything, and get a gradient that is
 // anything.

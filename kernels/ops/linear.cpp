@@ -9,12 +9,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/recorded_part.h"
 
 namespace moe::kernels {
 
@@ -80,6 +82,7 @@ bool is_f32_or_bf16(const Tensor& tensor) {
 struct SideBySide {
   at::ArrayRef<Tensor> matrices;
   at::ScalarType type;
+  bool is_constant = false;
 
   template <typename Is>
   bool all(Is is) const {
@@ -106,14 +109,17 @@ bool is_for_gemm(const Tensor& out, const Operand& left, const SideBySide& right
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
-// Computes a product of few rows with a matrix of 16 bits (kernels/cpu/skinny_gemm.h); false where
-// it is not one.
+// Computes a product of few rows with a matrix of 16 bits, or for inference with one of f32
+// (kernels/cpu/skinny_gemm.h); false where it is not one.
 bool try_skinny_gemm(Tensor& out, const Operand& left, const SideBySide& right) {
-  const auto is_16_bit = [&](const Tensor& matrix) {
+  const auto is_read = [&](const Tensor& matrix) {
     return matrix.scalar_type() == at::kBFloat16 ||
-           (matrix.scalar_type() == at::kHalf && right.type == at::kFloat);
+           (right.type == at::kFloat &&
+            (matrix.scalar_type() == at::kHalf ||
+             (matrix.scalar_type() == at::kFloat && right.is_constant)));
   };
-  if (!out.is_cpu() || !right.all(is_16_bit)) {
+  if (!out.is_cpu() || out.size(0) > kMostSkinnyRows || !right.all(is_read) ||
+      !is_f32_or_bf16(left.tensor)) {
     return false;
   }
   const GemmShape shape{out.size(0), out.size(1), left.tensor.size(1)};
@@ -147,8 +153,18 @@ void libtorch_product_out(Tensor& out, const Operand& left, const Operand& right
   }
 }
 
+// Its name among the parts that are recorded: inner and outer width.
+std::string product_name(const Operand& left, const Tensor& out) {
+  return c10::str("product ", left.tensor.size(1), " x ", out.size(1));
+}
+
+double product_flop(const Operand& left, const Tensor& out) {
+  return 2.0 * static_cast<double>(left.tensor.numel()) * static_cast<double>(out.size(1));
+}
+
 void side_by_side_product_out(Tensor& out, const Operand& left, const SideBySide& right,
                               bool accumulate) {
+  RECORD_USER_SCOPE_WITH_INPUTS(product_name(left, out), flop_input(product_flop(left, out)));
   if (!accumulate && try_skinny_gemm(out, left, right)) {
     return;
   }
@@ -167,7 +183,7 @@ void side_by_side_product_out(Tensor& out, const Operand& left, const SideBySide
     Tensor columns = out.narrow(1, first, matrix.size(1));
     // One by one, those of 16 bits among others of f32 may be skinny.
     if (right.matrices.size() == 1 || accumulate ||
-        !try_skinny_gemm(columns, left, {matrix, right.type})) {
+        !try_skinny_gemm(columns, left, {matrix, right.type, right.is_constant})) {
       libtorch_product_out(columns, left, {matrix, right.type}, accumulate);
     }
     first += matrix.size(1);
@@ -221,15 +237,18 @@ struct Linear : torch::autograd::Function<Linear> {
       return router_logits(x.contiguous(), weight.contiguous());
     }
     const Tensor by = weight_operand(weight, operands);
+    const bool is_constant = !x.requires_grad() && !weight.requires_grad();
     context->save_for_backward({x, weight, by});
     if (bias && x.is_cuda()) {
       const Tensor left = operand(x, operands), right = operand(by, operands).t();
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
     }
     if (bias) {
-      return product_of({x, operands}, {by.t(), operands}, f32_beside(x)).add_(*bias).to(out);
+      return product_of({x, operands}, {by.t(), operands, is_constant}, f32_beside(x))
+          .add_(*bias)
+          .to(out);
     }
-    return product_of({x, operands}, {by.t(), operands}, out);
+    return product_of({x, operands}, {by.t(), operands, is_constant}, out);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -267,6 +286,11 @@ Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) &&
                   (!bias || bias->size(0) == weight.size(0)),
               "x ", x.sizes(), ", weight ", weight.sizes());
+  if (!at::GradMode::is_enabled() && x.is_cpu() && !bias) {  // no node that nobody asks again
+    RECORD_USER_SCOPE("projections");
+    const bool is_constant = !x.requires_grad() && !weight.requires_grad();
+    return product_of({x, types.operands}, {weight.t(), types.operands, is_constant}, types.out);
+  }
   return Linear::apply(x, weight, bias, types);
 }
 
@@ -290,7 +314,7 @@ Tensor product_to_f32(const Tensor& left, const Tensor& right) {
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
   TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
               out.size(1) == right.tensor.size(1));
-  side_by_side_product_out(out, left, {right.tensor, right.type}, accumulate);
+  side_by_side_product_out(out, left, {right.tensor, right.type, right.is_constant}, accumulate);
 }
 
 void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows) {
@@ -303,7 +327,8 @@ void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows)
     outer += block.size(0);
   }
   TORCH_CHECK(out.size(0) == left.tensor.size(0) && out.size(1) == outer);
-  side_by_side_product_out(out, left, {columns, left.type}, /*accumulate=*/false);
+  side_by_side_product_out(out, left, {columns, left.type, /*is_constant=*/true},
+                           /*accumulate=*/false);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -324,6 +349,27 @@ Tensor linear(const Tensor& x, const Weight& weight, const Tensor& bias) {
                        x.options().dtype(bias.defined() ? f32_beside(x) : type));
   weight_product_out(y, {x, type}, weight.matrix(0));
   return bias.defined() ? y.add_(bias).to(type) : y;
+}
+
+void add_linear(Tensor& sum, const Tensor& x, const Weight& weight) {
+  RECORD_USER_SCOPE("projections");
+  TORCH_CHECK(!at::GradMode::is_enabled() && sum.is_cpu() && sum.scalar_type() == at::kFloat &&
+                  weight.count() == 1 && x.dim() == 2 && weight.inner() == x.size(1) &&
+                  sum.size(0) == x.size(0) && sum.size(1) == weight.outer(),
+              "sum ", sum.sizes(), ", x ", x.sizes(), ", weight [", weight.outer(), ", ",
+              weight.inner(), "]");
+  if (x.size(0) <= kMostSkinnyRows) {
+    Tensor y = at::empty_like(sum);
+    weight_product_out(y, {x, x.scalar_type()}, weight.matrix(0));
+    sum.add_(y);
+    return;
+  }
+  std::vector<Tensor> columns;
+  for (const Tensor& block : weight.matrix(0)) {
+    columns.push_back(block.t());
+  }
+  side_by_side_product_out(sum, {x, x.scalar_type()}, {columns, x.scalar_type()},
+                           /*accumulate=*/true);
 }
 
 Tensor linear_to_f32(const Tensor& x, const Tensor& weight) {

@@ -32,6 +32,10 @@ at::Tensor linear_to_f32(const at::Tensor& x, const at::Tensor& weight);
 // experts is not left to bf16, nor to TF32 where that is allowed: neither here nor in backward.
 at::Tensor linear_in_f32(const at::Tensor& x, const at::Tensor& weight);
 
+// sum [T, N] f32 += x [T, D] weight^T, with operands as linear() takes them and sums that are not
+// rounded: a residual stream without y beside it. On the CPU, not differentiable.
+void add_linear(at::Tensor& sum, const at::Tensor& x, const Weight& weight);
+
 // `tensor` as an operand of products in `type`: rounded to bf16 where that is bf16, and then in the
 // type that the device multiplies fastest.
 at::Tensor operand(const at::Tensor& tensor, at::ScalarType type);
@@ -48,6 +52,9 @@ at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
 struct Operand {
   const at::Tensor& tensor;
   at::ScalarType type;
+  // On the right: a weight that does not train, whose products of few rows
+  // kernels/cpu/skinny_gemm.h makes in f32 too, in another order of sums than gemm()'s.
+  bool is_constant = false;
 };
 
 // out [M, N] = left [M, K] right [K, N], summed in f32 (f64 of f64) and rounded to out's type;

@@ -2,6 +2,7 @@
 
 #include "kernels/ops/rms_norm.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -44,7 +45,7 @@ Normed forward_by_kernel(const Tensor& given, const Tensor& given_weight, double
                           x.size(1),
                           epsilon,
                           x.scalar_type() == at::kBFloat16,
-                          rounds_y(x, type)};
+                          x.scalar_type() == at::kFloat && type == at::kBFloat16};
   if (added.defined()) {
     args.added = added.const_data_ptr();
     args.sum = sum.data_ptr<float>();
@@ -92,6 +93,10 @@ Gradients backward_by_kernel(const Tensor& given_grad, const Tensor& given,
     rms_norm_backward_cpu(args);
   }
   return gradients;
+}
+
+bool trains(const Tensor& x, const Tensor& weight) {
+  return at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
@@ -162,10 +167,18 @@ struct RmsNormOfSum : torch::autograd::Function<RmsNormOfSum> {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 1 && x.size(1) == weight.size(0), "x ", x.sizes(),
               ", weight ", weight.sizes());
+  if (!trains(x, weight) && has_kernel(x, weight)) {  // a node costs as much as a short row
+    RECORD_USER_SCOPE("norm");
+    return forward_by_kernel(x, weight, epsilon, x.scalar_type()).y;
+  }
   return RmsNorm::apply(x, weight, epsilon, x.scalar_type());
 }
 
 Tensor rms_norm_to_bf16(const Tensor& x, const Tensor& weight, double epsilon) {
+  if (x.is_cpu() && has_kernel(x, weight) && !trains(x, weight)) {
+    RECORD_USER_SCOPE("norm");
+    return forward_by_kernel(x, weight, epsilon, at::kBFloat16).y;
+  }
   return has_kernel(x, weight) && rounds_y(x, at::kBFloat16)
              ? RmsNorm::apply(x, weight, epsilon, at::kBFloat16)
              : rms_norm(x, weight, epsilon).to(at::kBFloat16);

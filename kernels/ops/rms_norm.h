@@ -19,7 +19,7 @@ namespace moe::kernels {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // The same numbers rounded to bf16. A GPU rounds those of f32 as it writes, and reads the gradient
-// in bf16.
+// in bf16; so does the CPU where nothing trains.
 at::Tensor rms_norm_to_bf16(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // x + added, both [T, D], and the norm of that sum, rounded to bf16 with `to_bf16`. Differentiable

@@ -4,6 +4,7 @@
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 
@@ -64,6 +65,30 @@ TEST_CASE("processes share an evaluation out and end in the numbers of one", "[c
       CHECK(moe::test::read_file(dir / "two" / name) == moe::test::read_file(entry.path()));
     }
   }
+}
+
+TEST_CASE("processes share prompts out and write the answers of one", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir dir;
+  const std::string name = "bbh_zeroshot_boolean_expressions";
+  // Enough of them that each process answers in two rounds.
+  const auto answers = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> words = {
+        "eval",      (moe::test::shared_data() / "stories260K-hf").string(),
+        "--tasks",   name,
+        "--data",    (moe::test::shared_data() / "bench").string(),
+        "--limit",   "131",
+        "--threads", "1",
+        "-o",        (dir / out).string(),
+        "--quiet"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto run = run_moe(words);
+    INFO(run.err);
+    REQUIRE(run.exit_code == 0);
+    return moe::test::read_file(dir / out / ("samples_" + name + ".jsonl"));
+  };
+  const std::string one = answers("one", {});
+  CHECK(one == answers("two", {"--ranks", "2"}));
 }
 
 TEST_CASE("standard input is no file for several ranks", "[cli]") {

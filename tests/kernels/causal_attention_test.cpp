@@ -149,3 +149,70 @@ TEST_CASE("attention of no tokens is none", "[kernels]") {
   CHECK(out.size(0) == 0);
   CHECK(out.size(1) == 8);
 }
+
+namespace {
+
+struct PrefixCase {
+  AttentionHeads heads;
+  std::vector<int64_t> lengths, continues;
+};
+
+// A branch of one token, branches longer than their prefix, two prefixes, one without branches,
+// branches that do not stand together, blocks of rows that are cut and whole.
+const std::vector<PrefixCase> kPrefixCases = {{{1, 1, 2}, {1, 1}, {-1, 0}},
+                                              {{4, 2, 32}, {31, 48, 33, 1, 50}, {-1, -1, 0, 1, 0}},
+                                              {{6, 1, 10}, {97, 3, 120, 49}, {-1, 0, 0, -1}},
+                                              {{2, 2, 64}, {130, 5, 14, 1}, {-1, -1, 0, 0}}};
+
+// What the formula gives each sequence behind its prefix, in f64.
+Tensor plain_with_prefixes(const Tensor& qkv, const PrefixCase& one,
+                           const moe::kernels::Rotation& rotation) {
+  std::vector<int64_t> first(one.lengths.size());
+  std::exclusive_scan(one.lengths.begin(), one.lengths.end(), first.begin(), int64_t{0});
+  std::vector<Tensor> parts;
+  for (size_t i = 0; i < one.lengths.size(); ++i) {
+    const Tensor own = qkv.narrow(0, first[i], one.lengths[i]);
+    const auto before = static_cast<size_t>(std::max<int64_t>(0, one.continues[i]));
+    const int64_t past = one.continues[i] < 0 ? 0 : one.lengths[before];
+    const Tensor whole = at::cat({qkv.narrow(0, first[before], past), own}, 0);
+    parts.push_back(
+        plain(whole, one.heads, {whole.size(0)}, rotation).narrow(0, past, one.lengths[i]));
+  }
+  return at::cat(parts, 0);
+}
+
+}  // namespace
+
+TEST_CASE("attention behind a shared prefix is that of the whole sequences", "[kernels]") {
+  at::manual_seed(5);
+  const at::NoGradGuard no_gradients;
+  for (const auto& one : kPrefixCases) {
+    CAPTURE(one.heads.heads, one.heads.kv_heads, one.heads.width, one.lengths, one.continues);
+    const auto rotation = rotation_of(230, one.heads.width);
+    const int64_t tokens = std::accumulate(one.lengths.begin(), one.lengths.end(), int64_t{0});
+    const Tensor wide = at::randn({tokens, one.heads.row()}, at::kDouble);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Tensor qkv = wide.to(type);
+      const Tensor fast =
+          shared_prefix_attention(qkv, one.heads, one.lengths, one.continues, rotation);
+      // As above: sums of up to 217 terms of order one; bf16 rounds the result.
+      const double most = type == at::kFloat ? 2e-5 : 3e-2;
+      CHECK(fast.scalar_type() == type);
+      CHECK(moe::test::distance(fast, plain_with_prefixes(qkv.to(at::kDouble), one, rotation)) <
+            most);
+    }
+  }
+}
+
+TEST_CASE("attention refuses a sequence that continues a later or a continuing one", "[kernels]") {
+  const at::NoGradGuard no_gradients;
+  const AttentionHeads heads{2, 2, 4};
+  const Tensor qkv = at::randn({6, heads.row()});
+  const auto attend = [&](const std::vector<int64_t>& continues) {
+    return shared_prefix_attention(qkv, heads, {2, 2, 2}, continues, rotation_of(6, 4));
+  };
+  CHECK_THROWS(attend({-1, 1, 0}));
+  CHECK_THROWS(attend({-1, 0, 1}));
+  CHECK_THROWS(attend({-1, 0}));
+  CHECK(attend({-1, 0, 0}).size(0) == 6);
+}

@@ -128,6 +128,36 @@ TEST_CASE("experts whose matrices lie apart give the bits of one tensor", "[kern
   }
 }
 
+TEST_CASE("gate and up that meet in the cache give the bits of whole products", "[kernels]") {
+  at::manual_seed(8);
+  const at::NoGradGuard no_gradients;
+  // One block of columns, several and a rest; one block of depth and two.
+  for (const auto& [inner, width] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {33, 31}, {256, 70}, {300, 300}, {520, 8}}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const Tensor gate_up = (at::randn({3, 2 * inner, width}) / 5).to(dtype);
+      const Tensor down = (at::randn({3, width, inner}) / 5).to(dtype);
+      std::vector<moe::kernels::RowBlocks> gates_and_ups, downs;
+      for (int64_t expert = 0; expert < 3; ++expert) {  // a block may hold some of both
+        gates_and_ups.push_back({gate_up[expert].narrow(0, 0, inner + inner / 2).clone(),
+                                 gate_up[expert].narrow(0, inner + inner / 2, inner - inner / 2)});
+        downs.push_back({down[expert].clone()});
+      }
+      const moe::kernels::Weight gate_up_apart(gates_and_ups), down_apart(downs);
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        if (type == at::kBFloat16 && dtype == at::kHalf) {
+          continue;  // no products of these two
+        }
+        CAPTURE(inner, width, dtype, type);
+        const Tensor rows = at::randn({203, width}).to(type);
+        const std::vector<int64_t> loads = {49, 0, 150};
+        CHECK(at::equal(moe::kernels::grouped_swiglu(rows, gate_up_apart, down_apart, loads),
+                        moe::kernels::grouped_swiglu(rows, gate_up, down, loads)));
+      }
+    }
+  }
+}
+
 TEST_CASE("grouped_swiglu with its loads on the device equals that with loads on the host",
           "[kernels]") {
   at::manual_seed(6);

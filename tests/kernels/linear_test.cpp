@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/cpu/skinny_gemm.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
@@ -117,14 +118,14 @@ TEST_CASE("a weight that lies in bf16 is worth the numbers it stands for", "[ker
   at::manual_seed(5);
   const Tensor weight = at::randn({40, 24}).to(at::kBFloat16), wide = weight.to(at::kFloat);
   const Tensor bias = at::randn({40});
-  for (const int64_t rows : {0, 1, 5, 6, 33}) {
+  for (const int64_t rows : {0, 1, 5, 6, 33, 49}) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       CAPTURE(rows, type);
       const Tensor x = at::randn({rows, 24}).to(type).requires_grad_(true);
       const auto check = [&](const Tensor& actual, const Tensor& expected) {
         CHECK(actual.scalar_type() == expected.scalar_type());
         // Fewer rows are summed in another order, and a sum may be rounded the other way.
-        const bool is_exact = rows >= 6;
+        const bool is_exact = rows > moe::kernels::kMostSkinnyRows;
         const double step = type == at::kBFloat16 ? kBf16Step : kF32Sum;
         CHECK((is_exact ? at::equal(actual, expected)
                         : at::allclose(actual, expected, step, kF32Sum)));
@@ -144,4 +145,29 @@ TEST_CASE("a weight that lies in bf16 is worth the numbers it stands for", "[ker
 TEST_CASE("linear refuses shapes that do not fit", "[kernels]") {
   CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 5})));
   CHECK_THROWS(moe::kernels::linear(at::zeros({2, 3}), at::zeros({4, 3}), at::zeros({5})));
+}
+
+TEST_CASE("what is added to a residual stream is the product, not rounded", "[kernels]") {
+  at::manual_seed(6);
+  const at::NoGradGuard no_gradients;
+  for (const int64_t rows : {0, 1, 31, 48, 49, 130}) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (const auto type : {at::kFloat, at::kBFloat16}) {
+        for (const int64_t width : {1, 33, 64}) {
+          CAPTURE(rows, dtype, type, width);
+          const Tensor x = at::randn({rows, 40}).to(type);
+          const Tensor weight = at::randn({width, 40}).to(dtype), before = at::randn({rows, width});
+          Tensor sum = before.clone();
+          moe::kernels::add_linear(sum, x, weight);
+          const Tensor by = type == at::kBFloat16 ? weight.to(type) : weight;
+          const Tensor exact =
+              before.to(at::kDouble) + x.to(at::kDouble).mm(by.to(at::kDouble).t());
+          CHECK(at::allclose(sum.to(at::kDouble), exact, kF32Sum, kF32Sum));
+        }
+      }
+    }
+  }
+  Tensor sum = at::zeros({2, 3});
+  CHECK_THROWS(moe::kernels::add_linear(sum, at::zeros({2, 4}), at::zeros({4, 4})));
+  CHECK_THROWS(moe::kernels::add_linear(sum, at::zeros({3, 4}), at::zeros({3, 4})));
 }

@@ -99,3 +99,17 @@ TEST_CASE("rms_norm in f32 is the formula in f64, rounded", "[kernels]") {
     CHECK(at::allclose(actual[1].to(at::kDouble), expected[1], 1e-4, 1e-4));  // sums of 300 terms
   }
 }
+
+TEST_CASE("rms_norm to bf16 is the rounded one, with gradients and without", "[kernels]") {
+  at::manual_seed(7);
+  for (const int64_t rows : {0, 1, 31, 33}) {
+    for (const int64_t width : {1, 33, 512, 1030}) {
+      CAPTURE(rows, width);
+      const at::Tensor x = at::randn({rows, width}), weight = at::randn({width});
+      const at::Tensor expected = moe::kernels::rms_norm(x, weight, 1e-5).to(at::kBFloat16);
+      CHECK(at::equal(moe::kernels::rms_norm_to_bf16(x, weight, 1e-5), expected));
+      const at::Tensor trained = x.clone().requires_grad_(true);
+      CHECK(at::equal(moe::kernels::rms_norm_to_bf16(trained, weight, 1e-5), expected));
+    }
+  }
+}

@@ -51,15 +51,17 @@ std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
 }  // namespace
 
 TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
-  for (const int64_t m : {0, 1, 2, 5}) {
+  for (const int64_t m : {0, 1, 2, 5, 6, 13, 48}) {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
              {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}}) {
       CAPTURE(m, n, k);
       const auto a = numbers(m * k, 0.7);
-      for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16}) {
+      for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16, Dtype::kF32}) {
         const auto wide = numbers(k * n, 1.3);
         const auto b = dtype == Dtype::kBF16 ? in_bf16(wide) : in_f16(wide);
-        const MatrixView right{b.data(), 1, k, dtype};
+        const bool is_f32 = dtype == Dtype::kF32;
+        const MatrixView right{is_f32 ? static_cast<const void*>(wide.data()) : b.data(), 1, k,
+                               dtype};
         const ColumnBlock whole{right, n};
         const GemmShape shape{m, n, k};
         REQUIRE(serves_skinny_gemm(shape, right));
@@ -97,11 +99,34 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
   CHECK((one == two));
 }
 
-TEST_CASE("a thin product is for few rows and a matrix of 16 bits along its columns", "[kernels]") {
+TEST_CASE("a row of a thin product has the same bits whatever rows stand beside it", "[kernels]") {
+  const int64_t n = 37;
+  for (const int64_t k : {70, 256}) {
+    const auto a = numbers(kMostSkinnyRows * k, 0.7);
+    const auto wide = numbers(k * n, 1.3);
+    const auto b = in_bf16(wide);
+    for (const MatrixView& right :
+         {MatrixView{b.data(), 1, k, Dtype::kBF16}, MatrixView{wide.data(), 1, k, Dtype::kF32}}) {
+      const ColumnBlock whole{right, n};
+      std::vector<float> all(static_cast<size_t>(kMostSkinnyRows * n));
+      skinny_gemm({kMostSkinnyRows, n, k}, a.data(), {&whole, 1}, all.data(), n);
+      for (int64_t m = 1; m < kMostSkinnyRows; ++m) {
+        const int64_t first = kMostSkinnyRows - m;
+        std::vector<float> some(static_cast<size_t>(m * n));
+        skinny_gemm({m, n, k}, a.data() + first * k, {&whole, 1}, some.data(), n);
+        CAPTURE(m, k);
+        CHECK(std::equal(some.begin(), some.end(), all.begin() + first * n));
+      }
+    }
+  }
+}
+
+TEST_CASE("a thin product is for few rows and a matrix that lies along its columns", "[kernels]") {
   const std::vector<uint16_t> b(64);
-  CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK(serves_skinny_gemm({48, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
   CHECK(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF16}));
-  CHECK_FALSE(serves_skinny_gemm({6, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
+  CHECK(serves_skinny_gemm({5, 4, 8}, {b.data(), 1, 8, Dtype::kF32}));
+  CHECK_FALSE(serves_skinny_gemm({49, 8, 8}, {b.data(), 1, 8, Dtype::kBF16}));
   CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 8, 1, Dtype::kBF16}));
   CHECK_FALSE(serves_skinny_gemm({5, 8, 8}, {b.data(), 1, 8, Dtype::kF32RoundedToBF16}));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/available_memory.h"
 #include "core/base/error.h"
 
 namespace moe::eval {
@@ -34,36 +35,62 @@ std::string cut_at(std::string text, const std::vector<std::string>& until) {
   return text;
 }
 
-std::vector<std::string> generate_answers(const model::Llama& llama,
-                                          const model::RoutingOptions& routing,
-                                          const io::Tokenizer& tokenizer,
-                                          const Generation& generation,
-                                          const std::vector<std::vector<int64_t>>& prompts,
-                                          const std::function<void(int64_t)>& on_progress) {
-  const auto has_stop_word = [&](const std::vector<int64_t>& ids) {
-    const std::string text = tokenizer.decode(ids);
-    return std::any_of(generation.until.begin(), generation.until.end(), [&](const auto& word) {
-      return !word.empty() && text.find(word) != std::string::npos;
-    });
-  };
+StopWords::StopWords(const io::Tokenizer& tokenizer, const std::vector<std::string>& words)
+    : tokenizer_(tokenizer) {
+  for (const auto& word : words) {
+    if (!word.empty()) {
+      words_.push_back(word);
+      longest_ = std::max(longest_, word.size());
+    }
+  }
+}
+
+bool StopWords::are_in(const std::string& text) const {
+  return std::any_of(words_.begin(), words_.end(),
+                     [&](const auto& word) { return text.find(word) != std::string::npos; });
+}
+
+bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
+  if (words_.empty()) {
+    return false;
+  }
+  // The last token has some bytes, a word before them may have begun that many further ahead, and
+  // the first token of a part may lose its space: so many bytes besides are looked at.
+  constexpr size_t kBesides_bytes = 64;
+  for (size_t tokens = 16; tokens < ids.size(); tokens *= 2) {
+    const std::string text =
+        tokenizer_.decode({ids.end() - static_cast<int64_t>(tokens), ids.end()});
+    if (text.size() >= longest_ + kBesides_bytes) {
+      return are_in(text) && are_in(tokenizer_.decode(ids));
+    }
+  }
+  return are_in(tokenizer_.decode(ids));
+}
+
+void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,
+                      const io::Tokenizer& tokenizer, const Generation& generation,
+                      const std::vector<std::vector<int64_t>>& prompts,
+                      const std::vector<size_t>& wanted, const OnAnswer& done) {
+  const StopWords words(tokenizer, generation.until);
   model::GenerateSettings settings;
   settings.max_tokens = generation.max_tokens;
   settings.eos_ids = tokenizer.stop_ids();
-  settings.stops = has_stop_word;
-  std::vector<std::string> answers;
+  settings.stops = [&](const std::vector<int64_t>& ids) { return words.end_with_one(ids); };
+  int64_t longest = 0;
   for (const auto& prompt : prompts) {
-    std::vector<int64_t> ids =
-        model::generate(llama, model::generation_routing(routing), prompt, settings);
-    const auto& ends = settings.eos_ids;
-    if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
-      ids.pop_back();
-    }
-    answers.push_back(cut_at(tokenizer.decode(ids), generation.until));
-    if (on_progress) {
-      on_progress(static_cast<int64_t>(answers.size()));
-    }
+    longest = std::max(longest, static_cast<int64_t>(prompt.size()));
   }
-  return answers;
+  const int64_t rows = model::rows_at_once(llama.config(), longest, generation.max_tokens,
+                                           available_memory_bytes() / 4);
+  model::generate_all(
+      llama, model::generation_routing(routing), prompts, wanted, settings, rows,
+      [&](size_t index, std::vector<int64_t> ids) {
+        const auto& ends = settings.eos_ids;
+        if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
+          ids.pop_back();
+        }
+        done(index, cut_at(tokenizer.decode(ids), generation.until));
+      });
 }
 
 }  // namespace moe::eval

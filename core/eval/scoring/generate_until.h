@@ -18,12 +18,29 @@ std::vector<int64_t> encode_prompt(const TextEncoder& encoder, const Generation&
 // `text` up to the first of the stop words; each is looked for in what the one before left.
 std::string cut_at(std::string text, const std::vector<std::string>& until);
 
-// One a prompt, in order. Routing is the model's own for generation (model/generate.h).
-std::vector<std::string> generate_answers(const model::Llama& llama,
-                                          const model::RoutingOptions& routing,
-                                          const io::Tokenizer& tokenizer,
-                                          const Generation& generation,
-                                          const std::vector<std::vector<int64_t>>& prompts,
-                                          const std::function<void(int64_t)>& on_progress = {});
+// Whether generated text holds one of some words. Asked after every new token, so it does not look
+// at all of the text again each time.
+class StopWords {
+ public:
+  // The tokenizer must outlive it. An empty word is none.
+  StopWords(const io::Tokenizer& tokenizer, const std::vector<std::string>& words);
+  // Whether there is one now, where there was none before the last token.
+  bool end_with_one(const std::vector<int64_t>& ids) const;
+
+ private:
+  bool are_in(const std::string& text) const;
+
+  const io::Tokenizer& tokenizer_;
+  std::vector<std::string> words_;
+  size_t longest_ = 0;
+};
+
+// Answers prompts `wanted` of `prompts`; `done` gets each answer when it ends, in whatever order
+// they do. Routing is the model's own for generation (model/generate.h).
+using OnAnswer = std::function<void(size_t prompt, std::string answer)>;
+void generate_answers(const model::Llama& llama, const model::RoutingOptions& routing,
+                      const io::Tokenizer& tokenizer, const Generation& generation,
+                      const std::vector<std::vector<int64_t>>& prompts,
+                      const std::vector<size_t>& wanted, const OnAnswer& done);
 
 }  // namespace moe::eval

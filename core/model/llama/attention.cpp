@@ -1,9 +1,11 @@
-// A pack of plain sequences on the CPU is one call of our own kernel, on a GPU gpu_attention.h.
-// With a past, sequences of equal length that follow each other are one batch of
-// scaled_dot_product_attention; a ragged pack is a few such batches. Nothing is padded, so no pair
-// of tokens is computed that a mask would throw away.
+// A pack of sequences on the CPU is one call of our own kernel, on a GPU gpu_attention.h where none
+// continues another. Elsewhere, and with a past, sequences of equal length that follow each other
+// are one batch of scaled_dot_product_attention; a ragged pack is a few such batches. Nothing is
+// padded, so no pair of tokens is computed that a mask would throw away.
 
 #include "core/model/llama/attention.h"
+
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -119,6 +121,38 @@ Tensor attend_after(const Tensor& qkv, std::span<const int64_t> lengths, const M
   return attended({at::cat(queries, 2), at::cat(keys, 2), at::cat(values, 2)}, mask, false, qkv);
 }
 
+RopeTable table_up_to(int64_t longest, const ModelConfig& config) {
+  return rope_table(
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
+      longest);
+}
+
+// The most positions of a sequence with what it continues.
+int64_t longest_of(const Sequences& sequences) {
+  int64_t longest = 0;
+  for (size_t index = 0; index < sequences.lengths.size(); ++index) {
+    const int64_t prefix = sequences.prefix_of(index);
+    const int64_t past = prefix < 0 ? 0 : sequences.lengths[static_cast<size_t>(prefix)];
+    longest = std::max(longest, past + sequences.lengths[index]);
+  }
+  return longest;
+}
+
+// Whether one table of rotations serves all sequences: dynamic NTK rotates those that are longer
+// than the window by angles of their own.
+bool has_one_table(const Sequences& sequences, const ModelConfig& config) {
+  return config.rope.type != RopeType::kDynamic ||
+         longest_of(sequences) <= config.max_position_embeddings;
+}
+
+// The same of a pack in which some sequences continue others.
+Tensor attend_shared(const Tensor& qkv, const Sequences& sequences, const ModelConfig& config) {
+  const RopeTable table = table_up_to(longest_of(sequences), config);
+  return kernels::shared_prefix_attention(qkv, {config.heads, config.kv_heads, config.head_dim},
+                                          sequences.lengths, sequences.continues,
+                                          {table.cosine, table.sine});
+}
+
 // All of a pack whose sequences see themselves alone, on the CPU: [T, (H + 2G) A] -> [T, H A].
 // Sequences are taken together where one table of rotations serves them: dynamic NTK rotates
 // longer ones by other angles.
@@ -136,9 +170,7 @@ Tensor attend_packed(const Tensor& qkv, std::span<const int64_t> lengths,
                                    lengths.begin() + static_cast<int64_t>(end));
     const int64_t rows = std::accumulate(run.begin(), run.end(), int64_t{0});
     const int64_t longest = *std::max_element(run.begin(), run.end());
-    const RopeTable table = rope_table(
-        rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
-        longest);
+    const RopeTable table = table_up_to(longest, config);
     parts.push_back(kernels::causal_attention(qkv.narrow(0, first, rows),
                                               {config.heads, config.kv_heads, config.head_dim}, run,
                                               {table.cosine, table.sine}));
@@ -184,8 +216,8 @@ Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const Model
                  1);
 }
 
-Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
-                         const ModelConfig& config, const Sequences& sequences, LayerCache* cache) {
+Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
+                       const Sequences& sequences, LayerCache* cache) {
   const std::span<const int64_t> lengths = sequences.lengths;
   const bool shares = !sequences.continues.empty();
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
@@ -193,13 +225,14 @@ Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
   MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
   Tensor qkv = project_qkv(x, weights, config);
   if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
-    return adapted_linear(attend_packed(qkv, lengths, config), weights.output, {},
-                          weights.output_adapter);
+    return attend_packed(qkv, lengths, config);
+  }
+  if (cache == nullptr && shares && kernels::has_causal_attention(qkv) &&
+      !at::GradMode::is_enabled() && has_one_table(sequences, config)) {
+    return attend_shared(qkv, sequences, config);
   }
   if (cache == nullptr && sequences.tables != nullptr) {
-    const Tensor out =
-        packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
-    return adapted_linear(out, weights.output, {}, weights.output_adapter);
+    return packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
   }
   std::vector<Tensor> parts;
   std::vector<LayerCache> seen;  // one for each sequence so far, where some continue others
@@ -222,8 +255,35 @@ Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
   }
   MOE_CHECK(cache == nullptr || (parts.size() == 1 && !shares),
             "a cache needs sequences of one length");
-  return adapted_linear(parts.size() == 1 ? parts.front() : at::cat(parts, 0), weights.output, {},
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+}
+
+Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
+                         const ModelConfig& config, const Sequences& sequences, LayerCache* cache) {
+  return adapted_linear(attended_tokens(x, weights, config, sequences, cache), weights.output, {},
                         weights.output_adapter);
+}
+
+Tensor attended_behind(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
+                       const std::vector<int64_t>& lengths,
+                       const std::vector<kernels::KeptSequence>& kept, const RopeTable& rotations) {
+  return kernels::cached_attention(project_qkv(x, weights, config),
+                                   {config.heads, config.kv_heads, config.head_dim}, lengths, kept,
+                                   {rotations.cosine, rotations.sine});
+}
+
+RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
+                       const ModelConfig& config) {
+  std::vector<int64_t> positions;
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    for (int64_t i = 0; i < lengths[sequence]; ++i) {
+      positions.push_back(starts[sequence] + i);
+    }
+  }
+  // Nothing is generated past the window, so dynamic NTK is at its base.
+  const Tensor frequencies =
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, /*length=*/1);
+  return rope_table(frequencies, positions);
 }
 
 }  // namespace moe::model

@@ -9,6 +9,8 @@
 #include "core/model/config/config.h"
 #include "core/model/llama/adapter.h"
 #include "core/model/llama/gpu_attention.h"
+#include "core/model/llama/rope.h"
+#include "kernels/ops/cached_attention.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::model {
@@ -50,5 +52,20 @@ at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
 at::Tensor attention_forward(const at::Tensor& x, const AttentionWeights& weights,
                              const ModelConfig& config, const Sequences& sequences,
                              LayerCache* cache);
+
+// Of it what comes before the last product, [T, H A].
+at::Tensor attended_tokens(const at::Tensor& x, const AttentionWeights& weights,
+                           const ModelConfig& config, const Sequences& sequences,
+                           LayerCache* cache);
+// The same on the CPU of sequences of which some tokens are kept already; their next lengths[i] are
+// x [T, D], and `rotations` [T, A] those of their positions.
+at::Tensor attended_behind(const at::Tensor& x, const AttentionWeights& weights,
+                           const ModelConfig& config, const std::vector<int64_t>& lengths,
+                           const std::vector<kernels::KeptSequence>& kept,
+                           const RopeTable& rotations);
+
+// Of sequence i the positions from starts[i] on, lengths[i] of them, one after the other: [T, A].
+RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,
+                       const ModelConfig& config);
 
 }  // namespace moe::model

@@ -34,6 +34,22 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
 
+// The same of many prompts, each by itself: `done` gets a prompt's index and its new ids when they
+// end, in whatever order they do. Up to `rows` are computed at once; whoever ends makes room for
+// the next. What a prompt gets does not depend on what is computed beside it: the beginning that
+// all have in common is the same whatever `wanted`, the prompts that are to be answered (of a run
+// that goes on, those that are left), and kernels/cpu/skinny_gemm.h sees to the rest.
+using OnGenerated = std::function<void(size_t index, const std::vector<int64_t>& ids)>;
+void generate_all(const Llama& model, const RoutingOptions& routing,
+                  const std::vector<std::vector<int64_t>>& prompts,
+                  const std::vector<size_t>& wanted, const GenerateSettings& settings, int64_t rows,
+                  const OnGenerated& done);
+
+// As many rows at once as `available` bytes have room for, at least one and at most the rows of a
+// skinny product.
+int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t answer_tokens,
+                     uint64_t available_bytes);
+
 // The sampling rule alone: logits [V] f32 and a uniform number in [0, 1) -> token id. Ties go to
 // the lower id.
 int64_t pick_token(const at::Tensor& logits, double temperature, double top_p, double uniform);

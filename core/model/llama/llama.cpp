@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/recompute.h"
+#include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/rms_norm.h"
 
@@ -34,6 +35,7 @@ struct Pass {
         lengths(tokens.lengths),
         continues(tokens.continues),
         tables(tokens.tables),
+        caches(tokens.caches),
         routing(options),
         spread(tokens.ids.size(0), options.ep_ranks, parallel,
                options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
@@ -62,6 +64,16 @@ struct Pass {
     }
   }
 
+  // For attention behind caches: every new token's rotation, the same in all layers.
+  void make_rotations() {
+    MOE_CHECK(caches.size() == lengths.size() && continues.empty());
+    std::vector<int64_t> starts;
+    for (const SequenceCache* cache : caches) {
+      starts.push_back(cache->length());
+    }
+    rotations = rotations_at(lengths, starts, config);
+  }
+
   Tensor norm(const Tensor& x, const Tensor& weight) const {
     return type == at::kBFloat16 ? kernels::rms_norm_to_bf16(x, weight, config.rms_norm_eps)
                                  : kernels::rms_norm(x, weight, config.rms_norm_eps);
@@ -73,6 +85,11 @@ struct Pass {
   kernels::GroupedGemm grouped_gemm;
   std::vector<int64_t> lengths, continues;
   std::shared_ptr<const PackTables> tables;
+  std::vector<SequenceCache*> caches;  // one a sequence, or none
+  std::optional<RopeTable> rotations;  // with caches: [T, A]
+  // Whether the residual stream may be added to where it lies: for inference on the CPU, where no
+  // backward asks for it again.
+  bool adds_in_place = false;
   RoutingOptions routing;
   TokenSpread spread;
   double gate_scale;
@@ -87,13 +104,29 @@ Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass&
                         attention.output_adapter);
 }
 
-// x [T, D] f32, the residual stream -> what the attention of a layer adds to it, [T, D].
-Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
+// Every token's attention [T, H A] in layer `index`, before the last product.
+Tensor attended(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
+                LayerCache* cache) {
+  const Tensor normed = pass.norm(x, layer.input_norm);
+  if (pass.caches.empty()) {
+    return attended_tokens(normed, layer.attention, pass.config,
+                           {pass.lengths, pass.continues, pass.tables.get()}, cache);
+  }
+  std::vector<kernels::KeptSequence> kept;
+  for (const SequenceCache* sequence : pass.caches) {
+    kept.push_back(sequence->layer(index));
+  }
+  return attended_behind(normed, layer.attention, pass.config, pass.lengths, kept, *pass.rotations);
+}
+
+// x [T, D] f32, the residual stream -> what the attention of layer `index` adds to it, [T, D].
+Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
+                      LayerCache* cache) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  return attention_forward(pass.norm(x, layer.input_norm), layer.attention, pass.config,
-                           {pass.lengths, pass.continues, pass.tables.get()}, cache);
+  return adapted_linear(attended(x, layer, pass, index, cache), layer.attention.output, {},
+                        layer.attention.output_adapter);
 }
 
 // Between the halves of a layer.
@@ -102,8 +135,15 @@ struct Middle {
   Tensor normed;  // [T, D], what the feed-forward half takes
 };
 
-Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, LayerCache* cache) {
-  auto [sum, normed] = kernels::rms_norm_of_sum(x, attention_half(x, layer, pass, cache),
+// x is given away where nobody needs it any more (Pass::adds_in_place).
+Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
+                       LayerCache* cache) {
+  if (pass.adds_in_place && x.size(0) > 0 && !layer.attention.output_adapter.defined()) {
+    Tensor sum = x;
+    kernels::add_linear(sum, attended(x, layer, pass, index, cache), layer.attention.output);
+    return {sum, pass.norm(sum, layer.post_norm)};
+  }
+  auto [sum, normed] = kernels::rms_norm_of_sum(x, attention_half(x, layer, pass, index, cache),
                                                 layer.post_norm, pass.config.rms_norm_eps,
                                                 /*to_bf16=*/pass.type == at::kBFloat16);
   return {std::move(sum), std::move(normed)};
@@ -126,6 +166,12 @@ struct FeedForwardOutput {
 FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, const Pass& pass,
                                     std::optional<route::Routing>* decided) {
   const auto& [x, normed] = middle;
+  if (!layer.router.defined() && pass.adds_in_place && !layer.gate_up_adapter.defined() &&
+      !layer.down_adapter.defined()) {
+    Tensor sum = x;
+    kernels::add_swiglu(sum, normed, layer.gate_up, layer.down);
+    return {sum};
+  }
   if (!layer.router.defined()) {
     return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
                                layer.down_adapter, {x.size(0)})};
@@ -154,7 +200,7 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
       [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
         const bool again = decided->has_value();
         set_layer(pass->spread.parallel, index);
-        const Middle middle = with_attention ? after_attention(input, layer, *pass, nullptr)
+        const Middle middle = with_attention ? after_attention(input, layer, *pass, index, nullptr)
                                              : Middle{input, pass->norm(input, layer.post_norm)};
         FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
         if (!again) {
@@ -214,7 +260,8 @@ int64_t longest_sequence(const Packed& tokens, const KvCache* cache) {
   std::vector<int64_t> ends;
   for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
     const int64_t before = tokens.continues.empty() ? -1 : tokens.continues[sequence];
-    ends.push_back((before < 0 ? past : ends[static_cast<size_t>(before)]) +
+    const int64_t kept = tokens.caches.empty() ? past : tokens.caches[sequence]->length();
+    ends.push_back((before < 0 ? kept : ends[static_cast<size_t>(before)]) +
                    tokens.lengths[sequence]);
   }
   return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end());
@@ -395,7 +442,10 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
   const auto own =
       std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
-  if (cache == nullptr) {
+  own->adds_in_place = device().is_cpu() && !at::GradMode::is_enabled();
+  if (!tokens.caches.empty()) {
+    own->make_rotations();
+  } else if (cache == nullptr) {
     own->make_tables(device());
   }
   const std::shared_ptr<const Pass> pass = own;
@@ -407,10 +457,10 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
       return recomputed_half(input, layer, pass, index, /*with_attention=*/true);
     }
     if (recompute == Recompute::kFeedForward) {
-      const Tensor middle = input + attention_half(input, layer, *pass, layer_cache);
+      const Tensor middle = input + attention_half(input, layer, *pass, index, layer_cache);
       return recomputed_half(middle, layer, pass, index, /*with_attention=*/false);
     }
-    const Middle middle = after_attention(input, layer, *pass, layer_cache);
+    const Middle middle = after_attention(input, layer, *pass, index, layer_cache);
     if (on_feed_forward) {
       on_feed_forward(index, kernels::rms_norm(middle.x, layer.post_norm, config.rms_norm_eps));
     }
@@ -438,6 +488,9 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
     }
   }
   set_layer(weights_->parallel, -1);
+  for (size_t sequence = 0; sequence < tokens.caches.size(); ++sequence) {
+    tokens.caches[sequence]->add(tokens.lengths[sequence]);
+  }
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
   return result;
 }

@@ -20,6 +20,7 @@
 #include "core/model/llama/compute.h"
 #include "core/model/llama/gpu_attention.h"
 #include "core/model/llama/lora.h"
+#include "core/model/llama/sequence_cache.h"
 #include "core/model/moe/layer.h"
 
 namespace moe::model {
@@ -36,6 +37,9 @@ struct Packed {
   // Of `lengths` on the model's GPU (gpu_attention.h), where many packs have the same: else each
   // forward makes its own, and copies them there.
   std::shared_ptr<const PackTables> tables = {};
+  // Empty, or one for each sequence, on the CPU: its tokens come behind those that are kept there,
+  // and are kept there too. `continues` is then empty.
+  std::vector<SequenceCache*> caches = {};
 };
 
 // What routing needs besides the weights. By default the folder's own.

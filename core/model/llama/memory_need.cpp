@@ -70,11 +70,15 @@ uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& r
   if (!device.is_cpu()) {
     return 0;
   }
-  const int64_t cached = 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
   const int64_t in_a_layer = kF32 * most_per_token(config, router);
   const uint64_t kept = tokens > 0 ? kKeptByAllocator_bytes : 0;
   return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(in_a_layer) / 10 * 11 + kept +
-         static_cast<uint64_t>(cached_tokens) * static_cast<uint64_t>(cached);
+         kept_bytes(config, cached_tokens);
+}
+
+uint64_t kept_bytes(const ModelConfig& config, int64_t tokens) {
+  const int64_t of_token = 2 * kF32 * config.layers * config.kv_heads * config.head_dim;
+  return static_cast<uint64_t>(tokens) * static_cast<uint64_t>(of_token);
 }
 
 }  // namespace moe::model

@@ -28,4 +28,7 @@ int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSett
 uint64_t forward_bytes(const ModelConfig& config, const route::RouterSettings& router,
                        int64_t tokens, int64_t cached_tokens, c10::Device device);
 
+// Bytes of the keys and values of so many tokens in every layer, f32.
+uint64_t kept_bytes(const ModelConfig& config, int64_t tokens);
+
 }  // namespace moe::model

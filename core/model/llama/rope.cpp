@@ -46,6 +46,12 @@ Tensor llama3_frequencies(const RopeConfig& rope, const Tensor& frequencies) {
   return at::where(wave > low_wave, stretched, at::where(wave < high_wave, frequencies, blended));
 }
 
+RopeTable table_at(const Tensor& positions, const Tensor& frequencies) {
+  const Tensor angles = at::outer(positions, frequencies);  // [count, A / 2]
+  const Tensor both = at::cat({angles, angles}, 1);
+  return {both.cos(), both.sin()};
+}
+
 }  // namespace
 
 Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
@@ -65,10 +71,11 @@ Tensor rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_po
 }
 
 RopeTable rope_table(const Tensor& frequencies, int64_t first, int64_t count) {
-  const Tensor positions = at::arange(first, first + count, frequencies.options());
-  const Tensor angles = at::outer(positions, frequencies);  // [count, A / 2]
-  const Tensor both = at::cat({angles, angles}, 1);
-  return {both.cos(), both.sin()};
+  return table_at(at::arange(first, first + count, frequencies.options()), frequencies);
+}
+
+RopeTable rope_table(const Tensor& frequencies, const std::vector<int64_t>& positions) {
+  return table_at(at::tensor(positions, at::kLong).to(frequencies.options()), frequencies);
 }
 
 Tensor apply_rope(const Tensor& x, const RopeTable& table) {

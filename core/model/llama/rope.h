@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <vector>
+
 #include "core/model/config/config.h"
 
 namespace moe::model {
@@ -18,6 +20,8 @@ struct RopeTable {
   at::Tensor cosine, sine;
 };
 RopeTable rope_table(const at::Tensor& frequencies, int64_t first, int64_t count);
+// The same of any positions.
+RopeTable rope_table(const at::Tensor& frequencies, const std::vector<int64_t>& positions);
 
 // x [B, heads, S, A] rotated by the table's S positions.
 at::Tensor apply_rope(const at::Tensor& x, const RopeTable& table);

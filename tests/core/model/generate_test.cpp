@@ -1,5 +1,9 @@
 #include "core/model/llama/generate.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -76,4 +80,96 @@ TEST_CASE("generation stops after whichever end token comes first", "[model]") {
   const auto stopped = moe::model::generate(model, model.default_routing(), {1}, settings);
   CHECK(stopped.size() <= 2);
   CHECK((stopped.back() == free.at(1) || stopped.back() == free.at(4)));
+}
+
+namespace {
+
+using Texts = std::vector<std::vector<int64_t>>;
+
+// All new ids by prompt, and how often each was handed over.
+Texts generated(const moe::model::Llama& model, const Texts& prompts,
+                const std::vector<size_t>& wanted, const moe::model::GenerateSettings& settings,
+                int64_t rows) {
+  Texts all(prompts.size());
+  std::vector<int> times(prompts.size());
+  moe::model::generate_all(model, model.default_routing(), prompts, wanted, settings, rows,
+                           [&](size_t index, const std::vector<int64_t>& ids) {
+                             all[index] = ids;
+                             ++times[index];
+                           });
+  for (size_t index = 0; index < prompts.size(); ++index) {
+    CHECK(times[index] == std::count(wanted.begin(), wanted.end(), index));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a prompt's text is the same in any batch and alone", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::TinyCheckpoint options;
+  options.max_positions = 40;
+  for (const auto dtype : {moe::io::DType::kF32, moe::io::DType::kBF16}) {
+    options.dtype = dtype;
+    const auto path = folder / moe::io::dtype_name(dtype);
+    moe::test::write_tiny_checkpoint(path, options);
+    const auto model = moe::model::Llama::load(moe::io::Checkpoint(path), {}, at::kCPU,
+                                               moe::model::Storage::kStored);
+    // With a beginning in common, one prompt twice, one that fills the window, one that is it.
+    Texts prompts = {{1, 2, 3}, {1, 2, 4, 5, 6, 7}, {1, 2, 3}, {1, 2, 9}};
+    prompts.emplace_back(39, 2).front() = 1;
+    prompts.emplace_back(40, 2).front() = 1;
+    moe::model::GenerateSettings settings;
+    settings.max_tokens = 25;
+    const Texts all = generated(model, prompts, {0, 1, 2, 3, 4, 5}, settings, 3);
+    CHECK(all[0] == all[2]);
+    CHECK(all[4].size() == 1);
+    CHECK(all[5].empty());
+    for (size_t index = 0; index < prompts.size(); ++index) {
+      CHECK(generated(model, prompts, {index}, settings, 3)[index] == all[index]);
+      CHECK(moe::model::generate(model, model.default_routing(), prompts[index], settings) ==
+            all[index]);
+    }
+    settings.eos_ids = {all[0].at(4)};  // some end early, and others take their place
+    const Texts cut = generated(model, prompts, {5, 4, 3, 2, 1, 0}, settings, 2);
+    for (size_t index = 0; index < prompts.size(); ++index) {
+      const auto& whole = all[index];
+      const auto end = std::find(whole.begin(), whole.end(), settings.eos_ids.front());
+      const auto length = end == whole.end() ? whole.size() : end - whole.begin() + 1;
+      CHECK(cut[index] ==
+            std::vector<int64_t>(whole.begin(), whole.begin() + static_cast<int64_t>(length)));
+    }
+  }
+}
+
+TEST_CASE("generation with kept keys picks what whole forwards pick", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "m", {});
+  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
+  const at::NoGradGuard no_gradients;
+  moe::model::GenerateSettings settings;
+  settings.max_tokens = 12;
+  const std::vector<int64_t> prompt = {1, 5, 3};
+  std::vector<int64_t> text = prompt;
+  for (int64_t i = 0; i < settings.max_tokens; ++i) {
+    const auto count = static_cast<int64_t>(text.size());
+    const auto hidden =
+        model.forward({at::tensor(text, at::kLong), {count}}, model.default_routing()).hidden;
+    text.push_back(model.head(hidden.narrow(0, count - 1, 1)).argmax().item<int64_t>());
+  }
+  text.erase(text.begin(), text.begin() + static_cast<int64_t>(prompt.size()));
+  CHECK(moe::model::generate(model, model.default_routing(), prompt, settings) == text);
+}
+
+TEST_CASE("as many rows at once as there is memory for, at least one", "[model]") {
+  moe::model::ModelConfig config;
+  config.layers = 2;
+  config.kv_heads = 4;
+  config.head_dim = 8;
+  config.max_position_embeddings = 100;
+  const uint64_t row = 60 * 2 * 2 * 4 * 8 * sizeof(float);
+  CHECK(moe::model::rows_at_once(config, 40, 20, 0) == 1);
+  CHECK(moe::model::rows_at_once(config, 40, 20, 5 * row) == 5);
+  CHECK(moe::model::rows_at_once(config, 40, 20, 1000 * row) == 48);
+  CHECK(moe::model::rows_at_once(config, 40, 2000, 3 * row) == 1);  // the window is the most
 }

@@ -1,0 +1,31 @@
+#pragma once
+// Keys and values of one sequence in every layer, on the CPU: what its next tokens attend to. A
+// batch of sequences of any lengths has one each; sequences with a common beginning keep that once.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/model/config/config.h"
+#include "kernels/ops/cached_attention.h"
+
+namespace moe::model {
+
+class SequenceCache {
+ public:
+  // Room for `capacity` tokens behind those of `prefix`, which has no prefix itself and gets no
+  // more tokens from then on. Memory is taken as tokens come.
+  SequenceCache(const ModelConfig& config, int64_t capacity,
+                std::shared_ptr<const SequenceCache> prefix = nullptr);
+
+  int64_t length() const;  // of all tokens so far, the prefix's too: the next one's position
+  kernels::KeptSequence layer(int64_t index) const;
+  void add(int64_t tokens) { own_length_ += tokens; }  // when all layers have theirs
+
+ private:
+  std::vector<kernels::KeptKeys> layers_;
+  int64_t own_length_ = 0;
+  std::shared_ptr<const SequenceCache> prefix_;
+};
+
+}  // namespace moe::model

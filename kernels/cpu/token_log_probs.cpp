@@ -1,0 +1,193 @@
+// Blocks of columns, each by one thread, whose logits are folded into a maximum and a sum of
+// exponentials a row while they lie in the second cache; the blocks of a row are joined last, in
+// order, so the numbers do not depend on the threads.
+
+#include "kernels/ops/token_log_probs.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+// Of the logits of a row in one block of columns.
+struct LogitBlock {
+  float max = -INFINITY;
+  double sum = 0;  // of exp(logit - max)
+};
+
+// exp(x) for x <= 0 to 2 units in the last place: as a power of two, by the polynomial of Cephes'
+// exp2f. Below -87 it is 2^-125 or less; NaN stays NaN. Two thirds of the operations of
+// vector_exp(), of which a head has one a logit.
+inline float exp_of_negative(float x) {
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds
+  const float power = x * 1.44269504F;
+  const float bounded = power < -126.0F ? -126.0F : power;
+  const float shifted = bounded + kRound;
+  const float r = bounded - (shifted - kRound);
+  float p = 1.535336188319500e-4F;
+  p = p * r + 1.339887440266574e-3F;
+  p = p * r + 9.618437357674640e-3F;
+  p = p * r + 5.550332471162809e-2F;
+  p = p * r + 2.402264791363012e-1F;
+  p = p * r + 6.931472028550421e-1F;
+  p = p * r + 1.0F;
+  return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
+}
+
+// Four times sixteen running results, so that none waits for the one before it.
+constexpr int64_t kRunning = 64;
+
+MOE_VECTOR_CLONES float max_of(const float* logits, int64_t count) {
+  float lane[kRunning];
+  std::fill_n(lane, kRunning, -INFINITY);
+  const int64_t whole = count / kRunning * kRunning;
+  for (int64_t i = 0; i < whole; i += kRunning) {
+    for (int64_t k = 0; k < kRunning; ++k) {
+      lane[k] = logits[i + k] > lane[k] ? logits[i + k] : lane[k];
+    }
+  }
+  float max = -INFINITY;
+  for (int64_t i = whole; i < count; ++i) {
+    max = logits[i] > max ? logits[i] : max;
+  }
+  for (int64_t width = kRunning / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) {
+      lane[k] = lane[k + width] > lane[k] ? lane[k + width] : lane[k];
+    }
+  }
+  return lane[0] > max ? lane[0] : max;
+}
+
+// The sum of exp(logit - max), none of which is above `max`.
+MOE_VECTOR_CLONES float sum_below(const float* logits, int64_t count, float max) {
+  float lane[kRunning] = {};
+  const int64_t whole = count / kRunning * kRunning;
+  for (int64_t i = 0; i < whole; i += kRunning) {
+    for (int64_t k = 0; k < kRunning; ++k) {
+      lane[k] += exp_of_negative(logits[i + k] - max);
+    }
+  }
+  float sum = 0;
+  for (int64_t i = whole; i < count; ++i) {
+    sum += exp_of_negative(logits[i] - max);
+  }
+  for (int64_t width = kRunning / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) {
+      lane[k] += lane[k + width];
+    }
+  }
+  return lane[0] + sum;
+}
+
+// A target's logit, and whether it is the first of its block that is as large as the block's
+// largest.
+struct TargetLogit {
+  float logit = 0;
+  bool is_first_max = false;
+};
+
+// The rows of a hidden [n, D] that are multiplied together, and their targets.
+class RowsOfLogits {
+ public:
+  RowsOfLogits(const TokenLogProbArgs& args, int64_t first_row, int64_t rows)
+      : args_(args),
+        first_row_(first_row),
+        rows_(rows),
+        blocks_((args.vocabulary + kGemmColumns - 1) / kGemmColumns),
+        logits_(static_cast<size_t>(rows * blocks_)),
+        first_target_(static_cast<size_t>(rows) + 1) {
+    const auto before = [](const TargetToken& target, int64_t row) { return target.row < row; };
+    for (int64_t row = 0; row <= rows; ++row) {
+      const auto at =
+          std::lower_bound(args.targets.begin(), args.targets.end(), first_row + row, before);
+      first_target_[static_cast<size_t>(row)] = at - args.targets.begin();
+    }
+    targets_.resize(static_cast<size_t>(first_target_.back() - first_target_.front()));
+  }
+
+  void compute() {
+    at::parallel_for(0, blocks_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t column = block * kGemmColumns;
+        const int64_t columns = std::min(kGemmColumns, args_.vocabulary - column);
+        const ColumnBlock weight{args_.weight.from(0, column), columns};
+        gemm_row_blocks({rows_, columns, args_.width}, args_.hidden.from(first_row_, 0),
+                        {&weight, 1}, [&](int64_t first, int64_t rows, const float* logits) {
+                          for (int64_t row = 0; row < rows; ++row) {
+                            fold(first + row, block, logits + row * columns, columns);
+                          }
+                        });
+      }
+    });
+  }
+
+  void finish() const {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const LogitBlock* blocks = logits_.data() + row * blocks_;
+      float max = -INFINITY;
+      int64_t likeliest = 0;  // the first block with the largest logit
+      for (int64_t block = 0; block < blocks_; ++block) {
+        likeliest = blocks[block].max > max ? block : likeliest;
+        max = std::max(max, blocks[block].max);
+      }
+      double sum = 0;
+      for (int64_t block = 0; block < blocks_; ++block) {
+        sum += blocks[block].sum * exp_of_negative(blocks[block].max - max);
+      }
+      const double logsumexp = max + std::log(sum);
+      for (int64_t i = target_of(row); i < target_of(row + 1); ++i) {
+        const auto& [logit, is_first_max] = targets_[static_cast<size_t>(i - target_of(0))];
+        const int64_t block = args_.targets[static_cast<size_t>(i)].token / kGemmColumns;
+        args_.results[i] = {static_cast<float>(logit - logsumexp),
+                            is_first_max && block == likeliest};
+      }
+    }
+  }
+
+ private:
+  int64_t target_of(int64_t row) const { return first_target_[static_cast<size_t>(row)]; }
+
+  void fold(int64_t row, int64_t block, const float* logits, int64_t columns) {
+    const float max = max_of(logits, columns);
+    logits_[static_cast<size_t>(row * blocks_ + block)] = {max, sum_below(logits, columns, max)};
+    for (int64_t i = target_of(row); i < target_of(row + 1); ++i) {
+      const int64_t column = args_.targets[static_cast<size_t>(i)].token - block * kGemmColumns;
+      if (column >= 0 && column < columns) {
+        const float logit = logits[column];
+        const bool is_first =
+            logit == max && std::find(logits, logits + column, max) == logits + column;
+        targets_[static_cast<size_t>(i - target_of(0))] = {logit, is_first};
+      }
+    }
+  }
+
+  const TokenLogProbArgs& args_;
+  int64_t first_row_, rows_, blocks_;
+  std::vector<LogitBlock> logits_;     // [rows, blocks]
+  std::vector<int64_t> first_target_;  // of each row among all, and the end
+  std::vector<TargetLogit> targets_;   // of these rows
+};
+
+}  // namespace
+
+void token_log_probs_cpu(const TokenLogProbArgs& args) {
+  // A block of the weight is packed once for so many rows; where sums are deep, they are kept
+  // meanwhile.
+  const int64_t most_rows = args.width > kGemmDepth ? 512 : 2048;
+  for (int64_t row = 0; row < args.rows; row += most_rows) {
+    RowsOfLogits rows(args, row, std::min(most_rows, args.rows - row));
+    rows.compute();
+    rows.finish();
+  }
+}
+
+}  // namespace moe::kernels
