@@ -27,7 +27,7 @@ struct Measurement {
 };
 
 // The first one is what `moe bench` measures where none is named.
-constexpr std::array<Measurement, 8> kMeasurements = {{
+constexpr std::array<Measurement, 9> kMeasurements = {{
     {"layer", "a whole MoE layer on random tokens, and its parts", true, add_bench_layer},
     {"route", "routing and products of such a layer", true, add_bench_route},
     {"gemm", "the roof: products at a model's shapes, by LibTorch and by our own", true,
@@ -36,6 +36,7 @@ constexpr std::array<Measurement, 8> kMeasurements = {{
     {"load", "reading a folder into memory, its files in the system's cache", false,
      add_bench_load},
     {"eval", "scoring of a folder: rate, sharing, the roof", true, add_bench_eval},
+    {"generate", "generating texts: rate, beside the reading of memory", false, add_bench_generate},
     {"upcycle", "upcycling a folder, beside plain writes of as many bytes to the same disk", false,
      add_bench_upcycle},
     {"comm", "collectives between ranks, by size", true, add_bench_comm},

@@ -40,6 +40,7 @@ Measure add_bench_gemm(CLI::App& command);
 Measure add_bench_train(CLI::App& command);
 Measure add_bench_load(CLI::App& command);
 Measure add_bench_eval(CLI::App& command);
+Measure add_bench_generate(CLI::App& command);
 Measure add_bench_upcycle(CLI::App& command);
 Measure add_bench_comm(CLI::App& command);
 

@@ -35,12 +35,27 @@ std::string table_of(const bench::EvalReport& report) {
       "  {:.1f} GFLOP/s, {:.0f} % of at::mm's {:.1f} at these shapes; peak memory {} MiB\n",
       report.flop / seconds / 1e9, 100 * report.roof.median_s / seconds,
       report.flop / report.roof.median_s / 1e9, report.peak_bytes >> 20);
+  for (const bench::EvalPart& part : report.parts) {
+    table += fmt::format("  {:<22}{:>10.2f} ms{:>7.1f} %", part.name, 1e3 * part.seconds,
+                         100 * part.seconds / report.seconds_of_parts());
+    table += part.roof_s > 0
+                 ? fmt::format("{:>9.1f} GFLOP/s, {:.0f} % of at::mm's\n",
+                               part.flop / part.seconds / 1e9, 100 * part.roof_s / part.seconds)
+                 : "\n";
+  }
+  if (report.tokenising_s > 0) {
+    table += fmt::format("  {:<22}{:>10.2f} ms, before scoring\n", "tokenising",
+                         1e3 * report.tokenising_s);
+  }
   return table;
 }
 
 BenchResult measure(const bench::EvalSettings& settings) {
   if (!settings.tasks.empty() && settings.data.empty()) {
     throw UserError("--tasks needs --data DIR, the folder of the benchmarks' files");
+  }
+  if (settings.parts && settings.device.is_cuda()) {
+    throw UserError("--parts times what the CPU computes; leave out --device, or --parts");
   }
   OrderedJson json = {
       {"settings", {{"model", settings.model.string()}, {"repeats", settings.repeats}}},
@@ -102,7 +117,11 @@ Measure add_bench_eval(CLI::App& command) {
                          .member = &settings.repeats,
                          .group = group::kMeasure,
                          .help = "after one to warm up",
-                         .range = whole_between(1, 1000)}});
+                         .range = whole_between(1, 1000)},
+                        {.name = "parts",
+                         .member = &settings.parts,
+                         .group = group::kMeasure,
+                         .help = "also where the time goes, each part beside at::mm"}});
   add_router_flags(command, settings.router);
   add_inference_precision(command, *precision);
   add_force_memory(command, settings.force_memory);

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <sstream>
 
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/bench/environment.h"
+#include "core/bench/parts.h"
 #include "core/eval/asked.h"
 #include "core/eval/scoring/requests.h"
 #include "core/eval/tasks/tasks.h"
@@ -20,6 +23,7 @@ struct RequestSet {
   std::string name;  // a task, or "letters" and "spans"
   int64_t questions = 0;
   std::vector<eval::Request> requests;
+  double tokenising_s = 0;
 };
 
 constexpr int kChoices = 4;
@@ -40,7 +44,7 @@ RequestSet synthetic_set(const std::string& name, const model::ModelConfig& conf
   const bool spans = name == "spans";
   const int64_t half = std::max<int64_t>(1, config.max_position_embeddings / 2);
   Random random(0, name);
-  RequestSet set{name, count, {}};
+  RequestSet set{name, count, {}, 0};
   for (int64_t question = 0; question < count; ++question) {
     std::vector<int64_t> context;
     const int64_t length =
@@ -67,8 +71,10 @@ std::vector<RequestSet> task_sets(const std::vector<eval::LoadedTask>& tasks,
           "choices",
           loaded.task.name);
     }
+    const double start = clock_now_s();
+    auto requests = eval::encode_requests(encoder, eval::text_pairs(loaded.questions));
     sets.push_back({loaded.task.name, static_cast<int64_t>(loaded.questions.size()),
-                    eval::encode_requests(encoder, eval::text_pairs(loaded.questions))});
+                    std::move(requests), clock_now_s() - start});
   }
   return sets;
 }
@@ -162,8 +168,70 @@ void add_routing(const eval::Scores& scores, EvalReport& report, int64_t* routed
   }
 }
 
+// Of at::mm: on the CPU f32, whatever we multiply, as everywhere in bench.
+at::TensorOptions product_options(const model::Llama& llama) {
+  return at::TensorOptions(llama.device())
+      .dtype(llama.device().is_cuda() ? llama.product_type() : at::kFloat);
+}
+
+// The widths of "product K x N" (kernels/ops/linear.cpp).
+std::optional<std::pair<int64_t, int64_t>> widths_of(const std::string& name) {
+  std::pair<int64_t, int64_t> widths;
+  std::istringstream words(name);
+  std::string product, by;
+  words >> product >> widths.first >> by >> widths.second;
+  return words && product == "product" ? std::optional(widths) : std::nullopt;
+}
+
+// at::mm's time for the operations of a part: a product's at its own shape and mean rows, the
+// head's at blocks of kHeadRows, attention's at the rate of the fastest of these.
+void add_roofs(const model::Llama& llama, std::vector<EvalPart>& parts) {
+  const auto options = product_options(llama);
+  const int64_t width = llama.config().hidden_size;
+  double fastest = 0;  // operations a second
+  for (EvalPart& part : parts) {
+    auto widths = widths_of(part.name);
+    if (part.name == "head") {
+      widths = {width, llama.config().vocab_size};
+    }
+    if (part.flop == 0 || !widths) {
+      continue;
+    }
+    const double of_row = 2.0 * static_cast<double>(widths->first * widths->second);
+    auto rows = static_cast<int64_t>(part.flop / of_row) / std::max<int64_t>(1, part.calls);
+    rows = std::max<int64_t>(1, part.name == "head" ? std::min(kHeadRows, rows) : rows);
+    const Product product{rows, widths->first, widths->second, 1};
+    const double rate = product.flop() / time_products({product}, 5, options).best_s;
+    part.roof_s = part.flop / rate;
+    fastest = std::max(fastest, rate);
+  }
+  for (EvalPart& part : parts) {
+    if (part.flop > 0 && part.roof_s == 0 && fastest > 0) {
+      part.roof_s = part.flop / fastest;
+    }
+  }
+}
+
+std::vector<EvalPart> parts_of_scoring(const model::Llama& llama,
+                                       const std::function<void()>& score) {
+  const double start = clock_now_s();
+  const auto recorded = own_parts(score);
+  double rest = clock_now_s() - start;
+  std::vector<EvalPart> parts;
+  for (const auto& [name, part] : recorded) {
+    parts.push_back({name, part.seconds, part.flop, 0, part.calls});
+    rest -= part.seconds;
+  }
+  parts.push_back({"the rest", rest});
+  add_roofs(llama, parts);
+  std::sort(parts.begin(), parts.end(),
+            [](const EvalPart& a, const EvalPart& b) { return a.seconds > b.seconds; });
+  return parts;
+}
+
 EvalReport measure(const model::Llama& llama, const RequestSet& set,
-                   const eval::ScoreSettings& settings, int64_t repeats) {
+                   const eval::ScoreSettings& settings, const EvalSettings& asked) {
+  const int64_t repeats = asked.repeats;
   EvalReport report;
   report.name = set.name;
   report.questions = set.questions;
@@ -187,11 +255,13 @@ EvalReport measure(const model::Llama& llama, const RequestSet& set,
   for (const Product& product : products) {
     report.flop += product.flop() * static_cast<double>(scores.forwards);
   }
-  // The CPU multiplies bf16 in f32 (kernels/ops/linear.h).
-  const auto type = llama.device().is_cuda() ? llama.product_type() : at::kFloat;
-  const auto options = at::TensorOptions(llama.device()).dtype(type);
-  report.roof =
-      scaled(time_products(products, repeats, options), static_cast<double>(scores.forwards));
+  report.roof = scaled(time_products(products, repeats, product_options(llama)),
+                       static_cast<double>(scores.forwards));
+  report.tokenising_s = set.tokenising_s;
+  if (asked.parts) {
+    report.parts =
+        parts_of_scoring(llama, [&] { eval::score_requests(llama, set.requests, settings); });
+  }
   return report;
 }
 
@@ -224,12 +294,17 @@ std::vector<EvalReport> bench_eval(const EvalSettings& settings) {
                                        settings.group_tokens};
   std::vector<EvalReport> reports;
   for (const auto& set : sets) {
-    reports.push_back(measure(llama, set, scoring, settings.repeats));
+    reports.push_back(measure(llama, set, scoring, settings));
     if (opened.config.moe) {
       reports.back().router = route::to_string(opened.routing.router);
     }
   }
   return reports;
+}
+
+double EvalReport::seconds_of_parts() const {
+  return std::accumulate(parts.begin(), parts.end(), 0.0,
+                         [](double sum, const EvalPart& part) { return sum + part.seconds; });
 }
 
 OrderedJson to_json(const EvalReport& report) {
@@ -251,6 +326,19 @@ OrderedJson to_json(const EvalReport& report) {
                       {"tokens_computed_per_second", per_second(report.tokens_computed)},
                       {"share_of_roof", report.roof.median_s / report.scoring.median_s},
                       {"peak_bytes", report.peak_bytes}};
+  for (const EvalPart& part : report.parts) {
+    json["parts"].push_back({{"name", part.name},
+                             {"ms", part.seconds * 1e3},
+                             {"share", part.seconds / report.seconds_of_parts()},
+                             {"calls", part.calls}});
+    if (part.roof_s > 0) {
+      json["parts"].back()["gflops"] = part.flop / part.seconds / 1e9;
+      json["parts"].back()["share_of_roof"] = part.roof_s / part.seconds;
+    }
+  }
+  if (report.tokenising_s > 0) {
+    json["tokenising_ms"] = report.tokenising_s * 1e3;
+  }
   if (!report.router.empty()) {
     json["router"] = report.router;
   }

@@ -27,6 +27,16 @@ struct EvalSettings {
   c10::Device device = c10::kCPU;
   model::Precision precision = model::Precision::kF32;
   bool force_memory = false;  // load the model although memory will be short
+  bool parts = false;         // also say where the time goes; on the CPU
+};
+
+// A part of scoring (parts.h), or what comes before it.
+struct EvalPart {
+  std::string name;
+  double seconds = 0;  // of one scoring
+  double flop = 0;
+  double roof_s = 0;  // the least that at::mm takes for it, where it multiplies
+  int64_t calls = 0;
 };
 
 struct EvalReport {
@@ -43,6 +53,11 @@ struct EvalReport {
   Timing scoring;                    // the requests, ready as tokens
   Timing roof;                       // the same products by at::mm, each a matrix
   uint64_t peak_bytes = 0;           // of the process, by the end of the scoring
+  // Where they were asked for: the longest first, and "the rest" of the scoring. Tokenising is no
+  // part of it.
+  std::vector<EvalPart> parts;
+  double tokenising_s = 0;  // of a task's texts; 0 of synthetic questions
+  double seconds_of_parts() const;
 };
 
 // UserError: what loading the folder and the tasks say; a task whose answers are generated.

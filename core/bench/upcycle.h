@@ -1,5 +1,6 @@
 #pragma once
-// Upcycling a folder, against what the disk takes by plain large writes in the same run.
+// Upcycling a folder, against what the disk takes by plain large writes in the same run: by turns,
+// a gigabyte each, so that others who use the disk stretch both.
 
 #include <filesystem>
 
@@ -11,7 +12,7 @@ namespace moe::bench {
 struct UpcycleReport {
   uint64_t bytes = 0;      // of tensors written
   Timing upcycle;          // the whole command's work, synced to the disk
-  Timing disk;             // as many bytes written and synced
+  Timing disk;             // as many bytes written and synced, between its pieces
   uint64_t anonymous = 0;  // bytes at most above those at the start
 };
 

@@ -153,20 +153,65 @@ def rectifying(folder):
     return measure
 
 
-def evaluation(task, limit, must):
+def harness_beside(bench, task, limit, *more):
+    """eval_speed.py's finding of one task."""
+    out = bench.scratch / "eval.json"
+    out.unlink(missing_ok=True)
+    command = ["eval_speed.py", "--tasks", f"{task}:{limit}", *more]
+    text = output_of([sys.executable, HERE / command[0], *command[1:], "--rounds", bench.rounds, "--json", out], 1, (0, 1, 77))
+    if not out.is_file():
+        raise Lacks(text.strip().splitlines()[-1] if text.strip() else "lm_eval is missing: tests/interop/run.sh installs it")
+    return json.loads(out.read_text())["tasks"][0], " ".join(command)
+
+
+def same(found):
+    ties = f", {found['near_ties']} near ties" if found["near_ties"] else ""
+    return f"{found['same_choice']} of {found['questions']} {'answers' if found['is_generated'] else 'choices'} equal{ties}"
+
+
+def evaluation(task, limit, must, *more):
     def measure(bench):
-        out = bench.scratch / "eval.json"
-        command = ["eval_speed.py", "--tasks", f"{task}:{limit}"]
-        words = [sys.executable, HERE / command[0], *command[1:], "--rounds", bench.rounds, "--json", out]
-        text = output_of(words, 1, (0, 1, 77))
-        if not out.is_file():
-            raise Lacks(text.strip().splitlines()[-1] if text.strip() else "lm_eval is missing: tests/interop/run.sh installs it")
-        found = json.loads(out.read_text())["tasks"][0]
+        found, command = harness_beside(bench, task, limit, *more)
         ratios = [one["scoring_s"] / one["moe_s"] for one in found["rounds"]]
-        note = f"{found['same_choice']} of {found['questions']} choices equal"
-        return [Result(f"evaluation, {task}: {limit} questions a task", f"lm-evaluation-harness, batch {found['harness_batch']}, scoring alone", must, " ".join(command), ratios, note=note)]
+        what = "answers written" if found["is_generated"] else "evaluation"
+        precision = ", bf16" if "bf16" in more else ""
+        return [Result(f"{what}{precision}, {task}: {limit} questions a task", f"lm-evaluation-harness, batch {found['harness_batch']}, scoring alone", must, command,
+                       ratios, note=same(found))]
 
     return measure
+
+
+def eval_model(bench):
+    """The random LLaMA of hidden 256, 6 layers and 32000 pieces that eval_speed.py makes, too."""
+    need_peer("make_eval_model.py")
+    data = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
+    folder = bench.scratch / "E"
+    if not folder.is_dir():
+        output_of([sys.executable, PEERS / "make_eval_model.py", data / "llama-tokenizer/tokenizer.model", folder, "--hidden", 256, "--layers", 6,
+                   "--inter", 704, "--std", 0.056])
+    return folder, data / "bench"
+
+
+def eval_bf16(bench):
+    """Scoring in bf16 beside our fp32, by turns. On processors that multiply bf16 (AVX512_BF16)."""
+    folder, data = eval_model(bench)
+    if "avx512_bf16" not in pathlib.Path("/proc/cpuinfo").read_text():
+        raise Lacks("needs a processor that multiplies bf16 (AVX512_BF16)")
+    command = [MOE, "bench", "eval", folder, "--tasks", "hellaswag", "--data", data, "--limit", 100, "--threads", 1, "--json"]
+    ratios = []
+    for _ in range(bench.rounds):
+        wide, narrow = (json_of([*command, "--precision", precision])["sets"][0]["scoring"]["median_ms"] for precision in ("fp32", "bf16"))
+        ratios.append(wide / narrow)
+    return [Result("evaluation in bf16, hellaswag: 100 questions", "our fp32", 1.7, "moe bench eval E --tasks hellaswag --precision bf16", ratios)]
+
+
+def generating(bench):
+    """One text alone: a token reads every active weight once."""
+    folder, _ = eval_model(bench)
+    found = [json_of([MOE, "bench", "generate", folder, "--threads", 1, "--json"]) for _ in range(bench.rounds)]
+    note = f"{1e3 / statistics.median(one['step']['median_ms'] for one in found):.0f} tokens/s"
+    return [Result("a token of one text: the reading of its weights", "rate at which memory is read", 0.8, "moe bench generate E --threads 1",
+                   [one["share_of_read_rate"] for one in found], note=note)]
 
 
 def dense_folder(folder, gigabytes):
@@ -273,7 +318,13 @@ ROWS = {
     **{f"roof-{folder}-{threads}": roof(folder, threads) for folder in ("S", "M") for threads in (1, 2)},
     **{f"bf16-{folder}": bf16(folder) for folder in ("S", "M")},
     "eval-mmlu": evaluation("mmlu", 5, 2.5),
-    "eval-hellaswag": evaluation("hellaswag", 100, 3.5),
+    "eval-hellaswag": evaluation("hellaswag", 100, 5.5),
+    "eval-arc": evaluation("arc_easy", 100, 5),
+    "eval-piqa": evaluation("piqa", 100, 5),
+    "eval-bf16": eval_bf16,
+    "eval-bf16-hellaswag": evaluation("hellaswag", 100, 5.5, "--precision", "bf16"),
+    "generate-bbh": evaluation("bbh_zeroshot_boolean_expressions", 16, 4, "--batches", "1,8,16"),
+    "generate-one": generating,
     "upcycle": upcycling,
     "build": building,
 }

@@ -1,5 +1,7 @@
 // moe bench eval: its counts are those of the requests, and it refuses what it cannot measure.
 
+#include <map>
+
 #include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
@@ -47,6 +49,52 @@ TEST_CASE("bench eval scores synthetic questions where no data is given", "[cli]
   }
   CHECK(bench({model, "--limit", "5"})["sets"][1]["tokens_asked"] ==
         json["sets"][1]["tokens_asked"]);  // the same questions again
+}
+
+TEST_CASE("bench eval says where the time goes", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  CHECK_FALSE(bench({model, "--limit", "5"})["sets"][0].contains("parts"));
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const Json set =
+        bench({model, "--limit", "20", "--parts", "--precision", precision})["sets"][1];
+    double shares = 0, flop = 0;
+    std::map<std::string, Json> parts;
+    for (const Json& part : set["parts"]) {
+      shares += part["share"].get<double>();
+      parts[part["name"]] = part;
+      if (part.contains("gflops")) {
+        flop += part["gflops"].get<double>() * part["ms"].get<double>() * 1e6;
+        CHECK(part["share_of_roof"] > 0);
+      }
+    }
+    INFO(set.dump());
+    CHECK(shares == Approx(1));
+    for (const char* name : {"head", "attention", "norm", "product 64 x 128", "the rest"}) {
+      CHECK(parts.count(name) == 1);
+    }
+    // Attention is not among the products that `flop` counts, of averages of whole rows.
+    flop -=
+        parts["attention"]["gflops"].get<double>() * parts["attention"]["ms"].get<double>() * 1e6;
+    CHECK(flop == Approx(set["flop"].get<double>()).epsilon(0.02));
+  }
+}
+
+TEST_CASE("bench generate tells a token's time beside the reading of memory", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  const auto run = run_moe(
+      {"bench", "generate", model, "--rows", "3", "--tokens", "8", "--repeats", "1", "--json"});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const Json json = parse_json(run.out, "bench generate");
+  CHECK(json["step"]["median_ms"] > 0);
+  CHECK(json["share_of_read_rate"].get<double>() ==
+        Approx(json["active_bytes"].get<double>() / json["read_bytes_per_second"].get<double>() /
+               json["step"]["median_ms"].get<double>() * 1e3));
+  const auto refused = run_moe({"bench", "generate", model, "--tokens", "100000"});
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.err.find("more than the model's window") != std::string::npos);
 }
 
 TEST_CASE("bench eval counts what a shared expert computes of every token", "[cli]") {
