@@ -1,19 +1,21 @@
 // One head of one sequence at a time: its rows are rotated and laid out once, then blocks of query
-// rows meet all keys up to their own. A block of scores [kRows, keys] stays in the second cache.
-// The keys of a sequence that continues another are laid out behind the other's, in place of those
-// of the one before.
+// rows meet all keys up to their own. A block of scores [kQueryRows, keys] stays in the second
+// cache. The keys of a sequence that continues another are laid out behind the other's, in place of
+// those of the one before. Rows of bf16 are multiplied as such where the processor does that
+// (kernels/cpu/causal_attention_bf16.h), else widened.
 
 #include "kernels/ops/causal_attention.h"
-
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <utility>
+#include <type_traits>
 
+#include "kernels/cpu/attention_rows.h"
+#include "kernels/cpu/causal_attention_bf16.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_tile.h"
 #include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/vector_math.h"
@@ -22,56 +24,6 @@
 namespace moe::kernels {
 
 namespace {
-
-constexpr int64_t kRows = 48;
-
-// z[0 .. count) becomes exp(z - minus); returns their sum.
-MOE_VECTOR_CLONES float exponentials_below(float* z, int64_t count, float minus) {
-  return vector_sum<float>(count,
-                           [=](int64_t i) { return z[i] = vector_exp_negative(z[i] - minus); });
-}
-
-// s = p * (dp - delta)
-MOE_VECTOR_CLONES void score_gradients(const float* p, float* dp, int64_t count, float delta) {
-  for (int64_t i = 0; i < count; ++i) {
-    dp[i] = p[i] * (dp[i] - delta);
-  }
-}
-
-// Rows of one head, `stride` apart -> to [length, width] f32, rotated and scaled.
-template <typename Number>
-MOE_VECTOR_CLONES void rotate(const Number* __restrict from, int64_t stride, const float* cosine,
-                              const float* sine, int64_t length, int64_t width, float scale,
-                              float* __restrict to) {
-  const int64_t half = width / 2;
-  for (int64_t t = 0; t < length; ++t) {
-    const Number* x = from + t * stride;
-    const float *c = cosine + t * width, *s = sine + t * width;
-    float* y = to + t * width;
-    for (int64_t i = 0; i < half; ++i) {
-      const float low = widen(x[i]), high = widen(x[half + i]);
-      y[i] = (low * c[i] - high * s[i]) * scale;
-      y[half + i] = (high * c[half + i] + low * s[half + i]) * scale;
-    }
-  }
-}
-
-// The transpose of it: gradients of the rotated rows -> of the rows.
-template <typename Number>
-MOE_VECTOR_CLONES void rotate_back(const float* __restrict from, const float* cosine,
-                                   const float* sine, int64_t length, int64_t width, float scale,
-                                   Number* __restrict to, int64_t stride) {
-  const int64_t half = width / 2;
-  for (int64_t t = 0; t < length; ++t) {
-    const float *y = from + t * width, *c = cosine + t * width, *s = sine + t * width;
-    Number* x = to + t * stride;
-    for (int64_t i = 0; i < half; ++i) {
-      const float low = y[i], high = y[half + i];
-      narrow_to((low * c[i] + high * s[half + i]) * scale, x[i]);
-      narrow_to((high * c[half + i] - low * s[i]) * scale, x[half + i]);
-    }
-  }
-}
 
 template <typename Number>
 void widen_rows(const Number* from, int64_t stride, int64_t length, int64_t width, float* to) {
@@ -130,37 +82,6 @@ MOE_VECTOR_CLONES void divide_row(const float* __restrict from, float by, int64_
   }
 }
 
-// Scratch memory for one head, handed out from one allocation.
-class Workspace {
- public:
-  explicit Workspace(int64_t floats)
-      : memory_(c10::GetCPUAllocator()->allocate(static_cast<size_t>(floats) * sizeof(float))),
-        next_(static_cast<float*>(memory_.get())) {}
-  float* take(int64_t floats) { return std::exchange(next_, next_ + floats); }
-
- private:
-  c10::DataPtr memory_;
-  float* next_;
-};
-
-// The heads of one group and where they lie.
-template <typename Number>
-struct Group {
-  const AttentionInput<Number>& in;
-  int64_t group;
-
-  int64_t width() const { return in.heads.width; }
-  int64_t shared() const { return in.heads.heads / in.heads.kv_heads; }
-  int64_t head(int64_t index) const { return group * shared() + index; }
-  int64_t key_column() const { return (in.heads.heads + group) * width(); }
-  int64_t value_column() const { return key_column() + in.heads.kv_heads * width(); }
-  float scale() const { return 1.0F / std::sqrt(static_cast<float>(width())); }
-
-  void rotated(int64_t column, float by, float* to) const {
-    rotate(in.qkv + column, in.heads.row(), in.cosine, in.sine, in.length, width(), by, to);
-  }
-};
-
 // scores [rows, keys] = queries [rows, A] transposed keys [A, keys], whose rows lie `stride` apart,
 // for keys up to the last row's.
 void score_block(const float* query, const float* transposed, int64_t rows, int64_t keys,
@@ -187,9 +108,9 @@ void lay_out(const Group<Number>& heads_of_group, float* rotated, const KeysAndV
 
 // Memory of attend(), for sequences of up to that many tokens.
 struct AttendBuffers {
-  float *query, *scores, *result;  // [length, A], [kRows, capacity], [kRows, A]
+  float *query, *scores, *result;  // [length, A], [kQueryRows, capacity], [kQueryRows, A]
   static int64_t floats(int64_t length, int64_t capacity, int64_t width) {
-    return length * width + kRows * (capacity + width);
+    return length * width + kQueryRows * (capacity + width);
   }
 };
 
@@ -202,15 +123,15 @@ void attend(const Group<Number>& heads_of_group, int64_t head, const KeysAndValu
                 heads = heads_of_group.in.heads.heads;
   const auto [query, scores, result] = buffers;
   heads_of_group.rotated(head * width, heads_of_group.scale(), query);
-  for (int64_t first = 0; first < length; first += kRows) {
-    const int64_t rows = std::min(kRows, length - first),
+  for (int64_t first = 0; first < length; first += kQueryRows) {
+    const int64_t rows = std::min(kQueryRows, length - first),
                   before = heads_of_group.in.position + first;
     const int64_t keys = before + rows;
     // Whole vectors of keys: what stands behind the last one is computed and not looked at.
     const int64_t stride = (keys + 15) / 16 * 16;
     score_block(query + first * width, seen_by_all.keys, rows, stride, seen_by_all.capacity, width,
                 scores);
-    float sums[kRows];
+    float sums[kQueryRows];
     for (int64_t i = 0; i < rows; ++i) {
       float* row = scores + i * stride;
       const int64_t seen = before + i + 1;
@@ -235,6 +156,11 @@ void attend(const Group<Number>& heads_of_group, int64_t head, const KeysAndValu
 template <typename Number>
 void causal_attention_forward_cpu(const AttentionInput<Number>& in, int64_t group, Number* out,
                                   float* log_sum) {
+  if constexpr (std::is_same_v<Number, uint16_t>) {
+    if (const TileKernel* kernel = bf16_product_kernel()) {
+      return causal_attention_forward_bf16(*kernel, in, group, out, log_sum);
+    }
+  }
   shared_prefix_attention_cpu<Number>(in, {}, group, {out, {}}, log_sum);
 }
 
@@ -253,8 +179,8 @@ void shared_prefix_attention_cpu(const AttentionInput<Number>& prefix,
   const int64_t most = std::max(prefix.length, longest);
   Workspace space(2 * capacity * width + AttendBuffers::floats(most, capacity, width));
   const KeysAndValues seen{space.take(capacity * width), space.take(capacity * width), capacity};
-  const AttendBuffers buffers{space.take(most * width), space.take(kRows * capacity),
-                              space.take(kRows * width)};
+  const AttendBuffers buffers{space.take(most * width), space.take(kQueryRows * capacity),
+                              space.take(kQueryRows * width)};
   lay_out(of_prefix, buffers.query, seen);
   for (int64_t index = 0; index < of_prefix.shared(); ++index) {
     attend(of_prefix, of_prefix.head(index), seen, buffers, outs.prefix, log_sum);
@@ -272,15 +198,20 @@ template <typename Number>
 void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t group,
                                    const Number* out, const float* log_sum, const Number* grad_out,
                                    Number* grad_qkv) {
+  if constexpr (std::is_same_v<Number, uint16_t>) {
+    if (const TileKernel* kernel = bf16_product_kernel()) {
+      return causal_attention_backward_bf16(*kernel, in, group, out, log_sum, grad_out, grad_qkv);
+    }
+  }
   const Group<Number> heads_of_group{in, group};
   const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, row = in.heads.row();
-  Workspace space(size * 10 + 2 * kRows * length);
+  Workspace space(size * 10 + 2 * kQueryRows * length);
   float *query = space.take(size), *key = space.take(size), *transposed_key = space.take(size);
   float *value = space.take(size), *transposed_value = space.take(size), *result = space.take(size);
   float *grad = space.take(size), *grad_query = space.take(size);
   float *grad_key = space.take(size), *grad_value = space.take(size);
-  float *p = space.take(kRows * length), *dp = space.take(kRows * length);
+  float *p = space.take(kQueryRows * length), *dp = space.take(kQueryRows * length);
   heads_of_group.rotated(heads_of_group.key_column(), 1.0F, key);
   transpose(key, length, width, transposed_key, length);
   widen_rows(in.qkv + heads_of_group.value_column(), row, length, width, value);
@@ -292,8 +223,8 @@ void causal_attention_backward_cpu(const AttentionInput<Number>& in, int64_t gro
     heads_of_group.rotated(head * width, heads_of_group.scale(), query);
     widen_rows(out + head * width, heads * width, length, width, result);
     widen_rows(grad_out + head * width, heads * width, length, width, grad);
-    for (int64_t first = 0; first < length; first += kRows) {
-      const int64_t rows = std::min(kRows, length - first), keys = first + rows;
+    for (int64_t first = 0; first < length; first += kQueryRows) {
+      const int64_t rows = std::min(kQueryRows, length - first), keys = first + rows;
       const float *q = query + first * width, *dy = grad + first * width;
       score_block(q, transposed_key, rows, keys, length, width, p);
       score_block(dy, transposed_value, rows, keys, length, width, dp);
@@ -436,13 +367,13 @@ void cached_attention_cpu(const AttentionInput<Number>& in, int64_t group, const
   const int64_t laid_out = is_one ? 0 : capacity * width;
   float* query = scratch.floats(2 * laid_out + AttendBuffers::floats(length, capacity, width));
   const AttendBuffers buffers{query, query + length * width,
-                              query + length * width + kRows * capacity};
+                              query + length * width + kQueryRows * capacity};
   keep(heads_of_group, query, own);
   if (is_one) {
     attend_once(heads_of_group, prefix, own, query, buffers.scores, buffers.result, out);
     return;
   }
-  float* keys = buffers.result + kRows * width;
+  float* keys = buffers.result + kQueryRows * width;
   const KeysAndValues seen{keys, keys + laid_out, capacity};
   lay_out_kept(prefix, prefix.length, 0, width, seen);
   lay_out_kept(own, own.length + length, prefix.length, width, seen);

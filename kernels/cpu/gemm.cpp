@@ -12,7 +12,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
@@ -28,45 +27,6 @@ namespace {
 constexpr int64_t kBlockColumns = kGemmColumns;
 
 int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
-
-// A tile whose last vector is not whole, by way of one that is.
-void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
-  std::array<float, kTileRows * 16> whole;
-  float* c = tile.c;
-  const int64_t c_row = tile.c_row;
-  const bool accumulate = tile.accumulate;
-  tile.c = whole.data();
-  tile.c_row = kernel.width;
-  tile.accumulate = false;
-  kernel.run(tile);
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      const float value = whole[static_cast<size_t>(i * kernel.width + j)];
-      c[i * c_row + j] = accumulate ? c[i * c_row + j] + value : value;
-    }
-  }
-}
-
-// Rows of A with every strip; k in words.
-void run_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
-              const std::vector<Strip>& strips, float* c, int64_t c_row, bool accumulate) {
-  for (int64_t i = 0; i < rows; i += kTileRows) {
-    Tile tile{std::min(kTileRows, rows - i), 1, k, a.data + i / kTileRows * a.six, a.row, a.k};
-    tile.c_row = c_row;
-    tile.accumulate = accumulate;
-    for (const Strip& strip : strips) {
-      tile.vectors = strip.vectors;
-      tile.b = strip.data;
-      tile.b_k = strip.stride;
-      tile.c = c + i * c_row + strip.first;
-      if (strip.columns == strip.vectors * kernel.width) {
-        kernel.run(tile);
-      } else {
-        run_edge(kernel, tile, strip.columns);
-      }
-    }
-  }
-}
 
 // Floats of packed operands: strips of B, rows of A.
 struct PackedSizes {
@@ -122,8 +82,8 @@ void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const Ma
     for (int64_t i = 0; i < m; i += kRowsOfBlock) {
       const int64_t rows = std::min(kRowsOfBlock, m - i);
       const RowsOfA taken = rows_of(kernel, a.from(i, p), rows, depth, buffers.rows);
-      run_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, row_at(i), c_row,
-               accumulate || p > 0);
+      multiply_rows(kernel, taken, rows, words_of(kernel.word, depth), strips, row_at(i), c_row,
+                    accumulate || p > 0);
       if (p + depth == k) {
         done(i, rows);
       }
@@ -146,9 +106,10 @@ void on_threads(int64_t parts, Each each) {
 
 template <typename Run>
 void share_out_rows(const GemmShape& shape, const MatrixView& a, const MatrixView& b, Run run) {
-  on_threads(blocks(shape.m, kTileRows), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kTileRows;
-    const int64_t rows = std::min(shape.m, end * kTileRows) - first;
+  const int64_t grain = tile_kernel_for(a, b).rows;
+  on_threads(blocks(shape.m, grain), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * grain;
+    const int64_t rows = std::min(shape.m, end * grain) - first;
     run(Share{{rows, shape.n, shape.k}, a.from(first, 0), b, first, 0});
   });
 }
@@ -194,9 +155,8 @@ void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run 
 }  // namespace
 
 const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b) {
-  const bool has_products = bf16_tile_kernels().size() > 1;
-  return has_products && a.is_bf16() && b.is_bf16() ? bf16_tile_kernels().front()
-                                                    : tile_kernels().front();
+  const TileKernel* bf16 = bf16_product_kernel();
+  return bf16 != nullptr && a.is_bf16() && b.is_bf16() ? *bf16 : tile_kernels().front();
 }
 
 void gemm_one_thread(const GemmShape& shape, const MatrixView& a, const MatrixView& b, float* c,
@@ -212,6 +172,7 @@ void gemm_with(const TileKernel& kernel, const GemmShape& shape, const MatrixVie
       std::fill_n(c + i * c_row, n, 0.0F);
     }
   }
+  const KernelUse use(kernel);
   static thread_local Scratch scratch;
   const ColumnBlock whole{b, n};
   const PackedSizes sizes = packed_sizes(kernel, shape, a, {&whole, 1});
@@ -230,6 +191,7 @@ void gemm_row_blocks(const GemmShape& shape, const MatrixView& a, ColumnBlocks b
   const auto [m, n, k] = shape;
   TORCH_CHECK(n <= kGemmColumns && k > 0, "a product of ", n, " columns, depth ", k);
   const TileKernel& kernel = tile_kernel_for(a, b.front().b);
+  const KernelUse use(kernel);
   static thread_local Scratch scratch;
   const PackedSizes sizes = packed_sizes(kernel, shape, a, b);
   // Rows whose sums take several blocks of depth are kept until the last.

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/bf16_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -34,7 +35,7 @@ void read_pairs(const MatrixView& from, int64_t count, float* to) {
   if (from.dtype == Dtype::kBF16) {
     std::memcpy(numbers, from.data, static_cast<size_t>(count) * sizeof(uint16_t));
   } else {
-    f32_to_bf16(from.floats(), count, numbers);
+    narrow_for_products(from.floats(), count, numbers);
   }
   if (count % 2 != 0) {
     numbers[count] = 0;
@@ -57,10 +58,10 @@ void read_across_k(Word word, const MatrixView& b, int64_t k, int64_t p, int64_t
   const MatrixView first = b.from(2 * p, 0);
   const void* second = is_whole ? b.from(2 * p + 1, 0).data : kZeros.data();
   if (b.dtype == Dtype::kBF16) {
-    pair_bf16(static_cast<const uint16_t*>(first.data), static_cast<const uint16_t*>(second), count,
-              to);
+    pair_for_products(static_cast<const uint16_t*>(first.data),
+                      static_cast<const uint16_t*>(second), count, to);
   } else {
-    pair_bf16(first.floats(), static_cast<const float*>(second), count, to);
+    pair_for_products(first.floats(), static_cast<const float*>(second), count, to);
   }
 }
 
@@ -190,6 +191,16 @@ void fetch(const MatrixView& from, int64_t count) {
 void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns, int64_t width,
                      float* to) {
   int64_t j = 0;
+  const bool takes_sixteen =
+      word == Word::kTwoBF16 && b.row == 1 && b.is_bf16() && has_bf16_instructions();
+  for (; takes_sixteen && j + 16 <= columns; j += 16) {
+    const MatrixView from = b.from(0, j);
+    if (b.dtype == Dtype::kBF16) {
+      transpose_sixteen(static_cast<const uint16_t*>(from.data), b.column, k, width, to + j);
+    } else {
+      transpose_sixteen(from.floats(), b.column, k, width, to + j);
+    }
+  }
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
     for (int64_t r = 4; r < 8; ++r) {
@@ -268,8 +279,38 @@ void gather_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, flo
   }
 }
 
+// to[i * words + p] = word p of row i: the same for tiles that read along k.
+void gather_rows(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
+  std::array<float, kRowsOfBlock> across;
+  const int64_t words = words_of(word, k);
+  for (int64_t p = 0; p < words; ++p) {
+    read_across_k(word, a.transposed(), k, p, rows, across.data());
+    for (int64_t i = 0; i < rows; ++i) {
+      to[i * words + p] = across[static_cast<size_t>(i)];
+    }
+  }
+}
+
 // Never one of bf16: rows of B would have to lie in pairs.
 bool is_read_in_place(const MatrixView& b) { return b.column == 1 && b.dtype == Dtype::kF32; }
+
+// A tile whose last vector is not whole, by way of one that is.
+void run_edge(const TileKernel& kernel, Tile tile, int64_t columns) {
+  std::array<float, kMostTileRows * 16> whole;
+  float* c = tile.c;
+  const int64_t c_row = tile.c_row;
+  const bool accumulate = tile.accumulate;
+  tile.c = whole.data();
+  tile.c_row = kernel.width;
+  tile.accumulate = false;
+  kernel.run(tile);
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const float value = whole[static_cast<size_t>(i * kernel.width + j)];
+      c[i * c_row + j] = accumulate ? c[i * c_row + j] + value : value;
+    }
+  }
+}
 
 }  // namespace
 
@@ -316,9 +357,13 @@ RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int
   if (!is_gathered(kernel, a, k)) {
     const bool is_f32 = word == Word::kF32;
     const int64_t row = is_f32 ? a.row : a.row / 2;
-    return {a.floats(), row, is_f32 ? a.column : 1, kTileRows * row};
+    return {a.floats(), row, is_f32 ? a.column : 1, kernel.rows * row};
   }
   const int64_t words = words_of(word, k);
+  if (a.row == 1 && kernel.reads_along_k()) {
+    gather_rows(word, a, rows, k, buffer);
+    return {buffer, words, 1, kernel.rows * words};
+  }
   if (a.row == 1) {
     gather_columns(word, a, rows, k, buffer);
     return {buffer, 1, kTileRows, kTileRows * words};
@@ -331,7 +376,27 @@ RowsOfA rows_of(const TileKernel& kernel, const MatrixView& a, int64_t rows, int
       read_along_k(word, a.from(i, 0), k, buffer + i * words);
     }
   }
-  return {buffer, words, 1, kTileRows * words};
+  return {buffer, words, 1, kernel.rows * words};
+}
+
+void multiply_rows(const TileKernel& kernel, const RowsOfA& a, int64_t rows, int64_t k,
+                   std::span<const Strip> strips, float* c, int64_t c_row, bool accumulate) {
+  for (int64_t i = 0; i < rows; i += kernel.rows) {
+    Tile tile{std::min(kernel.rows, rows - i), 1, k, a.data + i / kernel.rows * a.tile, a.row, a.k};
+    tile.c_row = c_row;
+    tile.accumulate = accumulate;
+    for (const Strip& strip : strips) {
+      tile.vectors = strip.vectors;
+      tile.b = strip.data;
+      tile.b_k = strip.stride;
+      tile.c = c + i * c_row + strip.first;
+      if (strip.columns == strip.vectors * kernel.width) {
+        kernel.run(tile);
+      } else {
+        run_edge(kernel, tile, strip.columns);
+      }
+    }
+  }
 }
 
 }  // namespace moe::kernels

@@ -189,4 +189,9 @@ const std::vector<TileKernel>& bf16_tile_kernels() {
   return kernels;
 }
 
+const TileKernel* bf16_product_kernel() {
+  const auto& kernels = bf16_tile_kernels();
+  return kernels.size() > 1 ? &kernels.front() : nullptr;
+}
+
 }  // namespace moe::kernels

@@ -8,7 +8,8 @@
 
 namespace moe::kernels {
 
-inline constexpr int64_t kTileRows = 6;
+inline constexpr int64_t kTileRows = 6;       // of those that compute in vectors
+inline constexpr int64_t kMostTileRows = 32;  // of any
 
 enum class Word {
   kF32,
@@ -19,7 +20,7 @@ enum class Word {
 constexpr int64_t words_of(Word word, int64_t k) { return word == Word::kF32 ? k : (k + 1) / 2; }
 
 struct Tile {
-  int64_t rows;     // 1 .. kTileRows
+  int64_t rows;     // 1 .. TileKernel::rows
   int64_t vectors;  // 1, 2 or 4, at most TileKernel::vectors
   int64_t k;        // in words, as all that follows but c
   const float* a;   // element (i, p) at a[i * a_row + p * a_k]
@@ -36,20 +37,50 @@ struct TileKernel {
   int64_t vectors;  // of the widest tile
   void (*run)(const Tile& tile);
   Word word = Word::kF32;
+  int64_t rows = kTileRows;   // of the highest tile
+  void (*begin)() = nullptr;  // by the thread that runs tiles, before the first
+  void (*end)() = nullptr;    // and behind the last
+
+  // Whether `run` wants the words of a row of A next to each other.
+  bool reads_along_k() const { return rows != kTileRows; }
+};
+
+// While it lives, this thread may run tiles of the kernel.
+class KernelUse {
+ public:
+  explicit KernelUse(const TileKernel& kernel) : end_(kernel.end) {
+    if (kernel.begin != nullptr) {
+      kernel.begin();
+    }
+  }
+  ~KernelUse() {
+    if (end_ != nullptr) {
+      end_();
+    }
+  }
+  KernelUse(const KernelUse&) = delete;
+  KernelUse& operator=(const KernelUse&) = delete;
+
+ private:
+  void (*end_)();
 };
 
 // Those of f32 that this machine can run, of the widest vectors first.
 const std::vector<TileKernel>& tile_kernels();
 
 // Those of bf16, whose sums are f32: where the processor multiplies bf16 its own first, and last
-// one that any can run, which widens numbers as it multiplies and is slower than f32.
+// one that any can run, which widens numbers as it
+// multiplies and is slower than f32.
 const std::vector<TileKernel>& bf16_tile_kernels();
+
+// The first of those where the processor multiplies bf16, else null.
+const TileKernel* bf16_product_kernel();
 
 struct GemmShape;
 struct MatrixView;
 
-// The one that makes a product of these operands: the first of bf16 where both are numbers of bf16
-// and the processor multiplies them, else the first of f32.
+// The one that makes a product of these operands: bf16_product_kernel() where both are numbers of
+// bf16 and there is one, else the first of f32.
 const TileKernel& tile_kernel_for(const MatrixView& a, const MatrixView& b);
 
 // gemm_one_thread (kernels/cpu/gemm.h) by any of them; one of bf16 wants operands of bf16, stored

@@ -37,7 +37,9 @@ struct Rotation {
 bool has_causal_attention(const at::Tensor& qkv);
 
 // qkv [T, (H + 2 G) A]: query heads, key heads, value heads of every token; sequence i is the next
-// lengths[i] tokens, none longer than P. -> [T, H A] in its type, computed in f32. Differentiable
+// lengths[i] tokens, none longer than P. -> [T, H A] in its type, computed in f32; of bf16, where
+// the processor multiplies that, products take rounded operands
+// (kernels/cpu/causal_attention_bf16.h). Differentiable
 // in qkv. Kept for backward: qkv, the result, one f32 a token and head. The same numbers for any
 // number of threads.
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionHeads& heads,

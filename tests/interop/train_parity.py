@@ -20,7 +20,7 @@ at the small lr experts are still so alike that such a token moves nothing.
 
 bf16 is held to torch.autocast, which like ours keeps weights, sums of gradients, norms and the residual stream in fp32 (the router,
 which autocast would round too, is left in fp32 on both sides). Both round at a few other places (we round hidden products once, keep
-queries and logits unrounded), each by up to u = 2^-8. The loss is a mean over n = 500 targets of numbers about 3 whose logits,
+logits unrounded and, where the processor does not multiply bf16, queries and probabilities too), each by up to u = 2^-8. The loss is a mean over n = 500 targets of numbers about 3 whose logits,
 up to 10 in size, go through 5 layers of 4 products: sqrt(20) u 10 / sqrt(3 n) = 0.5 % of it at worst; the norm, without such a mean over
 targets, may be sqrt(20) u / sqrt(3) = 1 % off in each of forward and backward: 2 %.
 """

@@ -6,12 +6,15 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/cpu/causal_attention_bf16.h"
+#include "kernels/cpu/gemm_tile.h"
 #include "tests/kernels/reference/causal_attention.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 
 using at::Tensor;
 using moe::kernels::AttentionHeads;
+using moe::kernels::TileKernel;
 
 namespace {
 
@@ -108,6 +111,79 @@ TEST_CASE("attention equals the formula in f64, values and gradients", "[kernels
       const auto actual = torch::autograd::grad({fast}, {qkv}, {upstream});
       const auto expected = torch::autograd::grad({slow}, {exact}, {upstream.to(at::kDouble)});
       CHECK(moe::test::distance(actual[0], expected[0]) < most);
+    }
+  }
+}
+
+namespace {
+
+// How many numbers of bf16 are not those of `exact` rounded, and how far they are apart in units of
+// 2^-8 of their own size or, where that is more, of the typical one.
+struct Unequal {
+  int64_t count;
+  double apart;
+  Unequal(const Tensor& found, const Tensor& exact) {
+    const Tensor wide = found.to(at::kDouble), wanted = exact.to(at::kBFloat16).to(at::kDouble);
+    count = wide.ne(wanted).sum().item<int64_t>();
+    const Tensor size = exact.abs().clamp_min(exact.square().mean().sqrt().item<double>());
+    apart = ((wide - exact).abs() / size).max().item<double>() * 256;
+  }
+};
+
+// Of one sequence, forward and backward by a kernel and by the plain loops, from the same numbers.
+struct BothWays {
+  Tensor out, log_sum, grad, exact_out, exact_log_sum, exact_grad;
+
+  BothWays(const TileKernel& kernel, const AttentionHeads& heads, int64_t length) {
+    const auto rotation = rotation_of(length, heads.width);
+    const Tensor qkv = at::randn({length, heads.row()}).to(at::kBFloat16);
+    const Tensor dy = at::randn({length, heads.heads * heads.width}).to(at::kBFloat16);
+    const Tensor wide = qkv.to(at::kDouble), wide_dy = dy.to(at::kDouble);
+    const Tensor cosine = rotation.cosine.to(at::kDouble), sine = rotation.sine.to(at::kDouble);
+    out = at::empty_like(dy), grad = at::empty_like(qkv);
+    log_sum = at::empty({length, heads.heads});
+    exact_out = at::empty_like(wide_dy), exact_grad = at::empty_like(wide);
+    exact_log_sum = at::empty({length, heads.heads}, at::kDouble);
+    const auto bits = [](const Tensor& x) { return static_cast<uint16_t*>(x.data_ptr()); };
+    const auto f64 = [](const Tensor& x) { return x.data_ptr<double>(); };
+    const moe::kernels::AttentionInput<uint16_t> in{bits(qkv), rotation.cosine.data_ptr<float>(),
+                                                    rotation.sine.data_ptr<float>(), length, heads};
+    for (int64_t group = 0; group < heads.kv_heads; ++group) {
+      causal_attention_forward_bf16(kernel, in, group, bits(out), log_sum.data_ptr<float>());
+      causal_attention_backward_bf16(kernel, in, group, bits(out), log_sum.data_ptr<float>(),
+                                     bits(dy), bits(grad));
+    }
+    moe::test::causal_attention_bf16_reference(f64(wide), f64(cosine), f64(sine), length, heads,
+                                               f64(exact_out), f64(exact_log_sum));
+    const Tensor kept = out.to(at::kDouble), kept_sum = log_sum.to(at::kDouble);
+    moe::test::causal_attention_bf16_backward_reference(f64(wide), f64(cosine), f64(sine), length,
+                                                        heads, f64(kept), f64(kept_sum),
+                                                        f64(wide_dy), f64(exact_grad));
+  }
+};
+
+}  // namespace
+
+// Both round at the same places, so that what is left are sums in f32: 130 terms of 2^-24 each
+// against steps of 2^-8 between numbers of bf16. A result rounds to the other side where it stands
+// that near to the middle of a step, 130 * 2^-24 / 2^-8 < 1 in 500 of them; one of the numbers that
+// were rounded on the way does it as rarely, and then moves results by 2^-8 of one of their terms:
+// those of a query and of a key. Without the roundings on the way a third of all would be others.
+TEST_CASE("attention of bf16 products equals plain loops that round where it does", "[kernels]") {
+  at::manual_seed(5);
+  for (const TileKernel& kernel : moe::kernels::bf16_tile_kernels()) {
+    for (const auto& one : kCases) {
+      for (const int64_t length : one.lengths) {
+        CAPTURE(kernel.width, one.heads.heads, one.heads.kv_heads, one.heads.width, length);
+        const BothWays both(kernel, one.heads, length);
+        CHECK(moe::test::distance(both.log_sum, both.exact_log_sum) < 1e-5);
+        const Unequal out(both.out, both.exact_out), grad(both.grad, both.exact_grad);
+        const auto most = [&](const Tensor& of) { return of.numel() / 100 + 2 * one.heads.width; };
+        CHECK(out.count <= most(both.out));
+        CHECK(out.apart <= 1.5);  // half a step where it is rounded, one where a term was another
+        CHECK(grad.count <= most(both.grad));
+        CHECK(grad.apart <= 1.5);
+      }
     }
   }
 }
