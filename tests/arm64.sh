@@ -70,7 +70,7 @@ tiles() {
   if command -v ccache >/dev/null; then cached=(ccache); fi
   mkdir -p "$folder/include"
   ln -sfn /usr/include/catch2 "$folder/include/catch2"
-  for source in kernels/cpu/{gemm_tile,bf16_convert,bf16_words}; do
+  for source in kernels/cpu/{gemm_tile,amx_tile,bf16_convert,bf16_words}; do
     "${cached[@]}" $compiler "${flags[@]}" -O3 -S "$source.cpp" -o "$folder/${source##*/}.s" || fail "compiling $source.cpp for arm64"
   done
   for source in tests/kernels/{gemm_tile,bf16_convert,bf16_words}_test tests/support/main; do

@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/cpu/amx_tile.h"
+
 namespace moe::kernels {
 
 namespace {
@@ -182,6 +184,9 @@ const std::vector<TileKernel>& tile_kernels() {
 const std::vector<TileKernel>& bf16_tile_kernels() {
   static const std::vector<TileKernel> kernels = [] {
     std::vector<TileKernel> all;
+    if (const auto amx = amx_tile_kernel()) {
+      all.push_back(*amx);
+    }
     add_bf16_kernels(all);
     all.push_back({4, 2, run_portable_bf16, Word::kTwoBF16});
     return all;

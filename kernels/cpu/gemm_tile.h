@@ -1,5 +1,6 @@
 #pragma once
-// One tile of a matrix product, held in registers while k runs: 6 rows by one to four vectors. The
+// One tile of a matrix product, held in registers while k runs: 6 rows by one to four vectors, or
+// 32 rows by two where there is a matrix unit (kernels/cpu/amx_tile.h). The
 // registers of the instruction set that the machine has are chosen when the program runs. A and B
 // are read in words of four bytes, which hold one number of f32 or two of bf16.
 
@@ -68,8 +69,8 @@ class KernelUse {
 // Those of f32 that this machine can run, of the widest vectors first.
 const std::vector<TileKernel>& tile_kernels();
 
-// Those of bf16, whose sums are f32: where the processor multiplies bf16 its own first, and last
-// one that any can run, which widens numbers as it
+// Those of bf16, whose sums are f32: where the processor multiplies bf16 its own first, that of a
+// matrix unit before that of vectors; and last one that any can run, which widens numbers as it
 // multiplies and is slower than f32.
 const std::vector<TileKernel>& bf16_tile_kernels();
 

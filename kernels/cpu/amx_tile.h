@@ -1,0 +1,121 @@
+#pragma once
+// A tile of 32 rows by 32 columns on the matrix unit of x86-64 (AMX-BF16): eight registers of 16
+// rows of 64 bytes, of which four are C, two A and two B. The unit multiplies 16 rows of words of A
+// by 16 rows of words of B, two numbers of bf16 a word, which is how strips of B lie anyway.
+//
+// It is untested on a processor that has one. The order of its operands is tested with a unit of
+// plain loops (tests/kernels/amx_tile_test.cpp), its arithmetic by the same tests where there is
+// one.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "kernels/cpu/gemm_tile.h"
+
+namespace moe::kernels {
+
+inline constexpr int64_t kAmxSide = 16;  // rows of a register, and its words or sums a row
+inline constexpr int64_t kAmxRows = 2 * kAmxSide, kAmxVectors = 2;
+
+using AmxSquare = std::array<float, kAmxSide * kAmxSide>;
+
+// Words (i, p) = from[i * row + p * column] of some rows and columns, zeros beside them.
+inline void copy_square(const float* from, int64_t row, int64_t column, int64_t rows,
+                        int64_t columns, AmxSquare& to) {
+  to.fill(0.0F);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      to[static_cast<size_t>(i * kAmxSide + j)] = from[i * row + j * column];
+    }
+  }
+}
+
+// Unit has, of registers by their numbers: zero<C>(), load<R>(from, words between rows),
+// store<R>(to, words between rows) and multiply<C, A, B>(), which adds A B to C.
+template <typename Unit>
+class AmxTile {
+ public:
+  explicit AmxTile(const Tile& tile) : tile_(tile) {}
+
+  void run() {
+    Unit::template zero<0>();
+    Unit::template zero<1>();
+    Unit::template zero<2>();
+    Unit::template zero<3>();
+    for (int64_t p = 0; p < tile_.k; p += kAmxSide) {
+      load_a<4>(p, 0);
+      load_b<6>(p, 0);
+      Unit::template multiply<0, 4, 6>();
+      if (is_wide()) {
+        load_b<7>(p, 1);
+        Unit::template multiply<1, 4, 7>();
+      }
+      if (is_high()) {
+        load_a<5>(p, 1);
+        Unit::template multiply<2, 5, 6>();
+      }
+      if (is_wide() && is_high()) {
+        Unit::template multiply<3, 5, 7>();
+      }
+    }
+    store<0>(0, 0);
+    store<1>(0, 1);
+    store<2>(1, 0);
+    store<3>(1, 1);
+  }
+
+ private:
+  bool is_wide() const { return tile_.vectors > 1; }
+  bool is_high() const { return tile_.rows > kAmxSide; }
+  int64_t rows_of(int64_t half) const { return std::min(kAmxSide, tile_.rows - half * kAmxSide); }
+
+  template <int kRegister>
+  void load_a(int64_t p, int64_t half) {
+    const float* a = tile_.a + half * kAmxSide * tile_.a_row + p * tile_.a_k;
+    const int64_t words = std::min(kAmxSide, tile_.k - p), rows = rows_of(half);
+    if (words == kAmxSide && rows == kAmxSide && tile_.a_k == 1) {
+      Unit::template load<kRegister>(a, tile_.a_row);
+    } else {
+      AmxSquare copy;
+      copy_square(a, tile_.a_row, tile_.a_k, rows, words, copy);
+      Unit::template load<kRegister>(copy.data(), kAmxSide);
+    }
+  }
+  template <int kRegister>
+  void load_b(int64_t p, int64_t vector) {
+    const float* b = tile_.b + p * tile_.b_k + vector * kAmxSide;
+    const int64_t words = std::min(kAmxSide, tile_.k - p);
+    if (words == kAmxSide) {
+      Unit::template load<kRegister>(b, tile_.b_k);
+    } else {
+      AmxSquare copy;
+      copy_square(b, tile_.b_k, 1, words, kAmxSide, copy);
+      Unit::template load<kRegister>(copy.data(), kAmxSide);
+    }
+  }
+  // The sum over k first, then what is there: the same order for any number of rows.
+  template <int kRegister>
+  void store(int64_t half, int64_t vector) {
+    if ((half > 0 && !is_high()) || (vector > 0 && !is_wide())) {
+      return;
+    }
+    AmxSquare sums;
+    Unit::template store<kRegister>(sums.data(), kAmxSide);
+    for (int64_t i = 0; i < rows_of(half); ++i) {
+      float* c = tile_.c + (half * kAmxSide + i) * tile_.c_row + vector * kAmxSide;
+      for (int64_t j = 0; j < kAmxSide; ++j) {
+        const float sum = sums[static_cast<size_t>(i * kAmxSide + j)];
+        c[j] = tile_.accumulate ? c[j] + sum : sum;
+      }
+    }
+  }
+
+  const Tile& tile_;
+};
+
+// The kernel of this processor's unit, if it has one and the system lets this process use it.
+std::optional<TileKernel> amx_tile_kernel();
+
+}  // namespace moe::kernels
