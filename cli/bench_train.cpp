@@ -27,8 +27,20 @@ std::string table_of(const bench::TrainReport& report) {
     sum += seconds;
   }
   for (const auto& [name, seconds] : report.parts_s) {
-    table +=
-        fmt::format("  {:<18}{:>9.2f} ms{:>7.1f} %\n", name, 1e3 * seconds, 100 * seconds / sum);
+    const auto alone = report.one_thread.parts_s.find(name);
+    const std::string speedup = alone == report.one_thread.parts_s.end()
+                                    ? ""
+                                    : fmt::format("{:>8.2f} x", alone->second / seconds);
+    table += fmt::format("  {:<18}{:>9.2f} ms{:>7.1f} %{}\n", name, 1e3 * seconds,
+                         100 * seconds / sum, speedup);
+  }
+  if (report.one_thread.step_s > 0) {
+    table += fmt::format(
+        "x: by {} threads; serial share of a step {:.1f} %: what they do not shorten of the {:.0f} "
+        "ms of one\n",
+        report.threads,
+        100 * bench::serial_share(report.one_thread.step_s, report.wall_s, report.threads),
+        1e3 * report.one_thread.step_s);
   }
   const auto& counted = report.counted;
   table += fmt::format(

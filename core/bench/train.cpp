@@ -1,9 +1,13 @@
 #include "core/bench/train.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "core/base/available_memory.h"
@@ -170,17 +174,62 @@ class Steps {
   Random random_{1, "bench"};
 };
 
+double wall_now_s() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+std::map<std::string, double> profile(const TrainBenchSettings& settings, Steps& steps) {
+  if (settings.profiled == 0) {
+    return {};
+  }
+  const auto profiled = [&] {
+    for (int64_t i = 0; i < settings.profiled; ++i) {
+      steps.step();
+    }
+  };
+  auto parts = model::part_seconds(profiled, settings.device);
+  for (auto& [name, seconds] : parts) {
+    seconds /= static_cast<double>(settings.profiled);
+  }
+  return parts;
+}
+
+OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
+  OneThread one;
+  const int threads = at::get_num_threads();
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  if (threads == 1 || threads > processors || !settings.device.is_cpu() ||
+      settings.one_thread_repeats == 0) {
+    return one;
+  }
+  at::set_num_threads(1);
+  std::vector<double> seconds;
+  for (int64_t i = 0; i <= settings.one_thread_repeats; ++i) {
+    const double start = wall_now_s();
+    steps.step();
+    if (i > 0) {  // the first is to warm up
+      seconds.push_back(wall_now_s() - start);
+    }
+  }
+  one.step_s = timing_of(std::move(seconds)).median_s;
+  one.parts_s = profile(settings, steps);
+  at::set_num_threads(threads);
+  return one;
+}
+
 void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& report) {
   for (int64_t i = 0; i < settings.warmup; ++i) {
     const double loss = steps.step().loss;
     report.first_loss = i == 0 ? loss : report.first_loss;
   }
   const ProcessUse before = process_use();
-  std::vector<double> seconds;
+  std::vector<double> seconds, wall;
   for (int64_t i = 0; i < settings.repeats; ++i) {
-    const double start = clock_now_s(settings.device);
+    const double start = clock_now_s(settings.device), wall_start = wall_now_s();
     const train::StepLosses losses = steps.step();
     seconds.push_back(clock_now_s(settings.device) - start);
+    wall.push_back(wall_now_s() - wall_start);
     report.tokens = losses.tokens;
     report.last_loss = losses.loss;
     report.counted = route::total_of(losses.layers).sum;
@@ -188,6 +237,7 @@ void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& r
   const ProcessUse after = process_use();
   const auto count = static_cast<double>(settings.repeats);
   report.step = timing_of(std::move(seconds));
+  report.wall_s = timing_of(std::move(wall)).median_s;
   report.cpu_s = (after.cpu_s - before.cpu_s) / count;
   report.faults = static_cast<double>(after.page_faults - before.page_faults) / count;
   report.peak_bytes = after.peak_bytes;
@@ -220,27 +270,20 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
   Steps steps(settings, std::move(model));
   report.router = steps.router();
   report.parameters = steps.parameters();
+  report.threads = at::get_num_threads();
   time_steps(settings, steps, report);
   if (!steps.has_buffers()) {
     report.counted.padding = 0;  // no slot beyond the rows that there are
   }
-  if (settings.profiled > 0) {
-    const auto profiled = [&] {
-      for (int64_t i = 0; i < settings.profiled; ++i) {
-        steps.step();
-      }
-    };
-    report.parts_s = model::part_seconds(profiled, settings.device);
-    for (auto& [name, seconds] : report.parts_s) {
-      seconds /= static_cast<double>(settings.profiled);
-    }
-  }
+  report.parts_s = profile(settings, steps);
+  report.one_thread = by_one_thread(settings, steps);
   const auto& config = steps.config();
   const auto layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 1;
   const auto shapes = product_shapes(config, report.tokens, report.counted.rows() / layers);
   report.flop = attention_flop(config, report.tokens, settings.length);
   std::vector<ProductReport> products;
-  // The CPU multiplies bf16 in f32 (kernels/ops/linear.h).
+  // A CPU's roof is that of f32 in either precision: LibTorch's products of bf16 there want an
+  // allocator that frees by address, which kernels/cpu/caching_allocator.h is not.
   const bool is_bf16 = settings.device.is_cuda() && settings.precision == model::Precision::kBf16;
   const auto options =
       at::TensorOptions(settings.device).dtype(is_bf16 ? at::kBFloat16 : at::kFloat);
@@ -265,34 +308,51 @@ OrderedJson to_json(const TrainBenchSettings& settings) {
   return json;
 }
 
+double serial_share(double one_thread_s, double threads_s, int threads) {
+  const double speedup = one_thread_s / threads_s, count = threads;
+  return (1 / speedup - 1 / count) / (1 - 1 / count);
+}
+
 OrderedJson to_json(const TrainReport& report) {
   OrderedJson parts = OrderedJson::object();
   for (const auto& [name, seconds] : report.parts_s) {
     parts[name] = seconds * 1e3;
   }
   const auto& counted = report.counted;
-  return {{"router", report.router},
-          {"parameters", report.parameters},
-          {"tokens", report.tokens},
-          {"step", to_json(report.step)},
-          {"cpu_ms_per_step", report.cpu_s * 1e3},
-          {"tokens_per_second", static_cast<double>(report.tokens) / report.step.median_s},
-          {"flop", report.flop},
-          {"gflops", report.flop / report.step.median_s / 1e9},
-          {"roof_gflops", report.roof_flops / 1e9},
-          {"roof_share", report.flop / report.step.median_s / report.roof_flops},
-          {"parts_ms", parts},
-          {"page_faults", report.faults},
-          {"load_ms", report.load_s * 1e3},
-          {"peak_bytes", report.peak_bytes},
-          {"first_loss", report.first_loss},
-          {"last_loss", report.last_loss},
-          {"useful_rows", counted.rows()},
-          {"padded_rows", counted.padding},
-          {"dropped_rows", counted.dropped_requests},
-          {"filled_rows", counted.fr_filled},
-          {"rectified_rows", counted.ir_tokens},
-          {"load_max_over_mean", counted.load_max_over_mean()}};
+  OrderedJson json = {
+      {"router", report.router},
+      {"parameters", report.parameters},
+      {"tokens", report.tokens},
+      {"step", to_json(report.step)},
+      {"wall_ms", report.wall_s * 1e3},
+      {"cpu_ms_per_step", report.cpu_s * 1e3},
+      {"tokens_per_second", static_cast<double>(report.tokens) / report.step.median_s},
+      {"flop", report.flop},
+      {"gflops", report.flop / report.step.median_s / 1e9},
+      {"roof_gflops", report.roof_flops / 1e9},
+      {"roof_share", report.flop / report.step.median_s / report.roof_flops},
+      {"parts_ms", parts},
+      {"page_faults", report.faults},
+      {"load_ms", report.load_s * 1e3},
+      {"peak_bytes", report.peak_bytes},
+      {"first_loss", report.first_loss},
+      {"last_loss", report.last_loss},
+      {"useful_rows", counted.rows()},
+      {"padded_rows", counted.padding},
+      {"dropped_rows", counted.dropped_requests},
+      {"filled_rows", counted.fr_filled},
+      {"rectified_rows", counted.ir_tokens},
+      {"load_max_over_mean", counted.load_max_over_mean()}};
+  if (report.one_thread.step_s > 0) {
+    OrderedJson one_thread_parts = OrderedJson::object();
+    for (const auto& [name, seconds] : report.one_thread.parts_s) {
+      one_thread_parts[name] = seconds * 1e3;
+    }
+    json["one_thread_ms"] = report.one_thread.step_s * 1e3;
+    json["one_thread_parts_ms"] = one_thread_parts;
+    json["serial_share"] = serial_share(report.one_thread.step_s, report.wall_s, report.threads);
+  }
+  return json;
 }
 
 }  // namespace moe::bench

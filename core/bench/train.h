@@ -34,16 +34,30 @@ struct TrainBenchSettings {
   model::AttentionKernel attention = model::AttentionKernel::kFlash;  // on a GPU in bf16
   int64_t rows = 2, length = 512;                                     // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
+  int64_t one_thread_repeats = 3;  // where there are several threads
   c10::Device device = c10::kCPU;
   bool graph = false;         // micro-batches as CUDA graphs
   bool force_memory = false;  // load the model although memory will be short
 };
 
+// The same steps by one thread, in the same run.
+struct OneThread {
+  double step_s = 0;  // wall, median; 0: not measured
+  std::map<std::string, double> parts_s;
+};
+
+// The share of a time that `threads` do not shorten (Karp and Flatt 1990, "Measuring parallel
+// processor performance"): what one thread does while the others wait, threads that are done before
+// others, memory that is no faster for several.
+double serial_share(double one_thread_s, double threads_s, int threads);
+
 struct TrainReport {
   std::string router;  // empty: dense
+  int threads = 1;
   int64_t parameters = 0, tokens = 0;
   double load_s = 0;      // of the folder into f32, once; a synthetic one is written first
   Timing step;            // timing.h
+  double wall_s = 0;      // of a step, median
   double cpu_s = 0;       // of a step, mean over the measured ones, all threads
   double flop = 0;        // of a step
   double roof_flops = 0;  // at::mm at the model's shapes, in this run
@@ -51,6 +65,7 @@ struct TrainReport {
   uint64_t peak_bytes = 0;
   double first_loss = 0, last_loss = 0;
   std::map<std::string, double> parts_s;  // of a step; forward and backward together
+  OneThread one_thread;                   // with several threads on as many processors
   route::CounterValues counted;           // of the last step, all layers
 };
 

@@ -1,5 +1,6 @@
 // moe bench: what it prints adds up, and it refuses what it cannot measure.
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -111,6 +112,17 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   CHECK(changed["changes"]["step.median_ms"]["before"] == json["step"]["median_ms"]);
   CHECK(changed["changes"]["step.median_ms"]["after"] == changed["step"]["median_ms"]);
   CHECK(changed["changes"].contains("parts_ms.attention"));
+
+  words = command;
+  *(std::find(words.begin(), words.end(), "--threads") + 1) = "2";
+  const auto shared = run_moe(words);
+  REQUIRE(shared.exit_code == 0);
+  const Json by_two = parse_json(shared.out, "bench");
+  CHECK(by_two["one_thread_parts_ms"]["experts"] > 0);
+  // (n T_n / T_1 - 1) / (n - 1) of two threads.
+  const double ratio = 2 * by_two["wall_ms"].get<double>() / by_two["one_thread_ms"].get<double>();
+  CHECK(by_two["serial_share"].get<double>() == Approx(ratio - 1));
+  CHECK(!json.contains("serial_share"));
 
   const auto other = run_moe({"bench", "gemm", "--against", (dir / "before.json").string()});
   CHECK(other.exit_code == 2);
