@@ -116,11 +116,50 @@ def roof(folder, threads):
 
 def bf16(folder):
     def measure(bench):
+        if not bf16_processor():
+            raise Lacks("needs a processor that multiplies bf16 (AVX512_BF16)")
         ratios = []
         for _ in range(bench.rounds):
             wide, narrow = (train_bench(folder, 1, "--precision", precision)["step"]["median_ms"] for precision in ("fp32", "bf16"))
             ratios.append(wide / narrow)
-        return [Result(f"speed with --precision bf16: {folder}", "our fp32", 0.95, f"moe bench train {folder} --precision bf16 --threads 1", ratios)]
+        return [Result(f"speed with --precision bf16: {folder}", "our fp32", 1.6, f"moe bench train {folder} --precision bf16 --threads 1", ratios)]
+
+    return measure
+
+
+def bf16_processor():
+    """Whether this processor multiplies bf16 itself; others multiply it in f32, and nothing is to be gained."""
+    try:
+        return "avx512_bf16" in pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def serial(folder):
+    """What the threads of this machine do not shorten of a step."""
+
+    def measure(bench):
+        threads = len(os.sched_getaffinity(0))
+        if threads < 2:
+            raise Lacks("needs two processors")
+        shares = [100 * train_bench(folder, threads)["serial_share"] for _ in range(bench.rounds)]
+        return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"moe bench train {folder} --threads {threads}", shares, most=True, unit=" %", digits=1)]
+
+    return measure
+
+
+def oversubscribed(folder):
+    """Twice and four times as many threads as processors beside as many."""
+
+    def measure(bench):
+        processors = len(os.sched_getaffinity(0))
+        slower = {2: [], 4: []}
+        for _ in range(bench.rounds):
+            plain = train_bench(folder, processors)["wall_ms"]
+            for times, found in slower.items():
+                found.append(train_bench(folder, times * processors)["wall_ms"] / plain)
+        return [Result(f"a step with {times * processors} threads on {processors} processors: {folder}", f"{processors} threads", 1.1,
+                       f"moe bench train {folder} --threads {times * processors}", found, most=True) for times, found in slower.items()]
 
     return measure
 
@@ -317,6 +356,8 @@ ROWS = {
     **{f"train-{folder}-{threads}": training(folder, threads) for folder in ("S", "M") for threads in (1, 2)},
     **{f"roof-{folder}-{threads}": roof(folder, threads) for folder in ("S", "M") for threads in (1, 2)},
     **{f"bf16-{folder}": bf16(folder) for folder in ("S", "M")},
+    **{f"serial-{folder}": serial(folder) for folder in ("S", "M")},
+    "threads-S": oversubscribed("S"),
     "eval-mmlu": evaluation("mmlu", 5, 2.5),
     "eval-hellaswag": evaluation("hellaswag", 100, 5.5),
     "eval-arc": evaluation("arc_easy", 100, 5),
