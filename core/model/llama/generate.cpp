@@ -166,7 +166,10 @@ class RowBatch {
   // [tokens, D], the final hidden states.
   Tensor forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths,
                  const std::vector<SequenceCache*>& caches) const {
-    return model_.forward({at::tensor(ids, at::kLong), lengths, {}, caches}, routing_).hidden;
+    return model_
+        .forward({.ids = at::tensor(ids, at::kLong), .lengths = lengths, .caches = caches},
+                 routing_)
+        .hidden;
   }
 
   const Llama& model_;
