@@ -196,12 +196,12 @@ std::map<std::string, double> profile(const TrainBenchSettings& settings, Steps&
 }
 
 OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
-  OneThread one;
+  OneThread alone;
   const int threads = at::get_num_threads();
   const int processors = static_cast<int>(std::thread::hardware_concurrency());
   if (threads == 1 || threads > processors || !settings.device.is_cpu() ||
       settings.one_thread_repeats == 0) {
-    return one;
+    return alone;
   }
   at::set_num_threads(1);
   std::vector<double> seconds;
@@ -212,10 +212,10 @@ OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
       seconds.push_back(wall_now_s() - start);
     }
   }
-  one.step_s = timing_of(std::move(seconds)).median_s;
-  one.parts_s = profile(settings, steps);
+  alone.step_s = timing_of(std::move(seconds)).median_s;
+  alone.parts_s = profile(settings, steps);
   at::set_num_threads(threads);
-  return one;
+  return alone;
 }
 
 void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& report) {

@@ -99,14 +99,14 @@ RowsOfA rows_in_words(const uint16_t* from, int64_t stride, int64_t tile_rows) {
 // One head group's products and the memory for a block of scores, whose rows lie score_row() apart.
 struct BF16Products {
   const TileKernel& kernel;
-  Group<uint16_t> of;
+  Group<uint16_t> heads_of_group;
 
-  int64_t length() const { return of.in.length; }
-  int64_t width() const { return of.width(); }
+  int64_t length() const { return heads_of_group.in.length; }
+  int64_t width() const { return heads_of_group.width(); }
   int64_t score_row() const { return even(length()); }
 
   void rotated(int64_t column, float by, float* wide, uint16_t* to) const {
-    of.rotated(column, by, wide);
+    heads_of_group.rotated(column, by, wide);
     narrow_for_products(wide, length() * width(), to);
   }
 
@@ -155,8 +155,8 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
                                    int64_t group, uint16_t* out, float* log_sum) {
   const KernelUse use(kernel);
   const BF16Products products{kernel, {in, group}};
-  const Group<uint16_t>& of = products.of;
-  const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
+  const Group<uint16_t>& heads_of_group = products.heads_of_group;
+  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, score_row = products.score_row();
   Workspace space(2 * size + kQueryRows * (2 * score_row + width));
   float* wide = space.take(size);
@@ -164,12 +164,12 @@ void causal_attention_forward_bf16(const TileKernel& kernel, const AttentionInpu
   float *scores = space.take(kQueryRows * score_row), *sums = space.take(kQueryRows * width);
   uint16_t* shares = space.take_bf16(kQueryRows * score_row);
   PackedMatrix keys(kernel, width, length), values(kernel, length, width);
-  products.rotated(of.key_column(), 1.0F, wide, key);
+  products.rotated(heads_of_group.key_column(), 1.0F, wide, key);
   keys.pack({key, 1, width, Dtype::kBF16});
-  values.pack({in.qkv + of.value_column(), in.heads.row(), 1, Dtype::kBF16});
-  for (int64_t index = 0; index < of.shared(); ++index) {
-    const int64_t head = of.head(index);
-    products.rotated(head * width, of.scale(), wide, query);
+  values.pack({in.qkv + heads_of_group.value_column(), in.heads.row(), 1, Dtype::kBF16});
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    const int64_t head = heads_of_group.head(index);
+    products.rotated(head * width, heads_of_group.scale(), wide, query);
     for_each_query_block(length, [&](const QueryBlock& block) {
       products.scores(block, query, width, keys, scores);
       float total[kQueryRows];
@@ -196,8 +196,8 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
                                     const uint16_t* grad_out, uint16_t* grad_qkv) {
   const KernelUse use(kernel);
   const BF16Products products{kernel, {in, group}};
-  const Group<uint16_t>& of = products.of;
-  const int64_t length = in.length, width = of.width(), heads = in.heads.heads;
+  const Group<uint16_t>& heads_of_group = products.heads_of_group;
+  const int64_t length = in.length, width = heads_of_group.width(), heads = in.heads.heads;
   const int64_t size = length * width, score_row = products.score_row(), row = in.heads.row();
   Workspace space(5 * size + kQueryRows * (3 * score_row + products.pair_row()));
   float *wide = space.take(size), *grad_query = wide;  // one after the other
@@ -209,16 +209,16 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
   PackedMatrix keys(kernel, width, length), values(kernel, width, length);
   PackedMatrix key_rows(kernel, length, width), query_rows(kernel, length, width);
   PackedMatrix grad_rows(kernel, length, width);
-  products.rotated(of.key_column(), 1.0F, wide, key);
+  products.rotated(heads_of_group.key_column(), 1.0F, wide, key);
   keys.pack({key, 1, width, Dtype::kBF16});
   key_rows.pack({key, width, 1, Dtype::kBF16});
-  values.pack({in.qkv + of.value_column(), 1, row, Dtype::kBF16});
+  values.pack({in.qkv + heads_of_group.value_column(), 1, row, Dtype::kBF16});
   std::fill_n(grad_key, size, 0.0F);
   std::fill_n(grad_value, size, 0.0F);
-  for (int64_t index = 0; index < of.shared(); ++index) {
-    const int64_t head = of.head(index), stride = heads * width;
+  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
+    const int64_t head = heads_of_group.head(index), stride = heads * width;
     const uint16_t *y = out + head * width, *dy = grad_out + head * width;
-    products.rotated(head * width, of.scale(), wide, query);
+    products.rotated(head * width, heads_of_group.scale(), wide, query);
     query_rows.pack({query, width, 1, Dtype::kBF16});
     grad_rows.pack({dy, stride, 1, Dtype::kBF16});
     for_each_query_block(length, [&](const QueryBlock& block) {
@@ -237,12 +237,13 @@ void causal_attention_backward_bf16(const TileKernel& kernel, const AttentionInp
       products.over_queries(block, dp, query_rows, pairs, grad_key);
       products.over_queries(block, p, grad_rows, pairs, grad_value);
     });
-    rotate_back(grad_query, in.cosine, in.sine, length, width, of.scale(), grad_qkv + head * width,
-                row);
+    rotate_back(grad_query, in.cosine, in.sine, length, width, heads_of_group.scale(),
+                grad_qkv + head * width, row);
   }
-  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F, grad_qkv + of.key_column(), row);
+  rotate_back(grad_key, in.cosine, in.sine, length, width, 1.0F,
+              grad_qkv + heads_of_group.key_column(), row);
   for (int64_t t = 0; t < length; ++t) {
-    f32_to_bf16(grad_value + t * width, width, grad_qkv + of.value_column() + t * row);
+    f32_to_bf16(grad_value + t * width, width, grad_qkv + heads_of_group.value_column() + t * row);
   }
 }
 
