@@ -88,6 +88,13 @@ KeptKeys make_kept_keys(const AttentionHeads& heads, int64_t capacity) {
           at::empty({heads.kv_heads, blocks * kKeyBlock, heads.width}, at::kFloat)};
 }
 
+KeptKeys with_room(const KeptKeys& kept, const AttentionHeads& heads, int64_t capacity) {
+  KeptKeys larger = make_kept_keys(heads, capacity);
+  larger.keys.narrow(1, 0, kept.keys.size(1)).copy_(kept.keys);
+  larger.values.narrow(1, 0, kept.values.size(1)).copy_(kept.values);
+  return larger;
+}
+
 Tensor cached_attention(const Tensor& given, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const std::vector<KeptSequence>& kept,
                         const Rotation& rotation) {

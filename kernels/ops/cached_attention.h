@@ -29,6 +29,10 @@ struct KeptKeys {
 // Memory for them, for `capacity` positions or some more; what it holds is not defined.
 KeptKeys make_kept_keys(const AttentionHeads& heads, int64_t capacity);
 
+// The same keys and values with room for `capacity` positions or some more, which is no less than
+// there was.
+KeptKeys with_room(const KeptKeys& kept, const AttentionHeads& heads, int64_t capacity);
+
 // A sequence of a batch: its new tokens come behind the `length` that are kept, which come behind
 // the first `prefix_length` of `prefix`.
 struct KeptSequence {

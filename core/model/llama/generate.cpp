@@ -123,7 +123,9 @@ class RowBatch {
     const int64_t common = prefix_ == nullptr ? 0 : prefix_->length();
     const auto own = static_cast<int64_t>(prompt.size()) - common;
     const int64_t window = model_.config().max_position_embeddings;
-    const int64_t room = std::min(own + settings_.max_tokens, std::max(own, window - common));
+    constexpr int64_t kRoomOfAnswer = 512;  // tokens at first: most answers end before
+    const int64_t room = std::min(own + std::min(settings_.max_tokens, kRoomOfAnswer),
+                                  std::max(own, window - common));
     Row row{
         index, SequenceCache(model_.config(), room, prefix_), {}, std::mt19937_64(settings_.seed)};
     const bool has_room = common + own < window && settings_.max_tokens > 0;

@@ -64,12 +64,14 @@ struct Pass {
     }
   }
 
-  // For attention behind caches: every new token's rotation, the same in all layers.
+  // For attention behind caches: room for the new tokens, and every one's rotation, the same in all
+  // layers.
   void make_rotations() {
     MOE_CHECK(caches.size() == lengths.size() && continues.empty());
     std::vector<int64_t> starts;
-    for (const SequenceCache* cache : caches) {
-      starts.push_back(cache->length());
+    for (size_t i = 0; i < caches.size(); ++i) {
+      starts.push_back(caches[i]->length());
+      caches[i]->make_room(lengths[i]);
     }
     rotations = rotations_at(lengths, starts, config);
   }

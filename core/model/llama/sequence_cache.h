@@ -13,17 +13,20 @@ namespace moe::model {
 
 class SequenceCache {
  public:
-  // Room for `capacity` tokens behind those of `prefix`, which has no prefix itself and gets no
-  // more tokens from then on. Memory is taken as tokens come.
+  // Room for `capacity` tokens at first, behind those of `prefix`, which has no prefix itself and
+  // gets no more tokens from then on.
   SequenceCache(const ModelConfig& config, int64_t capacity,
                 std::shared_ptr<const SequenceCache> prefix = nullptr);
 
   int64_t length() const;  // of all tokens so far, the prefix's too: the next one's position
   kernels::KeptSequence layer(int64_t index) const;
+  void make_room(int64_t tokens);  // for so many more; at least twice the room where it takes more
   void add(int64_t tokens) { own_length_ += tokens; }  // when all layers have theirs
 
  private:
+  kernels::AttentionHeads heads_;
   std::vector<kernels::KeptKeys> layers_;
+  int64_t capacity_;
   int64_t own_length_ = 0;
   std::shared_ptr<const SequenceCache> prefix_;
 };

@@ -161,6 +161,29 @@ TEST_CASE("generation with kept keys picks what whole forwards pick", "[model]")
   CHECK(moe::model::generate(model, model.default_routing(), prompt, settings) == text);
 }
 
+TEST_CASE("kept keys that find no room move to where there is some, with the same bits",
+          "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::TinyCheckpoint options;
+  options.max_positions = 64;
+  moe::test::write_tiny_checkpoint(folder / "m", options);
+  const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
+  const at::NoGradGuard no_gradients;
+  moe::model::SequenceCache narrow(model.config(), 1), wide(model.config(), 64);
+  const auto next = [&](moe::model::SequenceCache& cache, std::vector<int64_t> ids) {
+    const auto count = static_cast<int64_t>(ids.size());
+    return model
+        .forward({.ids = at::tensor(ids, at::kLong), .lengths = {count}, .caches = {&cache}},
+                 model.default_routing())
+        .hidden;
+  };
+  CHECK(at::equal(next(narrow, {3, 1, 4}), next(wide, {3, 1, 4})));
+  for (int64_t token = 5; token < 45; ++token) {
+    CHECK(at::equal(next(narrow, {token}), next(wide, {token})));
+  }
+  CHECK(narrow.length() == 43);
+}
+
 TEST_CASE("as many rows at once as there is memory for, at least one", "[model]") {
   moe::model::ModelConfig config;
   config.layers = 2;
