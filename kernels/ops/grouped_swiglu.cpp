@@ -134,12 +134,14 @@ std::vector<ColumnBlock> columns_of_rows(const RowBlocks& rows, int64_t begin, i
   return columns;
 }
 
+// No deeper than what the caches hold beside gate and up.
+bool fits_cache(int64_t inner) { return inner > 0 && inner <= 2 * kGemmDepth; }
+
 // Whether gate and up of an expert may meet as they are multiplied: of enough rows for a packed
-// product, all of one dtype, and no deeper than what the caches hold beside them.
+// product, all of one dtype.
 bool meets_in_cache(const Tensor& rows, int64_t count, const RowBlocks& gate_up) {
   const auto dtype = gate_up.front().scalar_type();
-  return count > kMostSkinnyRows && rows.size(1) <= 2 * kGemmDepth && rows.size(1) > 0 &&
-         rows.stride(1) == 1 &&
+  return count > kMostSkinnyRows && fits_cache(rows.size(1)) && rows.stride(1) == 1 &&
          (rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kBFloat16) &&
          !(rows.scalar_type() == at::kBFloat16 && dtype == at::kHalf) &&
          std::all_of(gate_up.begin(), gate_up.end(), [&](const Tensor& block) {
@@ -152,6 +154,11 @@ Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
                  const std::vector<int64_t>& rows_per_expert) {
   const int64_t width = gate_up.outer() / 2, inner = rows.size(1);
   const auto type = rows.scalar_type();
+  if (rows_per_expert.size() == 1 && !meets_in_cache(rows, used, gate_up.matrix(0))) {
+    Tensor hidden = at::empty({used, 2 * width}, rows.options());
+    weight_product_out(hidden, {rows.narrow(0, 0, used), type}, gate_up.matrix(0));
+    return swiglu_forward(hidden);
+  }
   Tensor out = at::empty({used, width}, rows.options());
   int64_t first = 0;
   for (size_t expert = 0; expert < rows_per_expert.size(); ++expert) {
@@ -176,6 +183,10 @@ Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
 }
 
 }  // namespace
+
+int64_t numbers_between(int64_t inner, int64_t width) {
+  return fits_cache(inner) ? width : 3 * width;
+}
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {

@@ -24,6 +24,11 @@ at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, con
                           const std::vector<int64_t>& rows_per_expert,
                           GroupedGemm gemm = GroupedGemm::kAuto);
 
+// Of one row, the most numbers that inference on the CPU has between rows [R, D = inner] and their
+// outputs where many share an expert: the activation [R, F = width] alone where gate and up meet in
+// the cache, else they and the activation.
+int64_t numbers_between(int64_t inner, int64_t width);
+
 // The same bits of weights whose matrices may lie apart; on the CPU and not differentiable where
 // they do.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,

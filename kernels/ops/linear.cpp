@@ -82,7 +82,7 @@ bool is_f32_or_bf16(const Tensor& tensor) {
 struct SideBySide {
   at::ArrayRef<Tensor> matrices;
   at::ScalarType type;
-  bool is_constant = false;
+  bool is_mapped = false;
 
   template <typename Is>
   bool all(Is is) const {
@@ -109,14 +109,13 @@ bool is_for_gemm(const Tensor& out, const Operand& left, const SideBySide& right
          serves_gemm({out.size(0), out.size(1), left.tensor.size(1)});
 }
 
-// Computes a product of few rows with a matrix of 16 bits, or for inference with one of f32
-// (kernels/cpu/skinny_gemm.h); false where it is not one.
+// Computes a product of few rows with a matrix of 16 bits, or with a mapped one of f32, which no
+// training reads (kernels/cpu/skinny_gemm.h); false where it is not one.
 bool try_skinny_gemm(Tensor& out, const Operand& left, const SideBySide& right) {
   const auto is_read = [&](const Tensor& matrix) {
     return matrix.scalar_type() == at::kBFloat16 ||
-           (right.type == at::kFloat &&
-            (matrix.scalar_type() == at::kHalf ||
-             (matrix.scalar_type() == at::kFloat && right.is_constant)));
+           (right.type == at::kFloat && (matrix.scalar_type() == at::kHalf ||
+                                         (matrix.scalar_type() == at::kFloat && right.is_mapped)));
   };
   if (!out.is_cpu() || out.size(0) > kMostSkinnyRows || !right.all(is_read) ||
       !is_f32_or_bf16(left.tensor)) {
@@ -183,7 +182,7 @@ void side_by_side_product_out(Tensor& out, const Operand& left, const SideBySide
     Tensor columns = out.narrow(1, first, matrix.size(1));
     // One by one, those of 16 bits among others of f32 may be skinny.
     if (right.matrices.size() == 1 || accumulate ||
-        !try_skinny_gemm(columns, left, {matrix, right.type, right.is_constant})) {
+        !try_skinny_gemm(columns, left, {matrix, right.type, right.is_mapped})) {
       libtorch_product_out(columns, left, {matrix, right.type}, accumulate);
     }
     first += matrix.size(1);
@@ -237,18 +236,15 @@ struct Linear : torch::autograd::Function<Linear> {
       return router_logits(x.contiguous(), weight.contiguous());
     }
     const Tensor by = weight_operand(weight, operands);
-    const bool is_constant = !x.requires_grad() && !weight.requires_grad();
     context->save_for_backward({x, weight, by});
     if (bias && x.is_cuda()) {
       const Tensor left = operand(x, operands), right = operand(by, operands).t();
       return at::addmm(bias->to(left.scalar_type()), left, right).to(out);
     }
     if (bias) {
-      return product_of({x, operands}, {by.t(), operands, is_constant}, f32_beside(x))
-          .add_(*bias)
-          .to(out);
+      return product_of({x, operands}, {by.t(), operands}, f32_beside(x)).add_(*bias).to(out);
     }
-    return product_of({x, operands}, {by.t(), operands, is_constant}, out);
+    return product_of({x, operands}, {by.t(), operands}, out);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -288,8 +284,7 @@ Tensor apply(const Tensor& x, const Tensor& weight, const std::optional<Tensor>&
               "x ", x.sizes(), ", weight ", weight.sizes());
   if (!at::GradMode::is_enabled() && x.is_cpu() && !bias) {  // no node that nobody asks again
     RECORD_USER_SCOPE("projections");
-    const bool is_constant = !x.requires_grad() && !weight.requires_grad();
-    return product_of({x, types.operands}, {weight.t(), types.operands, is_constant}, types.out);
+    return product_of({x, types.operands}, {weight.t(), types.operands}, types.out);
   }
   return Linear::apply(x, weight, bias, types);
 }
@@ -314,7 +309,7 @@ Tensor product_to_f32(const Tensor& left, const Tensor& right) {
 void operand_product_out(Tensor& out, const Operand& left, const Operand& right, bool accumulate) {
   TORCH_CHECK(left.tensor.size(1) == right.tensor.size(0) && out.size(0) == left.tensor.size(0) &&
               out.size(1) == right.tensor.size(1));
-  side_by_side_product_out(out, left, {right.tensor, right.type, right.is_constant}, accumulate);
+  side_by_side_product_out(out, left, {right.tensor, right.type}, accumulate);
 }
 
 void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows) {
@@ -327,7 +322,7 @@ void weight_product_out(Tensor& out, const Operand& left, const RowBlocks& rows)
     outer += block.size(0);
   }
   TORCH_CHECK(out.size(0) == left.tensor.size(0) && out.size(1) == outer);
-  side_by_side_product_out(out, left, {columns, left.type, /*is_constant=*/true},
+  side_by_side_product_out(out, left, {columns, left.type, /*is_mapped=*/true},
                            /*accumulate=*/false);
 }
 

@@ -52,9 +52,6 @@ at::Tensor product_to_f32(const at::Tensor& left, const at::Tensor& right);
 struct Operand {
   const at::Tensor& tensor;
   at::ScalarType type;
-  // On the right: a weight that does not train, whose products of few rows
-  // kernels/cpu/skinny_gemm.h makes in f32 too, in another order of sums than gemm()'s.
-  bool is_constant = false;
 };
 
 // out [M, N] = left [M, K] right [K, N], summed in f32 (f64 of f64) and rounded to out's type;

@@ -25,6 +25,12 @@ Tensor rounded(const Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); }
 constexpr double kF32Sum = 1e-5;
 // One rounding to bf16, which has 8 significant bits: 2^-8 relative; beside the f32 sum it rounds.
 constexpr double kBf16Step = 1.0 / 256 + kF32Sum;
+// Sums of 96 products that stay below 8, in two orders.
+constexpr double kOtherOrder = 96 * 8 * 0x1p-24;
+
+double most_apart(const Tensor& a, const Tensor& b) {
+  return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
+}
 
 }  // namespace
 
@@ -56,6 +62,8 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, whatever its
       for (const std::vector<int64_t>& outer : {std::vector<int64_t>{40, 8, 8}, {64}, {3, 172}}) {
         const int64_t sum = std::accumulate(outer.begin(), outer.end(), int64_t{0});
         CAPTURE(rows, dtype, outer);
+        // Few rows of f32 with blocks, which nobody trains, are summed in an order of their own.
+        const bool is_equal = rows > moe::kernels::kMostSkinnyRows || dtype != at::kFloat;
         const Tensor x = at::randn({rows, 96});
         const Tensor weight = (at::randn({sum, 96}) / 8).to(dtype), bias = at::randn({sum});
         moe::kernels::RowBlocks blocks;
@@ -66,13 +74,11 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, whatever its
         CHECK(apart.outer() == sum);
         for (const Tensor& with : {Tensor(), bias}) {
           const Tensor whole = linear(x, weight, with), found = linear(x, apart, with);
-          // Few rows of f32 are LibTorch's product, which sums as it likes for each width.
-          const bool is_ours = rows >= 6 || dtype != at::kFloat;
-          CHECK((found - whole).abs().sum().item<double>() <= (is_ours ? 0 : 1e-3));
+          CHECK(most_apart(found, whole) <= (is_equal ? 0 : kOtherOrder));
         }
         Tensor fused = at::empty({rows, sum});
         moe::kernels::weight_product_out(fused, {x, at::kFloat}, {weight});
-        CHECK(at::equal(fused, moe::kernels::linear(x, weight)));
+        CHECK(most_apart(fused, moe::kernels::linear(x, weight)) <= (is_equal ? 0 : kOtherOrder));
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include "core/model/config/weights.h"
 #include "core/route/router.h"
+#include "kernels/ops/grouped_swiglu.h"
 
 namespace moe::model {
 
@@ -48,19 +49,22 @@ int64_t layer_bytes_per_token(const ModelConfig& config, const route::RouterSett
 
 namespace {
 
-// What a token holds where it holds most: besides the residual stream, its norm and the sum that
-// comes next, either queries, keys and values, rotated once more, and what attention makes of them,
-// or gate, up and their product in the feed-forward, of every expert that it goes to with the rows
-// before and behind.
+// What a token holds where it holds most: besides the residual stream and its norm, either queries,
+// keys and values and what attention makes of them, or what lies between the norm and the output of
+// a feed-forward. Of a mixture that is the rows before and behind each expert too, and a sum that
+// comes next; they are of other sizes than what attention gave back, so that the allocator has
+// both.
 int64_t most_per_token(const ModelConfig& config, const route::RouterSettings& router) {
-  const int64_t width = config.hidden_size, queries = config.heads * config.head_dim;
-  const int64_t attention = 4 * queries + 4 * config.kv_heads * config.head_dim;
-  const int64_t dense = 3 * config.intermediate_size;
-  const int64_t rows = config.moe ? router.family->usual_experts(router, config.moe->experts) +
-                                        static_cast<int64_t>(router.ir)
-                                  : 0;
-  const int64_t experts = config.moe ? rows * (3 * config.moe->expert_width + 2 * width) : 0;
-  return 3 * width + std::max({attention, dense, experts, shared_expert(config)});
+  const int64_t width = config.hidden_size;
+  const int64_t attention = 2 * (config.heads + config.kv_heads) * config.head_dim;
+  const int64_t dense = kernels::numbers_between(width, config.intermediate_size);
+  if (!config.moe) {
+    return 2 * width + std::max(attention, dense);
+  }
+  const int64_t rows =
+      router.family->usual_experts(router, config.moe->experts) + static_cast<int64_t>(router.ir);
+  const int64_t expert = kernels::numbers_between(width, config.moe->expert_width) + 2 * width;
+  return 3 * width + attention + std::max({dense, rows * expert, shared_expert(config)});
 }
 
 }  // namespace

@@ -266,6 +266,10 @@ uint64_t anonymous_bytes() {
 
 TEST_CASE("matrices may stay in the type they are stored in, for the same logits", "[model]") {
   const std::vector<int64_t> ids{1, 5, 63, 0, 5, 17, 2};
+  std::vector<int64_t> many;
+  for (int64_t i = 0; i < 60; ++i) {
+    many.push_back(i * 7 % 64);
+  }
   const moe::test::TempDir folder;
   const auto check = [&](const std::string& name, at::ScalarType type, double most) {
     INFO(name);
@@ -279,7 +283,9 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
       CHECK(tensor.scalar_type() == (is_matrix ? type : at::kFloat));
     }
     const auto wide = Llama::load(checkpoint);
-    CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) <= most);
+    // Few rows with a mapped matrix are summed in an order of their own (skinny_gemm.h).
+    CHECK(distance(run(stored, many, {60}), run(wide, many, {60})) <= most);
+    CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) < kTolerance);
     CHECK(distance(run(stored, {1, 5, 9}, {3}), run(wide, {1, 5, 9}, {3})) < kTolerance);
     const auto again = stored.clone();  // in f32
     CHECK(distance(run(again, ids, {7}), run(wide, ids, {7})) == 0);
@@ -292,7 +298,7 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
       const std::string name =
           fmt::format("{} {}", moe::io::dtype_name(dtype), is_tied ? "tied" : "dense");
       moe::test::write_tiny_checkpoint(folder / name, {.dtype = dtype, .tied = is_tied});
-      check(name, type, 0);  // a product of six rows or more is summed in one order
+      check(name, type, 0);
     }
     for (const Foreign kind : {Foreign::kQwen2Moe, Foreign::kMixtral}) {
       const std::string name =
