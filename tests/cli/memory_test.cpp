@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kVocab = int64_t{1} << 18, kWidth = int64_t{1} << 13;  // 8 GiB of embeddings
 constexpr int64_t kHeads = 64;
-const char* const kLimit = "ulimit -d 200000;";  // KiB
+const char* const kLimit = "ulimit -d 130000;";  // KiB
 
 void write_large_model(const fs::path& folder, int64_t inner = 64) {
   test::TinyCheckpoint shape;
