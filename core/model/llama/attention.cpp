@@ -258,12 +258,6 @@ Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const M
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
-Tensor attention_forward(const Tensor& x, const AttentionWeights& weights,
-                         const ModelConfig& config, const Sequences& sequences, LayerCache* cache) {
-  return adapted_linear(attended_tokens(x, weights, config, sequences, cache), weights.output, {},
-                        weights.output_adapter);
-}
-
 Tensor attended_behind(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
                        const std::vector<int64_t>& lengths,
                        const std::vector<kernels::KeptSequence>& kept, const RopeTable& rotations) {

@@ -47,13 +47,8 @@ at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
                        const ModelConfig& config);
 
 // x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
-// are equal, none continues another, and the cache is extended). Returns [T, D], the residual
-// not included.
-at::Tensor attention_forward(const at::Tensor& x, const AttentionWeights& weights,
-                             const ModelConfig& config, const Sequences& sequences,
-                             LayerCache* cache);
-
-// Of it what comes before the last product, [T, H A].
+// are equal, none continues another, and the cache is extended). Returns what every head gives,
+// [T, H A], before the product with the output matrix.
 at::Tensor attended_tokens(const at::Tensor& x, const AttentionWeights& weights,
                            const ModelConfig& config, const Sequences& sequences,
                            LayerCache* cache);
