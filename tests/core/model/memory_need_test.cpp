@@ -60,25 +60,27 @@ TEST_CASE("keys and values grow with what is generated, rows with the prompt", "
   config.head_dim = 4;
   // Keys and values, 3 layers, 1 head of width 4, 4 bytes each.
   CHECK(forward_bytes(config, {}, 0, 10, at::kCPU) == 2 * 3 * 1 * 4 * 4 * 10);
-  // Of 50 tokens more. Stream, norm and sum of 8, four times 2 heads and 1 head of width 4; a tenth
-  // more of all.
+  // Of 50 tokens more. The stream and its norm of 8; 2 heads and 1 head of width 4, as queries, keys
+  // and values and as what attention makes of them. A tenth more of all.
   const auto of_fifty = [&](const std::string& router) {
     const route::RouterSettings settings = route::parse_router(router);
     return forward_bytes(config, settings, 100, 10, at::kCPU) -
            forward_bytes(config, settings, 50, 10, at::kCPU);
   };
-  CHECK(of_fifty("top1") == 50 * 4 * (3 * 8 + 4 * (2 + 1) * 4) / 10 * 11);
-  // A wide feed-forward holds more than attention, two experts with the rows around them more yet.
+  constexpr uint64_t kAttention = 2 * (2 + 1) * 4;
+  CHECK(of_fifty("top1") == 50 * 4 * (2 * 8 + kAttention) / 10 * 11);
+  // A wide feed-forward holds more than attention: the activation, gate and up meet in the cache.
   config.intermediate_size = 100;
-  CHECK(of_fifty("top1") == 50 * 4 * (3 * 8 + 3 * 100) / 10 * 11);
+  CHECK(of_fifty("top1") == 50 * 4 * (2 * 8 + 100) / 10 * 11);
+  // A mixture has the rows around its two experts and the sum of what they gave, beside attention.
   config.moe.emplace();
   config.moe->experts = 4;
   config.moe->expert_width = 100;
-  CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + 2 * (3 * 100 + 2 * 8)) / 10 * 11);
+  CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + kAttention + 2 * (100 + 2 * 8)) / 10 * 11);
   CHECK(of_fifty("top1+ir") == of_fifty("top2"));
   // Gate, up and their product, the output and its share, beside what the experts gave.
   config.moe->shared_expert_width = 300;
-  CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + 3 * 300 + 3 * 8) / 10 * 11);
+  CHECK(of_fifty("top2") == 50 * 4 * (3 * 8 + kAttention + 3 * 300 + 3 * 8) / 10 * 11);
   CHECK(forward_bytes(config, {}, 5, 10, {at::kCUDA, 0}) == 0);
 }
 
