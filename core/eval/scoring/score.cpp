@@ -52,15 +52,16 @@ void check_same_requests(const model::Llama& llama, const std::vector<Request>& 
 
 // A token whose log-probability counts for a request.
 struct ScoredToken {
-  int64_t row;     // of the hidden states, which predicts the token
+  int64_t row;     // of the inputs, which predicts the token
   int64_t target;  // the token
   size_t request;
 };
 
 struct PackedBatch {
-  model::Packed inputs;             // [T]
-  std::vector<ScoredToken> scored;  // by row
-  std::vector<size_t> requests;     // in the order of the inputs
+  model::Packed inputs;                       // [T]
+  std::vector<ScoredToken> scored;            // by row
+  std::vector<kernels::TargetToken> targets;  // of each, with its row among inputs.output_rows
+  std::vector<size_t> requests;               // in the order of the inputs
 };
 
 // The inputs of a batch: all roots, then all branches.
@@ -78,6 +79,7 @@ class Packer {
     }
     std::stable_sort(batch_.scored.begin(), batch_.scored.end(),
                      [](const ScoredToken& a, const ScoredToken& b) { return a.row < b.row; });
+    number_targets();
     batch_.inputs.ids = at::tensor(ids_, at::kLong);
     if (batch_.inputs.lengths.size() == groups.size()) {
       batch_.inputs.continues.clear();  // no sequence has a prefix elsewhere
@@ -111,6 +113,21 @@ class Packer {
     }
   }
 
+  // A row is asked for once: equal choices share theirs. None is where requests run for their
+  // routing alone.
+  void number_targets() {
+    std::vector<int64_t> rows;
+    for (const ScoredToken& token : batch_.scored) {
+      if (rows.empty() || rows.back() != token.row) {
+        rows.push_back(token.row);
+      }
+      batch_.targets.push_back({static_cast<int64_t>(rows.size()) - 1, token.target});
+    }
+    if (!rows.empty()) {
+      batch_.inputs.output_rows = at::tensor(rows, at::kLong);
+    }
+  }
+
   const std::vector<Request>& requests_;
   std::vector<int64_t> ids_;
   PackedBatch batch_;
@@ -129,25 +146,16 @@ void add_token(const ScoredToken& token, float logprob, bool is_argmax, Scores& 
   ++score.tokens;
 }
 
+// hidden [N, D] f32, those of inputs.output_rows
 void add_batch(const model::Llama& llama, const PackedBatch& batch, const Tensor& hidden,
                Scores& total) {
-  std::vector<int64_t> rows;  // each once: equal choices share theirs
-  std::vector<kernels::TargetToken> targets;
-  for (const ScoredToken& token : batch.scored) {
-    if (rows.empty() || rows.back() != token.row) {
-      rows.push_back(token.row);
-    }
-    targets.push_back({static_cast<int64_t>(rows.size()) - 1, token.target});
+  if (batch.targets.empty()) {
+    return;
   }
-  if (rows.empty()) {
-    return;  // no request of this batch is scored, they run for their routing
-  }
-  total.head_rows += static_cast<int64_t>(rows.size());
-  const Tensor index = at::tensor(rows, at::kLong).to(hidden.device());
+  total.head_rows += hidden.size(0);
   std::vector<kernels::TokenLogProb> scores;
   llama.with_head([&](const Tensor& weight) {
-    scores = kernels::token_log_probs(hidden.index_select(0, index), weight, llama.product_type(),
-                                      targets);
+    scores = kernels::token_log_probs(hidden, weight, llama.product_type(), batch.targets);
   });
   for (size_t i = 0; i < scores.size(); ++i) {
     add_token(batch.scored[i], scores[i].logprob, scores[i].is_argmax, total);

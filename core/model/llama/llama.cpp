@@ -36,6 +36,7 @@ struct Pass {
         continues(tokens.continues),
         tables(tokens.tables),
         caches(tokens.caches),
+        output_rows(tokens.output_rows),
         routing(options),
         spread(tokens.ids.size(0), options.ep_ranks, parallel,
                options.wants_sequence_balance ? static_cast<int64_t>(lengths.size()) : 0),
@@ -76,6 +77,14 @@ struct Pass {
     rotations = rotations_at(lengths, starts, config);
   }
 
+  // What a dense last layer goes on with behind its attention: of all [T, ..] the rows that are
+  // asked for. A mixture routes all tokens, which may compete for its experts.
+  Tensor rows_behind_attention(const Tensor& all, const Layer& layer, int64_t index) const {
+    const bool selects =
+        output_rows.defined() && index + 1 == config.layers && !layer.router.defined();
+    return selects ? all.index_select(0, output_rows) : all;
+  }
+
   Tensor norm(const Tensor& x, const Tensor& weight) const {
     return type == at::kBFloat16 ? kernels::rms_norm_to_bf16(x, weight, config.rms_norm_eps)
                                  : kernels::rms_norm(x, weight, config.rms_norm_eps);
@@ -88,6 +97,7 @@ struct Pass {
   std::vector<int64_t> lengths, continues;
   std::shared_ptr<const PackTables> tables;
   std::vector<SequenceCache*> caches;  // one a sequence, or none
+  Tensor output_rows;                  // [N] i64 on the model's device, or undefined
   std::optional<RopeTable> rotations;  // with caches: [T, A]
   // Whether the residual stream may be added to where it lies: for inference on the CPU, where no
   // backward asks for it again.
@@ -121,14 +131,16 @@ Tensor attended(const Tensor& x, const Layer& layer, const Pass& pass, int64_t i
   return attended_behind(normed, layer.attention, pass.config, pass.lengths, kept, *pass.rotations);
 }
 
-// x [T, D] f32, the residual stream -> what the attention of layer `index` adds to it, [T, D].
+// x [T, D] f32, the residual stream -> what the attention of layer `index` adds to it, [T, D], or
+// to the rows that it goes on with.
 Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
                       LayerCache* cache) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  return adapted_linear(attended(x, layer, pass, index, cache), layer.attention.output, {},
-                        layer.attention.output_adapter);
+  const Tensor rows =
+      pass.rows_behind_attention(attended(x, layer, pass, index, cache), layer, index);
+  return adapted_linear(rows, layer.attention.output, {}, layer.attention.output_adapter);
 }
 
 // Between the halves of a layer.
@@ -141,11 +153,14 @@ struct Middle {
 Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
                        LayerCache* cache) {
   if (pass.adds_in_place && x.size(0) > 0 && !layer.attention.output_adapter.defined()) {
-    Tensor sum = x;
-    kernels::add_linear(sum, attended(x, layer, pass, index, cache), layer.attention.output);
+    const Tensor rows =
+        pass.rows_behind_attention(attended(x, layer, pass, index, cache), layer, index);
+    Tensor sum = pass.rows_behind_attention(x, layer, index);
+    kernels::add_linear(sum, rows, layer.attention.output);
     return {sum, pass.norm(sum, layer.post_norm)};
   }
-  auto [sum, normed] = kernels::rms_norm_of_sum(x, attention_half(x, layer, pass, index, cache),
+  const Tensor added = attention_half(x, layer, pass, index, cache);
+  auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_behind_attention(x, layer, index), added,
                                                 layer.post_norm, pass.config.rms_norm_eps,
                                                 /*to_bf16=*/pass.type == at::kBFloat16);
   return {std::move(sum), std::move(normed)};
@@ -440,10 +455,14 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   if (cache != nullptr) {
     cache->layers.resize(config.layers);
   }
+  MOE_CHECK(!tokens.output_rows.defined() || (!at::GradMode::is_enabled() && !on_feed_forward));
   const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
   const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
   const auto own =
       std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
+  if (tokens.output_rows.defined()) {
+    own->output_rows = tokens.output_rows.to(device());
+  }
   own->adds_in_place = device().is_cpu() && !at::GradMode::is_enabled();
   if (!tokens.caches.empty()) {
     own->make_rotations();
@@ -492,6 +511,9 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   set_layer(weights_->parallel, -1);
   for (size_t sequence = 0; sequence < tokens.caches.size(); ++sequence) {
     tokens.caches[sequence]->add(tokens.lengths[sequence]);
+  }
+  if (pass->output_rows.defined() && weights_->layers.back().router.defined()) {
+    x = x.index_select(0, pass->output_rows);
   }
   result.hidden = kernels::rms_norm(x, weights_->norm, config.rms_norm_eps);
   return result;

@@ -40,6 +40,9 @@ struct Packed {
   // Empty, or one for each sequence, on the CPU: its tokens come behind those that are kept there,
   // and are kept there too. `continues` is then empty.
   std::vector<SequenceCache*> caches = {};
+  // Undefined, or [N] i64, increasing: the tokens whose hidden states are asked for. A dense last
+  // layer then computes nothing behind its attention for the others. For inference alone.
+  at::Tensor output_rows = {};
 };
 
 // What routing needs besides the weights. By default the folder's own.
@@ -62,7 +65,7 @@ struct KvCache {
 // collective too: every process of the group calls it from `hidden`, also with no tokens (its
 // gradient is then [0, D]), and from the same losses.
 struct ForwardResult {
-  at::Tensor hidden;  // [T, D] f32 after the final norm
+  at::Tensor hidden;  // [T, D] f32 after the final norm; [N, D] of Packed::output_rows
   // Summed over MoE layers. Under expert parallelism: the part of this process, so that the sum
   // over the group is the mean over all logical ranks that hold tokens.
   route::AuxLosses losses;

@@ -502,6 +502,41 @@ TEST_CASE("sequences that go on from one give the logits of each spelt out", "[m
   }
 }
 
+TEST_CASE("rows that are asked for are those of the whole, whatever the last layer is", "[model]") {
+  const moe::test::TempDir dir;
+  moe::test::write_tiny_checkpoint(dir / "dense", {});
+  const int kind = GENERATE(0, 1, 2, 3);
+  if (kind == 0) {
+    moe::test::write_foreign_checkpoint(dir / "model", foreign_variant(8));  // head norms
+  } else if (kind == 1) {
+    moe::test::write_mixture(dir / "dense", dir / "model", {.router = "top1", .router_std = 1.0});
+  } else if (kind == 2) {  // a mixture in the last layer
+    moe::test::write_foreign_checkpoint(dir / "model",
+                                        {.kind = moe::test::Foreign::kMixtral, .dense_layers = {}});
+  }
+  Llama model = Llama::load(moe::io::Checkpoint(dir / (kind == 3 ? "dense" : "model")));
+  model.set_compute(
+      {.precision = GENERATE(moe::model::Precision::kF32, moe::model::Precision::kBf16)});
+  at::manual_seed(11);
+  const at::NoGradGuard no_gradients;
+  // A question of 6 tokens with two answers, a sequence of one token, one of 5.
+  moe::model::Packed tokens{
+      at::randint(64, {6 + 3 + 2 + 1 + 5}, at::kLong), {6, 3, 2, 1, 5}, {-1, 0, 0, -1, -1}};
+  const auto routing = model.default_routing();
+  const Tensor whole = model.forward(tokens, routing).hidden;
+  for (const std::vector<int64_t>& rows :
+       {std::vector<int64_t>{16},
+        {0},
+        {5, 6, 7, 9},
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}}) {
+    tokens.output_rows = at::tensor(rows, at::kLong);
+    const Tensor some = model.forward(tokens, routing).hidden;
+    // The same products, for fewer rows perhaps by another kernel: sums in another order.
+    CHECK(some.sizes() == at::IntArrayRef({static_cast<int64_t>(rows.size()), whole.size(1)}));
+    CHECK(at::allclose(some, whole.index_select(0, tokens.output_rows), 1e-5, 1e-5));
+  }
+}
+
 TEST_CASE("a cache gives the logits of the whole sequence", "[model]") {
   const moe::test::TempDir folder;
   moe::test::write_tiny_checkpoint(folder / "m", {});
