@@ -42,23 +42,44 @@ if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned 
   exit 0
 fi
 
-# An object is compiled again when its source or any header of the tree is newer; ccache, where it is, knows better.
+# Reading headers takes most of the time: the sources of a folder are compiled as one, as in a release, and a program takes from
+# the archive what it needs. An object is made again when its sources or any header of the tree are newer; ccache, where it is,
+# knows better.
 compiler=clang++
 if command -v ccache >/dev/null; then compiler="ccache clang++"; fi
-mkdir -p "$build/finds"
+mkdir -p "$build/finds" "$build/joined"
 newest_header=$(find core tests/fuzz -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d' ' -f2-)
-object_of() { echo "$build/${1//\//_}.o"; }
-for target in "${targets[@]}"; do echo ${sources[$target]} "tests/fuzz/${target}_fuzz.cpp"; done | tr ' ' '\n' | sort -u |
-  while read -r source; do
-    object=$(object_of "$source")
-    if [ ! "$object" -nt "$source" ] || [ ! "$object" -nt "$newest_header" ]; then
-      printf '%s\0' "$compiler ${flags[*]} -c $source -o $object"
-    fi
-  done | xargs -0 -r -P "$(nproc)" -I{} sh -c '{}'
+declare -A joined=()
+for target in "${all[@]}"; do
+  for source in ${sources[$target]}; do joined[$(dirname -- "$source")]+=" $source"; done
+done
+units=()
+for folder in "${!joined[@]}"; do # written anew only where it says something else
+  unit=$build/joined/${folder//\//_}.cpp
+  tr ' ' '\n' <<<"${joined[$folder]}" | sed '/./!d; s/.*/#include "&"/' | sort -u >"$unit.new"
+  if cmp -s "$unit.new" "$unit"; then rm "$unit.new"; else mv "$unit.new" "$unit"; fi
+  units+=("$unit")
+done
+object_of() { local name=${1//\//_}; echo "$build/${name%.cpp}.o"; }
+is_stale() { # SOURCE
+  local object source
+  object=$(object_of "$1")
+  for source in "$1" "$newest_header" $(sed -n 's/^#include "\(.*\.cpp\)"$/\1/p' "$1"); do
+    [ "$object" -nt "$source" ] || return 0
+  done
+  return 1
+}
+for source in "${units[@]}" "${targets[@]/%/_fuzz.cpp}"; do
+  case "$source" in "$build"/*) ;; *) source=tests/fuzz/$source ;; esac
+  if is_stale "$source"; then printf '%s\0' "$compiler ${flags[*]} -c $source -o $(object_of "$source")"; fi
+done | xargs -0 -r -P "$(nproc)" -I{} sh -c '{}'
+rm -f "$build/sources.a"
+archived=()
+for unit in "${units[@]}"; do archived+=("$(object_of "$unit")"); done
+ar rcs "$build/sources.a" "${archived[@]}"
 for target in "${targets[@]}"; do
-  objects=()
-  for source in ${sources[$target]} "tests/fuzz/${target}_fuzz.cpp"; do objects+=("$(object_of "$source")"); done
-  clang++ -fsanitize=fuzzer,address,undefined "${objects[@]}" -lz -lzstd -lsentencepiece -lutf8proc -lonig -o "$build/$target"
+  clang++ -fsanitize=fuzzer,address,undefined "$(object_of "tests/fuzz/${target}_fuzz.cpp")" "$build/sources.a" \
+    -lz -lzstd -lsentencepiece -lutf8proc -lonig -o "$build/$target"
 done
 
 fuzz() {  # TARGET: libFuzzer writes to the first folder and only reads the second; 0 = no crash
