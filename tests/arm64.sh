@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Linux on arm64: cross-compiled, and run under qemu-user. The last line is `N passed, N failed, N skipped`.
 #
-#   tests/arm64.sh           the tiles of matrix products and the vector loops of 16-bit numbers, which need no LibTorch: a minute
+#   tests/arm64.sh           the tiles of matrix products and the vector loops of 16-bit numbers, which need no LibTorch, are compiled
+#                            and run; all CPU kernels and their operators are compiled: a minute
 #   tests/arm64.sh --all     also all of moe and every test of the CPU kernels, with LibTorch for arm64 (recipes/setup.sh arm64)
 set -uo pipefail
 
@@ -81,6 +82,22 @@ tiles() {
   if no_loop_spills "$folder/gemm_tile.s"; then count 1 0 0; else fail "the widest tile of arm64 spills registers"; fi
 }
 
+# Against the headers of the LibTorch for this machine, which ask the compiler what it compiles for.
+kernels() {
+  local include folder
+  include=$(compgen -G '.venv/lib/python3*/site-packages/torch/include') || {
+    echo "skipped: the CPU kernels; .venv has no LibTorch (recipes/setup.sh puts it there)"
+    count 0 0 1
+    return
+  }
+  for folder in cpu ops; do
+    printf '#include "%s"\n' kernels/$folder/*.cpp >build/arm64-tiles/kernels_$folder.cpp
+    $compiler -std=c++20 -DNDEBUG -DMOE_VERSION='""' -I. -isystem "$include" -isystem "$include/torch/csrc/api/include" -fsigned-char -fopenmp \
+      -Wall -Wextra -Wpedantic -Werror -fsyntax-only build/arm64-tiles/kernels_$folder.cpp || fail "compiling kernels/$folder for arm64"
+  done
+  count 1 0 0
+}
+
 whole() {
   local test
   local -a tests=() targets=(--target moe)
@@ -92,5 +109,6 @@ whole() {
 }
 
 tiles
+kernels
 [ "$all" = no ] || whole
 finish

@@ -108,17 +108,24 @@ check "--device cuda is refused in a sentence" refuses "cuda" moe eval runs/quic
   --tasks runs/quickstart/texts/quiz.jsonl
 check "a folder that holds something else is left alone" refuses "holds something else" moe quickstart -o "$package"
 
-# The tests of commands that ask for nothing of a source tree, nor for the folder of the binary, with the installed one.
+# The tests of commands that ask for nothing of a source tree, nor for the folder of the binary, with the installed one; as many at
+# once as there are cores.
+passes_command_test() {  # NAME
+  local status=0
+  "$root/build/cpu/$1" >"$work/$1.log" 2>&1 || status=$?
+  [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || { cat "$work/$1.log"; echo "failed: $1"; return 1; }
+}
 passes_command_tests() {
-  local source name status
-  local -a failed=()
+  local source name
+  local -a names=()
   for source in $(grep -L 'source_folder\|moe_binary' "$root"/tests/cli/*_test.cpp); do
-    name=cli_$(basename -- "$source" .cpp) status=0
+    name=cli_$(basename -- "$source" .cpp)
     [ -x "$root/build/cpu/$name" ] || { echo "$name is not built"; return 1; }
-    MOE_BINARY=$work/env/bin/moe OMP_WAIT_POLICY=PASSIVE "$root/build/cpu/$name" || status=$?
-    [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || failed+=("$name")
+    names+=("$name")
   done
-  [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; return 1; }
+  export -f passes_command_test
+  root=$root work=$work MOE_BINARY=$work/env/bin/moe OMP_WAIT_POLICY=PASSIVE \
+    xargs -P "$(nproc)" -I{} bash -c 'passes_command_test {}' <<<"$(printf '%s\n' "${names[@]}")"
 }
 if [ -x "$root/build/cpu/cli_inspect_test" ]; then
   check "it passes the tests of commands" passes_command_tests
