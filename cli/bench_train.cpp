@@ -13,6 +13,40 @@ namespace moe::cli {
 
 namespace {
 
+// A line a number of threads, then a line a part: milliseconds of the thread that calls.
+std::string table_of_threads(const std::vector<bench::CountedWork>& counted) {
+  const bench::CountedWork& one = counted.front();
+  std::string table =
+      "counted by each thread's processor time, as if each had a core and memory were fast "
+      "enough:\n";
+  for (const auto& each : counted) {
+    if (each.threads > 1) {
+      const double speedup = one.all.work_s() / each.all.caller_s;
+      table += fmt::format(
+          "  {:>2} threads: serial share of a step {:4.1f} %, {:5.2f} times one thread, {:.0f} % "
+          "of "
+          "each used\n",
+          each.threads, 100 * bench::serial_share(each.all, each.threads), speedup,
+          100 * speedup / each.threads);
+    }
+  }
+  table += fmt::format("  {:<18}", "threads");
+  for (const auto& each : counted) {
+    table += fmt::format("{:>9}   ", each.threads);
+  }
+  table += "\n";
+  for (const auto& [name, alone] : one.parts) {
+    table += fmt::format("  {:<18}", name);
+    for (const auto& each : counted) {
+      const auto part = each.parts.find(name);
+      table += part == each.parts.end() ? std::string(12, ' ')
+                                        : fmt::format("{:>9.2f} ms", 1e3 * part->second.caller_s);
+    }
+    table += "\n";
+  }
+  return table;
+}
+
 std::string table_of(const bench::TrainReport& report) {
   const double step = report.step.median_s;
   std::string table = fmt::format(
@@ -35,12 +69,11 @@ std::string table_of(const bench::TrainReport& report) {
                          100 * seconds / sum, speedup);
   }
   if (report.one_thread.step_s > 0) {
-    table += fmt::format(
-        "x: by {} threads; serial share of a step {:.1f} %: what they do not shorten of the {:.0f} "
-        "ms of one\n",
-        report.threads,
-        100 * bench::serial_share(report.one_thread.step_s, report.wall_s, report.threads),
-        1e3 * report.one_thread.step_s);
+    table += fmt::format("x: one thread takes as long, by {} threads; {:.0f} ms a step\n",
+                         report.threads, 1e3 * report.one_thread.step_s);
+  }
+  if (!report.counted_steps.empty()) {
+    table += table_of_threads(report.counted_steps);
   }
   const auto& counted = report.counted;
   table += fmt::format(

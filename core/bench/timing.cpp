@@ -4,26 +4,21 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
 #include <vector>
 
 namespace moe::bench {
 
-bool times_cpu() { return at::get_num_threads() == 1; }
-
-namespace {
-
-double read_clock(clockid_t clock) {
+double read_clock_s(clockid_t clock) {
   timespec now{};
   clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-}  // namespace
+bool times_cpu() { return at::get_num_threads() == 1; }
 
 double clock_now_s() {
-  return read_clock(times_cpu() ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC);
+  return read_clock_s(times_cpu() ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC);
 }
 
 double clock_now_s(c10::Device device) {
@@ -31,7 +26,7 @@ double clock_now_s(c10::Device device) {
     return clock_now_s();
   }
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  return read_clock(CLOCK_MONOTONIC);
+  return read_clock_s(CLOCK_MONOTONIC);
 }
 
 Timing timing_of(std::vector<double> seconds) {

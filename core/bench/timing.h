@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <ctime>
 #include <functional>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 namespace moe::bench {
 
+double read_clock_s(clockid_t clock);
 bool times_cpu();      // one thread
 double clock_now_s();  // differences of it are seconds
 // The same of work on `device`: of a GPU the wall's, once all that was launched is done.

@@ -3,10 +3,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -174,10 +174,7 @@ class Steps {
   Random random_{1, "bench"};
 };
 
-double wall_now_s() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
+double wall_now_s() { return read_clock_s(CLOCK_MONOTONIC); }
 
 std::map<std::string, double> profile(const TrainBenchSettings& settings, Steps& steps) {
   if (settings.profiled == 0) {
@@ -216,6 +213,19 @@ OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
   alone.parts_s = profile(settings, steps);
   at::set_num_threads(threads);
   return alone;
+}
+
+// The step on one thread, on as many as the run has, and on those of larger machines.
+std::vector<CountedWork> counted_steps(const TrainBenchSettings& settings, Steps& steps) {
+  const int own = at::get_num_threads();
+  std::vector<CountedWork> counted;
+  if (own == 1 || !settings.device.is_cpu() || settings.counted_repeats == 0) {
+    return counted;
+  }
+  for (const int threads : std::set<int>{1, own, 8, 16}) {
+    counted.push_back(count_work(threads, settings.counted_repeats, [&] { steps.step(); }));
+  }
+  return counted;
 }
 
 void time_steps(const TrainBenchSettings& settings, Steps& steps, TrainReport& report) {
@@ -277,6 +287,7 @@ TrainReport bench_train(const TrainBenchSettings& settings) {
   }
   report.parts_s = profile(settings, steps);
   report.one_thread = by_one_thread(settings, steps);
+  report.counted_steps = counted_steps(settings, steps);
   const auto& config = steps.config();
   const auto layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 1;
   const auto shapes = product_shapes(config, report.tokens, report.counted.rows() / layers);
@@ -308,9 +319,11 @@ OrderedJson to_json(const TrainBenchSettings& settings) {
   return json;
 }
 
-double serial_share(double one_thread_s, double threads_s, int threads) {
-  const double speedup = one_thread_s / threads_s, count = threads;
-  return (1 / speedup - 1 / count) / (1 - 1 / count);
+const CountedWork* TrainReport::counted_by(int its_threads) const {
+  const auto found =
+      std::find_if(counted_steps.begin(), counted_steps.end(),
+                   [=](const CountedWork& each) { return each.threads == its_threads; });
+  return found == counted_steps.end() ? nullptr : &*found;
 }
 
 OrderedJson to_json(const TrainReport& report) {
@@ -350,7 +363,13 @@ OrderedJson to_json(const TrainReport& report) {
     }
     json["one_thread_ms"] = report.one_thread.step_s * 1e3;
     json["one_thread_parts_ms"] = one_thread_parts;
-    json["serial_share"] = serial_share(report.one_thread.step_s, report.wall_s, report.threads);
+  }
+  if (const CountedWork* own = report.counted_by(report.threads); own != nullptr) {
+    json["serial_share"] = serial_share(own->all, own->threads);
+    json["counted"] = OrderedJson::array();
+    for (const CountedWork& each : report.counted_steps) {
+      json["counted"].push_back(to_json(each, report.counted_steps.front()));
+    }
   }
   return json;
 }

@@ -9,6 +9,7 @@
 
 #include "core/bench/environment.h"
 #include "core/bench/gemm.h"
+#include "core/bench/thread_time.h"
 #include "core/model/convert/upcycle_request.h"
 #include "core/model/llama/compute.h"
 #include "core/route/counters.h"
@@ -35,6 +36,7 @@ struct TrainBenchSettings {
   int64_t rows = 2, length = 512;                                     // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
   int64_t one_thread_repeats = 3;  // where there are several threads
+  int counted_repeats = 3;         // likewise, of steps counted by each thread's processor time
   c10::Device device = c10::kCPU;
   bool graph = false;         // micro-batches as CUDA graphs
   bool force_memory = false;  // load the model although memory will be short
@@ -45,11 +47,6 @@ struct OneThread {
   double step_s = 0;  // wall, median; 0: not measured
   std::map<std::string, double> parts_s;
 };
-
-// The share of a time that `threads` do not shorten (Karp and Flatt 1990, "Measuring parallel
-// processor performance"): what one thread does while the others wait, threads that are done before
-// others, memory that is no faster for several.
-double serial_share(double one_thread_s, double threads_s, int threads);
 
 struct TrainReport {
   std::string router;  // empty: dense
@@ -66,7 +63,11 @@ struct TrainReport {
   double first_loss = 0, last_loss = 0;
   std::map<std::string, double> parts_s;  // of a step; forward and backward together
   OneThread one_thread;                   // with several threads on as many processors
-  route::CounterValues counted;           // of the last step, all layers
+  // Where there are several threads: by 1, `threads`, 8 and 16 of them.
+  std::vector<CountedWork> counted_steps;
+  route::CounterValues counted;  // of the last step, all layers
+
+  const CountedWork* counted_by(int its_threads) const;  // null: it was not counted
 };
 
 // UserError: what loading the folder and its router say.

@@ -65,6 +65,16 @@ kernels::TopKPlanRows memory_of(const Plan& plan) {
           plan.overflow_token.size(0)};
 }
 
+// An operation on the device of `on`: by the kernel of a GPU, or by the loop of the CPU.
+template <typename Args, typename OnGpu, typename OnCpu>
+void run_on(const at::Tensor& on, const Args& args, OnGpu on_gpu, OnCpu on_cpu) {
+  if (on.is_cuda()) {
+    (kernels::cuda_functions().*on_gpu)(args, kernels::current_stream(on));
+  } else {
+    on_cpu(args);
+  }
+}
+
 // What the choices of tokens are written to.
 struct ChoiceTensors {
   at::Tensor scores, choice, at_home, requested;
@@ -77,15 +87,16 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopK
                          at::empty({shape.tokens}, ints),
                          at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
   const at::Tensor logits = input.logits.contiguous();
-  kernels::cuda_functions().router_choices(
-      {logits.const_data_ptr<float>(),
-       home.const_data_ptr<int32_t>(),
-       {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
-       to.scores.data_ptr<float>(),
-       to.choice.data_ptr<int32_t>(),
-       to.at_home.data_ptr<int32_t>(),
-       to.requested.data_ptr<int32_t>()},
-      kernels::current_stream(logits));
+  run_on(logits,
+         kernels::RouterChoicesArgs{
+             logits.const_data_ptr<float>(),
+             home.const_data_ptr<int32_t>(),
+             {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
+             to.scores.data_ptr<float>(),
+             to.choice.data_ptr<int32_t>(),
+             to.at_home.data_ptr<int32_t>(),
+             to.requested.data_ptr<int32_t>()},
+         &kernels::CudaFunctions::router_choices, kernels::router_choices_cpu);
   return to;
 }
 
@@ -140,12 +151,13 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
     const at::Tensor sums =
         at::empty({2 * kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
     const auto decided = c10::make_intrusive<Decided>(input, plan, gates);
-    kernels::cuda_functions().plan_weights(
-        {decided->rows, decided->kind, logits.const_data_ptr<float>(),
-         count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
-         combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
-         sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()},
-        kernels::current_stream(logits));
+    run_on(logits,
+           kernels::PlanWeightsArgs{
+               decided->rows, decided->kind, logits.const_data_ptr<float>(),
+               count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
+               combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
+               sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()},
+           &kernels::CudaFunctions::plan_weights, kernels::plan_weights_cpu);
     context->set_materialize_grads(false);
     context->save_for_backward({logits, count, combine, chosen});
     context->saved_data["decided"] = c10::IValue::make_capsule(decided);
@@ -162,13 +174,14 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
     }
     const at::Tensor& logits = saved[0];
     const at::Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
-    kernels::cuda_functions().plan_weights_backward(
-        {decided.rows, decided.kind, logits.const_data_ptr<float>(),
-         saved[1].const_data_ptr<float>(), saved[2].const_data_ptr<float>(),
-         saved[3].const_data_ptr<int32_t>(), pointer_to(upstream[1]), pointer_to(upstream[0]),
-         pointer_to(upstream[2]), pointer_to(upstream[3]), pulled.data_ptr<float>(),
-         grad.data_ptr<float>()},
-        kernels::current_stream(logits));
+    run_on(logits,
+           kernels::PlanWeightsBackwardArgs{
+               decided.rows, decided.kind, logits.const_data_ptr<float>(),
+               saved[1].const_data_ptr<float>(), saved[2].const_data_ptr<float>(),
+               saved[3].const_data_ptr<int32_t>(), pointer_to(upstream[1]), pointer_to(upstream[0]),
+               pointer_to(upstream[2]), pointer_to(upstream[3]), pulled.data_ptr<float>(),
+               grad.data_ptr<float>()},
+           &kernels::CudaFunctions::plan_weights_backward, kernels::plan_weights_backward_cpu);
     return {grad, {}, {}, {}, {}};
   }
 };
@@ -176,7 +189,7 @@ struct WeighPlan : torch::autograd::Function<WeighPlan> {
 }  // namespace
 
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
-  MOE_CHECK(input.logits.is_cuda() && input.logits.scalar_type() == at::kFloat);
+  MOE_CHECK(input.logits.scalar_type() == at::kFloat);
   const int64_t experts = input.experts();
   const bool has_next = input.k < experts;
   const TopKPlanShape shape{input.tokens(), experts,
@@ -191,9 +204,11 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
       from.at_home.const_data_ptr<int32_t>(),   home.const_data_ptr<int32_t>(),
       from.requested.const_data_ptr<int32_t>(), slots.const_data_ptr<int32_t>()};
   const Plan plan = room_for(input, shape);
-  const at::Tensor scratch = at::empty({kernels::top_k_plan_scratch(shape)}, home.options());
-  kernels::cuda_functions().top_k_plan({shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
-                                       kernels::current_stream(input.logits));
+  const at::Tensor scratch =
+      at::empty({home.is_cuda() ? kernels::top_k_plan_scratch(shape) : 0}, home.options());
+  run_on(input.logits,
+         kernels::TopKPlanArgs{shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
+         &kernels::CudaFunctions::top_k_plan, kernels::top_k_plan_cpu);
   return plan;
 }
 
@@ -206,11 +221,12 @@ KernelCounts count_by_kernels(const RouteInput& input, const Plan& plan,
   const at::Tensor sums =
       at::empty({kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
   const at::Tensor logits = input.logits.contiguous(), scores = input.scores.contiguous();
-  kernels::cuda_functions().plan_counts(
-      {rows_in(input, plan), logits.const_data_ptr<float>(), scores.const_data_ptr<float>(),
-       settings.ir, input.dropless, to.count.data_ptr<float>(), to.counted.data_ptr<int64_t>(),
-       sums.data_ptr<double>()},
-      kernels::current_stream(logits));
+  run_on(logits,
+         kernels::PlanCountsArgs{rows_in(input, plan), logits.const_data_ptr<float>(),
+                                 scores.const_data_ptr<float>(), settings.ir, input.dropless,
+                                 to.count.data_ptr<float>(), to.counted.data_ptr<int64_t>(),
+                                 sums.data_ptr<double>()},
+         &kernels::CudaFunctions::plan_counts, kernels::plan_counts_cpu);
   return to;
 }
 

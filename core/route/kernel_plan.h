@@ -1,16 +1,17 @@
 #pragma once
-// A top-k router by the kernels of a GPU (kernels/ops/router.h, top_k_plan.h, plan_weights.h): a
-// few launches for a plan where the rules of rule.h take about a hundred, and a few for its
-// counters, gates and losses where counters.cpp, gates.cpp and losses.cpp take about seventy. Those
-// stay what defines it.
+// A top-k router by operations of its own (kernels/ops/router.h, top_k_plan.h, plan_weights.h): a
+// few for a plan where the rules of rule.h take about a hundred, and a few for its counters, gates
+// and losses where counters.cpp, gates.cpp and losses.cpp take about seventy. On a GPU they are
+// launches, on the CPU loops that all threads share, as LibTorch's sorts and small operations are
+// not. The rules stay what defines it.
 
 #include "core/route/losses.h"
 #include "core/route/rule.h"
 
 namespace moe::route {
 
-// What top_k, within_capacity, fill_in and intra_gpu make of `input`, f32 on a GPU, as `settings`
-// (top-k) say. At most kernels::kMaxRouterExperts experts.
+// What top_k, within_capacity, fill_in and intra_gpu make of `input`, f32, as `settings` (top-k)
+// say. At most kernels::kMaxRouterExperts experts.
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings);
 
 // multiplicities() of such a plan (gates.h), and what Counters::counted is made of.

@@ -26,8 +26,7 @@ Plan plan_by_rules(const RouteInput& input, const RouterFunctions& functions,
 }
 
 bool goes_by_kernels(const at::Tensor& logits, const RouterSettings& settings) {
-  return logits.is_cuda() && logits.scalar_type() == at::kFloat &&
-         has_kernel_plan(settings, logits.size(1));
+  return logits.scalar_type() == at::kFloat && has_kernel_plan(settings, logits.size(1));
 }
 
 // What has a gradient: all that `routing` holds besides is decided.

@@ -32,7 +32,8 @@ struct RouterFunctions {
   AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                       const RouterSettings& settings);
   std::vector<CaseGradient> (*case_gradients)(const RouterSettings& settings);
-  // The plan of the rules, made by kernels of a GPU; nullptr where there are none.
+  // The plan of the rules in f32, made by operations of their own (kernel_plan.h); nullptr where
+  // there are none.
   Plan (*kernel_plan)(const RouteInput& input, const RouterSettings& settings) = nullptr;
   // Of such a plan, by kernels too: what gates, row_weights() and losses give.
   void (*kernel_weights)(const at::Tensor& logits, const RouterSettings& settings,
@@ -41,8 +42,8 @@ struct RouterFunctions {
 
 const RouterFunctions& functions_of(const RouterSettings& settings);
 
-// Whether a GPU plans this router, in layers of E experts, by launches that never wait for the
-// host.
+// Whether this router, in layers of E experts, is planned in f32 by operations of its own, which on
+// a GPU never wait for the host.
 bool has_kernel_plan(const RouterSettings& settings, int64_t experts);
 
 // softmax(a) [T, E].

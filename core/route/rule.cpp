@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/route/router.h"
+#include "kernels/ops/router.h"
 
 namespace moe::route {
 
@@ -89,6 +90,18 @@ at::Tensor by_biased_score(const at::Tensor& logits, const at::Tensor& by_logit,
   return by_logit.gather(1, order);
 }
 
+// [T, E] i64: larger logits first, ties go to the lower expert.
+at::Tensor order_of_logits(const at::Tensor& logits) {
+  if (!logits.is_cpu() || logits.scalar_type() != at::kFloat) {
+    return std::get<1>(at::sort(logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  }
+  const at::Tensor plain = logits.contiguous();
+  const at::Tensor order = at::empty(plain.sizes(), plain.options().dtype(at::kLong));
+  kernels::expert_order_cpu(
+      {plain.const_data_ptr<float>(), order.data_ptr<int64_t>(), plain.size(0), plain.size(1)});
+  return order;
+}
+
 }  // namespace
 
 RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
@@ -103,8 +116,7 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   RouteInput input;
   input.logits = logits.detach();
   input.scores = scores.detach();
-  input.by_logit =
-      std::get<1>(at::sort(input.logits, /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  input.by_logit = order_of_logits(input.logits);
   input.ranked = settings.bias_rate && bias.defined()
                      ? by_biased_score(input.logits, input.by_logit, bias.detach())
                      : input.by_logit;

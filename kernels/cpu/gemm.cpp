@@ -114,27 +114,68 @@ void share_out_rows(const GemmShape& shape, const MatrixView& a, const MatrixVie
   });
 }
 
-// The widest tiles of all blocks, counted through, so that a thread's share is as large as others'
-// whatever the blocks are.
+// Columns begin .. end - 1, in widest tiles of all blocks counted through, by some rows of A, in
+// one share a block.
+struct TileColumns {
+  int64_t grain;  // columns of the widest tile
+  int64_t begin, end;
+};
+
+template <typename Run>
+void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
+                 const TileColumns& tiles, int64_t first_row, int64_t rows, Run run) {
+  const int64_t grain = tiles.grain;
+  int64_t part = 0, column = 0;  // where the block begins
+  for (const ColumnBlock& block : b) {
+    const int64_t next = part + blocks(block.columns, grain);
+    if (tiles.begin < next && tiles.end > part) {
+      const int64_t first = (std::max(tiles.begin, part) - part) * grain;
+      const int64_t last = std::min(block.columns, (std::min(tiles.end, next) - part) * grain);
+      run(Share{{rows, last - first, shape.k},
+                a.from(first_row, 0),
+                block.b.from(0, first),
+                first_row,
+                column + first});
+    }
+    part = next;
+    column += block.columns;
+  }
+}
+
+// Rows of A that threads take at a time where they share out `tiles` tiles of columns: all, unless
+// the tiles alone leave threads idle. Every piece of rows copies its B anew, which takes some time
+// as if there were kCopyRows more of them.
+int64_t rows_of_piece(int64_t m, int64_t tiles, int64_t grain) {
+  constexpr int64_t kCopyRows = 16, kLeastRows = 24;
+  const int64_t threads = at::get_num_threads();
+  const auto time_of = [&](int64_t rows) {
+    return blocks(tiles * blocks(m, rows), threads) * (rows + kCopyRows);
+  };
+  int64_t best = std::max<int64_t>(m, 1);
+  for (int64_t pieces = 2; pieces <= threads && m / pieces >= kLeastRows; ++pieces) {
+    const int64_t rows = blocks(blocks(m, pieces), grain) * grain;
+    best = 10 * time_of(rows) < 9 * time_of(best) ? rows : best;  // a tenth at least
+  }
+  return best;
+}
+
+// Tiles of columns are counted through, so that a thread's share is as large as others' whatever
+// the blocks are; where they are few for the threads, once for each piece of the rows.
 template <typename Run>
 void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
   const TileKernel& kernel = tile_kernel_for(a, b.front().b);
   const int64_t grain = kernel.vectors * kernel.width;
-  int64_t parts = 0;
+  int64_t tiles = 0;
   for (const ColumnBlock& block : b) {
-    parts += blocks(block.columns, grain);
+    tiles += blocks(block.columns, grain);
   }
-  on_threads(parts, [&](int64_t begin, int64_t end) {
-    int64_t part = 0, column = 0;  // where the block begins
-    for (const ColumnBlock& block : b) {
-      const int64_t next = part + blocks(block.columns, grain);
-      if (begin < next && end > part) {
-        const int64_t first = (std::max(begin, part) - part) * grain;
-        const int64_t last = std::min(block.columns, (std::min(end, next) - part) * grain);
-        run(Share{{shape.m, last - first, shape.k}, a, block.b.from(0, first), 0, column + first});
-      }
-      part = next;
-      column += block.columns;
+  const int64_t rows = rows_of_piece(shape.m, tiles, kernel.rows);
+  on_threads(tiles * blocks(shape.m, rows), [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end;) {
+      const int64_t piece = at / tiles, next = std::min(end, (piece + 1) * tiles);
+      run_columns(shape, a, b, {grain, at - piece * tiles, next - piece * tiles}, piece * rows,
+                  std::min(rows, shape.m - piece * rows), run);
+      at = next;
     }
   });
 }
@@ -142,7 +183,8 @@ void share_out_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks
 // Calls run(Share) for the shares of each thread of a product.
 template <typename Run>
 void share_out(const GemmShape& shape, const MatrixView& a, ColumnBlocks b, Run run) {
-  // A B that is transposed or rounded is so once: then threads take its columns, else rows of A.
+  // A B that is transposed or rounded is so once, or few times: then threads take its columns, else
+  // rows of A.
   const MatrixView& first = b.front().b;
   const bool is_copied = first.column != 1 || first.dtype == Dtype::kF32RoundedToBF16;
   if (b.size() > 1 || is_copied || shape.m < shape.n / 4) {

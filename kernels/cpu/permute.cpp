@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
@@ -77,56 +78,80 @@ void place_rows(const UnpermuteArgs& args) {
   });
 }
 
-// Threads share columns, so that a sum has one order, in whole blocks: which columns end a vector
-// loop, and so how they are rounded, is the same for any number of threads. `sums` is where a
-// block's sums are made, [tokens, stride].
-template <typename Row, typename Number, typename Sum>
-void add_block(const UnpermuteArgs& args, int64_t begin, int64_t end, Sum* sums, int64_t stride) {
-  const int64_t width = args.shape.width, count = end - begin;
-  const auto* rows = static_cast<const Row*>(args.rows);
-  const auto* weight = static_cast<const Number*>(args.weight);
-  for (int64_t t = 0; t < args.shape.tokens; ++t) {
-    std::fill_n(sums + t * stride, count, Sum{0});
-  }
-  std::vector<float> buffer;
+// Rows by their tokens: those of token t, in their order, are row[first[t]] .. row[first[t + 1] -
+// 1].
+struct RowsByToken {
+  std::vector<int64_t> first;  // [T + 1]
+  std::vector<int64_t> row;
+};
+
+RowsByToken rows_by_token(const UnpermuteArgs& args) {
+  const auto tokens = static_cast<size_t>(args.shape.tokens);
+  RowsByToken by_token{std::vector<int64_t>(tokens + 2), {}};
+  std::vector<int64_t>& next = by_token.first;  // of token t at t + 1, until all rows are there
   for (int64_t r = 0; r < args.shape.rows; ++r) {
     if (args.token[r] >= 0) {
-      add_scaled(widened(rows + r * width + begin, count, buffer),
-                 args.is_weighted ? weight[r] : Number{1}, count, sums + args.token[r] * stride);
+      ++next[static_cast<size_t>(args.token[r]) + 2];
     }
   }
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  by_token.row.resize(static_cast<size_t>(next.back()));
+  for (int64_t r = 0; r < args.shape.rows; ++r) {
+    if (args.token[r] >= 0) {
+      by_token.row[static_cast<size_t>(next[static_cast<size_t>(args.token[r]) + 1]++)] = r;
+    }
+  }
+  next.pop_back();
+  return by_token;
 }
 
+// Calls each(token, its rows, behind its last) by threads that share out the tokens: a token's sum
+// has one order, and is the same bits for any number of threads.
 template <typename Each>
-void for_each_block(int64_t width, Each each) {
-  at::parallel_for(0, (width + kGrain - 1) / kGrain, 1, [&](int64_t first, int64_t last) {
-    each(first * kGrain, std::min(width, last * kGrain));
+void for_each_token(const UnpermuteArgs& args, const RowsByToken& by_token, Each each) {
+  at::parallel_for(0, args.shape.tokens, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      each(t, by_token.row.data() + by_token.first[static_cast<size_t>(t)],
+           by_token.row.data() + by_token.first[static_cast<size_t>(t) + 1]);
+    }
   });
+}
+
+// sum [D] = the rows of one token, weighted.
+template <typename Row, typename Number, typename Sum>
+void add_rows_of_token(const UnpermuteArgs& args, const int64_t* first, const int64_t* last,
+                       Sum* sum) {
+  static thread_local std::vector<float> buffer;
+  const int64_t width = args.shape.width;
+  const auto* rows = static_cast<const Row*>(args.rows);
+  const auto* weight = static_cast<const Number*>(args.weight);
+  std::fill_n(sum, width, Sum{0});
+  for (const int64_t* row = first; row != last; ++row) {
+    add_scaled(widened(rows + *row * width, width, buffer),
+               args.is_weighted ? weight[*row] : Number{1}, width, sum);
+  }
 }
 
 template <typename Row, typename Number>
 void add_rows(const UnpermuteArgs& args) {
-  const int64_t width = args.shape.width;
   auto* y = static_cast<Number*>(args.y);
-  for_each_block(width, [&](int64_t begin, int64_t end) {
-    add_block<Row, Number>(args, begin, end, y + begin, width);
-  });
+  for_each_token(args, rows_by_token(args),
+                 [&](int64_t t, const int64_t* first, const int64_t* last) {
+                   add_rows_of_token<Row, Number>(args, first, last, y + t * args.shape.width);
+                 });
 }
 
-// Sums of bf16 are made in f32, some columns at a time, and rounded once.
+// Sums of bf16 are made in f32 and rounded once.
 void add_bf16_rows(const UnpermuteArgs& args) {
   const int64_t width = args.shape.width;
   auto* y = static_cast<uint16_t*>(args.y);
-  for_each_block(width, [&](int64_t first, int64_t last) {
-    std::vector<float> sums(static_cast<size_t>(args.shape.tokens * kGrain));
-    for (int64_t begin = first; begin < last; begin += kGrain) {
-      const int64_t end = std::min(last, begin + kGrain);
-      add_block<uint16_t, float>(args, begin, end, sums.data(), kGrain);
-      for (int64_t t = 0; t < args.shape.tokens; ++t) {
-        f32_to_bf16(sums.data() + t * kGrain, end - begin, y + t * width + begin);
-      }
-    }
-  });
+  for_each_token(args, rows_by_token(args),
+                 [&](int64_t t, const int64_t* first, const int64_t* last) {
+                   static thread_local std::vector<float> sum;
+                   sum.resize(static_cast<size_t>(width));
+                   add_rows_of_token<uint16_t, float>(args, first, last, sum.data());
+                   f32_to_bf16(sum.data(), width, y + t * width);
+                 });
 }
 
 template <typename Row, typename Number>

@@ -17,7 +17,9 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kStrip = 128;  // rows
+// Rows that one thread takes at least; sums over tokens are made over so many at first. Short, for
+// the threads of many cores.
+constexpr int64_t kStrip = 32;
 
 MOE_VECTOR_CLONES float sum_of_squares(const float* x, int64_t width) {
   return vector_sum<float>(width, [=](int64_t i) { return x[i] * x[i]; });
@@ -92,12 +94,15 @@ void rms_norm_backward_cpu(const RmsNormBackwardArgs& args) {
                    sums.data() + row / kStrip * width);
     }
   });
-  std::fill_n(args.grad_weight, width, 0.0F);
-  for (int64_t strip = 0; strip < strips; ++strip) {
-    for (int64_t i = 0; i < width; ++i) {
-      args.grad_weight[i] += sums[static_cast<size_t>(strip * width + i)];
+  constexpr int64_t kColumns = 512;
+  at::parallel_for(0, width, kColumns, [&](int64_t begin, int64_t end) {
+    std::fill(args.grad_weight + begin, args.grad_weight + end, 0.0F);
+    for (int64_t strip = 0; strip < strips; ++strip) {
+      for (int64_t i = begin; i < end; ++i) {
+        args.grad_weight[i] += sums[static_cast<size_t>(strip * width + i)];
+      }
     }
-  }
+  });
 }
 
 }  // namespace moe::kernels

@@ -1,8 +1,9 @@
 #pragma once
-// What a finished plan of a softmax router comes to, on a GPU: how often each token is served and
-// what is counted of it, then the weights of its rows and the losses, with their gradient. Each is
-// a few launches; in LibTorch's operations, as core/route/{gates,losses,counters}.cpp have them for
-// every device and every router, it is some twenty each.
+// What a finished plan of a softmax router comes to: how often each token is served and what is
+// counted of it, then the weights of its rows and the losses, with their gradient. On a GPU each is
+// a few launches, on the CPU a few loops that threads share; in LibTorch's operations, as
+// core/route/{gates,losses,counters}.cpp have them for every device and every router, it is some
+// twenty each, most of which one thread computes.
 //
 // T tokens, E experts, W ranks, R rows of the plan, k choices of a token. Sums over tokens are made
 // in f64, in one order; atomics add whole numbers, or two numbers at most to a zero.
@@ -22,7 +23,7 @@ inline constexpr int64_t kAwayRow = 4, kRowKinds = 8;
 struct PlanRows {
   const int64_t *token, *expert, *choice, *count;  // [R] as core/route/plan.h has them
   const int64_t* home;                             // [T] the rank of each token, W for padding
-  int64_t rows, tokens, experts, ranks, k;         // E <= kMaxRouterExperts
+  int64_t rows, tokens, experts, ranks, k;         // E <= kMaxRouterExperts on a GPU
 };
 
 // Sums over tokens that the kernels keep until they are added up.
@@ -42,6 +43,7 @@ struct PlanCountsArgs {
   double* sums;      // [plan_weights_sums(T)] scratch
 };
 void plan_counts_cuda(const PlanCountsArgs& args, void* stream);
+void plan_counts_cpu(const PlanCountsArgs& args);
 
 // Which gates and losses (core/route/gates.h, losses.h).
 struct PlanWeightsKind {
@@ -66,6 +68,7 @@ struct PlanWeightsArgs {
   float *load_balance, *z;  // one number each; z null: nobody asks
 };
 void plan_weights_cuda(const PlanWeightsArgs& args, void* stream);
+void plan_weights_cpu(const PlanWeightsArgs& args);
 
 // The gradient of the same in the logits.
 struct PlanWeightsBackwardArgs {
@@ -79,5 +82,6 @@ struct PlanWeightsBackwardArgs {
   float* grad_logits;  // [T, E]
 };
 void plan_weights_backward_cuda(const PlanWeightsBackwardArgs& args, void* stream);
+void plan_weights_backward_cpu(const PlanWeightsBackwardArgs& args);
 
 }  // namespace moe::kernels

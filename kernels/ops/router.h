@@ -53,5 +53,16 @@ struct RouterChoicesArgs {
 };
 inline constexpr int64_t kMaxRouterExperts = 256;  // more throw std::runtime_error
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream);
+// Of any number of experts; writes `choice` and `at_home`, as LibTorch has the scores already and
+// top_k_plan_cpu() counts by itself.
+void router_choices_cpu(const RouterChoicesArgs& args);
+
+// All experts of each token in that order, on the CPU.
+struct ExpertOrderArgs {
+  const float* logits;  // [T, E]
+  int64_t* order;       // [T, E]
+  int64_t tokens, experts;
+};
+void expert_order_cpu(const ExpertOrderArgs& args);
 
 }  // namespace moe::kernels

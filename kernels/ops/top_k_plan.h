@@ -31,7 +31,7 @@ struct TopKPlanInput {
   const int32_t* choice;     // [T, C]
   const int32_t* at_home;    // [T]
   const int32_t* home;       // [T], W = padding
-  const int32_t* requested;  // [C, E * W]
+  const int32_t* requested;  // [C, E * W]; not read on the CPU
   const int32_t* capacity;   // [W], INT32_MAX for no limit
 };
 
@@ -68,8 +68,9 @@ struct TopKPlanArgs {
   TopKPlanShape shape;
   TopKPlanInput in;
   TopKPlanRows out;
-  int32_t* scratch;  // [top_k_plan_scratch(shape)]
+  int32_t* scratch;  // [top_k_plan_scratch(shape)]; not read on the CPU
 };
 void top_k_plan_cuda(const TopKPlanArgs& args, void* stream);
+void top_k_plan_cpu(const TopKPlanArgs& args);
 
 }  // namespace moe::kernels

@@ -136,7 +136,7 @@ def bf16_processor():
 
 
 def serial(folder):
-    """What the threads of this machine do not shorten of a step."""
+    """What one thread of this machine's computes alone, counted by the processor time of each: so it is not what memory or other programs add."""
 
     def measure(bench):
         threads = len(os.sched_getaffinity(0))

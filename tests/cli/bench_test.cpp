@@ -119,9 +119,14 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   REQUIRE(shared.exit_code == 0);
   const Json by_two = parse_json(shared.out, "bench");
   CHECK(by_two["one_thread_parts_ms"]["experts"] > 0);
-  // (n T_n / T_1 - 1) / (n - 1) of two threads.
-  const double ratio = 2 * by_two["wall_ms"].get<double>() / by_two["one_thread_ms"].get<double>();
-  CHECK(by_two["serial_share"].get<double>() == Approx(ratio - 1));
+  // caller - others / (n - 1), of caller + others.
+  REQUIRE(by_two["counted"].size() == 4);  // by 1, 2, 8 and 16 threads
+  const Json& counted = by_two["counted"][1];
+  CHECK(counted["threads"] == 2);
+  const double caller = counted["caller_ms"], others = counted["others_ms"];
+  CHECK(caller > others);
+  CHECK(by_two["serial_share"].get<double>() == Approx((caller - others) / (caller + others)));
+  CHECK(counted["parts"]["experts"]["caller_ms"] > 0);
   CHECK(!json.contains("serial_share"));
 
   const auto other = run_moe({"bench", "gemm", "--against", (dir / "before.json").string()});

@@ -255,6 +255,40 @@ TEST_CASE("gemm of a B in blocks of columns is gemm of the whole, bit for bit", 
   }
 }
 
+TEST_CASE("a product is the same bits for any number of threads", "[kernels]") {
+  const int before = at::get_num_threads();
+  // Fewer tiles of columns than threads, and as many as leave some of them idle; odd rows.
+  for (const auto& [m, n, k] : {Case{256, 256, 70},
+                                {257, 1408, 30},
+                                {100, 64, 300},
+                                {61, 130, 40},
+                                {23, 64, 9},
+                                {400, 5, 33}}) {
+    const auto a = numbers(m * k, 1), b = numbers(k * n, 2);
+    for (int form = 0; form < 8; ++form) {
+      const MatrixView left = view(a, m, k, form & 1);
+      MatrixView right = view(b, k, n, form & 2);
+      right.dtype = form & 4 ? Dtype::kF32RoundedToBF16 : Dtype::kF32;
+      std::vector<float> expected(m * n);
+      gemm_one_thread({m, n, k}, left, right, expected.data(), n, false);
+      std::vector<uint16_t> rounded(m * n);
+      f32_to_bf16(expected.data(), m * n, rounded.data());
+      for (const int threads : {1, 2, 3, 4, 8, 16}) {
+        CAPTURE(m, n, k, form, threads);
+        at::set_num_threads(threads);
+        std::vector<float> found(m * n);
+        gemm({m, n, k}, left, right, found.data(), n, false);
+        CHECK((found == expected));
+        const ColumnBlock whole{right, n};
+        std::vector<uint16_t> found_rounded(m * n);
+        gemm_to_bf16({m, n, k}, left, ColumnBlocks(&whole, 1), found_rounded.data(), n);
+        CHECK((found_rounded == rounded));
+      }
+      at::set_num_threads(before);
+    }
+  }
+}
+
 TEST_CASE("an element of a product is the same bits whatever stands beside it", "[kernels]") {
   const int64_t m = 50, n = 140, k = 300;
   const auto a = numbers(m * k, 1), b = numbers(k * n, 2);

@@ -2,7 +2,6 @@
 // they promise.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/ops/permutation.h"
@@ -10,6 +9,7 @@
 #include "tests/support/gradcheck.h"
 #include "tests/support/matchers.h"
 #include "tests/support/segments.h"
+#include "tests/support/threads.h"
 
 using at::Tensor;
 using moe::kernels::permutation_of;
@@ -132,17 +132,17 @@ TEST_CASE("unpermute undoes permute by an index, and each is the other's gradien
   }
 }
 
-TEST_CASE("unpermute gives the same bits for one thread and two", "[kernels]") {
+TEST_CASE("unpermute gives the same bits for any number of threads", "[kernels]") {
   at::manual_seed(3);
-  const Tensor token = at::randint(50, {300}, at::kLong), rows = at::randn({300, 200});
-  const Tensor weight = at::rand({300});
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const Tensor one = unpermute(rows, by_tokens(token, 50), weight);
-  at::set_num_threads(2);
-  const Tensor two = unpermute(rows, by_tokens(token, 50), weight);
-  at::set_num_threads(threads);
-  CHECK(at::equal(one, two));
+  const Tensor token = at::randint(400, {900}, at::kLong), weight = at::rand({900});
+  const auto permutation = by_tokens(token, 400);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    const Tensor rows = at::randn({900, 200}).to(type);
+    moe::test::by_any_threads([&] {
+      return std::vector<Tensor>{unpermute(rows, permutation, weight), unpermute(rows, permutation),
+                                 permute(rows.narrow(0, 0, 400), permutation)};
+    });
+  }
 }
 
 TEST_CASE("permute and unpermute refuse what does not fit", "[kernels]") {

@@ -1,7 +1,12 @@
 #include "core/eval/scoring/requests.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <exception>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
@@ -79,6 +84,28 @@ Request encode_pair(const TextEncoder& encoder, const TextPair& pair, ContextTok
   return request;
 }
 
+// Of the faults that several threads meet, the one of the first pair: what one thread would say.
+class FirstFault {
+ public:
+  void keep(size_t pair, std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (error_ == nullptr || pair < pair_) {
+      pair_ = pair;
+      error_ = std::move(error);
+    }
+  }
+  void rethrow() const {
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  size_t pair_ = 0;
+  std::exception_ptr error_;
+};
+
 }  // namespace
 
 Bos parse_bos(const std::string& text) {
@@ -118,12 +145,21 @@ Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
 
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs) {
-  std::vector<Request> requests;
-  requests.reserve(pairs.size());
-  ContextTokens tokens_of(encoder);
-  for (const auto& pair : pairs) {
-    requests.push_back(encode_pair(encoder, pair, tokens_of));
-  }
+  constexpr int64_t kPairs = 64;  // that a thread takes at least
+  std::vector<Request> requests(pairs.size());
+  FirstFault fault;
+  at::parallel_for(0, static_cast<int64_t>(pairs.size()), kPairs, [&](int64_t begin, int64_t end) {
+    ContextTokens tokens_of(encoder);
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      try {
+        requests[i] = encode_pair(encoder, pairs[i], tokens_of);
+      } catch (...) {
+        fault.keep(i, std::current_exception());
+        return;
+      }
+    }
+  });
+  fault.rethrow();
   return requests;
 }
 

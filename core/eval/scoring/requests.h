@@ -71,7 +71,8 @@ bool resolve_bos(Bos bos, const io::Tokenizer& tokenizer);
 
 // All that encoding needs of a tokenizer.
 struct TextEncoder {
-  std::function<std::vector<int64_t>(std::string_view)> encode;  // without BOS
+  // Without BOS. Several threads call it.
+  std::function<std::vector<int64_t>(std::string_view)> encode;
   // Stands before an empty context, and is the BOS where one is added: the BOS, else the EOS.
   int64_t prefix_id = 0;
   std::string prefix_text;  // text that begins with it gets no second one
@@ -90,6 +91,7 @@ std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view te
 // is empty, or white space only, becomes the prefix token. UserError when no token is left to
 // score.
 Request encode_request(const TextEncoder& encoder, const TextPair& pair);
+// All of them, by all threads; of several errors the first pair's.
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 

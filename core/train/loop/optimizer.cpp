@@ -30,6 +30,16 @@ bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
   return slice.shape.size() > 1 && (settings.decay_embeddings || !is_embedding);
 }
 
+// Of f64 numbers [n], in one order for any number of threads: LibTorch splits a long sum by them.
+Tensor sum_in_order(const Tensor& numbers) {
+  const int64_t whole = numbers.size(0) / kNormPiece * kNormPiece;
+  if (whole == 0 || numbers.is_cuda()) {
+    return numbers.sum();
+  }
+  return numbers.narrow(0, 0, whole).view({-1, kNormPiece}).sum(1).sum() +
+         numbers.narrow(0, whole, numbers.size(0) - whole).sum();
+}
+
 }  // namespace
 
 std::vector<Slice> whole_slices(const std::vector<model::NamedParameter>& parameters) {
@@ -177,7 +187,8 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
     const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
     const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
     for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
-      sum += at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square().sum();
+      sum += sum_in_order(
+          at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square());
     }
   }
   return std::sqrt(sum.item<double>());

@@ -1,6 +1,8 @@
 // Joint tokenisation, with made-up tokenizers whose ids one can count on one's fingers.
 #include "core/eval/scoring/requests.h"
 
+#include <ATen/Parallel.h>
+
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"
@@ -116,6 +118,30 @@ TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   CHECK(test::user_error_of([] {
           encode_request(encoder(), {"a", "b", "file line 4"});
         }).starts_with("file line 4: this tokenizer gives the continuation 'b' no token"));
+}
+
+TEST_CASE("many threads encode the requests that one does, and tell the first fault", "[eval]") {
+  std::vector<TextPair> pairs;
+  for (int i = 0; i < 700; ++i) {
+    pairs.push_back(
+        {"x" + std::to_string(i / 3), std::string(1 + i % 5, 'a'), "line " + std::to_string(i)});
+  }
+  std::vector<TextPair> faulty = pairs;
+  faulty[130].continuation = faulty[131].continuation = faulty[600].continuation = "";
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 2, 4, 8}) {
+    CAPTURE(threads);
+    at::set_num_threads(threads);
+    const auto requests = encode_requests(encoder(true), pairs);
+    REQUIRE(requests.size() == pairs.size());
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      const Request alone = encode_request(encoder(true), pairs[i]);
+      CHECK((requests[i].tokens == alone.tokens && requests[i].scored == alone.scored));
+    }
+    CHECK(
+        test::user_error_of([&] { encode_requests(encoder(), faulty); }).starts_with("line 130:"));
+  }
+  at::set_num_threads(before);
 }
 
 TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "[eval]") {

@@ -1,0 +1,336 @@
+// plan_weights.h on the CPU. Threads share out blocks of tokens, whose size depends on how many
+// tokens there are and on nothing else, and what the blocks sum up is added in their order; what
+// rows count together are whole numbers. So all of it is the same bits for any number of threads.
+
+#include "kernels/ops/plan_weights.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/cpu/vector_math.h"
+
+namespace moe::kernels {
+
+namespace {
+
+constexpr int64_t kRowGrain = 1024;  // rows of a plan that one thread takes at least
+
+// Calls each(block, its first token, behind its last).
+template <typename Each>
+void for_each_token_block(int64_t tokens, Each each) {
+  constexpr int64_t kTokens = 128;
+  const int64_t most = plan_weights_sums(tokens);
+  const int64_t size = std::max(kTokens, (tokens + most - 1) / most);
+  at::parallel_for(0, (tokens + size - 1) / size, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      each(block, block * size, std::min(tokens, (block + 1) * size));
+    }
+  });
+}
+
+// Whole numbers that several threads count up.
+template <typename Count>
+void add_to_count(Count& count, Count by) {
+  std::atomic_ref(count).fetch_add(by, std::memory_order_relaxed);
+}
+template <typename Count>
+void add_own_counts(const std::vector<Count>& own, Count* all) {
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i] != 0) {
+      add_to_count(all[i], own[i]);
+    }
+  }
+}
+
+int64_t kind_of_row(const PlanCountsArgs& args, int64_t row, int64_t home) {
+  const PlanRows& plan = args.plan;
+  int64_t kind = std::max(plan.choice[row] - (plan.k - 1), kAcceptedRow);
+  if (args.rectifies && kind == kRectifiedRow && plan.count[row] == plan.k) {
+    kind = kRectifiedAloneRow;
+  }
+  const bool is_away = plan.expert[row] / (plan.experts / plan.ranks) != home;
+  return kind + (args.dropless && plan.ranks > 1 && is_away ? kAwayRow : 0);
+}
+
+void count_rows(const PlanCountsArgs& args) {
+  const PlanRows& plan = args.plan;
+  at::parallel_for(0, plan.rows, kRowGrain, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> kinds(static_cast<size_t>((plan.ranks + 1) * kRowKinds));
+    for (int64_t row = begin; row < end; ++row) {
+      if (plan.expert[row] < plan.experts) {
+        const int64_t token = plan.token[row], home = plan.home[token];
+        // A choice and a rectification may name one pair.
+        add_to_count(args.count[token * plan.experts + plan.expert[row]],
+                     static_cast<float>(plan.count[row]));
+        ++kinds[static_cast<size_t>(home * kRowKinds + kind_of_row(args, row, home))];
+      }
+    }
+    add_own_counts(kinds, args.counted);
+  });
+}
+
+// The entropy of g = softmax(a): sum_j g_j (a_max - a_j) - ln g_max, where no term is negative.
+float entropy_of_token(const float* logits, const float* scores, int64_t experts) {
+  const int64_t best = std::max_element(logits, logits + experts) - logits;
+  float sum = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    sum += scores[e] * (logits[best] - logits[e]);
+  }
+  return sum - std::log(scores[best]);
+}
+
+MOE_VECTOR_CLONES float largest_logit(const float* logits, int64_t count) {
+  return vector_reduce<float>(
+      count, -std::numeric_limits<float>::infinity(), [=](int64_t i) { return logits[i]; },
+      [](float a, float b) { return a > b ? a : b; });
+}
+
+// to = e^(logit - highest); returns their sum.
+MOE_VECTOR_CLONES float exponentials_of(const float* logits, int64_t count, float highest,
+                                        float* to) {
+  return vector_sum<float>(
+      count, [=](int64_t i) { return to[i] = vector_exp_negative(logits[i] - highest); });
+}
+
+// to = softmax of the logits; returns the logarithm of the sum of their exponentials.
+float softmax_of(const float* logits, int64_t experts, float* to) {
+  const float highest = largest_logit(logits, experts);
+  const float sum = exponentials_of(logits, experts, highest, to);
+  for (int64_t e = 0; e < experts; ++e) {
+    to[e] /= sum;
+  }
+  return highest + std::log(sum);
+}
+
+// to = n e^a / sum of the same over the experts with n > 0, zeros where there is none.
+void normalised_of(const float* logits, const float* count, int64_t experts, float* to) {
+  float highest = -std::numeric_limits<float>::infinity();
+  for (int64_t e = 0; e < experts; ++e) {
+    highest = count[e] > 0 && !(logits[e] <= highest) ? logits[e] : highest;
+  }
+  float sum = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    to[e] = count[e] > 0 ? std::exp(logits[e] - highest) * count[e] : 0.0F;
+    sum += to[e];
+  }
+  const float by = sum == 0 ? 1.0F : sum;
+  for (int64_t e = 0; e < experts; ++e) {
+    to[e] /= by;
+  }
+}
+
+// What the losses make of the tokens at home on one rank.
+class RankShare {
+ public:
+  RankShare(const PlanRows& plan, const PlanWeightsKind& kind, const int32_t* chosen, int64_t home)
+      : chosen_(chosen + home * plan.experts),
+        experts_(static_cast<float>(plan.experts)),
+        tokens_(static_cast<float>(chosen[plan.ranks * plan.experts + home])),
+        weight_(1.0F / (tokens_ * static_cast<float>(kind.ranks_in_use))) {}
+
+  // What one token weighs in a mean over ranks of means over tokens.
+  float weight() const { return weight_; }
+  // What the load-balance loss multiplies the token's probability of expert e by.
+  float balance(int64_t e) const {
+    return experts_ * (static_cast<float>(chosen_[e]) / tokens_) * weight_;
+  }
+
+ private:
+  const int32_t* chosen_;
+  float experts_, tokens_, weight_;
+};
+
+void count_choices(const PlanWeightsArgs& args) {
+  const PlanRows& plan = args.plan;
+  const int64_t pairs = plan.ranks * plan.experts;
+  std::fill_n(args.chosen, pairs + plan.ranks, 0);
+  at::parallel_for(0, plan.tokens, kRowGrain, [&](int64_t begin, int64_t end) {
+    std::vector<int32_t> own(static_cast<size_t>(pairs + plan.ranks));
+    for (int64_t t = begin; t < end; ++t) {
+      if (const int64_t home = plan.home[t]; home < plan.ranks) {
+        ++own[static_cast<size_t>(pairs + home)];
+        for (int64_t choice = 0; choice < args.kind.lb_choices; ++choice) {
+          ++own[static_cast<size_t>(home * plan.experts +
+                                    args.by_logit[t * plan.experts + choice])];
+        }
+      }
+    }
+    add_own_counts(own, args.chosen);
+  });
+}
+
+struct LossTerms {
+  double balance = 0, z = 0;
+};
+
+// `probability` [E] is scratch.
+LossTerms weigh_token(const PlanWeightsArgs& args, int64_t t, std::vector<float>& probability) {
+  const PlanRows& plan = args.plan;
+  const int64_t experts = plan.experts, home = plan.home[t];
+  const float *logits = args.logits + t * experts, *count = args.count + t * experts;
+  float* combine = args.combine + t * experts;
+  const float log_sum = softmax_of(logits, experts, probability.data());
+  if (args.kind.normalise) {
+    normalised_of(logits, count, experts, combine);
+  }
+  for (int64_t e = 0; !args.kind.normalise && e < experts; ++e) {
+    combine[e] = probability[static_cast<size_t>(e)] * count[e];
+  }
+  if (home >= plan.ranks) {
+    return {};
+  }
+  const RankShare share(plan, args.kind, args.chosen, home);
+  float balance = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    balance += share.balance(e) * probability[static_cast<size_t>(e)];
+  }
+  return {balance, share.weight() * log_sum * log_sum};
+}
+
+// Which share of its token's weight of its expert is the row's.
+float share_of_row(const PlanRows& plan, const float* count, int64_t row) {
+  const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
+  return static_cast<float>(plan.count[row]) / std::max(n, 1.0F);
+}
+
+// Calls each(row, where its token and expert stand in [T, E]) for the rows in use, others(row).
+template <typename Each, typename Others>
+void for_each_plan_row(const PlanRows& plan, Each each, Others others) {
+  at::parallel_for(0, plan.rows, kRowGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (plan.expert[row] < plan.experts) {
+        each(row, plan.token[row] * plan.experts + plan.expert[row]);
+      } else {
+        others(row);
+      }
+    }
+  });
+}
+
+// The gradient in one token's logits: with U that of w, w U - basis sum_j w_j U_j, basis g or w
+// (core/route/gates.h), and of the losses g (c - sum_j c_j g_j) and 2 v lse g.
+void pull_token(const PlanWeightsBackwardArgs& args, int64_t t, std::vector<float>& probability) {
+  const PlanRows& plan = args.plan;
+  const int64_t experts = plan.experts, home = plan.home[t];
+  const float* weight = args.combine + t * experts;
+  float *pulled = args.pulled + t * experts, *to = args.grad_logits + t * experts;
+  const float log_sum = softmax_of(args.logits + t * experts, experts, probability.data());
+  float all = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    const float of_all = args.grad_combine == nullptr ? 0 : args.grad_combine[t * experts + e];
+    pulled[e] = (pulled[e] + of_all) * weight[e];
+    all += pulled[e];
+  }
+  const bool through_all = args.kind.straight_through || !args.kind.normalise;
+  const float* basis = through_all ? probability.data() : weight;
+  for (int64_t e = 0; e < experts; ++e) {
+    to[e] = pulled[e] - basis[e] * all;
+  }
+  if (home >= plan.ranks) {
+    return;
+  }
+  const RankShare share(plan, args.kind, args.chosen, home);
+  const float of_balance = args.grad_load_balance == nullptr ? 0 : *args.grad_load_balance;
+  const float of_z = args.grad_z == nullptr ? 0 : 2 * share.weight() * log_sum * *args.grad_z;
+  float mean = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    mean += share.balance(e) * probability[static_cast<size_t>(e)];
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    to[e] += probability[static_cast<size_t>(e)] * (of_balance * (share.balance(e) - mean) + of_z);
+  }
+}
+
+void clear_floats(float* numbers, int64_t count) {
+  constexpr int64_t kFloats = 1 << 15;
+  at::parallel_for(0, count, kFloats, [&](int64_t begin, int64_t end) {
+    std::fill(numbers + begin, numbers + end, 0.0F);
+  });
+}
+
+}  // namespace
+
+void plan_counts_cpu(const PlanCountsArgs& args) {
+  const PlanRows& plan = args.plan;
+  const int64_t cells = (plan.ranks + 1) * kRowKinds, experts = plan.experts;
+  clear_floats(args.count, plan.tokens * experts);
+  std::fill_n(args.counted, cells + 2, 0);
+  std::fill_n(args.sums, plan_weights_sums(plan.tokens), 0.0);
+  count_rows(args);
+  for_each_token_block(plan.tokens, [&](int64_t block, int64_t begin, int64_t end) {
+    double entropy = 0;
+    int64_t served = 0;
+    for (int64_t t = begin; t < end; ++t) {
+      const float* count = args.count + t * experts;
+      served += std::any_of(count, count + experts, [](float n) { return n > 0; });
+      if (plan.home[t] < plan.ranks) {
+        entropy += entropy_of_token(args.logits + t * experts, args.scores + t * experts, experts);
+      }
+    }
+    args.sums[block] = entropy;
+    add_to_count(args.counted[cells], served);
+  });
+  const double entropy =
+      std::accumulate(args.sums, args.sums + plan_weights_sums(plan.tokens), 0.0);
+  args.counted[cells + 1] = std::bit_cast<int64_t>(entropy);
+}
+
+void plan_weights_cpu(const PlanWeightsArgs& args) {
+  const PlanRows& plan = args.plan;
+  const int64_t sums = plan_weights_sums(plan.tokens);
+  std::fill_n(args.sums, 2 * sums, 0.0);
+  count_choices(args);
+  for_each_token_block(plan.tokens, [&](int64_t block, int64_t begin, int64_t end) {
+    std::vector<float> probability(static_cast<size_t>(plan.experts));
+    for (int64_t t = begin; t < end; ++t) {
+      const LossTerms terms = weigh_token(args, t, probability);
+      args.sums[2 * block] += terms.balance;
+      args.sums[2 * block + 1] += terms.z;
+    }
+  });
+  for_each_plan_row(
+      plan,
+      [&](int64_t row, int64_t cell) {
+        args.weights[row] = args.combine[cell] * share_of_row(plan, args.count, row);
+      },
+      [&](int64_t row) { args.weights[row] = 0; });
+  LossTerms all;
+  for (int64_t block = 0; block < sums; ++block) {
+    all.balance += args.sums[2 * block];
+    all.z += args.sums[2 * block + 1];
+  }
+  *args.load_balance = static_cast<float>(all.balance);
+  if (args.z != nullptr) {
+    *args.z = static_cast<float>(all.z);
+  }
+}
+
+void plan_weights_backward_cpu(const PlanWeightsBackwardArgs& args) {
+  const PlanRows& plan = args.plan;
+  clear_floats(args.pulled, plan.tokens * plan.experts);
+  if (args.grad_weights != nullptr) {
+    for_each_plan_row(
+        plan,
+        [&](int64_t row, int64_t cell) {  // two at most, to a zero: any order is one
+          std::atomic_ref(args.pulled[cell])
+              .fetch_add(args.grad_weights[row] * share_of_row(plan, args.count, row),
+                         std::memory_order_relaxed);
+        },
+        [](int64_t) {});
+  }
+  for_each_token_block(plan.tokens, [&](int64_t, int64_t begin, int64_t end) {
+    std::vector<float> probability(static_cast<size_t>(plan.experts));
+    for (int64_t t = begin; t < end; ++t) {
+      pull_token(args, t, probability);
+    }
+  });
+}
+
+}  // namespace moe::kernels
