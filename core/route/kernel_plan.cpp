@@ -80,12 +80,12 @@ struct ChoiceTensors {
   at::Tensor scores, choice, at_home, requested;
 };
 
+// Where a bias orders a token's choices, they are read out of that order: on the CPU alone.
 ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopKPlanShape& shape) {
   const auto ints = input.logits.options().dtype(at::kInt);
-  const ChoiceTensors to{at::empty_like(input.logits, at::MemoryFormat::Contiguous),
-                         at::empty({shape.tokens, shape.choices}, ints),
-                         at::empty({shape.tokens}, ints),
-                         at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
+  ChoiceTensors to{at::empty_like(input.logits, at::MemoryFormat::Contiguous),
+                   at::empty({shape.tokens, shape.choices}, ints), at::empty({shape.tokens}, ints),
+                   at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
   const at::Tensor logits = input.logits.contiguous();
   run_on(logits,
          kernels::RouterChoicesArgs{
@@ -97,6 +97,10 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopK
              to.at_home.data_ptr<int32_t>(),
              to.requested.data_ptr<int32_t>()},
          &kernels::CudaFunctions::router_choices, kernels::router_choices_cpu);
+  if (!input.ranked.is_same(input.by_logit)) {
+    MOE_CHECK(input.logits.is_cpu());
+    to.choice = input.ranked.narrow(1, 0, shape.choices).to(at::kInt).contiguous();
+  }
   return to;
 }
 

@@ -11,7 +11,7 @@
 namespace moe::route {
 
 // What top_k, within_capacity, fill_in and intra_gpu make of `input`, f32, as `settings` (top-k)
-// say. At most kernels::kMaxRouterExperts experts.
+// say. On a GPU at most kernels::kMaxRouterExperts experts, and tokens choose by logit.
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings);
 
 // multiplicities() of such a plan (gates.h), and what Counters::counted is made of.

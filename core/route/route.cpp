@@ -25,8 +25,11 @@ Plan plan_by_rules(const RouteInput& input, const RouterFunctions& functions,
   return plan;
 }
 
+// The CPU's loops know every order of choices and any number of experts.
 bool goes_by_kernels(const at::Tensor& logits, const RouterSettings& settings) {
-  return logits.scalar_type() == at::kFloat && has_kernel_plan(settings, logits.size(1));
+  const bool has_any = functions_of(settings).kernel_plan != nullptr;
+  return logits.scalar_type() == at::kFloat &&
+         (logits.is_cpu() ? has_any : has_kernel_plan(settings, logits.size(1)));
 }
 
 // What has a gradient: all that `routing` holds besides is decided.

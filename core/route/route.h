@@ -42,8 +42,8 @@ struct RouterFunctions {
 
 const RouterFunctions& functions_of(const RouterSettings& settings);
 
-// Whether this router, in layers of E experts, is planned in f32 by operations of its own, which on
-// a GPU never wait for the host.
+// Whether a GPU plans this router, in layers of E experts, by launches that never wait for the
+// host.
 bool has_kernel_plan(const RouterSettings& settings, int64_t experts);
 
 // softmax(a) [T, E].

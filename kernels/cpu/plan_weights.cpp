@@ -20,15 +20,17 @@ namespace moe::kernels {
 
 namespace {
 
-constexpr int64_t kRowGrain = 1024;  // rows of a plan that one thread takes at least
+// What one thread takes at least, some ten microseconds: rows, tokens of which little is read, and
+// blocks of tokens.
+constexpr int64_t kRowGrain = 4096, kCountedBlocks = 8, kWeighedBlocks = 2;
 
-// Calls each(block, its first token, behind its last).
+// Calls each(block, its first token, behind its last); a thread takes `grain` blocks at least.
 template <typename Each>
-void for_each_token_block(int64_t tokens, Each each) {
+void for_each_token_block(int64_t tokens, int64_t grain, Each each) {
   constexpr int64_t kTokens = 128;
   const int64_t most = plan_weights_sums(tokens);
   const int64_t size = std::max(kTokens, (tokens + most - 1) / most);
-  at::parallel_for(0, (tokens + size - 1) / size, 1, [&](int64_t first, int64_t last) {
+  at::parallel_for(0, (tokens + size - 1) / size, grain, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       each(block, block * size, std::min(tokens, (block + 1) * size));
     }
@@ -264,7 +266,7 @@ void plan_counts_cpu(const PlanCountsArgs& args) {
   std::fill_n(args.counted, cells + 2, 0);
   std::fill_n(args.sums, plan_weights_sums(plan.tokens), 0.0);
   count_rows(args);
-  for_each_token_block(plan.tokens, [&](int64_t block, int64_t begin, int64_t end) {
+  for_each_token_block(plan.tokens, kCountedBlocks, [&](int64_t block, int64_t begin, int64_t end) {
     double entropy = 0;
     int64_t served = 0;
     for (int64_t t = begin; t < end; ++t) {
@@ -287,7 +289,7 @@ void plan_weights_cpu(const PlanWeightsArgs& args) {
   const int64_t sums = plan_weights_sums(plan.tokens);
   std::fill_n(args.sums, 2 * sums, 0.0);
   count_choices(args);
-  for_each_token_block(plan.tokens, [&](int64_t block, int64_t begin, int64_t end) {
+  for_each_token_block(plan.tokens, kWeighedBlocks, [&](int64_t block, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
       const LossTerms terms = weigh_token(args, t, probability);
@@ -325,7 +327,7 @@ void plan_weights_backward_cpu(const PlanWeightsBackwardArgs& args) {
         },
         [](int64_t) {});
   }
-  for_each_token_block(plan.tokens, [&](int64_t, int64_t begin, int64_t end) {
+  for_each_token_block(plan.tokens, kWeighedBlocks, [&](int64_t, int64_t begin, int64_t end) {
     std::vector<float> probability(static_cast<size_t>(plan.experts));
     for (int64_t t = begin; t < end; ++t) {
       pull_token(args, t, probability);

@@ -46,7 +46,7 @@ class TopKPlanner {
   }
 
  private:
-  // Blocks take some ten microseconds, and their counts no more memory than the requests do.
+  // Blocks take some microseconds, and their counts no more memory than the requests do.
   static int64_t tokens_of_block(int64_t tokens, int64_t lists) {
     constexpr int64_t kTokens = 512, kCounts = int64_t{1} << 18;
     const int64_t most_blocks = std::max<int64_t>(1, kCounts / std::max<int64_t>(1, lists));
@@ -60,10 +60,12 @@ class TopKPlanner {
   // A refused fill-in is no drop.
   bool overflows(int64_t list) const { return !shape_.fill || list % segments_ + 1 < segments_; }
 
-  // Calls each(block, its first token, behind its last).
+  // Calls each(block, its first token, behind its last). A few blocks are not worth waking threads
+  // for.
   template <typename Each>
   void for_each_block(Each each) const {
-    at::parallel_for(0, blocks_, 1, [&](int64_t first, int64_t last) {
+    constexpr int64_t kBlocks = 8;
+    at::parallel_for(0, blocks_, kBlocks, [&](int64_t first, int64_t last) {
       for (int64_t block = first; block < last; ++block) {
         each(block, block * block_tokens_, std::min(shape_.tokens, (block + 1) * block_tokens_));
       }
@@ -114,16 +116,16 @@ class TopKPlanner {
       int64_t* own = next.data() + block * lists();
       for_each_request(begin, end, [&](int64_t, int64_t, int64_t list) { ++own[list]; });
     });
-    int64_t place = 0;
+    int64_t total = 0;
     for (int64_t list = 0; list < lists(); ++list) {
-      start_[static_cast<size_t>(list)] = place;
+      start_[static_cast<size_t>(list)] = total;
       for (int64_t block = 0; block < blocks_; ++block) {
         int64_t& count = next[static_cast<size_t>(block * lists() + list)];
-        place += std::exchange(count, place);
+        total += std::exchange(count, total);
       }
     }
-    start_.back() = place;
-    keys_ = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(place));
+    start_.back() = total;
+    keys_ = std::make_unique_for_overwrite<uint64_t[]>(static_cast<size_t>(total));
     for_each_block([&](int64_t block, int64_t begin, int64_t end) {
       int64_t* own = next.data() + block * lists();
       for_each_request(begin, end, [&](int64_t t, int64_t c, int64_t list) {

@@ -83,6 +83,6 @@ TEST_CASE("a plan is counted and weighed as plain loops in double do it, and its
 
 TEST_CASE("threads share a plan of many rows and weigh it alike", "[kernels]") {
   at::manual_seed(9);
-  check(1500, 4, 2, 2);
+  check(4500, 4, 2, 2);
   check(600, 256, 256, 1);
 }

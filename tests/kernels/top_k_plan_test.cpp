@@ -74,6 +74,13 @@ TEST_CASE("a plan keeps the order of ties, and serves one expert that has all", 
   }
 }
 
+TEST_CASE("threads share the blocks of many tokens", "[kernels]") {
+  at::manual_seed(7);
+  const int64_t tokens = 9000, experts = 8, ranks = 2;
+  check(at::randn({tokens, experts}), homes_of(tokens, ranks), at::full({ranks}, 1000, at::kInt),
+        {tokens, experts, ranks, 3, 2, /*fill=*/true, /*rectify=*/true, /*by_score=*/false});
+}
+
 TEST_CASE("a plan of many lists counts in fewer, longer blocks of tokens", "[kernels]") {
   at::manual_seed(6);
   const int64_t tokens = 1100, experts = 512, ranks = 256;  // 2^18 counts are two blocks' lists

@@ -29,10 +29,12 @@ inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Rout
 
 inline route::Routing route_by_rules(const at::Tensor& logits,
                                      const route::RouterSettings& settings,
-                                     const route::RoutingGroup& group) {
+                                     const route::RoutingGroup& group,
+                                     const at::Tensor& bias = {}) {
   const route::RouterFunctions& functions = route::functions_of(settings);
   route::Routing routing;
-  routing.input = route::make_input(logits, functions.scores(logits.detach()), settings, group);
+  routing.input =
+      route::make_input(logits, functions.scores(logits.detach()), settings, group, bias);
   for (const auto& rule : functions.rules(settings)) {
     routing.plan = rule(routing.input, routing.plan);
   }

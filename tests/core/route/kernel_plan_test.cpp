@@ -37,7 +37,6 @@ TEST_CASE("the CPU routes as the rules do, unused rows too", "[route]") {
   for_each_case(
       {0, 1, 31, 33, 64, 1100},
       [](const at::Tensor& drawn, const RouterSettings& settings, const RoutingGroup& given) {
-        REQUIRE(has_kernel_plan(settings, drawn.size(1)));
         RoutingGroup group = given;
         group.wants_z_loss = group.ranks != 2;
         const at::Tensor logits = drawn.clone().requires_grad_(true);
@@ -57,9 +56,29 @@ TEST_CASE("the CPU routes as the rules do, unused rows too", "[route]") {
       });
 }
 
+TEST_CASE("the CPU routes under a bias as the rules do", "[route]") {
+  at::manual_seed(2);
+  for (const auto* text : {"top1:bias=0.1", "top2+ir+fr:cf=0.7,bias=0.1", "top3:cf=inf,bias=0"}) {
+    for (const int64_t tokens : {0, 1, 33, 64, 1100}) {
+      CAPTURE(text, tokens);
+      const RouterSettings settings = parse_router(text);
+      const at::Tensor logits = (at::randn({tokens, 4}) * 2).requires_grad_(true);
+      const at::Tensor own = logits.detach().clone().requires_grad_(true);
+      const at::Tensor bias = at::randn({4}) * 0.3;
+      const RoutingGroup group = spread_over_ranks(tokens, 2);
+      const Routing expected = route_by_rules(logits, settings, group, bias);
+      const Routing actual = route(own, settings, group, bias);
+      check_equal(actual.plan, expected.plan);
+      check_counters(actual.counters, expected.counters);
+      const at::Tensor upstream = at::randn({expected.plan.token.size(0)});
+      check_close(weighed(actual, own, upstream), weighed(expected, logits, upstream));
+    }
+  }
+}
+
 TEST_CASE("any number of threads routes to the same bits", "[route]") {
   at::manual_seed(3);
-  const at::Tensor logits = at::randn({4096, 8}) * 2;
+  const at::Tensor logits = at::randn({9000, 8}) * 2;
   for (const auto* text : {"top1", "top2+ir+fr:cf=0.7", "top2:cf=inf", "top2+ir:st=off"}) {
     for (const int64_t ranks : {1, 8}) {
       CAPTURE(text, ranks);
