@@ -15,13 +15,13 @@ namespace {
 
 // A line a number of threads, then a line a part: milliseconds of the thread that calls.
 std::string table_of_threads(const std::vector<bench::CountedWork>& counted) {
-  const bench::CountedWork& one = counted.front();
+  const bench::CountedWork& alone = counted.front();
   std::string table =
       "counted by each thread's processor time, as if each had a core and memory were fast "
       "enough:\n";
   for (const auto& each : counted) {
     if (each.threads > 1) {
-      const double speedup = one.all.work_s() / each.all.caller_s;
+      const double speedup = alone.all.work_s() / each.all.caller_s;
       table += fmt::format(
           "  {:>2} threads: serial share of a step {:4.1f} %, {:5.2f} times one thread, {:.0f} % "
           "of "
@@ -35,7 +35,7 @@ std::string table_of_threads(const std::vector<bench::CountedWork>& counted) {
     table += fmt::format("{:>9}   ", each.threads);
   }
   table += "\n";
-  for (const auto& [name, alone] : one.parts) {
+  for (const auto& [name, time] : alone.parts) {
     table += fmt::format("  {:<18}", name);
     for (const auto& each : counted) {
       const auto part = each.parts.find(name);

@@ -36,11 +36,11 @@ class IdleTeam {
  private:
   void run() {
     const int processors = static_cast<int>(std::thread::hardware_concurrency());
-    int there = 0;
-#pragma omp parallel num_threads(processors + 1) reduction(+ : there)
-    there += 1;
+    int threads = 0;
+#pragma omp parallel num_threads(processors + 1) reduction(+ : threads)
+    threads += 1;
     std::unique_lock lock(mutex_);
-    is_there_ = there > 0;
+    is_there_ = threads > 0;
     changed_.notify_all();
     changed_.wait(lock, [this] { return stops_; });
   }
@@ -70,8 +70,16 @@ model::Clocks read_thread_clocks() {
   return {read_clock_s(CLOCK_THREAD_CPUTIME_ID), read_clock_s(CLOCK_PROCESS_CPUTIME_ID)};
 }
 
-ThreadTime time_of_clocks(const model::Clocks& passed, double repeats) {
-  return {passed[0] / repeats, (passed[1] - passed[0]) / repeats};
+ThreadTime time_between(const model::Clocks& before, const model::Clocks& after) {
+  const double caller_s = after[0] - before[0];
+  return {caller_s, after[1] - before[1] - caller_s};
+}
+
+// What a neighbour on the machine adds is in the repeats that took more.
+void keep_least(const ThreadTime& found, ThreadTime& least) {
+  if (least.work_s() == 0 || found.work_s() < least.work_s()) {
+    least = found;
+  }
 }
 
 }  // namespace
@@ -87,34 +95,33 @@ CountedWork count_work(int threads, int repeats, const std::function<void()>& wo
   const WithThreads shared(threads);
   CountedWork counted{threads, {}, {}};
   work();
-  const model::Clocks before = read_thread_clocks();
   for (int repeat = 0; repeat < repeats; ++repeat) {
+    const model::Clocks before = read_thread_clocks();
     work();
-  }
-  const model::Clocks after = read_thread_clocks();
-  counted.all = time_of_clocks({after[0] - before[0], after[1] - before[1]}, repeats);
-  for (const auto& [name, passed] : model::part_clocks(work, read_thread_clocks)) {
-    counted.parts[name] = time_of_clocks(passed, 1);
+    keep_least(time_between(before, read_thread_clocks()), counted.all);
+    for (const auto& [name, passed] : model::part_clocks(work, read_thread_clocks)) {
+      keep_least(time_between({}, passed), counted.parts[name]);
+    }
   }
   return counted;
 }
 
-OrderedJson to_json(const CountedWork& counted, const CountedWork& one) {
+OrderedJson to_json(const CountedWork& counted, const CountedWork& alone) {
   const int threads = counted.threads;
-  const auto numbers = [&](const ThreadTime& time, const ThreadTime& alone) {
+  const auto numbers = [&](const ThreadTime& time, const ThreadTime& by_one) {
     OrderedJson json = {{"caller_ms", 1e3 * time.caller_s}, {"others_ms", 1e3 * time.others_s}};
     if (threads > 1) {
       json["serial_share"] = serial_share(time, threads);
-      json["speedup"] = alone.work_s() / time.caller_s;
+      json["speedup"] = by_one.work_s() / time.caller_s;
     }
     return json;
   };
   OrderedJson json = {{"threads", threads}};
-  json.update(numbers(counted.all, one.all));
+  json.update(numbers(counted.all, alone.all));
   json["parts"] = OrderedJson::object();
   for (const auto& [name, time] : counted.parts) {
-    const auto alone = one.parts.find(name);
-    json["parts"][name] = numbers(time, alone == one.parts.end() ? ThreadTime{} : alone->second);
+    const auto found = alone.parts.find(name);
+    json["parts"][name] = numbers(time, found == alone.parts.end() ? ThreadTime{} : found->second);
   }
   return json;
 }

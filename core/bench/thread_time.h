@@ -35,11 +35,11 @@ struct CountedWork {
   std::map<std::string, ThreadTime> parts;  // of model::part_seconds()
 };
 
-// `work` is run once to warm up and `repeats` times to be counted, then for its parts once; the
-// result is of one. Leaves the number of threads as it was.
+// The least of `repeats` calls of `work`, after one to warm up, and of as many for its parts.
+// Leaves the number of threads as it was.
 CountedWork count_work(int threads, int repeats, const std::function<void()>& work);
 
-// `one` is the same work by one thread.
-OrderedJson to_json(const CountedWork& counted, const CountedWork& one);
+// `alone` is the same work by one thread.
+OrderedJson to_json(const CountedWork& counted, const CountedWork& alone);
 
 }  // namespace moe::bench

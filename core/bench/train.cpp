@@ -192,12 +192,17 @@ std::map<std::string, double> profile(const TrainBenchSettings& settings, Steps&
   return parts;
 }
 
+// Whether the run has several threads, on as many processors.
+bool has_threads(const TrainBenchSettings& settings) {
+  const int threads = at::get_num_threads();
+  return threads > 1 && threads <= static_cast<int>(std::thread::hardware_concurrency()) &&
+         settings.device.is_cpu();
+}
+
 OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
   OneThread alone;
   const int threads = at::get_num_threads();
-  const int processors = static_cast<int>(std::thread::hardware_concurrency());
-  if (threads == 1 || threads > processors || !settings.device.is_cpu() ||
-      settings.one_thread_repeats == 0) {
+  if (!has_threads(settings) || settings.one_thread_repeats == 0) {
     return alone;
   }
   at::set_num_threads(1);
@@ -219,7 +224,7 @@ OneThread by_one_thread(const TrainBenchSettings& settings, Steps& steps) {
 std::vector<CountedWork> counted_steps(const TrainBenchSettings& settings, Steps& steps) {
   const int own = at::get_num_threads();
   std::vector<CountedWork> counted;
-  if (own == 1 || !settings.device.is_cpu() || settings.counted_repeats == 0) {
+  if (!has_threads(settings) || settings.counted_repeats == 0) {
     return counted;
   }
   for (const int threads : std::set<int>{1, own, 8, 16}) {

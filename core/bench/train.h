@@ -63,7 +63,7 @@ struct TrainReport {
   double first_loss = 0, last_loss = 0;
   std::map<std::string, double> parts_s;  // of a step; forward and backward together
   OneThread one_thread;                   // with several threads on as many processors
-  // Where there are several threads: by 1, `threads`, 8 and 16 of them.
+  // With several threads on as many processors: by 1, `threads`, 8 and 16 of them.
   std::vector<CountedWork> counted_steps;
   route::CounterValues counted;  // of the last step, all layers
 
