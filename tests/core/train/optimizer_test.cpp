@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace moe;
 using namespace moe::train;
@@ -149,6 +150,16 @@ TEST_CASE("the gradient norm is that of all gradients together, also over many p
   // 1024 squares in at least 8 lanes: 128 roundings of 6e-8 in a lane's sum, half of that in its
   // root: 4e-6.
   CHECK(gradient_norm(large) == Approx(0.1 * std::sqrt(static_cast<double>(many))).epsilon(4e-6));
+}
+
+TEST_CASE("the gradient norm is the same bits for any number of threads", "[train]") {
+  // So many that LibTorch shares the sum over their pieces among threads.
+  Tensor weight = at::zeros({40 << 20}).requires_grad_(true);
+  weight.mutable_grad() = at::sin(at::arange(40 << 20, at::kFloat));
+  const std::vector<model::NamedParameter> parameters = {{"large", weight}};
+  test::by_any_threads([&] {
+    return std::vector<Tensor>{at::scalar_tensor(gradient_norm(parameters), at::kDouble)};
+  });
 }
 
 TEST_CASE("clipping scales as clip_grad_norm_ does and leaves small gradients alone", "[train]") {
