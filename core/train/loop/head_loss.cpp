@@ -9,6 +9,7 @@
 #include "core/data/examples.h"
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/permutation.h"
 
 namespace moe::train {
 
@@ -25,6 +26,13 @@ void add_to_gradient(const Tensor& weight, const kernels::Operand& left,
     gradient = at::empty_like(weight, at::MemoryFormat::Contiguous);
   }
   kernels::operand_product_out(gradient, {left.tensor.t(), left.type}, right, !is_new);
+}
+
+// Rows `index` [N] of hidden [T, D]: [N, D]. On the CPU by the operation whose gradient all threads
+// put where it belongs; LibTorch's index_add is one thread's.
+Tensor rows_at(const Tensor& hidden, const Tensor& index) {
+  return hidden.is_cpu() ? kernels::permute(hidden, kernels::permutation_of(index, hidden.size(0)))
+                         : hidden.index_select(0, index);
 }
 
 }  // namespace
@@ -47,7 +55,7 @@ HeadLoss head_loss(const Tensor& weight, const Tensor& hidden, const std::vector
   }
   HeadLoss loss;
   loss.rows = at::tensor(rows, at::kLong).to(hidden.device());
-  loss.hidden = hidden.index_select(0, loss.rows);  // [N, D]
+  loss.hidden = rows_at(hidden, loss.rows);  // [N, D]
 
   const at::NoGradGuard no_gradients;
   loss.gradient = at::empty_like(loss.hidden, at::MemoryFormat::Contiguous);
