@@ -177,7 +177,9 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
     const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
     const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
     for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
-      sum += at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square().sum();
+      if (part.numel() > 0) {  // a GPU would be launched five times for nothing
+        sum += at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square().sum();
+      }
     }
   }
   return std::sqrt(sum.item<double>());
