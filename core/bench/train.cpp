@@ -121,7 +121,8 @@ class Steps {
         routing_(model_.default_routing()),
         trained_(train::trainable(model_, {})),
         updater_(trained_, train::AdamWSettings{}, /*seed=*/0, /*world=*/nullptr) {
-    model_.set_compute({settings.precision, model::Recompute::kNone, settings.attention});
+    model_.set_compute(
+        {settings.precision, model::Recompute::kNone, settings.attention, settings.grouped_gemm});
     if (model_.config().moe) {
       const auto asked = model::router_of_opened(settings.upcycle, settings.router);
       routing_.router = route::requested_router(asked, routing_.router);
@@ -139,9 +140,8 @@ class Steps {
     }
     if (settings.graph) {
       const auto& moe = model_.config().moe;
-      train::check_graph(settings.device.is_cuda(), {settings.precision},
-                         moe ? &routing_.router : nullptr, moe ? moe->experts : 0,
-                         routing_.ep_ranks);
+      train::check_graph(settings.device.is_cuda(), model_.compute(),
+                         moe ? &routing_.router : nullptr, moe ? moe->experts : 0);
       graphs_.emplace(model_, trained_, /*several=*/false);
     }
   }
@@ -320,6 +320,9 @@ OrderedJson to_json(const TrainBenchSettings& settings) {
                       {"repeats", settings.repeats}};
   if (settings.graph) {
     json["graph"] = true;
+  }
+  if (settings.grouped_gemm != kernels::GroupedGemm::kAuto) {
+    json["expert_products"] = model::to_string(settings.grouped_gemm);
   }
   return json;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/base/error.h"
 #include "core/route/router.h"
@@ -34,26 +35,66 @@ int64_t capacity_slots(std::optional<double> capacity_factor, int64_t rank_token
 
 namespace {
 
-// [T] i64 of numbers that stand in runs, as homes and sequences do: on a GPU they are written by a
-// few fills, because a copy from the host would wait, and no graph could be recorded
-// (kernels/ops/graph.h).
-at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
-  constexpr size_t kMostFills = 64;
-  std::vector<size_t> begins;  // of runs of one number
-  for (size_t token = 0; token < numbers.size() && begins.size() <= kMostFills; ++token) {
+// Where runs of one number begin.
+std::vector<int64_t> begins_of_runs(const std::vector<int64_t>& numbers) {
+  std::vector<int64_t> begins;
+  for (size_t token = 0; token < numbers.size(); ++token) {
     if (token == 0 || numbers[token] != numbers[token - 1]) {
-      begins.push_back(token);
+      begins.push_back(static_cast<int64_t>(token));
     }
   }
-  if (device.is_cpu() || begins.size() > kMostFills) {
-    return at::tensor(numbers, at::kLong).to(device);
+  return begins;
+}
+
+// n, if numbers[t] = numbers[0] + floor(t n / T) for all of the T, as the homes of one process are
+// (spread_over_ranks) and the numbers of sequences of one length. The last number leaves two n to
+// choose from, and a run follows from its two ends.
+std::optional<int64_t> evenly_spread_over(const std::vector<int64_t>& numbers,
+                                          const std::vector<int64_t>& begins) {
+  const auto count = static_cast<int64_t>(numbers.size());
+  const int64_t last = count < 2 ? -1 : numbers.back() - numbers.front();
+  if (last < 0) {
+    return std::nullopt;
+  }
+  const int64_t least = (last * count + count - 2) / (count - 1);
+  for (const int64_t n : {least, least + 1}) {
+    bool is_even = true;
+    for (size_t run = 0; is_even && run < begins.size(); ++run) {
+      const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
+      const int64_t number = numbers[static_cast<size_t>(first)] - numbers.front();
+      is_even = first * n / count == number && (end - 1) * n / count == number;
+    }
+    if (is_even) {
+      return n;
+    }
+  }
+  return std::nullopt;
+}
+
+// [T] i64 of numbers that stand in runs, as homes and sequences do: on a GPU they are made there,
+// by a fill a run or, of numbers that are spread evenly, by arithmetic, because a copy from the
+// host would wait, and no graph could be recorded (kernels/ops/graph.h). Only of many uneven runs
+// is there a copy.
+at::Tensor runs_on(at::Device device, const std::vector<int64_t>& numbers) {
+  constexpr size_t kMostFills = 64, kLaunchesOfArithmetic = 4;
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  if (device.is_cpu()) {
+    return at::tensor(numbers, at::kLong);
   }
   const auto count = static_cast<int64_t>(numbers.size());
-  const at::Tensor filled = at::empty({count}, at::TensorOptions(at::kLong).device(device));
-  for (size_t i = 0; i < begins.size(); ++i) {
-    const auto first = static_cast<int64_t>(begins[i]);
-    const int64_t end = i + 1 < begins.size() ? static_cast<int64_t>(begins[i + 1]) : count;
-    filled.narrow(0, first, end - first).fill_(numbers[begins[i]]);
+  const std::vector<int64_t> begins = begins_of_runs(numbers);
+  if (begins.size() > kLaunchesOfArithmetic) {
+    if (const auto n = evenly_spread_over(numbers, begins)) {
+      return at::arange(count, options).mul_(*n).floor_divide_(count).add_(numbers.front());
+    }
+  }
+  if (begins.size() > kMostFills) {
+    return at::tensor(numbers, at::kLong).to(device);
+  }
+  const at::Tensor filled = at::empty({count}, options);
+  for (size_t run = 0; run < begins.size(); ++run) {
+    const int64_t first = begins[run], end = run + 1 < begins.size() ? begins[run + 1] : count;
+    filled.narrow(0, first, end - first).fill_(numbers[static_cast<size_t>(first)]);
   }
   return filled;
 }

@@ -6,10 +6,18 @@
 // waits for the device nor copies between it and the host. A MoE layer routed by top-k or with a
 // capacity is such, in bf16 (kernels/ops/permute.h, LibTorch's grouped products), and so are the
 // forward and backward of a micro-batch whose sequences are as long every time
-// (core/train/loop/micro_batch_graphs.h). The rest of a step of training is not: the head takes the
-// tokens that have a target, and a gradient that is no number must stop the update before the
-// weights move. Nor are other dropless routers, whose buffers would be as large as all tokens at
-// every expert.
+// (core/train/loop/micro_batch_graphs.h). Nor could other dropless routers be, whose buffers would
+// be as large as all tokens at every expert.
+//
+// The rest of a step of training stays outside. The head takes the tokens that have a target, whose
+// number differs. Between the gradients' norm and the update the host decides: a norm that is no
+// number, or an outlier, must leave the weights as they are; and AdamW's kernel takes the learning
+// rate and the count of updates by value. There is little to win: an update is six launches a
+// parameter (tests/core/train/emulated_cuda), of LLaMA-2-7B's shape with 8 layers (51 parameters,
+// 55 with top-1 in every other layer) some 330, or 1.7 ms of the host at 5 us each, 0.5 % of its
+// step of 340 ms if the GPU waited for each of them. It waits for hardly any: those of the norm are
+// queued while it runs backward, and AdamW's take it a fifth of a millisecond each. What is left is
+// the one read of the norm, some 20 us.
 
 #include <c10/core/Device.h>
 

@@ -1,7 +1,7 @@
 """The rows of one call of tests/gpu/run.sh, each a measurement with what is expected of it, to callN.json.
 
-usage: measure.py 1|2|3 --pack FOLDER --out FOLDER [--rehearse]
-       measure.py 1|2|3 --list
+usage: measure.py 1|2|3|4 --pack FOLDER --out FOLDER [--rehearse]
+       measure.py 1|2|3|4 --list
 
 A row is "passed", "failed" (it ran and broke off, or is below its floor) or "not run", with the reason. Goals are no floors: a row
 says by "met" whether its numbers reach them. --rehearse takes the CPU and toy sizes, for the plumbing; then nothing is compared.
@@ -321,6 +321,24 @@ def evaluation(machine):
     return {name: theirs["seconds"][name] / ours[name] for name in ours} | {"moe": sets, "harness": theirs}
 
 
+# --- call 4 ---------------------------------------------------------------------------------------------------------------------
+
+def beside_row(router, *words):
+    """Steps of `moe bench train` with more words beside the same without: `ratio` is of their tokens a second. What is without is
+    measured once a call."""
+    def measure(machine):
+        folder = folder_of(machine, layers_that_fit(machine))
+        routed = ["--upcycle", 8, "--router", router] if router else []
+        kept = machine.scratch / f"without-{router or 'dense'}.json"
+        if not kept.exists():
+            kept.write_text(json.dumps(train(machine, folder, *routed, limit_s=80)))
+        # A CPU has no graphs, and attention of one kind.
+        more = [] if machine.rehearse and "--expert-products" not in words else words
+        now, before = train(machine, folder, *routed, *more, limit_s=80), json.loads(kept.read_text())
+        return {"ratio": now["tokens_per_second"] / before["tokens_per_second"], "with": now, "without": before}
+    return measure
+
+
 # --- the rows -------------------------------------------------------------------------------------------------------------------
 
 Row = collections.namedtuple("Row", "name measure goals")  # goals: a number of the row -> at least (or, as ("<=", x), at most)
@@ -343,6 +361,10 @@ CALLS = {
         Row("training top2", training_row("top2"), {"of_dense": 0.74}),
         Row("training beside transformers", beside_transformers, {"ratio": 1.3}),
         Row("evaluation beside the harness", evaluation, {"letters": 1.3, "spans": 2.6})],
+    4: [Row("training dense by graphs", beside_row("", "--graph"), {"ratio": 1.0}),
+        Row("training dense by cuDNN", beside_row("", "--attention", "cudnn"), {}),
+        Row("training top1 by graphs", beside_row("top1", "--graph"), {"ratio": 1.0}),
+        Row("training top1 expert by expert", beside_row("top1", "--expert-products", "loop"), {})],
 }
 
 

@@ -56,48 +56,64 @@ Tensor with_local_rows(const Tensor& remote, const LocalExperts& experts, int64_
                   remote.narrow(0, experts.row_end, experts.all_rows - experts.row_end)});
 }
 
-// [R] i64: the slot of each row among the send buffers, one a remote expert; the entries of local
-// rows mean nothing. `slots` [W] as slots_per_rank, `local_slots` the sum of those of this process.
-Tensor buffer_slots(const route::Routing& routing, const LocalExperts& experts, const Counts& slots,
-                    int64_t local_slots) {
-  const route::RouteInput& input = routing.input;
-  const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
-                            routing.plan.expert.narrow(0, 0, experts.all_rows),
-                            {},
-                            {}};
+// [n] i64: the slot of each of `rows`, which are sorted by group, where expert after expert has
+// `local_slots` of them, the sum of those of this process in `slots` [W] (slots_per_rank).
+// `buffer` [n]: which expert's, counted in that order. The entries of unused rows mean nothing.
+Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
+                        const Tensor& buffer, const Counts& slots, int64_t local_slots) {
   Counts slots_before;  // slots of an expert that belong to lower ranks of this process
   int64_t next = 0;
   for (size_t rank = 0; rank < slots.size(); ++rank) {
     slots_before.push_back(next);
     next += input.rank_tokens[rank] > 0 ? slots[rank] : 0;
   }
+  slots_before.push_back(0);  // of padding, which an unused row may name
   const Tensor first_slot = at::tensor(slots_before, at::kLong).to(rows.token.device());
   const Tensor home = input.home.index_select(0, rows.token);
   const Tensor slot = route::slots_of(input, route::groups_of(input, rows));
-  const Tensor buffer =
-      rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
   return buffer * local_slots + first_slot.index_select(0, home) + slot;
+}
+
+// [G] the slots that each process has at an expert, of `slots` [W].
+Counts slots_of_processes(const ExpertParallel& parallel, const Counts& slots) {
+  const auto local_ranks = static_cast<int64_t>(slots.size()) / parallel.size();
+  Counts of_processes;
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    of_processes.push_back(sum_of(slots, process * local_ranks, (process + 1) * local_ranks));
+  }
+  return of_processes;
+}
+
+// What goes to and comes from each process where each has `of_processes` [G] slots at an expert, of
+// which every process holds `experts`.
+void count_slots(const ExpertParallel& parallel, int64_t experts, const Counts& of_processes,
+                 DispatchLayout& layout) {
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    const int64_t incoming = process == parallel.ep_rank() ? 0 : of_processes[process];
+    layout.received_tokens_per_expert.emplace_back(experts, incoming);
+    layout.receive_counts.push_back(experts * incoming);
+  }
+  const int64_t local_slots = of_processes[parallel.ep_rank()];
+  layout.send_counts.assign(parallel.size(), experts * local_slots);
+  layout.send_counts[parallel.ep_rank()] = 0;
+  layout.remote_rows = (parallel.size() - 1) * experts * local_slots;
+  layout.has_padding = true;
 }
 
 // Of a router with a capacity: buffers whose sizes follow from the tokens per rank.
 void lay_out_slots(const route::Routing& routing, const ExpertParallel& parallel,
                    const LocalExperts& experts, const Counts& slots, DispatchLayout& layout) {
-  const auto local_ranks = static_cast<int64_t>(slots.size()) / parallel.size();
-  const auto slots_of_process = [&](int64_t process) {
-    return sum_of(slots, process * local_ranks, (process + 1) * local_ranks);
-  };
-  for (int64_t process = 0; process < parallel.size(); ++process) {
-    const int64_t incoming = process == parallel.ep_rank() ? 0 : slots_of_process(process);
-    layout.received_tokens_per_expert.emplace_back(experts.count, incoming);
-    layout.receive_counts.push_back(experts.count * incoming);
-  }
-  const int64_t local_slots = slots_of_process(parallel.ep_rank());
-  layout.send_counts.assign(parallel.size(), experts.count * local_slots);
-  layout.send_counts[parallel.ep_rank()] = 0;
-  layout.remote_rows = (parallel.size() - 1) * experts.count * local_slots;
-  layout.permutation = with_local_rows(buffer_slots(routing, experts, slots, local_slots), experts,
-                                       layout.remote_rows);
-  layout.has_padding = true;
+  const Counts of_processes = slots_of_processes(parallel, slots);
+  count_slots(parallel, experts.count, of_processes, layout);
+  const route::Rows rows = {routing.plan.token.narrow(0, 0, experts.all_rows),
+                            routing.plan.expert.narrow(0, 0, experts.all_rows),
+                            {},
+                            {}};
+  const Tensor buffer =
+      rows.expert - (rows.expert >= experts.first + experts.count) * experts.count;
+  const Tensor slot =
+      slots_in_buffers(routing.input, rows, buffer, slots, of_processes[parallel.ep_rank()]);
+  layout.permutation = with_local_rows(slot, experts, layout.remote_rows);
 }
 
 // [R] i64 of a dropless router's rows: remote rows first, then local, then shadowed ones.
@@ -219,6 +235,36 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSp
   return layout;
 }
 
+DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenSpread& spread,
+                                 const route::RouterSettings& router) {
+  const ExpertParallel& parallel = spread.parallel;
+  const int64_t all = routing.input.experts(), count = all / parallel.size();
+  const int64_t first = parallel.ep_rank() * count;
+  const Counts slots = slots_per_rank(routing, spread, router, all);
+  const Counts of_processes = slots_of_processes(parallel, slots);
+  const int64_t local_slots = of_processes[parallel.ep_rank()];
+  DispatchLayout layout;
+  count_slots(parallel, count, of_processes, layout);
+  const route::Rows rows = route::rows_of(routing.plan);
+  const int64_t rectified = router.ir ? routing.input.tokens() : 0;
+  layout.local_rows = std::min(rows.token.size(0), count * local_slots + rectified);
+  layout.local_tokens_per_expert.assign(static_cast<size_t>(count), 0);
+  layout.local_counts = routing.plan.rows.narrow(0, first, count);
+  layout.rows_of_processes = at::empty({parallel.size(), all}, routing.plan.rows.options());
+  for (int64_t process = 0; process < parallel.size(); ++process) {
+    layout.rows_of_processes.select(0, process).fill_(of_processes[process]);
+  }
+  const Tensor is_behind = rows.expert >= first + count;
+  const Tensor remote =
+      slots_in_buffers(routing.input, rows, rows.expert - is_behind * count, slots, local_slots);
+  const Tensor row = at::arange(rows.token.size(0), rows.token.options());
+  const Tensor local = row - routing.plan.rows.narrow(0, 0, first).sum() + layout.remote_rows;
+  const Tensor is_local = at::logical_and(rows.expert >= first, is_behind.logical_not());
+  layout.permutation = at::where(is_local, local, remote)
+                           .masked_fill(rows.expert == all, layout.remote_rows + layout.local_rows);
+  return layout;
+}
+
 DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
                                          const ExpertParallel& parallel)
     : parallel_(parallel),
@@ -310,6 +356,50 @@ ExpertOrder order_by_expert(const DispatchLayout& layout, const Tensor& received
     tokens_per_expert.push_back(static_cast<int64_t>(permutation.size() - before));
   }
   return {at::tensor(permutation, at::kLong).to(received.device()), std::move(tokens_per_expert)};
+}
+
+SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received) {
+  const Tensor& own = layout.local_counts;  // [L]
+  const int64_t experts = own.size(0);
+  const int64_t processes =
+      with_received ? static_cast<int64_t>(layout.receive_counts.size()) : int64_t{1};
+  const int64_t own_column = with_received ? ep_rank : 0;
+  // Of a block, which is what one process sent for one expert, the rows and where they begin. The
+  // blocks of an expert follow each other, and last a gap up to a multiple of 8.
+  const Tensor blocks = at::zeros({processes + 1, experts}, own.options());
+  const Tensor first = at::zeros_like(blocks);
+  int64_t received = 0;
+  for (int64_t process = 0; with_received && process < processes; ++process) {
+    if (process != ep_rank) {
+      const int64_t slots = layout.received_tokens_per_expert[process].front();  // as of all others
+      blocks.select(0, process).fill_(slots);
+      first.select(0, process).copy_(at::arange(experts, own.options()) * slots + received);
+      received += layout.receive_counts[process];
+    }
+  }
+  blocks.select(0, own_column).copy_(own);
+  first.select(0, own_column).copy_(exclusive_sums(own) + received);
+  const Tensor used = blocks.sum(0);  // [L]
+  const Tensor whole = (used + (kernels::kSegmentRows - 1)).floor_divide(kernels::kSegmentRows) *
+                       kernels::kSegmentRows;
+  blocks.select(0, processes).copy_(whole - used);
+  const Tensor by_expert = blocks.t().reshape({-1});  // [L * (G + 1)]
+  const Tensor ends = by_expert.cumsum(0);
+  const int64_t all = received + layout.local_rows;
+  const Tensor row = at::arange(kernels::segmented_rows(all, experts), own.options());  // [P]
+  const Tensor block = at::searchsorted(ends, row, /*out_int32=*/false, /*right=*/true)
+                           .clamp_max(experts * (processes + 1) - 1);
+  const Tensor shift = first.t().reshape({-1}) - (ends - by_expert);
+  const Tensor is_gap = block.remainder(processes + 1) == processes;
+  const Tensor index = row + shift.index_select(0, block);
+  // Gaps are told to stand behind the last row, where they are cut off.
+  const Tensor row_of_index = at::full({all + 1}, -1, own.options().dtype(at::kInt))
+                                  .index_copy_(0, index.masked_fill(is_gap, all), row.to(at::kInt))
+                                  .narrow(0, 0, all)
+                                  .view({all, 1});
+  const Tensor segments = whole.cumsum(0).to(at::kInt);
+  return {{index.masked_fill(is_gap, -1), row_of_index, segments.narrow(0, experts - 1, 1), all, 1},
+          segments};
 }
 
 }  // namespace moe::model

@@ -12,6 +12,7 @@
 #include "core/model/moe/expert_parallel.h"
 #include "core/route/route.h"
 #include "kernels/ops/host_copy.h"
+#include "kernels/ops/permutation.h"
 
 namespace moe::model {
 
@@ -34,7 +35,12 @@ struct DispatchLayout {
   std::vector<int64_t> shadowed_experts;                         // ascending
   std::vector<int64_t> shadowed_tokens_per_expert;  // rows here of those that others own
   bool has_padding = false;                         // received rows may be empty slots
-  at::Tensor rows_of_processes;                     // [G, E] i64 on a GPU, of dropless routers
+  // [G, E] i64 on a GPU: the rows of each process, of dropless routers; its slots, of fixed
+  // layouts.
+  at::Tensor rows_of_processes;
+  // [E/G] i64 on a GPU, of fixed layouts: what the host does not know, whose
+  // local_tokens_per_expert are 0 and whose local_rows are the room for them.
+  at::Tensor local_counts;
 };
 
 // A collective of the group for dropless routers, local for the others. `tokens_per_expert` [E] of
@@ -43,6 +49,14 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSp
                                     const route::RouterSettings& router,
                                     const std::vector<int64_t>& tokens_per_expert,
                                     bool may_shadow = false);
+
+// The same of a router with a capacity whose plan lies on a GPU: nothing is exchanged, and nothing
+// read. What travels is what make_dispatch_layout sends, whose sizes the host knows. For rows at
+// the local experts there is room, all slots of theirs and every token for rectification, which
+// stands above capacity; how many there are stays on the GPU. The permutation [rows_max] has every
+// row of the plan, unused ones behind the last of [remote rows | local rows].
+DispatchLayout make_fixed_layout(const route::Routing& routing, const TokenSpread& spread,
+                                 const route::RouterSettings& router);
 
 // The same of a dropless router whose plan lies on a GPU, in two halves, so that the host has one
 // number to wait for a layer, and the GPU has work meanwhile. The permutation needs no count of the
@@ -80,5 +94,13 @@ struct ExpertOrder {
 // rows. On the CPU empty slots are left out.
 ExpertOrder order_by_expert(const DispatchLayout& layout, const at::Tensor& received,
                             int64_t ep_rank, bool with_local);
+
+// The same of a fixed layout, in segments that start at multiples of 8 rows, of the rows that
+// `with_received` puts before the local ones.
+struct SegmentOrder {
+  kernels::Permutation permutation;  // of [received rows | local rows]
+  at::Tensor ends;                   // [E/G] i32 on the GPU, of each expert's segment
+};
+SegmentOrder order_in_segments(const DispatchLayout& layout, int64_t ep_rank, bool with_received);
 
 }  // namespace moe::model

@@ -22,6 +22,9 @@ struct ExpertParallel {
   // Experts with far more rows than others may be shadowed (shadowed_experts.h). On by default on
   // the CPU.
   bool shadow_experts = false;
+  // A GPU's host reads the tokens per expert also where it need not (make_fixed_layout() in
+  // dispatch_layout.h): to compare.
+  bool reads_counts = false;
 
   int64_t size() const { return layout.group(); }
   int64_t ep_rank() const { return layout.ep_rank(); }

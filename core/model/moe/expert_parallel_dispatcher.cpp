@@ -94,16 +94,34 @@ struct LocalOutputs {
   Tensor received, local;
 };
 
+// [received rows | local rows], or the received ones alone, through the experts and back to where
+// they were.
+Tensor run_in_order(const DispatchLayout& layout, Tensor rows, int64_t ep_rank, bool with_local,
+                    const Experts& experts) {
+  const int64_t all = rows.size(0), received = all - (with_local ? layout.local_rows : 0);
+  const ExpertOrder order =
+      order_by_expert(layout, rows.narrow(0, 0, received), ep_rank, with_local);
+  const Tensor in_order = permute_by(rows, order.permutation);
+  rows.reset();
+  return unpermute_to(experts.run(in_order, order.tokens_per_expert), order.permutation, all);
+}
+
+// The same of a fixed layout; without `with_received` of local rows alone.
+Tensor run_in_segments(const DispatchLayout& layout, Tensor rows, int64_t ep_rank,
+                       bool with_received, const Experts& experts) {
+  const SegmentOrder order = order_in_segments(layout, ep_rank, with_received);
+  const Tensor in_order = kernels::permute(rows, order.permutation);
+  rows.reset();
+  return kernels::unpermute(experts.run_segments(in_order, order.ends), order.permutation);
+}
+
 // All rows are waited for, and every expert has one product.
 LocalOutputs run_at_once(const DispatchLayout& layout, const AllToAllRows& dispatch,
                          const std::vector<Tensor>& rows, int64_t ep_rank, const Experts& experts) {
   const Tensor received = dispatch(rows[0]);
-  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/true);
-  const Tensor out = experts.run(permute_by(at::cat({received, rows[1]}), order.permutation),
-                                 order.tokens_per_expert);
-  const int64_t received_rows = received.size(0);
-  const auto parts = unpermute_to(out, order.permutation, received_rows + layout.local_rows)
-                         .split_with_sizes({received_rows, layout.local_rows});
+  const auto run = layout.local_counts.defined() ? run_in_segments : run_in_order;
+  const auto parts = run(layout, at::cat({received, rows[1]}), ep_rank, /*all=*/true, experts)
+                         .split_with_sizes({received.size(0), layout.local_rows});
   return {parts[0], parts[1]};
 }
 
@@ -112,11 +130,31 @@ LocalOutputs run_overlapped(const DispatchLayout& layout, const AllToAllRows& di
                             const std::vector<Tensor>& rows, int64_t ep_rank,
                             const Experts& experts) {
   const Tensor receive_buffer = dispatch.start(rows[0]);
-  const Tensor local = experts.run(rows[1], layout.local_tokens_per_expert);
+  const Tensor local =
+      layout.local_counts.defined()
+          ? run_in_segments(layout, rows[1], ep_rank, /*with_received=*/false, experts)
+          : experts.run(rows[1], layout.local_tokens_per_expert);
   const Tensor received = dispatch.finish(receive_buffer);
-  const ExpertOrder order = order_by_expert(layout, received, ep_rank, /*with_local=*/false);
-  const Tensor out = experts.run(permute_by(received, order.permutation), order.tokens_per_expert);
-  return {unpermute_to(out, order.permutation, received.size(0)), local};
+  return {run_in_order(layout, received, ep_rank, /*with_local=*/false, experts), local};
+}
+
+// Rows of the plan where a fixed layout of `room` rows has them, zeros where it has none. What the
+// plan does not use is written behind the last, and cut off.
+kernels::Permutation fixed_permutation(const route::Routing& routing, const Tensor& permutation,
+                                       int64_t room) {
+  const int64_t tokens = routing.input.tokens(), choices = choices_of(routing);
+  const auto scattered = [](const Tensor& values, const Tensor& index, int64_t size) {
+    return at::full({size + 1}, -1, values.options())
+        .index_copy_(0, index, values)
+        .narrow(0, 0, size);
+  };
+  const Tensor choice = (routing.plan.token * choices + routing.plan.choice)
+                            .masked_fill(permutation == room, tokens * choices);
+  return {scattered(routing.plan.token, permutation, room),
+          scattered(permutation.to(at::kInt), choice, tokens * choices).view({tokens, choices}),
+          {},
+          tokens,
+          choices};
 }
 
 class ExpertParallelDispatcher : public TokenDispatcher {
@@ -126,6 +164,9 @@ class ExpertParallelDispatcher : public TokenDispatcher {
 
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
+    if (has_fixed_layout(x, routing, experts)) {
+      return run_fixed(x, routing, experts, gate_scale, residual);
+    }
     const Tensor out = run_rows(x, routing, experts);
     const int64_t rows = out.size(0);
     return kernels::unpermute(out, plan_permutation(routing, rows),
@@ -133,6 +174,26 @@ class ExpertParallelDispatcher : public TokenDispatcher {
   }
 
  private:
+  // Whether the host knows all sizes beforehand. The experts' rows are counted on the GPU then, and
+  // only in bf16 is there a product for that which does not wait (kernels/ops/grouped_linear.h).
+  bool has_fixed_layout(const Tensor& x, const route::Routing& routing,
+                        const Experts& experts) const {
+    return x.is_cuda() && !routing.input.dropless && x.scalar_type() == at::kBFloat16 &&
+           experts.gemm() != kernels::GroupedGemm::kLoop && !spread_.parallel.reads_counts;
+  }
+
+  Tensor run_fixed(const Tensor& x, const route::Routing& routing, const Experts& experts,
+                   double gate_scale, const Tensor& residual) const {
+    const DispatchLayout layout = make_fixed_layout(routing, spread_, router_);
+    const int64_t room = layout.remote_rows + layout.local_rows;
+    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, room);
+    const Tensor out = run_experts(layout, kernels::permute(x, permutation), experts);
+    const Tensor weight = at::zeros({room + 1}, routing.weights.options())
+                              .index_copy(0, layout.permutation, routing.weights * gate_scale)
+                              .narrow(0, 0, room);
+    return kernels::unpermute(out, permutation, weight, residual);
+  }
+
   // [R, D] in the plan's order: what the experts make of x's rows at the plan's tokens.
   Tensor run_rows(const Tensor& x, const route::Routing& routing, const Experts& experts) const {
     const ExpertParallel& parallel = spread_.parallel;
@@ -140,6 +201,13 @@ class ExpertParallelDispatcher : public TokenDispatcher {
     const auto [layout, all_rows] =
         on_gpu ? dispatch_by_gpu(x, routing, parallel)
                : dispatch_by_host(x, routing, spread_, router_, experts.can_be_shadowed());
+    return permute_by(run_experts(layout, all_rows, experts), layout.permutation);
+  }
+
+  // [remote rows | local rows | shadowed rows], as `all_rows` are: what the experts make of them.
+  Tensor run_experts(const DispatchLayout& layout, const Tensor& all_rows,
+                     const Experts& experts) const {
+    const ExpertParallel& parallel = spread_.parallel;
     std::optional<ShadowedExperts> shadowed;
     if (!layout.shadowed_experts.empty()) {
       shadowed = experts.shadowed(*parallel.group, layout.shadowed_experts);
@@ -155,8 +223,7 @@ class ExpertParallelDispatcher : public TokenDispatcher {
     // would wait.
     const Tensor of_replicas =
         shadowed ? shadowed->replicas.run(rows[2], layout.shadowed_tokens_per_expert) : rows[2];
-    return permute_by(at::cat({combine.finish(return_buffer), out.local, of_replicas}),
-                      layout.permutation);
+    return at::cat({combine.finish(return_buffer), out.local, of_replicas});
   }
 
   const TokenSpread& spread_;

@@ -36,8 +36,7 @@ route::AuxLosses copies_of(const route::AuxLosses& losses) {
 }  // namespace
 
 void check_graph(bool on_cuda, const model::ComputeOptions& compute,
-                 const route::RouterSettings* router, int64_t experts, int64_t ranks) {
-  constexpr int64_t kMostRanks = 64;  // whose homes are filled in place (core/route/rule.cpp)
+                 const route::RouterSettings* router, int64_t experts) {
   if (!on_cuda || compute.precision != model::Precision::kBf16) {
     throw UserError(
         "--graph records the launches of a GPU's products in bf16; give --device cuda and "
@@ -56,12 +55,6 @@ void check_graph(bool on_cuda, const model::ComputeOptions& compute,
     throw UserError(
         "--graph records launches that never wait for the host, and --expert-products loop waits "
         "for the tokens per expert; leave one of them out");
-  }
-  if (ranks > kMostRanks) {
-    throw UserError(
-        "--graph: {} logical ranks are more than the {} of which one is recorded; give "
-        "a smaller --ep-ranks, or leave --graph out",
-        ranks, kMostRanks);
   }
 }
 

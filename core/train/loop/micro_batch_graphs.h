@@ -1,7 +1,8 @@
 #pragma once
 // The forward and the backward of a micro-batch as CUDA graphs (kernels/ops/graph.h): what they
 // launch is recorded once and replayed for each, with the same numbers. Between them, launch by
-// launch, is the head, which takes as many rows as there are targets, and behind them the update.
+// launch, is the head, which takes as many rows as there are targets, and behind them the update
+// (graph.h says why).
 //
 // A step's first micro-batch leaves gradients where there were none, later ones add to them: two
 // graphs each way. The gradients stay in the memory in which they were recorded.
@@ -19,9 +20,9 @@
 namespace moe::train {
 
 // UserError where a run cannot be recorded, whatever its data: what --graph says. `router` of
-// `experts` and `ranks` logical ranks; null: a dense model.
+// `experts`; null: a dense model.
 void check_graph(bool on_cuda, const model::ComputeOptions& compute,
-                 const route::RouterSettings* router, int64_t experts, int64_t ranks);
+                 const route::RouterSettings* router, int64_t experts);
 
 class MicroBatchGraphs {
  public:

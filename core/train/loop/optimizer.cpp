@@ -187,8 +187,10 @@ double gradient_norm(const std::vector<model::NamedParameter>& parameters) {
     const int64_t whole = flat.size(0) / kNormPiece * kNormPiece;
     const Tensor pieces = flat.narrow(0, 0, whole).view({-1, kNormPiece});
     for (const Tensor& part : {pieces, flat.narrow(0, whole, flat.size(0) - whole).view({1, -1})}) {
-      sum += sum_in_order(
-          at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square());
+      if (part.numel() > 0) {  // a GPU would be launched five times for nothing
+        sum += sum_in_order(
+            at::linalg_vector_norm(part, 2, at::IntArrayRef{1}).to(at::kDouble).square());
+      }
     }
   }
   return std::sqrt(sum.item<double>());

@@ -72,7 +72,7 @@ void check_graph_of_run(const RunPlan& plan, const model::ModelConfig& config, i
   }
   train::check_graph(settings.on_cuda, settings.compute,
                      plan.is_moe ? &plan.routing.router : nullptr,
-                     plan.is_moe ? config.moe->experts : 0, plan.routing.ep_ranks);
+                     plan.is_moe ? config.moe->experts : 0);
   if (processes > 1) {
     throw UserError(
         "--graph: {} processes exchange what they compute, which is not recorded; leave --graph "

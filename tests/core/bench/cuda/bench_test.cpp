@@ -14,6 +14,7 @@
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/user_error.h"
 
 using namespace moe;
 using test::kGpu;
@@ -83,6 +84,23 @@ TEST_CASE("bench train keeps the bf16 copies that training keeps, and times part
   if (test::is_emulated()) {  // whose events run a thousand times as fast as the host's clock
     CHECK(parts_s > 10 * report.step.best_s);
   }
+}
+
+TEST_CASE("bench train makes the experts' products as it is told", "[bench][gpu]") {
+  MOE_NEED_GPU();
+  const test::TempDir dir;
+  test::write_tiny_checkpoint(dir / "dense", {.hidden = 32});
+  test::write_mixture(dir / "dense", dir / "moe", {.router = "top1", .experts = 4});
+  bench::TrainBenchSettings settings;
+  settings.model = (dir / "moe").string();
+  settings.precision = model::Precision::kBf16;
+  settings.device = kGpu;
+  settings.graph = true;
+  settings.grouped_gemm = kernels::GroupedGemm::kLoop;
+  CHECK(test::user_error_of([&] { bench::bench_train(settings); }) ==
+        "--graph records launches that never wait for the host, and --expert-products loop waits "
+        "for the tokens per expert; leave one of them out");
+  CHECK(bench::to_json(settings)["expert_products"] == "loop");
 }
 
 TEST_CASE("bench layer records a forward whose weights lie in bf16", "[bench][gpu]") {

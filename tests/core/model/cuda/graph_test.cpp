@@ -80,6 +80,36 @@ TEST_CASE("a layer of top-k without a capacity can be recorded, with adapters of
   }
 }
 
+TEST_CASE("a layer of more than 64 logical ranks and sequences can be recorded", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const at::NoGradGuard no_gradients;
+  Layer layer;
+  at::manual_seed(9);
+  const auto there = [](const Tensor& made) { return made.to(kGpu); };
+  layer.x = there(at::randn({129, 16})).to(at::kBFloat16);
+  layer.weights = {there(at::randn({65, 16}) * 0.3), there(at::randn({65, 16, 16}) * 0.3),
+                   there(at::randn({65, 16, 8}) * 0.3)};
+  layer.group = route::spread_over_ranks(129, 65);
+  layer.group.sequence = route::spread_over_ranks(129, 86).home;  // of one or two tokens
+  const auto router = route::parse_router("top1+ir+fr");
+  Tensor y, loss;
+  const auto routed = [&] {
+    const auto logits = model::router_logits(layer.x, layer.weights.router);
+    return route::route(logits, router, layer.group);
+  };
+  const auto recorded = kernels::record_graph(
+      [&] {
+        const auto routing = routed();
+        y = model::local_dispatcher()->run(layer.x, routing, layer.weights.experts(), 1.0);
+        loss = routing.losses.sequence_balance;
+      },
+      kGpu);
+  layer.x.copy_(at::randn({129, 16}).to(at::kBFloat16));
+  recorded->replay();
+  CHECK(at::equal(y.cpu(), layer.forward(router).cpu()));
+  CHECK(at::equal(loss.cpu(), routed().losses.sequence_balance.cpu()));
+}
+
 TEST_CASE("work that reads the GPU back cannot be recorded", "[model][gpu]") {
   MOE_NEED_GPU();
   const Tensor x = at::ones({3}).to(kGpu);

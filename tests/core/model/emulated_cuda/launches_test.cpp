@@ -181,43 +181,55 @@ TEST_CASE("experts' products in one launch read nothing, one by one they read th
   CHECK(calls_of(counts, GroupedGemm::kAuto).launches.count("aten::_grouped_mm") == 0);
 }
 
-// Where experts are distributed the host must know how many rows go to whom: once a layer, whatever
-// the router, and nothing in backward.
-TEST_CASE("a layer whose experts are distributed reads the GPU once a rank", "[model][emulator]") {
+// Where experts are distributed the host must know how many rows go to whom. Of routers with a
+// capacity it does, and in bf16 nobody else need know how many stay. Else it reads once a layer;
+// nothing in backward.
+TEST_CASE("a layer whose experts are distributed reads the GPU once a rank, or never",
+          "[model][emulator]") {
   constexpr int64_t kProcesses = 2;
-  for (const auto* router : {"top1:cf=inf", "top2:cf=inf", "top2+fr:cf=inf", "top1+ir+fr"}) {
-    HostCalls forward, backward;
-    distributed::run_as_threads(
-        kProcesses,
-        [&](distributed::Comm& comm) {
-          const auto taken = [&](HostCalls& calls) {  // by one for all
-            comm.barrier();
-            if (comm.rank() == 0) {
-              calls = emulated::take_host_calls();
-            }
-            comm.barrier();
-          };
-          const auto layout =
-              distributed::make_layout(kProcesses, comm.rank(), 1, kProcesses, kExperts);
-          const model::TokenSpread spread(kTokens, kProcesses, {&comm, layout, true, false});
-          const auto leaf = [](at::IntArrayRef shape) {
-            return at::randn(shape).to(test::kGpu).requires_grad_(true);
-          };
-          const Tensor x = leaf({kTokens, kWidth});
-          const model::MoeWeights weights = {leaf({kExperts, kWidth}),
-                                             leaf({layout.local_experts(), 2 * kInner, kWidth}),
-                                             leaf({layout.local_experts(), kWidth, kInner})};
-          HostCalls before;
-          taken(before);
-          const Tensor y =
-              model::moe_forward(x, weights, route::parse_router(router), spread, 1.0).y;
-          taken(forward);
-          torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
-          taken(backward);
-        },
-        test::kGpu);
-    INFO(router << ", forward:\n" << list(forward) << "backward:\n" << list(backward));
-    CHECK(HostCalls::sum(forward.reads) == kProcesses);
-    CHECK(HostCalls::sum(backward.reads) == 0);
+  struct Case {
+    const char* router;
+    at::ScalarType type;
+    int64_t reads;
+  };
+  for (const Case& one : {Case{"top1:cf=inf", at::kFloat, 1}, Case{"top2:cf=inf", at::kBFloat16, 1},
+                          Case{"top2+fr:cf=inf", at::kFloat, 1}, Case{"top1+ir+fr", at::kFloat, 1},
+                          Case{"top1", at::kBFloat16, 0}, Case{"top1+ir+fr", at::kBFloat16, 0},
+                          Case{"top2:cf=4", at::kBFloat16, 0}}) {
+    for (const bool overlap : {true, false}) {
+      HostCalls forward, backward;
+      distributed::run_as_threads(
+          kProcesses,
+          [&](distributed::Comm& comm) {
+            const auto taken = [&](HostCalls& calls) {  // by one for all
+              comm.barrier();
+              if (comm.rank() == 0) {
+                calls = emulated::take_host_calls();
+              }
+              comm.barrier();
+            };
+            const auto layout =
+                distributed::make_layout(kProcesses, comm.rank(), 1, kProcesses, kExperts);
+            const model::TokenSpread spread(kTokens, kProcesses, {&comm, layout, overlap, false});
+            const auto leaf = [](at::IntArrayRef shape, at::ScalarType type = at::kFloat) {
+              return at::randn(shape).to(type).to(test::kGpu).requires_grad_(true);
+            };
+            const Tensor x = leaf({kTokens, kWidth}, one.type);
+            const model::MoeWeights weights = {leaf({kExperts, kWidth}),
+                                               leaf({layout.local_experts(), 2 * kInner, kWidth}),
+                                               leaf({layout.local_experts(), kWidth, kInner})};
+            HostCalls before;
+            taken(before);
+            const Tensor y =
+                model::moe_forward(x, weights, route::parse_router(one.router), spread, 1.0).y;
+            taken(forward);
+            torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
+            taken(backward);
+          },
+          test::kGpu);
+      INFO(one.router << ", forward:\n" << list(forward) << "backward:\n" << list(backward));
+      CHECK(HostCalls::sum(forward.reads) == one.reads * kProcesses);
+      CHECK(HostCalls::sum(backward.reads) == 0);
+    }
   }
 }

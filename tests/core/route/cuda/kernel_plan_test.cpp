@@ -6,6 +6,60 @@
 using namespace moe::route;
 using namespace moe::test;
 
+namespace {
+
+// Numbers of runs of `lengths` tokens each.
+std::vector<int64_t> numbers_of_runs(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> numbers;
+  for (size_t run = 0; run < lengths.size(); ++run) {
+    numbers.insert(numbers.end(), static_cast<size_t>(lengths[run]), static_cast<int64_t>(run));
+  }
+  return numbers;
+}
+
+}  // namespace
+
+// Few runs are filled one by one, evenly spread ones are made by arithmetic, the rest is copied: on
+// both sides of each limit, with runs a token too long or too short, gaps and padding.
+TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[route][gpu]") {
+  MOE_NEED_GPU();
+  std::vector<RoutingGroup> groups;
+  for (const int64_t tokens : {0, 1, 2, 31, 33, 128, 200}) {
+    for (const int64_t ranks : {1, 2, 5, 31, 64, 65, 128, 256}) {
+      groups.push_back(spread_over_ranks(tokens, ranks));
+    }
+  }
+  for (const int64_t runs : {4, 5, 64, 65, 100}) {
+    std::vector<int64_t> lengths(static_cast<size_t>(runs), 2);
+    const auto add = [&] {
+      const std::vector<int64_t> numbers = numbers_of_runs(lengths);
+      groups.push_back(spread_over_ranks(static_cast<int64_t>(numbers.size()), 1));
+      groups.back().sequence = numbers;
+    };
+    add();
+    lengths.back() = 1;
+    add();
+    std::swap(lengths.front(), lengths.back());
+    add();
+    lengths[static_cast<size_t>(runs / 2)] = 4;
+    add();
+  }
+  groups.push_back(spread_over_ranks(200, 128));
+  groups.back().home[7] = groups.back().home[199] = -1;
+  for (const RoutingGroup& group : groups) {
+    const auto tokens = static_cast<int64_t>(group.home.size());
+    CAPTURE(tokens, group.ranks, group.sequence.has_value());
+    const at::Tensor logits = at::zeros({tokens, group.ranks});
+    const RouterSettings router = parse_router("top1");
+    const RouteInput truth = make_input(logits, logits, router, group, {});
+    const at::Tensor there = logits.to(moe::test::kGpu);
+    const RouteInput made = make_input(there, there, router, group, {});
+    CHECK(at::equal(made.home.cpu(), truth.home));
+    REQUIRE(made.sequence.defined() == truth.sequence.defined());
+    CHECK((!made.sequence.defined() || at::equal(made.sequence.cpu(), truth.sequence)));
+  }
+}
+
 TEST_CASE("a GPU weighs and counts what it routed as LibTorch's operations do on the CPU",
           "[route][gpu]") {
   MOE_NEED_GPU();
