@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/transpose_words.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -89,36 +90,6 @@ MOE_BF16_TARGET void pair_rows(const uint16_t* first, const uint16_t* second, in
         0xFF, _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(rest, first + i)),
         _mm256_maskz_loadu_epi16(rest, second + i), 1);
     _mm512_mask_storeu_epi32(to + i, rest, interleaved(halves));
-  }
-}
-
-// Pairs, then fours of the same column in each quarter of a vector, then the quarters. Forms with a
-// mask of all lanes, since GCC 12 warns of those without (its bug 105593); they are the same
-// instructions.
-MOE_BF16_TARGET inline void transpose_words(__m512i (&row)[16]) {
-  __m512i two[16];
-#pragma GCC unroll 8
-  for (size_t i = 0; i < 16; i += 2) {
-    two[i] = _mm512_maskz_unpacklo_epi32(0xFFFF, row[i], row[i + 1]);
-    two[i + 1] = _mm512_maskz_unpackhi_epi32(0xFFFF, row[i], row[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (size_t i = 0; i < 16; i += 4) {
-    row[i] = _mm512_maskz_unpacklo_epi64(0xFF, two[i], two[i + 2]);
-    row[i + 1] = _mm512_maskz_unpackhi_epi64(0xFF, two[i], two[i + 2]);
-    row[i + 2] = _mm512_maskz_unpacklo_epi64(0xFF, two[i + 1], two[i + 3]);
-    row[i + 3] = _mm512_maskz_unpackhi_epi64(0xFF, two[i + 1], two[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (size_t i = 0; i < 4; ++i) {
-    const __m512i even = _mm512_maskz_shuffle_i32x4(0xFFFF, row[i], row[i + 4], 0x88);
-    const __m512i odd = _mm512_maskz_shuffle_i32x4(0xFFFF, row[i], row[i + 4], 0xDD);
-    const __m512i even2 = _mm512_maskz_shuffle_i32x4(0xFFFF, row[i + 8], row[i + 12], 0x88);
-    const __m512i odd2 = _mm512_maskz_shuffle_i32x4(0xFFFF, row[i + 8], row[i + 12], 0xDD);
-    row[i] = _mm512_maskz_shuffle_i32x4(0xFFFF, even, even2, 0x88);
-    row[i + 4] = _mm512_maskz_shuffle_i32x4(0xFFFF, odd, odd2, 0x88);
-    row[i + 8] = _mm512_maskz_shuffle_i32x4(0xFFFF, even, even2, 0xDD);
-    row[i + 12] = _mm512_maskz_shuffle_i32x4(0xFFFF, odd, odd2, 0xDD);
   }
 }
 

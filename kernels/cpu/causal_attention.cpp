@@ -257,50 +257,68 @@ namespace {
 
 using KeyVector [[gnu::vector_size(kKeyBlock * sizeof(float))]] = float;
 
-// scores[p] = query [A] keys of position p, for `count` positions and what is left of a block. Four
-// sums at a time, for one waits for the last.
+// scores[p] = query [A] keys of position p, for `count` positions and what is left of a block, of
+// kHeads heads at a time: queries lie A apart, scores `stride`. Four sums each, for one waits for
+// the last.
+template <int kHeads>
 MOE_VECTOR_CLONES void score_kept(const float* query, const float* keys, int64_t count,
-                                  int64_t width, float* scores) {
+                                  int64_t width, float* scores, int64_t stride) {
   for (int64_t first = 0; first < count; first += kKeyBlock, keys += width * kKeyBlock) {
-    KeyVector sum[4] = {};
+    KeyVector sum[kHeads][4] = {};
     int64_t i = 0;
     for (; i + 4 <= width; i += 4) {
       for (int64_t j = 0; j < 4; ++j) {
         KeyVector key;
         std::memcpy(&key, keys + (i + j) * kKeyBlock, sizeof(key));
-        sum[j] += query[i + j] * key;
+        for (int64_t head = 0; head < kHeads; ++head) {
+          sum[head][j] += query[head * width + i + j] * key;
+        }
       }
     }
     for (; i < width; ++i) {
       KeyVector key;
       std::memcpy(&key, keys + i * kKeyBlock, sizeof(key));
-      sum[0] += query[i] * key;
+      for (int64_t head = 0; head < kHeads; ++head) {
+        sum[head][0] += query[head * width + i] * key;
+      }
     }
-    const KeyVector whole = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    std::memcpy(scores + first, &whole, sizeof(whole));
+    for (int64_t head = 0; head < kHeads; ++head) {
+      const KeyVector whole = (sum[head][0] + sum[head][1]) + (sum[head][2] + sum[head][3]);
+      std::memcpy(scores + head * stride + first, &whole, sizeof(whole));
+    }
   }
 }
 
-// out [A] += sum over p of share[p] values [p, A].
-MOE_VECTOR_CLONES void add_values(const float* share, const float* values, int64_t count,
-                                  int64_t width, float* out) {
+// out [A] += sum over p of share[p] values [p, A], of kHeads heads at a time: shares lie `stride`
+// apart, outs A.
+template <int kHeads>
+MOE_VECTOR_CLONES void add_values(const float* share, int64_t stride, const float* values,
+                                  int64_t count, int64_t width, float* out) {
   constexpr int64_t kLanes = 16, kVectors = 4;
   int64_t column = 0;
   for (; column + kVectors * kLanes <= width; column += kVectors * kLanes) {
-    KeyVector sum[kVectors];
-    std::memcpy(sum, out + column, sizeof(sum));
+    KeyVector sum[kHeads][kVectors];
+    for (int64_t head = 0; head < kHeads; ++head) {
+      std::memcpy(sum[head], out + head * width + column, sizeof(sum[head]));
+    }
     for (int64_t p = 0; p < count; ++p) {
-      KeyVector value[kVectors];
-      std::memcpy(value, values + p * width + column, sizeof(value));
       for (int64_t j = 0; j < kVectors; ++j) {
-        sum[j] += share[p] * value[j];
+        KeyVector value;
+        std::memcpy(&value, values + p * width + column + j * kLanes, sizeof(value));
+        for (int64_t head = 0; head < kHeads; ++head) {
+          sum[head][j] += share[head * stride + p] * value;
+        }
       }
     }
-    std::memcpy(out + column, sum, sizeof(sum));
+    for (int64_t head = 0; head < kHeads; ++head) {
+      std::memcpy(out + head * width + column, sum[head], sizeof(sum[head]));
+    }
   }
-  for (int64_t p = 0; p < count && column < width; ++p) {
-    for (int64_t i = column; i < width; ++i) {
-      out[i] += share[p] * values[p * width + i];
+  for (int64_t head = 0; head < kHeads; ++head) {
+    for (int64_t p = 0; p < count && column < width; ++p) {
+      for (int64_t i = column; i < width; ++i) {
+        out[head * width + i] += share[head * stride + p] * values[p * width + i];
+      }
     }
   }
 }
@@ -334,23 +352,54 @@ void lay_out_kept(const KeptRun& kept, int64_t count, int64_t first, int64_t wid
   std::copy_n(kept.values, count * width, to.values + first * width);
 }
 
-// One new token, which sees all: out [H A].
+// Memory of attend_once(), for kMostHeadsAtOnce heads.
+constexpr int64_t kMostHeadsAtOnce = 4;
+struct OnceBuffers {
+  float *query, *result;  // [heads, A]
+  float* scores;          // [heads, stride]
+  int64_t stride;
+};
+
+// One new token's heads index .. index + kHeads - 1 of the group, which see all: out [H A].
+template <int kHeads, typename Number>
+void attend_once(const Group<Number>& heads_of_group, int64_t index, const KeptRun& prefix,
+                 const KeptRun& own, const OnceBuffers& buffers, Number* out) {
+  const int64_t width = heads_of_group.width(), own_count = own.length + 1;
+  const auto [query, result, scores, stride] = buffers;
+  for (int64_t i = 0; i < kHeads; ++i) {
+    heads_of_group.rotated(heads_of_group.head(index + i) * width, heads_of_group.scale(),
+                           query + i * width);
+  }
+  score_kept<kHeads>(query, prefix.keys, prefix.length, width, scores, stride);
+  float* own_scores = scores + prefix.length;  // in place of what was left of the last block
+  score_kept<kHeads>(query, own.keys, own_count, width, own_scores, stride);
+  const int64_t seen = prefix.length + own_count;
+  float sums[kHeads];
+  for (int64_t i = 0; i < kHeads; ++i) {
+    sums[i] = exponentials_below(scores + i * stride, seen, row_max(scores + i * stride, seen));
+  }
+  std::fill_n(result, kHeads * width, 0.0F);
+  add_values<kHeads>(scores, stride, prefix.values, prefix.length, width, result);
+  add_values<kHeads>(own_scores, stride, own.values, own_count, width, result);
+  for (int64_t i = 0; i < kHeads; ++i) {
+    divide_row(result + i * width, sums[i], width, out + heads_of_group.head(index + i) * width);
+  }
+}
+
+// All heads of the group: some at a time, so that keys and values are read once for them.
 template <typename Number>
 void attend_once(const Group<Number>& heads_of_group, const KeptRun& prefix, const KeptRun& own,
-                 float* query, float* scores, float* result, Number* out) {
-  const int64_t width = heads_of_group.width(), own_count = own.length + 1;
-  for (int64_t index = 0; index < heads_of_group.shared(); ++index) {
-    const int64_t head = heads_of_group.head(index);
-    heads_of_group.rotated(head * width, heads_of_group.scale(), query);
-    score_kept(query, prefix.keys, prefix.length, width, scores);
-    float* own_scores = scores + prefix.length;  // in place of what was left of the last block
-    score_kept(query, own.keys, own_count, width, own_scores);
-    const int64_t seen = prefix.length + own_count;
-    const float sum = exponentials_below(scores, seen, row_max(scores, seen));
-    std::fill_n(result, width, 0.0F);
-    add_values(scores, prefix.values, prefix.length, width, result);
-    add_values(own_scores, own.values, own_count, width, result);
-    divide_row(result, sum, width, out + head * width);
+                 const OnceBuffers& buffers, Number* out) {
+  const int64_t heads = heads_of_group.shared();
+  int64_t index = 0;
+  for (; index + 4 <= heads; index += 4) {
+    attend_once<4>(heads_of_group, index, prefix, own, buffers, out);
+  }
+  for (; index + 2 <= heads; index += 2) {
+    attend_once<2>(heads_of_group, index, prefix, own, buffers, out);
+  }
+  for (; index < heads; ++index) {
+    attend_once<1>(heads_of_group, index, prefix, own, buffers, out);
   }
 }
 
@@ -362,17 +411,20 @@ void cached_attention_cpu(const AttentionInput<Number>& in, int64_t group, const
   const Group<Number> heads_of_group{in, group};
   const int64_t width = heads_of_group.width(), length = in.length;
   const int64_t capacity = (in.position + length + kKeyBlock) / 16 * 16 + kKeyBlock;
-  const bool is_one = length == 1;
   static thread_local Scratch scratch;
-  const int64_t laid_out = is_one ? 0 : capacity * width;
+  if (length == 1) {
+    const int64_t rows = kMostHeadsAtOnce * width;
+    float* query = scratch.floats(2 * rows + kMostHeadsAtOnce * capacity);
+    keep(heads_of_group, query, own);
+    attend_once(heads_of_group, prefix, own, {query, query + rows, query + 2 * rows, capacity},
+                out);
+    return;
+  }
+  const int64_t laid_out = capacity * width;
   float* query = scratch.floats(2 * laid_out + AttendBuffers::floats(length, capacity, width));
   const AttendBuffers buffers{query, query + length * width,
                               query + length * width + kQueryRows * capacity};
   keep(heads_of_group, query, own);
-  if (is_one) {
-    attend_once(heads_of_group, prefix, own, query, buffers.scores, buffers.result, out);
-    return;
-  }
   float* keys = buffers.result + kQueryRows * width;
   const KeysAndValues seen{keys, keys + laid_out, capacity};
   lay_out_kept(prefix, prefix.length, 0, width, seen);

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/bf16_words.h"
+#include "kernels/cpu/transpose_words.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace moe::kernels {
@@ -186,21 +187,37 @@ void fetch(const MatrixView& from, int64_t count) {
   }
 }
 
+template <typename Number>
+void transpose_to_words(Word word, const Number* from, int64_t stride, int64_t k, int64_t width,
+                        float* to) {
+  word == Word::kF32 ? widen_sixteen_columns(from, stride, k, width, to)
+                     : transpose_sixteen(from, stride, k, width, to);
+}
+
+// As many columns of a b whose columns are contiguous as come in sixteens, where the processor
+// transposes so many at once; returns how many that were.
+int64_t transpose_in_sixteens(Word word, const MatrixView& b, int64_t k, int64_t columns,
+                              int64_t width, float* to) {
+  const bool transposes =
+      b.row == 1 && b.dtype != Dtype::kF16 &&
+      (word == Word::kF32 ? transposes_sixteen_columns() : has_bf16_instructions());
+  int64_t j = 0;
+  for (; transposes && j + 16 <= columns; j += 16) {
+    const MatrixView from = b.from(0, j);
+    if (b.dtype == Dtype::kBF16) {
+      transpose_to_words(word, static_cast<const uint16_t*>(from.data), b.column, k, width, to + j);
+    } else {
+      transpose_to_words(word, from.floats(), b.column, k, width, to + j);
+    }
+  }
+  return j;
+}
+
 // to[p * width + j] = word p of column j of a b whose columns are contiguous, zeros in columns past
 // `columns`.
 void transpose_strip(Word word, const MatrixView& b, int64_t k, int64_t columns, int64_t width,
                      float* to) {
-  int64_t j = 0;
-  const bool takes_sixteen =
-      word == Word::kTwoBF16 && b.row == 1 && b.is_bf16() && has_bf16_instructions();
-  for (; takes_sixteen && j + 16 <= columns; j += 16) {
-    const MatrixView from = b.from(0, j);
-    if (b.dtype == Dtype::kBF16) {
-      transpose_sixteen(static_cast<const uint16_t*>(from.data), b.column, k, width, to + j);
-    } else {
-      transpose_sixteen(from.floats(), b.column, k, width, to + j);
-    }
-  }
+  int64_t j = transpose_in_sixteens(word, b, k, columns, width, to);
   for (; b.row == 1 && j + 4 <= columns; j += 4) {
     const void* from = b.from(0, j).data;
     for (int64_t r = 4; r < 8; ++r) {

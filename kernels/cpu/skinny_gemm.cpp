@@ -1,6 +1,7 @@
-// Dot products: a column of b lies along k, and so do the rows of a, so nothing is transposed. Some
-// rows and columns at a time have their sums in registers, sixteen running sums each, which are
-// joined last and in one order, whatever stands beside them.
+// A product of few rows reads sixteen columns of b side by side, as they lie, and transposes them
+// in registers, so that a vector holds one number of each and a sum runs along k in gemm()'s order.
+// With more rows multiplying takes longer than packing or transposing, and the product is
+// kernels/cpu/row_lanes.h's or gemm()'s, in the same order of sums.
 
 #include "kernels/cpu/skinny_gemm.h"
 
@@ -11,82 +12,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
-#include "kernels/cpu/gemm_tile.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/transpose_words.h"
 
 namespace moe::kernels {
 
 namespace {
 
 constexpr int64_t kNumbersOfShare = int64_t{1} << 16;  // of b, worth a thread
-constexpr int64_t kLanes = 16;
-constexpr int kColumns = 4;
+constexpr int64_t kColumns = 16;                       // of b that are read side by side
+constexpr int64_t kStep = 32;                          // numbers of a column at a time, at most
+static_assert(kGemmDepth % kStep == 0);
 
-using Lanes [[gnu::vector_size(kLanes * sizeof(float))]] = float;
-using Eight [[gnu::vector_size(32)]] = float;
-using Quarter [[gnu::vector_size(16)]] = float;
-
-constexpr int64_t kStep = 2 * kLanes;  // numbers of a column at a time
-
-// Half of kStep numbers of a column. Those of bf16 are halves of sixteen words, and widening the
-// one or the other half takes one instruction: so half 0 are the even ones, half 1 the odd ones.
-template <int kHalf>
-[[gnu::always_inline]] inline void load_half(const float* from, Lanes& to) {
-  std::memcpy(&to, from + kHalf * kLanes, sizeof(to));
-}
-
-template <int kHalf>
-[[gnu::always_inline]] inline void load_half(const uint16_t* bf16, Lanes& to) {
-  using Words [[gnu::vector_size(kLanes * sizeof(uint32_t))]] = uint32_t;
-  Words words;
-  std::memcpy(&words, bf16, sizeof(words));
-  const Words wide = kHalf == 0 ? words << 16 : words & 0xFFFF0000U;
-  std::memcpy(&to, &wide, sizeof(to));
-}
-
-// Rows of a as products with such columns read them: [m, steps * kStep], zeros past k.
+// Rows of a with columns of b, a multiple of kColumns of them.
 template <typename Number>
-void lay_out_rows(const float* a, int64_t m, int64_t k, int64_t padded, float* to) {
-  std::fill_n(to, m * padded, 0.0F);
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t p = 0; p < k; ++p) {
-      const int64_t step = p / kStep * kStep, number = p % kStep;
-      const int64_t lane = sizeof(Number) == 2 ? number / 2 + number % 2 * kLanes : number;
-      to[i * padded + step + lane] = a[i * k + p];
-    }
-  }
-}
-
-[[gnu::always_inline]] inline void fold(const Lanes& sum, Quarter& to) {
-  const Eight low = __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7);
-  const Eight high = __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Eight both = low + high;
-  to = __builtin_shufflevector(both, both, 0, 1, 2, 3) +
-       __builtin_shufflevector(both, both, 4, 5, 6, 7);
-}
-
-// to[j] = all of sum[j] added up.
-[[gnu::always_inline]] inline void join(const Lanes (&sum)[kColumns], Quarter& to) {
-  Quarter q[kColumns];
-#pragma GCC unroll 4
-  for (int j = 0; j < kColumns; ++j) {
-    fold(sum[j], q[j]);
-  }
-  const Quarter first = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5) +
-                        __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
-  const Quarter second = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5) +
-                         __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
-  to = __builtin_shufflevector(first, second, 0, 1, 4, 5) +
-       __builtin_shufflevector(first, second, 2, 3, 6, 7);
-}
-
-// All rows of a, laid out, with columns of b, of which there are a multiple of four.
-template <typename Number>
-struct DotRange {
-  const float* a;  // rows `padded` numbers apart
+struct FewRows {
+  const float* a;  // `padded` numbers apart, zeros behind k
   int64_t rows, k, padded;
   const Number* b;  // columns `stride` numbers apart
   int64_t stride, columns;
@@ -94,157 +39,272 @@ struct DotRange {
   int64_t c_row;
 };
 
-// Asks for numbers that are read some columns later. Processors foresee no pages, and those of a
-// mapped file are small: without this a product of one row takes a quarter longer. What is past the
-// end of the file is not read.
+// What makes such a product of 1 .. `rows` rows.
+struct FewRowsKernel {
+  int64_t rows;
+  void (*of_f32)(const FewRows<float>& in);
+  void (*of_bf16)(const FewRows<uint16_t>& in);
+};
+
+#if defined(__x86_64__)
+// A piece of each column, transposed, with its numbers of every row.
+template <typename Number, int kRows>
+[[MOE_AVX512_TARGET, gnu::always_inline]] inline void add_transposed(const __m512i (&word)[16],
+                                                                     const float* a, int64_t a_row,
+                                                                     __m512 (&sum)[kRows]) {
+  constexpr int64_t kOfWord = sizeof(float) / sizeof(Number);
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < 16; ++i) {
+    const __m512 first = kOfWord == 1 ? _mm512_castsi512_ps(word[i]) : widened_half<0>(word[i]);
+#pragma GCC unroll 8
+    for (int64_t row = 0; row < kRows; ++row) {
+      const __m512 left = _mm512_set1_ps(a[row * a_row + i * kOfWord]);
+      sum[row] = _mm512_fmadd_ps(left, first, sum[row]);
+    }
+    if constexpr (kOfWord == 2) {
+      const __m512 second = widened_half<1>(word[i]);
+#pragma GCC unroll 8
+      for (int64_t row = 0; row < kRows; ++row) {
+        const __m512 left = _mm512_set1_ps(a[row * a_row + i * kOfWord + 1]);
+        sum[row] = _mm512_fmadd_ps(left, second, sum[row]);
+      }
+    }
+  }
+}
+
+// A piece of sixteen columns, of `left` numbers or more than a vector has. As many numbers that are
+// read later are asked for meanwhile, in the order of memory: processors foresee no pages, and
+// those of a mapped file are small. What is past the end of the file is not read.
 template <typename Number>
-[[gnu::always_inline]] inline void fetch_ahead(const Number* from) {
-  constexpr int64_t kBytes = 8192;  // two pages
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(from) + kBytes);
-}
-
-// Half a step of some rows with four columns.
-template <typename Number, int kRows, int kHalf>
-[[gnu::always_inline]] inline void add_half(const float* a, int64_t a_row, const Number* b,
-                                            int64_t stride, Lanes (&sum)[kRows][kColumns]) {
-  Lanes right[kColumns];
-#pragma GCC unroll 4
-  for (int column = 0; column < kColumns; ++column) {
-    load_half<kHalf>(b + column * stride, right[column]);
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-    Lanes left;
-    std::memcpy(&left, a + i * a_row + kHalf * kLanes, sizeof(left));
-#pragma GCC unroll 4
-    for (int column = 0; column < kColumns; ++column) {
-      sum[i][column] += left * right[column];
+[[MOE_AVX512_TARGET, gnu::always_inline]] inline void load_columns(const Number* from,
+                                                                   int64_t stride, int64_t left,
+                                                                   const Number* ahead,
+                                                                   __m512i (&word)[16]) {
+  constexpr int64_t kNumbers = 64 / sizeof(Number);
+  if (left >= kNumbers) {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      __builtin_prefetch(ahead + r * kNumbers);
+      word[r] = sixteen_words(from + r * stride, kNumbers);
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      word[r] = sixteen_words(from + r * stride, left);
     }
   }
 }
 
-template <typename Number, int kRows, bool kFetches>
-[[gnu::always_inline]] inline void add_step(const float* a, int64_t a_row, const Number* b,
-                                            int64_t stride, Lanes (&sum)[kRows][kColumns]) {
-#pragma GCC unroll 4
-  for (int column = 0; kFetches && column < kColumns; ++column) {
-    fetch_ahead(b + column * stride);
-  }
-  add_half<Number, kRows, 0>(a, a_row, b, stride, sum);
-  add_half<Number, kRows, 1>(a, a_row, b, stride, sum);
-}
-
-// Rows `row` .. with columns j .. j + 3. Where one row is all, it fetches later columns.
-template <typename Number, int kRows, bool kFetches>
-[[gnu::always_inline]] inline void dots_of_rows(const DotRange<Number>& range, int64_t row,
-                                                int64_t j) {
-  Lanes sum[kRows][kColumns] = {};
-  const float* a = range.a + row * range.padded;
-  const Number* b = range.b + j * range.stride;
-  const int64_t whole = range.k / kStep * kStep, left = range.k - whole;
-  for (int64_t p = 0; p < whole; p += kStep) {
-    add_step<Number, kRows, kFetches>(a + p, range.padded, b + p, range.stride, sum);
-  }
-  if (left > 0) {
-    std::array<Number, kColumns * kStep> last{};  // with zeros behind the numbers
-    for (int column = 0; column < kColumns; ++column) {
-      std::copy_n(b + column * range.stride + whole, left, last.data() + column * kStep);
-    }
-    add_step<Number, kRows, false>(a + whole, range.padded, last.data(), kStep, sum);
-  }
+// Columns j .. j + 15.
+template <typename Number, int kRows>
+[[MOE_AVX512_TARGET, gnu::always_inline]] inline void multiply_sixteen(const FewRows<Number>& in,
+                                                                       int64_t j) {
+  constexpr int64_t kNumbers = 64 / sizeof(Number);
+  const Number* b = in.b + j * in.stride;
+  const Number* ahead = b + kColumns * in.stride;
+  for (int64_t begin = 0; begin < in.k; begin += kGemmDepth) {
+    const int64_t end = std::min(in.k, begin + kGemmDepth);
+    __m512 sum[kRows];
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-    Quarter dots;
-    join(sum[i], dots);
-    std::memcpy(range.c + (row + i) * range.c_row + j, &dots, sizeof(dots));
+    for (int64_t row = 0; row < kRows; ++row) {
+      sum[row] = _mm512_setzero_ps();
+    }
+    for (int64_t p = begin; p < end; p += kNumbers, ahead += 16 * kNumbers) {
+      __m512i word[16];
+      load_columns(b + p, in.stride, in.k - p, ahead, word);
+      transpose_words(word);
+      add_transposed<Number>(word, in.a + p, in.padded, sum);
+    }
+#pragma GCC unroll 8
+    for (int64_t row = 0; row < kRows; ++row) {
+      float* c = in.c + row * in.c_row + j;
+      const __m512 before = begin > 0 ? _mm512_loadu_ps(c) : _mm512_setzero_ps();
+      _mm512_storeu_ps(c, _mm512_add_ps(sum[row], before));
+    }
   }
 }
 
 template <typename Number, int kRows>
-[[gnu::always_inline]] inline void dots(const DotRange<Number>& range) {
-  for (int64_t j = 0; j < range.columns; j += kColumns) {
-    int64_t row = 0;
-    if (range.rows == 1) {
-      dots_of_rows<Number, 1, true>(range, row++, j);
-    }
-    for (; row + kRows <= range.rows; row += kRows) {
-      dots_of_rows<Number, kRows, false>(range, row, j);
-    }
-    for (; row + 2 <= range.rows; row += 2) {
-      dots_of_rows<Number, 2, false>(range, row, j);
-    }
-    for (; row < range.rows; ++row) {
-      dots_of_rows<Number, 1, false>(range, row, j);
-    }
+[[MOE_AVX512_TARGET]] void multiply_avx512(const FewRows<Number>& in) {
+  for (int64_t j = 0; j < in.columns; j += kColumns) {
+    multiply_sixteen<Number, kRows>(in, j);
   }
 }
 
 template <typename Number>
-using Dots = void (*)(const DotRange<Number>& range);
-
-#if defined(__x86_64__)
-// Six rows have 24 sums, of 32 registers; one has as many halves as half of 16 hold.
-template <typename Number>
-[[gnu::target("avx512f,avx512bw,avx512vl")]] void dots_avx512(const DotRange<Number>& range) {
-  dots<Number, 6>(range);
-}
-template <typename Number>
-[[gnu::target("avx2,fma")]] void dots_avx2(const DotRange<Number>& range) {
-  dots<Number, 1>(range);
+void run_avx512(const FewRows<Number>& in) {
+  static constexpr std::array<void (*)(const FewRows<Number>&), 8> kByRows = {
+      multiply_avx512<Number, 1>, multiply_avx512<Number, 2>, multiply_avx512<Number, 3>,
+      multiply_avx512<Number, 4>, multiply_avx512<Number, 5>, multiply_avx512<Number, 6>,
+      multiply_avx512<Number, 7>, multiply_avx512<Number, 8>};
+  kByRows.at(static_cast<size_t>(in.rows - 1))(in);
 }
 #endif
+
+using Four [[gnu::vector_size(16)]] = float;
+
+// Numbers of a column, zeros past the first `count`.
+[[gnu::always_inline]] inline void load_four(const float* from, int64_t count, Four& to) {
+  if (count >= 4) {
+    std::memcpy(&to, from, sizeof(to));
+    return;
+  }
+  to = Four{};
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = from[i];
+  }
+}
+[[gnu::always_inline]] inline void load_four(const uint16_t* bf16, int64_t count, Four& to) {
+  using Words [[gnu::vector_size(16)]] = uint32_t;
+  Words words{};
+  for (int64_t i = 0; i < 4; ++i) {
+    words[i] = i < count ? uint32_t{bf16[i]} << 16 : 0;
+  }
+  std::memcpy(&to, &words, sizeof(to));
+}
+
+// to[p] = the number p of every column.
+[[gnu::always_inline]] inline void transpose_four_by_four(const Four (&in)[4], Four (&to)[4]) {
+  const Four low = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+  const Four low2 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+  const Four high = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+  const Four high2 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+  to[0] = __builtin_shufflevector(low, low2, 0, 1, 4, 5);
+  to[1] = __builtin_shufflevector(low, low2, 2, 3, 6, 7);
+  to[2] = __builtin_shufflevector(high, high2, 0, 1, 4, 5);
+  to[3] = __builtin_shufflevector(high, high2, 2, 3, 6, 7);
+}
+
+// Row `row` with columns j .. j + 15, four of which are transposed at once: of any processor.
 template <typename Number>
-void dots_portable(const DotRange<Number>& range) {
-  dots<Number, 1>(range);
+[[gnu::always_inline]] inline void multiply_fours(const FewRows<Number>& in, int64_t row,
+                                                  int64_t j) {
+  constexpr int64_t kGroups = kColumns / 4;
+  const float* a = in.a + row * in.padded;
+  for (int64_t begin = 0; begin < in.k; begin += kGemmDepth) {
+    const int64_t end = std::min(in.k, begin + kGemmDepth);
+    Four sum[kGroups] = {};
+    for (int64_t p = begin; p < end; p += 4) {
+#pragma GCC unroll 4
+      for (int64_t group = 0; group < kGroups; ++group) {
+        const Number* from = in.b + (j + 4 * group) * in.stride + p;
+        __builtin_prefetch(from + 2 * kColumns * in.stride);
+        Four lying[4], transposed[4];
+#pragma GCC unroll 4
+        for (int64_t r = 0; r < 4; ++r) {
+          load_four(from + r * in.stride, in.k - p, lying[r]);
+        }
+        transpose_four_by_four(lying, transposed);
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < 4; ++i) {
+          sum[group] += a[p + i] * transposed[i];
+        }
+      }
+    }
+    for (int64_t group = 0; group < kGroups; ++group) {
+      float* c = in.c + row * in.c_row + j + 4 * group;
+      Four before{};
+      if (begin > 0) {
+        std::memcpy(&before, c, sizeof(before));
+      }
+      sum[group] += before;
+      std::memcpy(c, &sum[group], sizeof(before));
+    }
+  }
 }
 
 template <typename Number>
-Dots<Number> dots_of_machine() {
+[[gnu::always_inline]] inline void multiply_rows_by_fours(const FewRows<Number>& in) {
+  for (int64_t j = 0; j < in.columns; j += kColumns) {
+    for (int64_t row = 0; row < in.rows; ++row) {
+      multiply_fours(in, row, j);
+    }
+  }
+}
+
+template <typename Number>
+void run_portable(const FewRows<Number>& in) {
+  multiply_rows_by_fours(in);
+}
+
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    return dots_avx512<Number>;
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    return dots_avx2<Number>;
-  }
+template <typename Number>
+[[gnu::target("avx2,fma")]] void run_avx2(const FewRows<Number>& in) {
+  multiply_rows_by_fours(in);
+}
 #endif
-  return dots_portable<Number>;
+
+// Those that this machine can run, the fastest first.
+const std::vector<FewRowsKernel>& few_rows_kernels() {
+  static const std::vector<FewRowsKernel> kernels = [] {
+    std::vector<FewRowsKernel> all;
+#if defined(__x86_64__)
+    if (transposes_sixteen_columns()) {
+      all.push_back({8, run_avx512<float>, run_avx512<uint16_t>});
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      all.push_back({2, run_avx2<float>, run_avx2<uint16_t>});
+    }
+#endif
+    all.push_back({2, run_portable<float>, run_portable<uint16_t>});
+    return all;
+  }();
+  return kernels;
 }
 
-// Rows of a in both orders, as far as the blocks of b ask for them.
-struct LaidOutRows {
-  const float *for_f32, *for_bf16;
+void run(const FewRowsKernel& kernel, const FewRows<float>& in) { kernel.of_f32(in); }
+void run(const FewRowsKernel& kernel, const FewRows<uint16_t>& in) { kernel.of_bf16(in); }
+
+// A row's numbers with zeros behind them up to whole steps, where they lie if there are none.
+struct PaddedRows {
+  const float* data;
   int64_t padded;
-  const float* rows_for(const float*) const { return for_f32; }
-  const float* rows_for(const uint16_t*) const { return for_bf16; }
 };
 
-// Columns begin..end-1 of a block, whose first is column 0 of c.
+PaddedRows padded_rows(const GemmShape& shape, const float* a, Scratch& scratch) {
+  const int64_t padded = (shape.k + kStep - 1) / kStep * kStep;
+  if (padded == shape.k) {
+    return {a, padded};
+  }
+  float* to = scratch.floats(shape.m * padded);
+  for (int64_t i = 0; i < shape.m; ++i) {
+    std::copy_n(a + i * shape.k, shape.k, to + i * padded);
+    std::fill_n(to + i * padded + shape.k, padded - shape.k, 0.0F);
+  }
+  return {to, padded};
+}
+
+// Columns begin .. end - 1 of a block, whose first is column 0 of c.
 template <typename Number>
-void columns_of(const GemmShape& shape, const LaidOutRows& a, const MatrixView& b, int64_t begin,
-                int64_t end, float* c, int64_t c_row) {
-  static const Dots<Number> run = dots_of_machine<Number>();
+void columns_of(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
+                const MatrixView& b, int64_t begin, int64_t end, float* c, int64_t c_row) {
   const auto* columns = static_cast<const Number*>(b.data);
-  const float* rows = a.rows_for(columns);
   const int64_t whole = std::max(end - begin, int64_t{0}) / kColumns * kColumns;
   if (whole > 0) {
-    run({rows, shape.m, shape.k, a.padded, columns + begin * b.column, b.column, whole, c + begin,
-         c_row});
+    run(kernel, FewRows<Number>{a.data, shape.m, shape.k, a.padded, columns + begin * b.column,
+                                b.column, whole, c + begin, c_row});
   }
-  // The last ones one by one, each four times over: in the same order of sums.
-  std::array<float, kColumns * kMostSkinnyRows> last;
-  for (int64_t j = begin + whole; j < end; ++j) {
-    run({rows, shape.m, shape.k, a.padded, columns + j * b.column, /*stride=*/0, kColumns,
-         last.data(), kColumns});
-    for (int64_t i = 0; i < shape.m; ++i) {
-      c[i * c_row + j] = last[static_cast<size_t>(i * kColumns)];
-    }
+  const int64_t left = end - begin - whole;
+  if (left <= 0) {
+    return;
+  }
+  static thread_local Scratch scratch;  // the last columns, with zeros beside them
+  auto* last = reinterpret_cast<Number*>(scratch.floats(kColumns * shape.k));
+  std::fill_n(last, kColumns * shape.k, Number{});
+  for (int64_t j = 0; j < left; ++j) {
+    std::copy_n(columns + (begin + whole + j) * b.column, shape.k, last + j * shape.k);
+  }
+  std::array<float, kColumns * kMostSkinnyRows> sums;
+  run(kernel, FewRows<Number>{a.data, shape.m, shape.k, a.padded, last, shape.k, kColumns,
+                              sums.data(), kColumns});
+  for (int64_t i = 0; i < shape.m; ++i) {
+    std::copy_n(sums.data() + i * kColumns, left, c + i * c_row + begin + whole);
   }
 }
 
 // The same of f16, widened some columns at a time.
-void columns_of_f16(const GemmShape& shape, const LaidOutRows& a, const MatrixView& b,
-                    int64_t begin, int64_t end, float* c, int64_t c_row) {
+void columns_of_f16(const FewRowsKernel& kernel, const GemmShape& shape, const PaddedRows& a,
+                    const MatrixView& b, int64_t begin, int64_t end, float* c, int64_t c_row) {
   static thread_local Scratch scratch;
   float* wide = scratch.floats(kColumns * shape.k);
   for (int64_t j = begin; j < end; j += kColumns) {
@@ -252,32 +312,16 @@ void columns_of_f16(const GemmShape& shape, const LaidOutRows& a, const MatrixVi
     for (int64_t r = 0; r < columns; ++r) {
       f16_to_f32(static_cast<const uint16_t*>(b.from(0, j + r).data), shape.k, wide + r * shape.k);
     }
-    columns_of<float>(shape, a, {wide, 1, shape.k}, 0, columns, c + j, c_row);
+    columns_of<float>(kernel, shape, a, {wide, 1, shape.k}, 0, columns, c + j, c_row);
   }
 }
 
-// Into `buffer`, of 2 m padded floats.
-LaidOutRows laid_out(const GemmShape& shape, const float* a, ColumnBlocks b, int64_t padded,
-                     float* buffer) {
-  const auto is_bf16 = [](const ColumnBlock& block) { return block.b.dtype == Dtype::kBF16; };
-  float* for_bf16 = buffer + shape.m * padded;
-  if (!std::all_of(b.begin(), b.end(), is_bf16)) {
-    lay_out_rows<float>(a, shape.m, shape.k, padded, buffer);
-  }
-  if (std::any_of(b.begin(), b.end(), is_bf16)) {
-    lay_out_rows<uint16_t>(a, shape.m, shape.k, padded, for_bf16);
-  }
-  return {buffer, for_bf16, padded};
-}
-
-}  // namespace
-
-void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row) {
-  const int64_t grain = (kNumbersOfShare / std::max<int64_t>(1, shape.k) + kColumns) / kColumns;
+void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, const float* a,
+                       ColumnBlocks b, float* c, int64_t c_row) {
+  const int64_t grain = (kNumbersOfShare / shape.k + kColumns) / kColumns;
   const int64_t shares = (shape.n + kColumns - 1) / kColumns;
   static thread_local Scratch scratch;
-  const int64_t padded = (shape.k + kStep - 1) / kStep * kStep;
-  const LaidOutRows rows = laid_out(shape, a, b, padded, scratch.floats(2 * shape.m * padded));
+  const PaddedRows rows = padded_rows(shape, a, scratch);
   at::parallel_for(0, shares, grain, [&](int64_t first_share, int64_t last_share) {
     const int64_t begin = first_share * kColumns, end = std::min(shape.n, last_share * kColumns);
     int64_t first = 0;  // column of the block
@@ -285,11 +329,36 @@ void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* 
       const auto columns = block.b.dtype == Dtype::kF16    ? columns_of_f16
                            : block.b.dtype == Dtype::kBF16 ? columns_of<uint16_t>
                                                            : columns_of<float>;
-      columns(shape, rows, block.b, std::clamp<int64_t>(begin - first, 0, block.columns),
+      columns(kernel, shape, rows, block.b, std::clamp<int64_t>(begin - first, 0, block.columns),
               std::clamp<int64_t>(end - first, 0, block.columns), c + first, c_row);
       first += block.columns;
     }
   });
+}
+
+}  // namespace
+
+int64_t skinny_kernels() { return static_cast<int64_t>(few_rows_kernels().size()); }
+
+void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
+                      float* c, int64_t c_row) {
+  const FewRowsKernel& kernel = few_rows_kernels().at(static_cast<size_t>(number));
+  if (shape.m == 0 || shape.n == 0) {
+    return;
+  }
+  if (shape.m > kernel.rows && number == 0 && serves_row_lanes(shape, b)) {
+    row_lanes_gemm(shape, a, b, c, c_row);
+    return;
+  }
+  if (shape.m > kernel.rows || shape.k == 0) {
+    gemm(shape, {a, shape.k, 1}, b, c, c_row, /*accumulate=*/false);
+    return;
+  }
+  multiply_few_rows(kernel, shape, a, b, c, c_row);
+}
+
+void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* c, int64_t c_row) {
+  skinny_gemm_with(0, shape, a, b, c, c_row);
 }
 
 bool serves_skinny_gemm(const GemmShape& shape, const MatrixView& b) {

@@ -82,10 +82,19 @@ void check_kept(const Tensor& qkv, const AttentionHeads& heads, const std::vecto
 
 }  // namespace
 
-KeptKeys make_kept_keys(const AttentionHeads& heads, int64_t capacity) {
+int64_t kept_floats(const AttentionHeads& heads, int64_t capacity) {
   const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock;
-  return {at::empty({heads.kv_heads, blocks, heads.width, kKeyBlock}, at::kFloat),
-          at::empty({heads.kv_heads, blocks * kKeyBlock, heads.width}, at::kFloat)};
+  return 2 * heads.kv_heads * blocks * kKeyBlock * heads.width;
+}
+
+KeptKeys kept_keys_in(const Tensor& memory, const AttentionHeads& heads, int64_t capacity) {
+  const int64_t blocks = (capacity + kKeyBlock - 1) / kKeyBlock, half = memory.numel() / 2;
+  return {memory.narrow(0, 0, half).view({heads.kv_heads, blocks, heads.width, kKeyBlock}),
+          memory.narrow(0, half, half).view({heads.kv_heads, blocks * kKeyBlock, heads.width})};
+}
+
+KeptKeys make_kept_keys(const AttentionHeads& heads, int64_t capacity) {
+  return kept_keys_in(at::empty({kept_floats(heads, capacity)}, at::kFloat), heads, capacity);
 }
 
 KeptKeys with_room(const KeptKeys& kept, const AttentionHeads& heads, int64_t capacity) {

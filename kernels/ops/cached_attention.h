@@ -29,6 +29,12 @@ struct KeptKeys {
 // Memory for them, for `capacity` positions or some more; what it holds is not defined.
 KeptKeys make_kept_keys(const AttentionHeads& heads, int64_t capacity);
 
+// The same in memory that is there: kept_floats() of f32, contiguous. Where those of many layers
+// and sequences are one block of memory, its pages can be large, and a step reads all of it: with
+// small pages it takes nearly twice the time.
+int64_t kept_floats(const AttentionHeads& heads, int64_t capacity);
+KeptKeys kept_keys_in(const at::Tensor& memory, const AttentionHeads& heads, int64_t capacity);
+
 // The same keys and values with room for `capacity` positions or some more, which is no less than
 // there was.
 KeptKeys with_room(const KeptKeys& kept, const AttentionHeads& heads, int64_t capacity);

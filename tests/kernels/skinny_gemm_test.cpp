@@ -53,7 +53,7 @@ std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
 TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
   for (const int64_t m : {0, 1, 2, 5, 6, 13, 48}) {
     for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
-             {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}}) {
+             {0, 4}, {1, 1}, {3, 0}, {5, 31}, {31, 33}, {1000, 70}, {7, 5000}, {64, 512}}) {
       CAPTURE(m, n, k);
       const auto a = numbers(m * k, 0.7);
       for (const Dtype dtype : {Dtype::kBF16, Dtype::kF16, Dtype::kF32}) {
@@ -67,18 +67,22 @@ TEST_CASE("a thin product equals plain loops in double", "[kernels]") {
         REQUIRE(serves_skinny_gemm(shape, right));
         const int64_t c_row = n + 2;  // what lies between the rows stays
         const auto before = numbers(m * c_row, 0.1);
-        auto fast = before, slow = before, in_blocks = before;
-        skinny_gemm(shape, a.data(), {&whole, 1}, fast.data(), c_row);
-        skinny_gemm(shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row);
-        CHECK((in_blocks == fast));
+        auto slow = before;
         moe::test::gemm_reference(shape, {a.data(), k, 1}, right, slow.data(), c_row, false);
-        double apart = 0;
-        for (size_t i = 0; i < fast.size(); ++i) {
-          apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
+        for (int64_t kernel = 0; kernel < skinny_kernels(); ++kernel) {
+          CAPTURE(kernel);
+          auto fast = before, in_blocks = before;
+          skinny_gemm_with(kernel, shape, a.data(), {&whole, 1}, fast.data(), c_row);
+          skinny_gemm_with(kernel, shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row);
+          CHECK((in_blocks == fast));
+          double apart = 0;
+          for (size_t i = 0; i < fast.size(); ++i) {
+            apart = std::max<double>(apart, std::abs(fast[i] - slow[i]));
+          }
+          // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
+          // practice its root.
+          CHECK(apart <= (1 + static_cast<double>(k)) * 0x1p-22);
         }
-        // k products of numbers below 1 and their sums, each rounded: k * k * 2^-24 at most, in
-        // practice its root.
-        CHECK(apart <= (1 + static_cast<double>(k)) * 0x1p-22);
       }
     }
   }
@@ -99,9 +103,10 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
   CHECK((one == two));
 }
 
-TEST_CASE("a row of a thin product has the same bits whatever rows stand beside it", "[kernels]") {
+TEST_CASE("a row of a thin product has the bits of gemm() whatever rows stand beside it",
+          "[kernels]") {
   const int64_t n = 37;
-  for (const int64_t k : {70, 256}) {
+  for (const int64_t k : {70, 256, 600}) {
     const auto a = numbers(kMostSkinnyRows * k, 0.7);
     const auto wide = numbers(k * n, 1.3);
     const auto b = in_bf16(wide);
@@ -109,8 +114,8 @@ TEST_CASE("a row of a thin product has the same bits whatever rows stand beside 
          {MatrixView{b.data(), 1, k, Dtype::kBF16}, MatrixView{wide.data(), 1, k, Dtype::kF32}}) {
       const ColumnBlock whole{right, n};
       std::vector<float> all(static_cast<size_t>(kMostSkinnyRows * n));
-      skinny_gemm({kMostSkinnyRows, n, k}, a.data(), {&whole, 1}, all.data(), n);
-      for (int64_t m = 1; m < kMostSkinnyRows; ++m) {
+      gemm({kMostSkinnyRows, n, k}, {a.data(), k, 1}, right, all.data(), n, /*accumulate=*/false);
+      for (int64_t m = 1; m <= kMostSkinnyRows; ++m) {
         const int64_t first = kMostSkinnyRows - m;
         std::vector<float> some(static_cast<size_t>(m * n));
         skinny_gemm({m, n, k}, a.data() + first * k, {&whole, 1}, some.data(), n);

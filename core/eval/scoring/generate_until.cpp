@@ -41,8 +41,19 @@ StopWords::StopWords(const io::Tokenizer& tokenizer, const std::vector<std::stri
     if (!word.empty()) {
       words_.push_back(word);
       longest_ = std::max(longest_, word.size());
+      last_bytes_ += word.back();
     }
   }
+}
+
+bool StopWords::may_end_in(int64_t id) const {
+  const std::string bytes = tokenizer_.bytes(id);
+  const auto may_be_last = [&](char byte) {
+    const bool is_ascii = static_cast<unsigned char>(byte) < 0x80;  // others may become U+FFFD
+    return !is_ascii || last_bytes_.find(byte) != std::string::npos;
+  };
+  return bytes.empty() || last_bytes_.find(' ') != std::string::npos ||  // a decoder may put one
+         std::any_of(bytes.begin(), bytes.end(), may_be_last);
 }
 
 bool StopWords::are_in(const std::string& text) const {
@@ -51,7 +62,7 @@ bool StopWords::are_in(const std::string& text) const {
 }
 
 bool StopWords::end_with_one(const std::vector<int64_t>& ids) const {
-  if (words_.empty()) {
+  if (words_.empty() || ids.empty() || !may_end_in(ids.back())) {
     return false;
   }
   // The last token has some bytes, a word before them may have begun that many further ahead, and

@@ -29,9 +29,13 @@ class StopWords {
 
  private:
   bool are_in(const std::string& text) const;
+  // Whether a word may end within the text of this token: most have no word's last byte, and ask
+  // for no decoding.
+  bool may_end_in(int64_t id) const;
 
   const io::Tokenizer& tokenizer_;
   std::vector<std::string> words_;
+  std::string last_bytes_;  // of each word
   size_t longest_ = 0;
 };
 

@@ -1,17 +1,20 @@
 #include "core/model/llama/generate.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/model/llama/memory_need.h"
 #include "core/model/llama/sequence_cache.h"
-#include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/skinny_gemm.h"
+#include "kernels/ops/head_argmax.h"
 
 namespace moe::model {
 
@@ -35,9 +38,7 @@ uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing
 int64_t pick_token(const Tensor& logits, double temperature, double top_p, double uniform) {
   if (temperature <= 0 && logits.is_cpu() && logits.is_contiguous() &&
       logits.scalar_type() == at::kFloat) {  // a tenth of the time that LibTorch takes for it
-    const float *first = logits.const_data_ptr<float>(), *last = first + logits.numel();
-    const float* largest = std::find(first, last, kernels::row_max(first, logits.numel()));
-    return largest == last ? 0 : largest - first;
+    return kernels::first_largest(logits.const_data_ptr<float>(), logits.numel());
   }
   if (temperature <= 0) {
     return logits.argmax().item<int64_t>();
@@ -66,7 +67,8 @@ namespace {
 
 // One prompt on its way.
 struct Row {
-  size_t index = 0;  // of the prompt
+  size_t index = 0;    // of the prompt
+  int64_t memory = 0;  // part of KeptMemory
   SequenceCache cache;
   std::vector<int64_t> ids = {};  // new ones
   std::mt19937_64 random;
@@ -86,6 +88,34 @@ void add_token(const Tensor& logits, const GenerateSettings& settings, Row& row)
   row.ids.push_back(pick_token(logits, settings.temperature, settings.top_p, uniform));
 }
 
+// The largest logit of each row without the others, for so many rows that multiplying takes longer
+// than reading the head.
+class GreedyHead {
+ public:
+  explicit GreedyHead(const Llama& model) : model_(model) {}
+
+  // hidden [rows, D] -> a token each, or none where whole logits are to be made.
+  std::optional<std::vector<int64_t>> tokens(const Tensor& hidden) {
+    constexpr int64_t kLeastRows = 8;
+    std::optional<std::vector<int64_t>> found;
+    if (hidden.size(0) >= kLeastRows) {
+      model_.with_head([&](const Tensor& weight) {
+        if (!argmax_ && kernels::HeadArgmax::serves(weight)) {
+          argmax_.emplace(weight);
+        }
+        if (argmax_) {
+          found = (*argmax_)(hidden.to(model_.product_type()).to(at::kFloat));
+        }
+      });
+    }
+    return found;
+  }
+
+ private:
+  const Llama& model_;
+  std::optional<kernels::HeadArgmax> argmax_;
+};
+
 // How many tokens all prompts begin with, each keeping one of its own.
 int64_t common_beginning(const std::vector<std::vector<int64_t>>& prompts) {
   const auto& first = prompts.front();
@@ -100,12 +130,40 @@ int64_t common_beginning(const std::vector<std::vector<int64_t>>& prompts) {
   return static_cast<int64_t>(common);
 }
 
-// The rows of generate_all().
+// The memory of the rows' keys and values, one block, so that its pages can be large; a row that
+// ends gives its part to the next.
+class KeptMemory {
+ public:
+  // Of `rows`, of as many tokens each.
+  KeptMemory(const ModelConfig& config, int64_t rows, int64_t tokens)
+      : tokens_(tokens),
+        parts_(at::empty({rows, SequenceCache::floats(config, tokens)}, at::kFloat)) {
+    for (int64_t part = 0; part < rows; ++part) {
+      free_.push_back(part);
+    }
+  }
+  int64_t tokens() const { return tokens_; }
+  int64_t take() {
+    MOE_CHECK(!free_.empty());
+    const int64_t part = free_.back();
+    free_.pop_back();
+    return part;
+  }
+  void give_back(int64_t part) { free_.push_back(part); }
+  Tensor part(int64_t index) const { return parts_[index]; }
+
+ private:
+  int64_t tokens_;
+  Tensor parts_;  // [rows, floats of a row]
+  std::vector<int64_t> free_;
+};
+
+// The rows of generate_all(), at most `most_rows` at once.
 class RowBatch {
  public:
   RowBatch(const Llama& model, const RoutingOptions& routing, const GenerateSettings& settings,
-           const std::vector<std::vector<int64_t>>& prompts)
-      : model_(model), routing_(routing), settings_(settings), prompts_(prompts) {
+           const std::vector<std::vector<int64_t>>& prompts, int64_t most_rows)
+      : model_(model), routing_(routing), settings_(settings), prompts_(prompts), head_(model) {
     const auto common = prompts.size() > 1 ? common_beginning(prompts) : 0;
     if (common > 0) {
       const auto prefix = std::make_shared<SequenceCache>(model.config(), common);
@@ -113,27 +171,25 @@ class RowBatch {
       forward({first.begin(), first.begin() + common}, {common}, {prefix.get()});
       prefix_ = prefix;
     }
+    memory_.emplace(model.config(), most_rows, room_of_a_row());
   }
 
   size_t size() const { return rows_.size(); }
 
-  // Takes a prompt in, and gives it its first token.
-  void start(size_t index) {
-    const auto& prompt = prompts_[index];
-    const int64_t common = prefix_ == nullptr ? 0 : prefix_->length();
-    const auto own = static_cast<int64_t>(prompt.size()) - common;
-    const int64_t window = model_.config().max_position_embeddings;
-    constexpr int64_t kRoomOfAnswer = 512;  // tokens at first: most answers end before
-    const int64_t room = std::min(own + std::min(settings_.max_tokens, kRoomOfAnswer),
-                                  std::max(own, window - common));
-    Row row{
-        index, SequenceCache(model_.config(), room, prefix_), {}, std::mt19937_64(settings_.seed)};
-    const bool has_room = common + own < window && settings_.max_tokens > 0;
-    if (has_room) {
-      const Tensor hidden = forward({prompt.begin() + common, prompt.end()}, {own}, {&row.cache});
-      add_token(model_.head(hidden.narrow(0, own - 1, 1))[0], settings_, row);
+  // Takes prompts in, and gives each its first token.
+  void start(std::span<const size_t> indices) {
+    std::vector<Tensor> last;  // hidden states, [1, D] each
+    std::vector<Row*> started;
+    for (const size_t index : indices) {
+      rows_.push_back(std::make_unique<Row>(new_row(index)));
+      if (const Tensor hidden = last_of_prompt(*rows_.back()); hidden.defined()) {
+        last.push_back(hidden);
+        started.push_back(rows_.back().get());
+      }
     }
-    rows_.push_back(std::make_unique<Row>(std::move(row)));
+    if (!started.empty()) {
+      add_tokens(at::cat(last), started);
+    }
   }
 
   const std::vector<int64_t>& ids() const { return rows_.front()->ids; }
@@ -142,15 +198,14 @@ class RowBatch {
   void step() {
     std::vector<int64_t> fresh;
     std::vector<SequenceCache*> caches;
+    std::vector<Row*> all;
     for (const auto& row : rows_) {
       fresh.push_back(row->ids.back());
       caches.push_back(&row->cache);
+      all.push_back(row.get());
     }
     const std::vector<int64_t> lengths(rows_.size(), 1);
-    const Tensor logits = model_.head(forward(fresh, lengths, caches));  // [rows, V]
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      add_token(logits[static_cast<int64_t>(i)], settings_, *rows_[i]);
-    }
+    add_tokens(forward(fresh, lengths, caches), all);
   }
 
   // Hands over those that have ended.
@@ -158,6 +213,7 @@ class RowBatch {
     std::erase_if(rows_, [&](const auto& row) {
       const bool is_done = row->ids.empty() || has_ended(*row, model_, settings_);
       if (is_done) {
+        memory_->give_back(row->memory);
         done(row->index, row->ids);
       }
       return is_done;
@@ -165,6 +221,55 @@ class RowBatch {
   }
 
  private:
+  int64_t common() const { return prefix_ == nullptr ? 0 : prefix_->length(); }
+
+  // Tokens behind the common beginning that a row has room for at first: most answers end before.
+  int64_t room_of_a_row() const {
+    constexpr int64_t kRoomOfAnswer = 512;
+    int64_t longest = 0;
+    for (const auto& prompt : prompts_) {
+      longest = std::max(longest, static_cast<int64_t>(prompt.size()) - common());
+    }
+    const int64_t window = model_.config().max_position_embeddings - common();
+    return std::min(longest + std::min(settings_.max_tokens, kRoomOfAnswer),
+                    std::max(longest, window));
+  }
+
+  Row new_row(size_t index) {
+    const int64_t part = memory_->take();
+    return {index,
+            part,
+            SequenceCache(model_.config(), memory_->tokens(), prefix_, memory_->part(part)),
+            {},
+            std::mt19937_64(settings_.seed)};
+  }
+
+  // [1, D], the final hidden state of the row's prompt, which is then kept; undefined where there
+  // is no room for a token behind it.
+  Tensor last_of_prompt(Row& row) const {
+    const auto& prompt = prompts_[row.index];
+    const auto size = static_cast<int64_t>(prompt.size()), own = size - common();
+    if (size >= model_.config().max_position_embeddings || settings_.max_tokens <= 0) {
+      return {};
+    }
+    return forward({prompt.begin() + common(), prompt.end()}, {own}, {&row.cache})
+        .narrow(0, own - 1, 1);
+  }
+
+  // hidden [rows, D]: another token for each.
+  void add_tokens(const Tensor& hidden, const std::vector<Row*>& rows) {
+    if (const auto greedy = settings_.temperature <= 0 ? head_.tokens(hidden) : std::nullopt) {
+      for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i]->ids.push_back((*greedy)[i]);
+      }
+      return;
+    }
+    const Tensor logits = model_.head(hidden);  // [rows, V]
+    for (size_t i = 0; i < rows.size(); ++i) {
+      add_token(logits[static_cast<int64_t>(i)], settings_, *rows[i]);
+    }
+  }
+
   // [tokens, D], the final hidden states.
   Tensor forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths,
                  const std::vector<SequenceCache*>& caches) const {
@@ -178,7 +283,9 @@ class RowBatch {
   const RoutingOptions& routing_;
   const GenerateSettings& settings_;
   const std::vector<std::vector<int64_t>>& prompts_;
+  GreedyHead head_;
   std::shared_ptr<const SequenceCache> prefix_;
+  std::optional<KeptMemory> memory_;
   std::vector<std::unique_ptr<Row>> rows_;
 };
 
@@ -189,8 +296,8 @@ std::vector<int64_t> generate_one(const Llama& model, const RoutingOptions& rout
                                   const std::function<void(int64_t)>& on_token) {
   const std::vector<std::vector<int64_t>> prompts{prompt};
   std::vector<int64_t> ids;
-  RowBatch batch(model, routing, settings, prompts);
-  batch.start(0);
+  RowBatch batch(model, routing, settings, prompts, /*most_rows=*/1);
+  batch.start(std::vector<size_t>{0});
   while (batch.size() > 0) {
     if (on_token && !batch.ids().empty()) {
       on_token(batch.ids().back());
@@ -227,14 +334,17 @@ void generate_all(const Llama& model, const RoutingOptions& routing,
     }
     return;
   }
-  RowBatch batch(model, routing, settings, prompts);
-  for (auto next = wanted.begin(); next != wanted.end() || batch.size() > 0;) {
+  RowBatch batch(model, routing, settings, prompts,
+                 std::min(rows, static_cast<int64_t>(wanted.size())));
+  for (std::span<const size_t> left = wanted; !left.empty() || batch.size() > 0;) {
     if (batch.size() > 0) {
       batch.step();
     }
     batch.finish(done);
-    while (next != wanted.end() && batch.size() < static_cast<size_t>(rows)) {
-      batch.start(*next++);
+    while (!left.empty() && batch.size() < static_cast<size_t>(rows)) {
+      const size_t count = std::min(left.size(), static_cast<size_t>(rows) - batch.size());
+      batch.start(left.first(count));
+      left = left.subspan(count);
       batch.finish(done);
     }
   }

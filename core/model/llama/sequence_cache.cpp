@@ -1,20 +1,37 @@
 #include "core/model/llama/sequence_cache.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 
 #include "core/base/error.h"
 
 namespace moe::model {
 
+namespace {
+
+kernels::AttentionHeads heads_of(const ModelConfig& config) {
+  return {config.heads, config.kv_heads, config.head_dim};
+}
+
+}  // namespace
+
 SequenceCache::SequenceCache(const ModelConfig& config, int64_t capacity,
-                             std::shared_ptr<const SequenceCache> prefix)
-    : heads_{config.heads, config.kv_heads, config.head_dim},
-      capacity_(capacity),
-      prefix_(std::move(prefix)) {
+                             std::shared_ptr<const SequenceCache> prefix, const at::Tensor& memory)
+    : heads_(heads_of(config)), capacity_(capacity), prefix_(std::move(prefix)) {
   MOE_CHECK(prefix_ == nullptr || prefix_->prefix_ == nullptr);
+  const int64_t of_layer = kernels::kept_floats(heads_, capacity);
+  const at::Tensor all =
+      memory.defined() ? memory : at::empty({floats(config, capacity)}, at::kFloat);
+  MOE_CHECK(all.numel() == config.layers * of_layer);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    layers_.push_back(kernels::make_kept_keys(heads_, capacity));
+    layers_.push_back(
+        kernels::kept_keys_in(all.narrow(0, layer * of_layer, of_layer), heads_, capacity));
   }
+}
+
+int64_t SequenceCache::floats(const ModelConfig& config, int64_t capacity) {
+  return config.layers * kernels::kept_floats(heads_of(config), capacity);
 }
 
 void SequenceCache::make_room(int64_t tokens) {

@@ -14,9 +14,11 @@ namespace moe::model {
 class SequenceCache {
  public:
   // Room for `capacity` tokens at first, behind those of `prefix`, which has no prefix itself and
-  // gets no more tokens from then on.
+  // gets no more tokens from then on. In `memory`, where there is some: floats(), f32.
   SequenceCache(const ModelConfig& config, int64_t capacity,
-                std::shared_ptr<const SequenceCache> prefix = nullptr);
+                std::shared_ptr<const SequenceCache> prefix = nullptr,
+                const at::Tensor& memory = {});
+  static int64_t floats(const ModelConfig& config, int64_t capacity);
 
   int64_t length() const;  // of all tokens so far, the prefix's too: the next one's position
   kernels::KeptSequence layer(int64_t index) const;

@@ -142,6 +142,35 @@ TEST_CASE("a prompt's text is the same in any batch and alone", "[model]") {
   }
 }
 
+// So many rows that the head looks for its largest logit in bf16 first, where the processor
+// multiplies bf16 (kernels/ops/head_argmax.h).
+TEST_CASE("a prompt's text is the same among many as alone", "[model]") {
+  const moe::test::TempDir folder;
+  moe::test::TinyCheckpoint options;
+  options.max_positions = 40;
+  options.dtype = moe::io::DType::kBF16;
+  moe::test::write_tiny_checkpoint(folder / "m", options);
+  for (const auto precision : {moe::model::Precision::kF32, moe::model::Precision::kBf16}) {
+    const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"), {}, at::kCPU,
+                                               moe::model::Storage::kStored, {precision});
+    Texts prompts;
+    std::vector<size_t> wanted;
+    for (int64_t i = 0; i < 20; ++i) {
+      prompts.push_back({1, 2, 3 + i, 30 - i});
+      wanted.push_back(static_cast<size_t>(i));
+    }
+    for (const double temperature : {0.0, 1.0}) {
+      moe::model::GenerateSettings settings;
+      settings.max_tokens = 12;
+      settings.temperature = temperature;
+      const Texts all = generated(model, prompts, wanted, settings, 13);
+      for (const size_t index : wanted) {
+        CHECK(generated(model, prompts, {index}, settings, 1)[index] == all[index]);
+      }
+    }
+  }
+}
+
 TEST_CASE("generation with kept keys picks what whole forwards pick", "[model]") {
   const moe::test::TempDir folder;
   moe::test::write_tiny_checkpoint(folder / "m", {});

@@ -283,7 +283,7 @@ TEST_CASE("matrices may stay in the type they are stored in, for the same logits
       CHECK(tensor.scalar_type() == (is_matrix ? type : at::kFloat));
     }
     const auto wide = Llama::load(checkpoint);
-    // Few rows with a mapped matrix are summed in an order of their own (skinny_gemm.h).
+    // Few rows with a matrix in f32 that is not mapped are LibTorch's, in an order of its own.
     CHECK(distance(run(stored, many, {60}), run(wide, many, {60})) <= most);
     CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) < kTolerance);
     CHECK(distance(run(stored, {1, 5, 9}, {3}), run(wide, {1, 5, 9}, {3})) < kTolerance);
