@@ -4,10 +4,12 @@
 #include <toml++/toml.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 
 #include "core/base/error.h"
 #include "core/base/toml_depth.h"
+#include "core/base/usable_processors.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {
@@ -219,14 +221,16 @@ void add_threads(CLI::App& command, int& threads) {
   add_options(command, {{.name = "threads",
                          .member = &threads,
                          .group = group::kRanks,
-                         .help = "CPU threads",
+                         .help = "CPU threads, at most one a processor",
                          .fallback = "one a core",
                          .range = whole_between(1, 4096)}});
 }
 
 void apply_threads(int threads) {
-  if (threads > 0) {
-    at::set_num_threads(threads);
+  const int wanted = threads > 0 ? threads : at::get_num_threads();
+  const int used = std::min(wanted, usable_processors());
+  if (used != at::get_num_threads()) {
+    at::set_num_threads(used);
   }
 }
 

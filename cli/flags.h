@@ -42,7 +42,8 @@ void add_force(CLI::App& command, bool& force, const std::string& also = "");
 // --force-memory: of commands that load a model.
 void add_force_memory(CLI::App& command, bool& force_memory);
 
-// --threads N (default: what LibTorch finds), applied when the command runs.
+// --threads N (default: what LibTorch finds), applied when the command runs: at most one a usable
+// processor, since more would only wait for each other.
 void add_threads(CLI::App& command, int& threads);
 void apply_threads(int threads);
 

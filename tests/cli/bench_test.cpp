@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "core/base/json.h"
+#include "core/base/usable_processors.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
@@ -112,6 +113,13 @@ TEST_CASE("bench train times steps and their parts, and shows the change to an e
   CHECK(changed["changes"]["step.median_ms"]["before"] == json["step"]["median_ms"]);
   CHECK(changed["changes"]["step.median_ms"]["after"] == changed["step"]["median_ms"]);
   CHECK(changed["changes"].contains("parts_ms.attention"));
+
+  words = command;
+  *(std::find(words.begin(), words.end(), "--threads") + 1) = "4096";
+  const auto many = run_moe(words);
+  INFO(many.err);
+  REQUIRE(many.exit_code == 0);
+  CHECK(parse_json(many.out, "bench")["threads"] == usable_processors());
 
   words = command;
   *(std::find(words.begin(), words.end(), "--threads") + 1) = "2";

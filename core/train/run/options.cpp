@@ -384,7 +384,7 @@ Options machine_options(TrainSettings& settings) {
       {.name = "threads",
        .member = &settings.threads,
        .group = group::kRanks,
-       .help = "CPU threads",
+       .help = "CPU threads, at most one a processor",
        .fallback = "one a core",
        .range = whole_between(0, 4096),
        .changes_numbers = false,

@@ -60,8 +60,8 @@ TEST_CASE("keys and values grow with what is generated, rows with the prompt", "
   config.head_dim = 4;
   // Keys and values, 3 layers, 1 head of width 4, 4 bytes each.
   CHECK(forward_bytes(config, {}, 0, 10, at::kCPU) == 2 * 3 * 1 * 4 * 4 * 10);
-  // Of 50 tokens more. The stream and its norm of 8; 2 heads and 1 head of width 4, as queries, keys
-  // and values and as what attention makes of them. A tenth more of all.
+  // Of 50 tokens more. The stream and its norm of 8; 2 heads and 1 head of width 4, as queries,
+  // keys and values and as what attention makes of them. A tenth more of all.
   const auto of_fifty = [&](const std::string& router) {
     const route::RouterSettings settings = route::parse_router(router);
     return forward_bytes(config, settings, 100, 10, at::kCPU) -
