@@ -98,19 +98,29 @@ struct Product {
 constexpr int64_t kHeadRows = 512;  // of logits at once, in the roof too
 
 // The products of an average forward with `rows` tokens, `routed_rows` rows in each MoE layer and
-// `head_rows` rows of logits.
+// `head_rows` rows of logits, the only ones that a dense last layer goes on with behind its
+// attention (model::Packed::output_rows).
 std::vector<Product> products_of(const model::ModelConfig& config, int64_t rows,
                                  int64_t routed_rows, int64_t head_rows) {
   const int64_t width = config.hidden_size, layers = config.layers;
   const int64_t queries = config.heads * config.head_dim;
   const int64_t keys = 2 * config.kv_heads * config.head_dim;
   const int64_t moe_layers = config.moe ? static_cast<int64_t>(config.moe->layers.size()) : 0;
-  std::vector<Product> products = {{rows, width, queries + keys, layers},
-                                   {rows, queries, width, layers}};
+  const int64_t shortened = config.is_moe_layer(layers - 1) ? 0 : 1;
+  std::vector<Product> products = {{rows, width, queries + keys, layers}};
+  const auto add_dense = [&](int64_t its_rows, int64_t inner, int64_t outer, int64_t count) {
+    for (const Product& product : {Product{its_rows, inner, outer, count - shortened},
+                                   Product{head_rows, inner, outer, shortened}}) {
+      if (product.count > 0) {
+        products.push_back(product);
+      }
+    }
+  };
+  add_dense(rows, queries, width, layers);
   if (layers > moe_layers) {
     const int64_t inner = config.intermediate_size, count = layers - moe_layers;
-    products.push_back({rows, width, 2 * inner, count});
-    products.push_back({rows, inner, width, count});
+    add_dense(rows, width, 2 * inner, count);
+    add_dense(rows, inner, width, count);
   }
   if (moe_layers > 0) {
     products.push_back({routed_rows, width, 2 * config.moe->expert_width, moe_layers});
