@@ -252,8 +252,7 @@ class RowBatch {
     if (size >= model_.config().max_position_embeddings || settings_.max_tokens <= 0) {
       return {};
     }
-    return forward({prompt.begin() + common(), prompt.end()}, {own}, {&row.cache})
-        .narrow(0, own - 1, 1);
+    return forward({prompt.begin() + common(), prompt.end()}, {own}, {&row.cache});
   }
 
   // hidden [rows, D]: another token for each.
@@ -270,13 +269,18 @@ class RowBatch {
     }
   }
 
-  // [tokens, D], the final hidden states.
+  // [sequences, D], the final hidden state of each one's last token.
   Tensor forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths,
                  const std::vector<SequenceCache*>& caches) const {
-    return model_
-        .forward({.ids = at::tensor(ids, at::kLong), .lengths = lengths, .caches = caches},
-                 routing_)
-        .hidden;
+    Packed tokens{.ids = at::tensor(ids, at::kLong), .lengths = lengths, .caches = caches};
+    if (ids.size() > lengths.size()) {
+      std::vector<int64_t> last;
+      for (int64_t row = -1; const int64_t length : lengths) {
+        last.push_back(row += length);
+      }
+      tokens.output_rows = at::tensor(last, at::kLong);
+    }
+    return model_.forward(tokens, routing_).hidden;
   }
 
   const Llama& model_;
