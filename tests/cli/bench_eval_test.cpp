@@ -84,7 +84,7 @@ TEST_CASE("bench generate tells a token's time beside the reading of memory", "[
   MOE_NEED_SHARED_DATA();
   const std::string model = (shared_data() / "stories260K-hf").string();
   const auto run = run_moe(
-      {"bench", "generate", model, "--rows", "3", "--tokens", "8", "--repeats", "1", "--json"});
+      {"bench", "generate", model, "--rows", "3", "--tokens", "200", "--repeats", "3", "--json"});
   INFO(run.err);
   REQUIRE(run.exit_code == 0);
   const Json json = parse_json(run.out, "bench generate");
