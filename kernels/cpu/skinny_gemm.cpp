@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/read_ahead.h"
 #include "kernels/cpu/row_lanes.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/transpose_words.h"
@@ -72,19 +73,30 @@ template <typename Number, int kRows>
   }
 }
 
-// A piece of sixteen columns, of `left` numbers or more than a vector has. As many numbers that are
-// read later are asked for meanwhile, in the order of memory: processors foresee no pages, and
-// those of a mapped file are small. What is past the end of the file is not read.
+// Numbers that are read later, in the order of memory: those of the next sixteen columns into the
+// first cache, if it has room for them, others into the second.
 template <typename Number>
+struct LinesAhead {
+  const Number *soon, *later;
+};
+
+// A piece of sixteen columns, of `left` numbers or more than a vector has. As many numbers of what
+// is ahead are asked for meanwhile.
+template <typename Number, bool kSoon, bool kLater>
 [[MOE_AVX512_TARGET, gnu::always_inline]] inline void load_columns(const Number* from,
                                                                    int64_t stride, int64_t left,
-                                                                   const Number* ahead,
+                                                                   const LinesAhead<Number>& ahead,
                                                                    __m512i (&word)[16]) {
   constexpr int64_t kNumbers = 64 / sizeof(Number);
   if (left >= kNumbers) {
 #pragma GCC unroll 16
     for (int64_t r = 0; r < 16; ++r) {
-      __builtin_prefetch(ahead + r * kNumbers);
+      if constexpr (kSoon) {
+        ask_soon(ahead.soon + r * kNumbers);
+      }
+      if constexpr (kLater) {
+        ask_later(ahead.later + r * kNumbers);
+      }
       word[r] = sixteen_words(from + r * stride, kNumbers);
     }
   } else {
@@ -96,12 +108,15 @@ template <typename Number>
 }
 
 // Columns j .. j + 15.
-template <typename Number, int kRows>
-[[MOE_AVX512_TARGET, gnu::always_inline]] inline void multiply_sixteen(const FewRows<Number>& in,
-                                                                       int64_t j) {
+template <typename Number, int kRows, bool kSoon>
+[[MOE_AVX512_TARGET]] void multiply_sixteen(const FewRows<Number>& in, int64_t j) {
   constexpr int64_t kNumbers = 64 / sizeof(Number);
   const Number* b = in.b + j * in.stride;
-  const Number* ahead = b + kColumns * in.stride;
+  // More rows take so long that a second request for what comes soon costs more than it brings.
+  constexpr bool kLater = !kSoon || kRows <= 4;
+  const Number* next = b + kColumns * in.stride;
+  LinesAhead<Number> ahead{next,
+                           kSoon ? b + kBytesAhead / static_cast<int64_t>(sizeof(Number)) : next};
   for (int64_t begin = 0; begin < in.k; begin += kGemmDepth) {
     const int64_t end = std::min(in.k, begin + kGemmDepth);
     __m512 sum[kRows];
@@ -109,9 +124,11 @@ template <typename Number, int kRows>
     for (int64_t row = 0; row < kRows; ++row) {
       sum[row] = _mm512_setzero_ps();
     }
-    for (int64_t p = begin; p < end; p += kNumbers, ahead += 16 * kNumbers) {
+    for (int64_t p = begin; p < end; p += kNumbers) {
       __m512i word[16];
-      load_columns(b + p, in.stride, in.k - p, ahead, word);
+      load_columns<Number, kSoon, kLater>(b + p, in.stride, in.k - p, ahead, word);
+      ahead.soon += 16 * kNumbers;
+      ahead.later += 16 * kNumbers;
       transpose_words(word);
       add_transposed<Number>(word, in.a + p, in.padded, sum);
     }
@@ -126,8 +143,11 @@ template <typename Number, int kRows>
 
 template <typename Number, int kRows>
 [[MOE_AVX512_TARGET]] void multiply_avx512(const FewRows<Number>& in) {
+  const bool is_soon = kColumns * in.stride * static_cast<int64_t>(sizeof(Number)) <= kBytesSoon;
+  const auto multiply =
+      is_soon ? multiply_sixteen<Number, kRows, true> : multiply_sixteen<Number, kRows, false>;
   for (int64_t j = 0; j < in.columns; j += kColumns) {
-    multiply_sixteen<Number, kRows>(in, j);
+    multiply(in, j);
   }
 }
 
