@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/bf16_convert.h"
+#include "kernels/cpu/few_rows.h"
 #include "tests/kernels/reference/gemm.h"
 #include "tests/support/catch.h"
 
@@ -106,7 +107,7 @@ TEST_CASE("a thin product is the same bits with any number of threads", "[kernel
 TEST_CASE("a row of a thin product has the bits of gemm() whatever rows stand beside it",
           "[kernels]") {
   const int64_t n = 37;
-  for (const int64_t k : {70, 256, 600}) {
+  for (const int64_t k : {7, 70, 256, 600, 4096}) {
     const auto a = numbers(kMostSkinnyRows * k, 0.7);
     const auto wide = numbers(k * n, 1.3);
     const auto b = in_bf16(wide);
@@ -118,9 +119,15 @@ TEST_CASE("a row of a thin product has the bits of gemm() whatever rows stand be
       for (int64_t m = 1; m <= kMostSkinnyRows; ++m) {
         const int64_t first = kMostSkinnyRows - m;
         std::vector<float> some(static_cast<size_t>(m * n));
-        skinny_gemm({m, n, k}, a.data() + first * k, {&whole, 1}, some.data(), n);
-        CAPTURE(m, k);
-        CHECK(std::equal(some.begin(), some.end(), all.begin() + first * n));
+        for (size_t kernel = 0; kernel < few_rows_kernels().size(); ++kernel) {
+          if (kernel > 0 && !few_rows_kernels()[kernel].fuses) {
+            continue;  // rounds products, too
+          }
+          CAPTURE(m, k, kernel);
+          skinny_gemm_with(static_cast<int64_t>(kernel), {m, n, k}, a.data() + first * k,
+                           {&whole, 1}, some.data(), n);
+          CHECK(std::equal(some.begin(), some.end(), all.begin() + first * n));
+        }
       }
     }
   }
