@@ -46,26 +46,26 @@ bool write_and_sync(int file, uint64_t bytes) {
 
 }  // namespace
 
-double probe_disk(const fs::path& folder, uint64_t bytes) {
-  const fs::path existing = nearest_existing(folder);
-  std::string name = (existing / ".moe-probe-XXXXXX").string();
-  const int file = ::mkstemp(name.data());
-  if (file < 0) {
-    throw UserError("{}: no file can be written there: {}", existing.string(),
-                    std::strerror(errno));
+DiskProbe::DiskProbe(const fs::path& folder) : folder_(nearest_existing(folder)) {
+  std::string name = (folder_ / ".moe-probe-XXXXXX").string();
+  file_ = Descriptor(::mkstemp(name.data()));
+  if (!file_.is_open()) {
+    throw UserError("{}: no file can be written there: {}", folder_.string(), std::strerror(errno));
   }
   ::unlink(name.c_str());
+}
+
+double DiskProbe::append(uint64_t bytes) {
   const auto start = std::chrono::steady_clock::now();
-  const bool written = write_and_sync(file, bytes);
-  const int error = errno;
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  ::close(file);
-  if (!written) {
-    throw UserError("{}: writing {} bytes to try the disk failed: {}", existing.string(), bytes,
-                    std::strerror(error));
+  if (!write_and_sync(file_.get(), bytes)) {
+    throw UserError("{}: writing {} bytes to try the disk failed: {}", folder_.string(), bytes,
+                    std::strerror(errno));
   }
-  return static_cast<double>(bytes) / std::max(seconds, 1e-9);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double probe_disk(const fs::path& folder, uint64_t bytes) {
+  return static_cast<double>(bytes) / std::max(DiskProbe(folder).append(bytes), 1e-9);
 }
 
 }  // namespace moe
