@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/ops/device.h"
 #include "tests/kernels/reference/stochastic_round.h"
@@ -56,6 +57,25 @@ Tensor awkward(int64_t count) {
                                     std::bit_cast<float>(0xffffffffU)};
   return at::cat(
       {at::randn({count}), any.view(at::kFloat), tiny.view(at::kFloat), at::tensor(edges)});
+}
+
+// Functions, since a compiler that meets lambdas here computes them for a quarter of a minute.
+constexpr uint32_t kDraws = 1 << 16;
+
+std::vector<double> draws_of(uint64_t stream, uint64_t step, uint32_t shift = 0) {
+  std::vector<double> draws;
+  for (uint32_t i = 0; i < kDraws; ++i) {
+    draws.push_back(rounding_draw(rounding_key(stream, step), i + shift, 0));
+  }
+  return draws;
+}
+
+double correlation(const std::vector<double>& one, const std::vector<double>& other) {
+  double sum = 0;
+  for (size_t i = 0; i < kDraws; ++i) {
+    sum += (one[i] - 32767.5) * (other[i] - 32767.5);
+  }
+  return sum / kDraws / (65536.0 * 65536.0 / 12);
 }
 
 }  // namespace
@@ -130,26 +150,14 @@ TEST_CASE("rounding goes up as often as the share of the way up says, over eleme
 }
 
 TEST_CASE("streams, steps and neighbours draw independent numbers", "[kernels]") {
-  constexpr uint32_t kElements = 1 << 16;
-  const auto correlation = [&](auto&& one, auto&& other) {
-    double sum = 0;
-    for (uint32_t i = 0; i < kElements; ++i) {
-      sum += (one(i) - 32767.5) * (other(i) - 32767.5);
-    }
-    return sum / kElements / (65536.0 * 65536.0 / 12);
-  };
-  const auto draws = [](uint64_t stream, uint64_t step, uint32_t shift = 0) {
-    return [=](uint32_t i) {
-      return static_cast<double>(rounding_draw(rounding_key(stream, step), i + shift, 0));
-    };
-  };
+  const std::vector<double> draws = draws_of(1, 1);
   // Of n independent pairs the correlation deviates by 1 / sqrt(n); six of those.
   constexpr double kTolerance = 6.0 / 256;
-  CHECK(std::abs(correlation(draws(1, 1), draws(1, 1)) - 1) < kTolerance);
-  CHECK(std::abs(correlation(draws(1, 1), draws(2, 1))) < kTolerance);
-  CHECK(std::abs(correlation(draws(1, 1), draws(1, 2))) < kTolerance);
-  CHECK(std::abs(correlation(draws(1, 1), draws(1, 1, 1))) < kTolerance);
-  CHECK(std::abs(correlation(draws(1, 1), draws(1, 1, 4096))) < kTolerance);
+  CHECK(std::abs(correlation(draws, draws) - 1) < kTolerance);
+  CHECK(std::abs(correlation(draws, draws_of(2, 1))) < kTolerance);
+  CHECK(std::abs(correlation(draws, draws_of(1, 2))) < kTolerance);
+  CHECK(std::abs(correlation(draws, draws_of(1, 1, 1))) < kTolerance);
+  CHECK(std::abs(correlation(draws, draws_of(1, 1, 4096))) < kTolerance);
 }
 
 TEST_CASE("stochastic rounding on CUDA gives the CPU's bits", "[kernels][gpu]") {
