@@ -1,8 +1,8 @@
 #pragma once
 // Asking for memory before it is read. A processor foresees the next lines of a page, but not the
 // next page, and those of a mapped file are small: products that stream a matrix of 270 MB run at
-// 0.47 of the rate of memory without, at 0.86 with (tests/bench/README.md). What is past the end of
-// a mapping is asked for in vain and not read.
+// 0.47 of the rate of memory without, at 0.83 or more with (tests/bench/README.md). What is past
+// the end of a mapping is asked for in vain and not read.
 
 #include <cstdint>
 

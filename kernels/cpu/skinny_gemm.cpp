@@ -110,8 +110,6 @@ void multiply_few_rows(const FewRowsKernel& kernel, const GemmShape& shape, cons
 
 }  // namespace
 
-int64_t skinny_kernels() { return static_cast<int64_t>(few_rows_kernels().size()); }
-
 void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
                       float* c, int64_t c_row) {
   const FewRowsKernel& kernel = few_rows_kernels().at(static_cast<size_t>(number));

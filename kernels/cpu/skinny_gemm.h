@@ -19,9 +19,8 @@ void skinny_gemm(const GemmShape& shape, const float* a, ColumnBlocks b, float* 
 // Whether skinny_gemm() takes the product: at most kMostSkinnyRows rows, and such a matrix.
 bool serves_skinny_gemm(const GemmShape& shape, const MatrixView& b);
 
-// The same by each of the kernels for few rows that this machine can run, of which skinny_gemm()
-// takes number 0.
-int64_t skinny_kernels();
+// The same by one of the kernels for few rows (few_rows_kernels() in kernels/cpu/few_rows.h), of
+// which skinny_gemm() takes number 0.
 void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, ColumnBlocks b,
                       float* c, int64_t c_row);
 
