@@ -427,7 +427,6 @@ void Llama::set_group(distributed::Comm* group) {
             "a model of {} processes in a group of another size", layout().group());
   weights_->parallel.group = group;
   weights_->parallel.overlap_all_to_all = group != nullptr && !group->device().is_cpu();
-  weights_->parallel.shadow_experts = group != nullptr && group->device().is_cpu();
 }
 
 RoutingOptions Llama::default_routing() const {

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/model/moe/shadowed_experts.h"
 #include "core/route/rows.h"
 
 namespace moe::model {
@@ -116,18 +115,14 @@ void lay_out_slots(const route::Routing& routing, const ExpertParallel& parallel
   layout.permutation = with_local_rows(slot, experts, layout.remote_rows);
 }
 
-// [R] i64 of a dropless router's rows: remote rows first, then local, then shadowed ones.
+// Returns the permutation [R] i64 of a dropless router's rows: remote rows first, then local rows.
 Tensor permutation_of_rows(const LocalExperts& experts, const Counts& tokens_per_expert,
                            const DispatchLayout& layout) {
   int64_t next_remote = 0, next_local = layout.remote_rows;
-  int64_t next_shadowed = layout.remote_rows + layout.local_rows;
   Counts permutation;
   permutation.reserve(static_cast<size_t>(experts.all_rows));
-  const auto& shadowed = layout.shadowed_experts;
   for (size_t expert = 0; expert < tokens_per_expert.size(); ++expert) {
-    int64_t& next = experts.has(static_cast<int64_t>(expert))                      ? next_local
-                    : std::binary_search(shadowed.begin(), shadowed.end(), expert) ? next_shadowed
-                                                                                   : next_remote;
+    int64_t& next = experts.has(static_cast<int64_t>(expert)) ? next_local : next_remote;
     for (int64_t row = 0; row < tokens_per_expert[expert]; ++row) {
       permutation.push_back(next++);
     }
@@ -149,26 +144,13 @@ void count_rows(const ExpertParallel& parallel, const LocalExperts& experts,
     layout.send_counts.push_back(
         is_other ? sum_of(sent, process * experts.count, (process + 1) * experts.count) : 0);
   }
-  layout.remote_rows = experts.all_rows - layout.local_rows - layout.shadowed_rows;
+  layout.remote_rows = experts.all_rows - layout.local_rows;
 }
 
 // Of a dropless router: processes tell each other how many rows they send.
 void lay_out_rows(const ExpertParallel& parallel, const LocalExperts& experts,
-                  const Counts& tokens_per_expert, bool may_shadow, DispatchLayout& layout) {
-  std::vector<Counts> counts =
-      distributed::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
-  if (may_shadow && parallel.shadow_experts) {
-    layout.shadowed_experts = choose_shadowed(counts);
-  }
-  for (const int64_t expert : layout.shadowed_experts) {
-    if (!experts.has(expert)) {
-      layout.shadowed_tokens_per_expert.push_back(tokens_per_expert[expert]);
-      layout.shadowed_rows += tokens_per_expert[expert];
-    }
-    for (Counts& of_process : counts) {
-      of_process[expert] = 0;  // from here on: rows that travel
-    }
-  }
+                  const Counts& tokens_per_expert, DispatchLayout& layout) {
+  const auto counts = distributed::gather_numbers(*parallel.group, tokens_per_expert);  // [G][E]
   count_rows(parallel, experts, counts, layout);
   layout.permutation =
       permutation_of_rows(experts, tokens_per_expert, layout).to(parallel.group->device());
@@ -217,8 +199,7 @@ std::vector<bool> used_rows(const Tensor& rows) {
 
 DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
                                     const route::RouterSettings& router,
-                                    const std::vector<int64_t>& tokens_per_expert,
-                                    bool may_shadow) {
+                                    const std::vector<int64_t>& tokens_per_expert) {
   const ExpertParallel& parallel = spread.parallel;
   const LocalExperts experts(parallel, tokens_per_expert);
   DispatchLayout layout;
@@ -230,7 +211,7 @@ DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSp
   if (!slots.empty()) {
     lay_out_slots(routing, parallel, experts, slots, layout);
   } else {
-    lay_out_rows(parallel, experts, tokens_per_expert, may_shadow, layout);
+    lay_out_rows(parallel, experts, tokens_per_expert, layout);
   }
   return layout;
 }
@@ -273,7 +254,7 @@ DispatchLayoutOnGpu::DispatchLayoutOnGpu(const route::Routing& routing,
         parallel.group->all_gather(routing.plan.rows.contiguous(), all_.view({-1}));
         return kernels::HostCopy(all_);
       }()) {
-  MOE_CHECK(routing.input.dropless && routing.plan.rows.is_cuda() && !parallel.shadow_experts);
+  MOE_CHECK(routing.input.dropless && routing.plan.rows.is_cuda());
   const int64_t room = routing.plan.token.size(0);
   if (routing.counters.tokens_request && routing.counters.host_values.requests == room) {
     known_rows_ = room;  // every token has all of its choices, and there is room for no more

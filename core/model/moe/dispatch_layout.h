@@ -21,20 +21,16 @@ namespace moe::model {
 //
 // A router with a capacity sends buffers of [E - E/G, sum of the local C_r] rows: each (expert,
 // logical rank) has its C_r slots, unused slots are zeros, and every size follows from the tokens
-// per rank. Dropless routers send the rows they have and exchange the counts first; rows at
-// shadowed experts (shadowed_experts.h) stay too.
+// per rank. Dropless routers send the rows they have and exchange the counts first.
 struct DispatchLayout {
   std::vector<int64_t> send_counts, receive_counts;  // [G] rows to and from each process
   int64_t remote_rows = 0;                           // sum of send_counts
   int64_t local_rows = 0;                            // rows at the experts of this process
-  int64_t shadowed_rows = 0;                         // rows at shadowed experts of other processes
-  // [R] i64: where each row of the plan stands in [remote rows | local rows | shadowed rows].
+  // [R] i64: where each row of the plan stands in [remote rows | local rows].
   at::Tensor permutation;
   std::vector<int64_t> local_tokens_per_expert;                  // [E/G] of the local rows
   std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][E/G] of received rows
-  std::vector<int64_t> shadowed_experts;                         // ascending
-  std::vector<int64_t> shadowed_tokens_per_expert;  // rows here of those that others own
-  bool has_padding = false;                         // received rows may be empty slots
+  bool has_padding = false;                                      // received rows may be empty slots
   // [G, E] i64 on a GPU: the rows of each process, of dropless routers; its slots, of fixed
   // layouts.
   at::Tensor rows_of_processes;
@@ -44,11 +40,10 @@ struct DispatchLayout {
 };
 
 // A collective of the group for dropless routers, local for the others. `tokens_per_expert` [E] of
-// this process; `may_shadow`: whether the experts can be replicated at all (adapters cannot).
+// this process.
 DispatchLayout make_dispatch_layout(const route::Routing& routing, const TokenSpread& spread,
                                     const route::RouterSettings& router,
-                                    const std::vector<int64_t>& tokens_per_expert,
-                                    bool may_shadow = false);
+                                    const std::vector<int64_t>& tokens_per_expert);
 
 // The same of a router with a capacity whose plan lies on a GPU: nothing is exchanged, and nothing
 // read. What travels is what make_dispatch_layout sends, whose sizes the host knows. For rows at

@@ -19,9 +19,6 @@ struct ExpertParallel {
   // Local rows run through the experts while others travel: two products in place of one. On by
   // default where the device works beside the host.
   bool overlap_all_to_all = false;
-  // Experts with far more rows than others may be shadowed (shadowed_experts.h). On by default on
-  // the CPU.
-  bool shadow_experts = false;
   // A GPU's host reads the tokens per expert also where it need not (make_fixed_layout() in
   // dispatch_layout.h): to compare.
   bool reads_counts = false;

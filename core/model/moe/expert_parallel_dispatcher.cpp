@@ -1,5 +1,4 @@
 #include <numeric>
-#include <optional>
 
 #include "core/model/moe/all_to_all.h"
 #include "core/model/moe/dispatch_layout.h"
@@ -40,29 +39,28 @@ Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tenso
                                  x.size(0), choices_of(routing)));
 }
 
-// [remote rows | local rows | shadowed rows], D wide; the first part is the send buffer.
+// [remote rows | local rows], D wide; the first part is the send buffer.
 Tensor permuted_rows(const Tensor& x, const route::Routing& routing,
                      const std::vector<int64_t>& tokens_per_expert, const DispatchLayout& layout) {
   if (!layout.has_padding) {
     return rows_permuted(x, routing, layout.permutation);
   }
-  const int64_t slots = layout.remote_rows + layout.local_rows + layout.shadowed_rows;
+  const int64_t slots = layout.remote_rows + layout.local_rows;
   return unpermute_to(gather_by_expert(x, routing, tokens_per_expert), layout.permutation, slots);
 }
 
 // Where rows go, and the rows as they go.
 struct Dispatch {
   DispatchLayout layout;
-  Tensor rows;  // [remote rows | local rows | shadowed rows], D wide
+  Tensor rows;  // [remote rows | local rows], D wide
 };
 
 // With what the host knows: the sizes of the buffers of a router with a capacity, and on the CPU
 // everything.
 Dispatch dispatch_by_host(const Tensor& x, const route::Routing& routing, const TokenSpread& spread,
-                          const route::RouterSettings& router, bool may_shadow) {
+                          const route::RouterSettings& router) {
   const std::vector<int64_t> tokens_per_expert = route::to_host(routing.plan.rows);
-  Dispatch dispatch{make_dispatch_layout(routing, spread, router, tokens_per_expert, may_shadow),
-                    {}};
+  Dispatch dispatch{make_dispatch_layout(routing, spread, router, tokens_per_expert), {}};
   dispatch.rows = permuted_rows(x, routing, tokens_per_expert, dispatch.layout);
   return dispatch;
 }
@@ -197,33 +195,22 @@ class ExpertParallelDispatcher : public TokenDispatcher {
   // [R, D] in the plan's order: what the experts make of x's rows at the plan's tokens.
   Tensor run_rows(const Tensor& x, const route::Routing& routing, const Experts& experts) const {
     const ExpertParallel& parallel = spread_.parallel;
-    const bool on_gpu = x.is_cuda() && routing.input.dropless && !parallel.shadow_experts;
-    const auto [layout, all_rows] =
-        on_gpu ? dispatch_by_gpu(x, routing, parallel)
-               : dispatch_by_host(x, routing, spread_, router_, experts.can_be_shadowed());
+    const bool on_gpu = x.is_cuda() && routing.input.dropless;
+    const auto [layout, all_rows] = on_gpu ? dispatch_by_gpu(x, routing, parallel)
+                                           : dispatch_by_host(x, routing, spread_, router_);
     return permute_by(run_experts(layout, all_rows, experts), layout.permutation);
   }
 
-  // [remote rows | local rows | shadowed rows], as `all_rows` are: what the experts make of them.
+  // [remote rows | local rows], as `all_rows` are: what the experts make of them.
   Tensor run_experts(const DispatchLayout& layout, const Tensor& all_rows,
                      const Experts& experts) const {
     const ExpertParallel& parallel = spread_.parallel;
-    std::optional<ShadowedExperts> shadowed;
-    if (!layout.shadowed_experts.empty()) {
-      shadowed = experts.shadowed(*parallel.group, layout.shadowed_experts);
-    }
-    const auto rows =
-        all_rows.split_with_sizes({layout.remote_rows, layout.local_rows, layout.shadowed_rows});
+    const auto rows = all_rows.split_with_sizes({layout.remote_rows, layout.local_rows});
     const AllToAllRows dispatch(*parallel.group, layout.send_counts, layout.receive_counts);
     const LocalOutputs out = (parallel.overlap_all_to_all ? run_overlapped : run_at_once)(
-        layout, dispatch, rows, parallel.ep_rank(), shadowed ? shadowed->owned : experts);
+        layout, dispatch, rows, parallel.ep_rank(), experts);
     const AllToAllRows combine(*parallel.group, layout.receive_counts, layout.send_counts);
-    const Tensor return_buffer = combine.start(out.received);
-    // The replicas run while outputs travel: a process with replicas has few rows of its own and
-    // would wait.
-    const Tensor of_replicas =
-        shadowed ? shadowed->replicas.run(rows[2], layout.shadowed_tokens_per_expert) : rows[2];
-    return at::cat({combine.finish(return_buffer), out.local, of_replicas});
+    return at::cat({combine(out.received), out.local});
   }
 
   const TokenSpread& spread_;

@@ -8,13 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "core/distributed/comm.h"
 #include "core/model/llama/adapter.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::model {
-
-struct ShadowedExperts;
 
 class Experts {
  public:
@@ -33,20 +30,10 @@ class Experts {
   // Who makes their products on a GPU.
   kernels::GroupedGemm gemm() const { return gemm_; }
 
-  // Adapters are not replicated, nor weights of several tensors.
-  bool can_be_shadowed() const;
-  // A collective of `group`, forward and backward (shadowed_experts.h): what runs in the place of
-  // these experts while `shadowed`, ascending among those of all processes, are replicated.
-  ShadowedExperts shadowed(distributed::Comm& group, const std::vector<int64_t>& shadowed) const;
-
  private:
   kernels::Weight gate_up_, down_;
   Adapter gate_up_adapter_, down_adapter_;
   kernels::GroupedGemm gemm_;
-};
-
-struct ShadowedExperts {
-  Experts owned, replicas;  // these experts, and replicas of those that other processes own
 };
 
 }  // namespace moe::model

@@ -41,10 +41,9 @@ std::unique_ptr<TokenDispatcher> local_dispatcher();
 // Rows travel to the process that owns the expert and back, and so do their gradients: a collective
 // of the group, forward and backward, that every process joins whatever rows it has. An expert sees
 // the rows in the order of one process alone, in one product unless
-// `spread.parallel.overlap_all_to_all`; rows at shadowed experts stay. A GPU's host reads the
-// tokens per expert once a layer, or nothing in bf16 of routers with a capacity
-// (make_fixed_layout() in dispatch_layout.h), but where a loop makes the experts' products. Both
-// arguments outlive it.
+// `spread.parallel.overlap_all_to_all`. A GPU's host reads the tokens per expert once a layer, or
+// nothing in bf16 of routers with a capacity (make_fixed_layout() in dispatch_layout.h), but where
+// a loop makes the experts' products. Both arguments outlive it.
 std::unique_ptr<TokenDispatcher> expert_parallel_dispatcher(const TokenSpread& spread,
                                                             const route::RouterSettings& router);
 

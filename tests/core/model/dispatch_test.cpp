@@ -7,7 +7,6 @@
 
 #include "core/distributed/threads.h"
 #include "core/model/moe/layer.h"
-#include "core/model/moe/shadowed_experts.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "core/route/rows.h"
 #include "tests/support/catch.h"
@@ -33,8 +32,6 @@ const std::vector<std::string> kRouters = {
 // Sums of at most 64 tokens x 8 experts x 12 products of numbers of order 10 in f64: 6144 x 1.1e-16
 // x 10 = 7e-12 in the worst order.
 constexpr double kRounding = 1e-11;
-// 520 tokens of order 50 at one expert, in any order: 520 x 520 x 50 x 1.1e-16 = 1.5e-9.
-constexpr double kRoundingOfMany = 1e-8;
 
 // What goes into a layer: everything leaves, tokens of process q are rows of `tokens[q]` in a row.
 struct Input {
@@ -43,7 +40,7 @@ struct Input {
   Counts tokens;   // [G]
   int64_t logical_ranks;
   route::RouterSettings router;
-  bool overlap_all_to_all = false, shadow_experts = false;
+  bool overlap_all_to_all = false;
 
   int64_t first_token(int64_t process) const {
     return std::accumulate(tokens.begin(), tokens.begin() + process, int64_t{0});
@@ -159,8 +156,7 @@ Output on_many(const Input& input) {
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
     const int64_t tokens = input.tokens[comm.rank()];
     model::TokenSpread spread(tokens, input.logical_ranks,
-                              {&comm, layout, input.overlap_all_to_all, input.shadow_experts},
-                              sequences_of(tokens));
+                              {&comm, layout, input.overlap_all_to_all}, sequences_of(tokens));
     ask_for_losses(spread.local, tokens, 0);
     outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
                                      layout.first_expert(), layout.local_experts());
@@ -253,18 +249,18 @@ double difference(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
 }
 
-void check_same(const Input& input, double rounding = kRounding) {
+void check_same(const Input& input) {
   const Output one = on_one(input), many = on_many(input);
   CHECK((many.rows == one.rows));
   CHECK(at::equal(many.load, one.load));
-  CHECK(difference(many.y, one.y) < rounding);
-  CHECK(difference(many.grad_x, one.grad_x) < rounding);
-  CHECK(difference(many.grad_router, one.grad_router) < rounding);
-  CHECK(difference(many.grad_gate_up, one.grad_gate_up) < rounding);
-  CHECK(difference(many.grad_down, one.grad_down) < rounding);
+  CHECK(difference(many.y, one.y) < kRounding);
+  CHECK(difference(many.grad_x, one.grad_x) < kRounding);
+  CHECK(difference(many.grad_router, one.grad_router) < kRounding);
+  CHECK(difference(many.grad_gate_up, one.grad_gate_up) < kRounding);
+  CHECK(difference(many.grad_down, one.grad_down) < kRounding);
   for (size_t i = 0; i < one.losses.size(); ++i) {
     INFO("loss " << i);
-    CHECK(difference(many.losses[i], one.losses[i]) < rounding);
+    CHECK(difference(many.losses[i], one.losses[i]) < kRounding);
   }
 }
 
@@ -318,32 +314,6 @@ TEST_CASE("all tokens at one expert and experts that nobody chose are no matter"
       input.all.router = -input.x.narrow(0, 0, 1).repeat({kExperts, 1});
       input.all.router[chosen] *= -1;
       check_same(input);
-    }
-  }
-}
-
-TEST_CASE("shadowed experts compute and learn the same", "[model]") {
-  const std::vector<Counts> spreads = {{200, 200}, {150, 0, 120, 250}};
-  for (const auto& router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
-    for (const auto& tokens : spreads) {
-      for (const bool overlap : {false, true}) {
-        INFO(router << ", " << tokens.size() << " processes, overlap " << overlap);
-        Input input = random_input(router, tokens, 4);
-        input.x.select(1, 0).fill_(4);
-        input.all.router.select(1, 0).fill_(-1);
-        input.all.router.select(1, 0).narrow(0, 2, 2).fill_(1);  // most choose experts 2 and 3
-        input.overlap_all_to_all = overlap;
-        input.shadow_experts = true;
-        std::vector<Counts> tokens_per_expert(tokens.size(), Counts(kExperts, 0));
-        for (const Row& row : on_one(input).rows) {
-          size_t process = 0;
-          for (int64_t end = tokens[0]; row[0] >= end; end += tokens[++process]) {
-          }
-          ++tokens_per_expert[process][row[1]];
-        }
-        CHECK_FALSE(model::choose_shadowed(tokens_per_expert).empty());
-        check_same(input, kRoundingOfMany);
-      }
     }
   }
 }

@@ -94,8 +94,7 @@ Output on_many(const Input& input, bool overlap, bool reads_counts = false) {
         const auto layout =
             distributed::make_layout(processes, comm.rank(), 1, processes, kExperts);
         const auto own = input.tokens.begin() + comm.rank();
-        const model::TokenSpread spread(*own, processes,
-                                        {&comm, layout, overlap, false, reads_counts});
+        const model::TokenSpread spread(*own, processes, {&comm, layout, overlap, reads_counts});
         outputs[comm.rank()] = run(input, spread, kGpu,
                                    std::accumulate(input.tokens.begin(), own, int64_t{0}), layout);
       },
@@ -191,7 +190,7 @@ std::vector<Dispatched> dispatched_by_all(const Input& input, bool overlap, bool
             distributed::make_layout(processes, comm.rank(), 1, 2 * processes, kExperts);
         const auto own = input.tokens.begin() + comm.rank();
         const model::TokenSpread spread(*own, 2 * processes,
-                                        {&comm, layout, overlap, false, reads_counts});
+                                        {&comm, layout, overlap, reads_counts});
         all[comm.rank()] =
             dispatched(input, spread, std::accumulate(input.tokens.begin(), own, int64_t{0}));
       },
