@@ -4,7 +4,7 @@
 #   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; readers, routing, data and
 #                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers;
 #                         tests/gpu rehearsed; the wheel; the tiles of arm64 under qemu: about 50 minutes on 2 cores
-#   tests/run.sh --all    also what takes long: tests/slow/*.sh, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
+#   tests/run.sh --all    also what takes long: tests/slow/*.sh and hostile.py, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
 #                         before a release); all of moe and of the CPU kernels' tests for arm64
 #
 # A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel, arm64 or slow script's own count.
@@ -147,6 +147,8 @@ if [ "$all" = yes ]; then
     say "$script"
     run_script bash "$script"
   done
+  say "tests/slow/hostile.py"
+  run_script python3 -I tests/slow/hostile.py
 fi
 
 say "all of it"
