@@ -62,12 +62,16 @@ std::string term(const std::optional<double>& coefficient, const std::string& lo
                                       : fmt::format(" + {} x {}", *coefficient, loss);
 }
 
-std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts) {
+std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts,
+                    bool router_trains) {
   const std::string loss = router.l1 == route::L1Weights::kRefined
                                ? "L1 (refined by load, l1=refined)"
                                : "L1 (l1=plain)";
   if (lambda == 0) {
     return fmt::format("; {} is off (lambda 0 stays 0)", loss);
+  }
+  if (!router_trains) {
+    return fmt::format(" + lambda x {}; lambda stays {}, as no router is trained", loss, lambda);
   }
   const double target = 1.0 - static_cast<double>(router.k) / static_cast<double>(experts);
   return fmt::format(
@@ -117,11 +121,11 @@ void refuse_coefficients(const TrainSettings& settings) {
 }
 
 std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
-                            int64_t experts) {
+                            int64_t experts, bool router_trains) {
   const route::RouterFamily& family = *router.family;
   std::string words = "language model";
   if (family.has_adaptive_l1) {
-    words += l1_term(settings.lambda.value_or(0), router, experts);
+    words += l1_term(settings.lambda.value_or(0), router, experts, router_trains);
   }
   if (family.load_balance_coef) {
     const char* counted =
@@ -139,9 +143,13 @@ std::string losses_in_force(const TrainSettings& settings, const route::RouterSe
     }
   }
   if (router.bias_rate) {
-    words += *router.bias_rate == 0
-                 ? "; a bias of the choice that stands still (bias=0)"
-                 : fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
+    if (*router.bias_rate == 0) {
+      words += "; a bias of the choice that stands still (bias=0)";
+    } else if (!router_trains) {
+      words += "; a bias of the choice that keeps its value, as no router is trained";
+    } else {
+      words += fmt::format("; a bias of the choice balances, by {} a step", *router.bias_rate);
+    }
   }
   return words;
 }

@@ -21,8 +21,9 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
 // UserError: any of these flags, for a folder that is dense.
 void refuse_coefficients(const TrainSettings& settings);
 
-// "language model + 0.01 x load balance (of first choices)": of settings that are resolved.
+// Describes the losses of a run with resolved settings, such as "language model + 0.01 x load
+// balance (of first choices)". Without `router_trains` lambda and bias are described as constant.
 std::string losses_in_force(const TrainSettings& settings, const route::RouterSettings& router,
-                            int64_t experts);
+                            int64_t experts, bool router_trains = true);
 
 }  // namespace moe::train

@@ -77,17 +77,16 @@ void check_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
-bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config) {
-  if (!config.moe) {
-    return false;
-  }
-  const auto names_a_router = [&](const std::string& word) {
-    return word == "router" ||
-           std::any_of(config.moe->layers.begin(), config.moe->layers.end(), [&](int64_t layer) {
-             return matches(word, fmt::format("model.layers.{}.mlp.router", layer));
-           });
+bool trains_router(const std::vector<std::string>& words, int64_t layer) {
+  const auto names_router = [&](const std::string& word) {
+    return word == "router" || matches(word, fmt::format("model.layers.{}.mlp.router", layer));
   };
-  return words.empty() || std::any_of(words.begin(), words.end(), names_a_router);
+  return words.empty() || std::any_of(words.begin(), words.end(), names_router);
+}
+
+bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config) {
+  return config.moe && std::any_of(config.moe->layers.begin(), config.moe->layers.end(),
+                                   [&](int64_t layer) { return trains_router(words, layer); });
 }
 
 bool is_gathered_in_bf16(const model::NamedParameter& parameter, const TrainSettings& settings) {

@@ -18,7 +18,9 @@ namespace moe::train {
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 
-// Whether `words` name the router of any MoE layer, or nothing, which names all of them.
+// Returns true if `words` name the router of MoE layer `layer`, or are empty, which names all.
+bool trains_router(const std::vector<std::string>& words, int64_t layer);
+// Overload for the whole model: true if the router of any MoE layer trains.
 bool trains_router(const std::vector<std::string>& words, const model::ModelConfig& config);
 
 // Whether a parameter that trains keeps a bf16 copy (kernels/ops/bf16_working_copy.h): the matrices

@@ -154,14 +154,26 @@ class Run {
   }
 
  private:
-  // Whether lambda, the weight of the L1 loss, follows the sparsity from step to step.
-  bool adapts_lambda() const { return routing_.router.family->has_adaptive_l1; }
+  // Returns true if the loss has an L1 term, whose weight is lambda.
+  bool has_lambda() const { return routing_.router.family->has_adaptive_l1; }
 
-  // Whether the biases of the choice follow the load from step to step: not in a run that leaves
-  // the routers as they are.
-  bool moves_bias() const {
-    return routing_.router.bias_rate.value_or(0) > 0 &&
-           trains_router(plan_.settings.trained, model_.config());
+  // Moves the controllers of the routers (lambda of the L1 loss, biases of the choice) by the step
+  // that was just taken. A controller of frozen routers keeps its value: nothing it does would
+  // change what it measures.
+  void move_controllers(const StepLosses& losses) {
+    const std::vector<std::string>& trained = plan_.settings.trained;
+    if (has_lambda() && trains_router(trained, model_.config())) {
+      update_lambda(losses.sparsity);
+    }
+    if (routing_.router.bias_rate.value_or(0) > 0) {
+      const std::vector<at::Tensor> biases = model_.router_biases();
+      for (size_t i = 0; i < biases.size(); ++i) {
+        if (trains_router(trained, model_.config().moe->layers.at(i))) {
+          route::move_bias(biases[i], losses.layers[i].requests_per_expert,
+                           *routing_.router.bias_rate);
+        }
+      }
+    }
   }
 
   // The largest bias of the choice in any layer; nothing where there are none.
@@ -303,15 +315,8 @@ class Run {
 
   void update(double norm, double lr, const StepLosses& losses) {
     updater_.step(norm, plan_.settings.clip, lr);
-    if (adapts_lambda()) {
-      update_lambda(losses.sparsity);
-    }
-    if (moves_bias()) {
-      const std::vector<at::Tensor> biases = model_.router_biases();
-      for (size_t layer = 0; layer < biases.size(); ++layer) {
-        route::move_bias(biases[layer], losses.layers[layer].requests_per_expert,
-                         *routing_.router.bias_rate);
-      }
+    if (plan_.is_moe) {
+      move_controllers(losses);
     }
   }
 
@@ -362,7 +367,7 @@ class Run {
     record.moe_layers = model_.config().moe->layers;
     record.layer_counters = losses.layers;
     record.row_bytes = model_.config().hidden_size * static_cast<int64_t>(sizeof(float));
-    if (adapts_lambda()) {
+    if (has_lambda()) {
       record.lambda = position_.lambda;
       record.sparsity = losses.sparsity;
       record.target_sparsity = target_sparsity();
@@ -417,7 +422,7 @@ class Run {
   // A loss that the router does not have is stored as off.
   model::LossCoefficients coefficients() const {
     return {plan_.settings.lb_coef.value_or(0), plan_.settings.entropy_coef.value_or(0),
-            adapts_lambda() ? std::optional(position_.lambda) : std::nullopt,
+            has_lambda() ? std::optional(position_.lambda) : std::nullopt,
             plan_.settings.z_coef.value_or(0), plan_.settings.seq_lb_coef.value_or(0)};
   }
 

@@ -11,6 +11,7 @@
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/coefficients.h"
 #include "core/train/loop/micro_batch_graphs.h"
+#include "core/train/loop/trainable.h"
 #include "core/train/loop/training_data.h"
 #include "core/train/plan/known_failures.h"
 
@@ -61,7 +62,8 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   settings.changes_gate = same_family(resolved.router, stored.router) &&
                           resolved.router.gate_norm != stored.router.gate_norm;
   resolve_coefficients(settings, moe, resolved);
-  plan.losses = losses_in_force(settings, resolved.router, moe.experts);
+  plan.losses = losses_in_force(settings, resolved.router, moe.experts,
+                                trains_router(settings.trained, config));
 }
 
 // What --graph asks of the run and of its data.

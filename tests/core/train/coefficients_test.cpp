@@ -117,6 +117,16 @@ TEST_CASE("each router says which losses are in force and which are off", "[trai
         "language model + lambda x L1 (l1=plain); lambda is 0.5 at first, then times 1.5 after a "
         "step "
         "of a sparsity below S* = 1 - 2/8 = 0.75, else divided by it");
+  const auto frozen = [](const std::string& router) {
+    return losses_in_force(resolved(router, router), parse_router(router), 8,
+                           /*router_trains=*/false);
+  };
+  CHECK(frozen("relu:k=1") ==
+        "language model + lambda x L1 (refined by load, l1=refined); lambda stays 1e-08, as no "
+        "router is trained");
+  CHECK(frozen("top2:bias=0.01")
+            .ends_with("a bias of the choice that keeps its value, as no "
+                       "router is trained"));
   CHECK(words("relu:k=1,lambda0=0") ==
         "language model; L1 (refined by load, l1=refined) is off (lambda 0 stays 0)");
 }

@@ -197,6 +197,31 @@ TEST_CASE("lambda of a ReLU router follows the sparsity of each step", "[train]"
   }
 }
 
+TEST_CASE("lambda keeps its value while the routers are frozen", "[train]") {
+  World world("relu:k=1");
+  world.settings.trained = {"experts"};
+  world.settings.steps = 12;
+  world.settings.lambda = 0.25;
+  std::string said;
+  TrainCallbacks callbacks;
+  callbacks.on_start = [&](const RunPlan& plan) { said = plan.losses; };
+  callbacks.on_step = [](const StepRecord& record) { CHECK(*record.lambda == 0.25); };
+  train::train(world.settings, callbacks);
+  CHECK(said.find("lambda stays 0.25, as no router is trained") != std::string::npos);
+  CHECK(read_json(world.settings.run / "final/config.json")["moe"]["lambda"] == 0.25);
+}
+
+TEST_CASE("only the biases of routers that train follow the load", "[train]") {
+  World world("top2:bias=0.125");
+  world.settings.trained = {"model.layers.0.*"};  // the other MoE layer is frozen
+  world.settings.steps = 3;
+  world.train();
+  const auto biases = biases_of(world.settings.run / "final");
+  REQUIRE(biases.size() == 2);
+  CHECK_FALSE(biases[0] == std::vector<float>(4, 0));
+  CHECK(biases[1] == std::vector<float>(4, 0));
+}
+
 TEST_CASE("lambda goes on from the folder that was trained, and from where it is told", "[train]") {
   World world("relu:k=1");
   const auto first = world.train();
