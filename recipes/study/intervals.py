@@ -1,4 +1,4 @@
-"""Intervals: Student's t over seeds that are paired, a bootstrap over questions."""
+"""Intervals and tests: Student's t over seeds that are paired, Holm's correction, a bootstrap over questions."""
 import math
 import random
 import statistics
@@ -25,8 +25,40 @@ def bootstrap(items_a, items_b, draws=1000):
     return means[int(0.025 * draws)], means[int(0.975 * draws) - 1]
 
 
-def conclusion(mean, half):
-    """What paired seeds say of a claim that the mean is above zero."""
-    if half is None or abs(mean) <= half:
-        return "cannot be told at this size"
+def t_test(values):
+    """The two-sided p of a mean of zero; None for fewer than two values, or values that are all zero."""
+    if len(values) < 2 or not any(values):
+        return None
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    if deviation == 0:
+        return 0.0
+    return two_sided_p(mean / (deviation / math.sqrt(len(values))), len(values) - 1)
+
+
+def two_sided_p(t, freedom):
+    """P(|T| > |t|) of Student's t with a whole number of degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, term, total = math.cos(angle), 1.0, 0.0
+    odd = freedom % 2
+    for k in range((freedom - 1) // 2 if odd else freedom // 2):  # sum of cos^(2k) times a product of ratios
+        total += term
+        term *= cosine ** 2 * ((2 * k + 2) / (2 * k + 3) if odd else (2 * k + 1) / (2 * k + 2))
+    inside = 2 / math.pi * (angle + math.sin(angle) * cosine * total) if odd else math.sin(angle) * total
+    return max(0.0, 1 - inside)
+
+
+def holm(p_values):
+    """Holm's adjusted p-values, in the order given; None stays None and is no test."""
+    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted, largest = [None] * len(p_values), 0.0
+    for rank, (p, place) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[place] = largest
+    return adjusted
+
+
+def conclusion(mean, adjusted_p, level=0.05):
+    """The verdict on the claim that the mean is above zero."""
+    if adjusted_p is None or adjusted_p >= level:
+        return "not resolved"
     return "holds" if mean > 0 else "does not hold"

@@ -1,12 +1,9 @@
-"""The papers' tables in recipes/README.md: beside each published number what the study found, from results/.
+"""The papers' tables in recipes/README.md: the published numbers, and of which rows the study has runs, from results/.
 
 A table stands between the lines `<!-- study: NAME -->` and `<!-- end -->`, and is written anew there. Published numbers are read where the
 recipes keep them: rows.txt of each paper, and the rows of rectify_router/at_test.sh.
 """
 import re
-import statistics
-
-from intervals import t_interval
 
 
 def published_rows(recipes, paper):
@@ -27,17 +24,10 @@ def at_test_rows(recipes):
     return [(*place, *words) for place, words in sorted(found.items(), key=lambda item: (item[0][0], item[1][0]))]
 
 
-def cell(values, digits):
-    """Mean and interval over seeds; a dash where the study has no such row."""
-    if not values:
-        return "-"
-    mean, half = t_interval(values)
-    return f"{mean:.{digits}f}" + ("" if half is None else f" +- {half:.{digits}f}")
-
-
-def mean_cell(results, key, scale, digits):
-    found = [scale * result[key] for result in results if key in result]
-    return f"{statistics.fmean(found):.{digits}f}" if found else "-"
+def seeds_cell(results):
+    """How many seeds of a row the study has; a dash where it has none. Its numbers are not put beside published ones: they are those of
+    other models on other questions."""
+    return str(len(results)) if results else "-"
 
 
 def markdown(head, rows):
@@ -53,7 +43,7 @@ def rectify_trained(recipes, results):
         table, row = TRAINED.get(name, ("1", name))
         found = list(results.get(row, {}).values())
         yield [f"`{name}`", table, published[-1] if published[-1] != "numbers" else "a picture",
-               cell([result["accuracy"] for result in found], 1), mean_cell(found, "dropped", 100, 1)]
+               seeds_cell(found)]
 
 
 def test_name(k, router, factor, ranks):
@@ -69,14 +59,14 @@ def rectify_at_test(recipes, results):
     for k, router, factor, ranks, table, average in at_test_rows(recipes):
         name, found = test_name(k, router, factor, ranks), results.get(f"top{k}", {}).values()
         scores = [result["at_test"].get(name) if name else result for result in found]
-        yield [table, f"`{router}`", f"{factor:g}", str(ranks), average, cell([score["accuracy"] for score in scores if score], 1)]
+        yield [table, f"`{router}`", f"{factor:g}", str(ranks), average, seeds_cell([score for score in scores if score])]
 
 
 def top_p(recipes, results):
     rows = {"374M-dense": "dense", "374M-top1": "top1", "374M-top2": "top2", "374M-dynamic": "top-p"}
     for name, published in published_rows(recipes, "top_p").items():
         found = list(results.get(rows.get(name), {}).values())
-        yield [f"`{name}`", published[-1], cell([result["held_out"] for result in found], 3), mean_cell(found, "experts", 1, 2)]
+        yield [f"`{name}`", published[-1], seeds_cell(found)]
 
 
 def remoe_row(name):
@@ -92,15 +82,16 @@ def remoe_row(name):
 def remoe(recipes, results):
     for name, published in published_rows(recipes, "remoe").items():
         found = list(results.get(remoe_row(name), {}).values())
-        yield [f"`{name}`", published[-1], cell([result["held_out"] for result in found], 3), mean_cell(found, "sparsity", 1, 3)]
+        yield [f"`{name}`", published[-1], seeds_cell(found)]
 
 
+STUDY_HEAD = "seeds of its twin in the study"
 TABLES = {"table 1 of Rectify-Router": ("rectify_router", rectify_trained,
-                                        ["row", "table", "published average", "study: questions right, %", "requests dropped there, %"]),
+                                        ["row", "table", "published average", STUDY_HEAD]),
           "tests of Rectify-Router": ("rectify_router", rectify_at_test,
-                                      ["table", "router at test", "CF", "ranks", "published average", "study: questions right, %"]),
-          "top-p": ("top_p", top_p, ["row", "published average, table 1", "study: held-out loss", "experts a token there"]),
-          "ReMoE": ("remoe", remoe, ["row", "published validation loss", "study: held-out loss", "sparsity there"])}
+                                      ["table", "router at test", "CF", "ranks", "published average", STUDY_HEAD]),
+          "top-p": ("top_p", top_p, ["row", "published average, table 1", STUDY_HEAD]),
+          "ReMoE": ("remoe", remoe, ["row", "published validation loss", STUDY_HEAD])}
 
 
 def write_paper_tables(recipes, results):

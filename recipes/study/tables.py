@@ -4,15 +4,15 @@ import json
 import statistics
 
 from blocks import BLOCKS
-from intervals import bootstrap, conclusion, t_interval
+from intervals import bootstrap, conclusion, holm, t_interval, t_test
 from paper_tables import markdown, write_paper_tables
 
 NOT_HERE = [  # claims of the papers that no machine of this size can tell, and the command that would
     ("C7", "IR and FR cost less than 10 % of inference speed and 4 to 12 % of training speed",
      "a speed of GPUs", "moe bench layer --device cuda --ranks 8, each router"),
-    ("C9", "with IR accuracy stays as capacity falls, and half of it is 1.13 to 1.18 times as fast", "the speed is one of GPUs",
-     "recipes/rectify_router/at_test.sh 8 1 run/final scores; moe bench layer --device cuda --ranks 8 --cf 0.5"),
-    ("C11", "IR is insensitive to the experts a rank", "a null result: these seeds bound it, see the rows with 4 and 2 ranks",
+    ("C9", "with IR, half of the capacity is 1.13 to 1.18 times as fast", "a speed of GPUs",
+     "moe bench layer --device cuda --ranks 8 --cf 0.5"),
+    ("C11", "IR is insensitive to the experts a rank", "no test shows that there is no difference; see the rows with 4 and 2 ranks",
      "recipes/rectify_router/at_test.sh 5 1 run/final scores"),
     ("C14", "on TruthfulQA 32 experts are better", "needs a model that answers TruthfulQA",
      "recipes/row.sh recipes/rectify_router/top1-32-experts train"),
@@ -69,13 +69,18 @@ def text_of(mean, half, digits):
     return f"{mean:+.{digits}f}" + (" (one seed)" if half is None else f" +- {half:.{digits}f}")
 
 
+def p_text(p):
+    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def claim_rows(block, rows):
-    for claim in block.claims:
-        differences, seeds = paired(rows, claim.better, claim.worse, claim.measure)
+    found = [paired(rows, claim.better, claim.worse, claim.measure) for claim in block.claims]
+    adjusted = holm([t_test(differences) for differences, _ in found])
+    for claim, (differences, seeds), p in zip(block.claims, found, adjusted):
         unit = UNITS[claim.measure][0]
         digits = 2 if claim.measure == "accuracy" else 4
         if not differences:
-            yield [claim.id, claim.text, claim.published, "not run yet", "-", "-", unit, "-"]
+            yield [claim.id, claim.text, claim.published, "not run yet", "-", "-", "-", unit, "-"]
             continue
         mean, half = t_interval(differences)
         by_item = "-"
@@ -85,7 +90,7 @@ def claim_rows(block, rows):
         chance = "-"
         if claim.measure == "accuracy":
             chance = text_of(*t_interval(paired(rows, claim.better, claim.worse, "log_probability")[0]), 3)
-        yield [claim.id, claim.text, claim.published, f"**{conclusion(mean, half)}**", text_of(mean, half, digits), by_item, unit,
+        yield [claim.id, claim.text, claim.published, f"**{conclusion(mean, p)}**", text_of(mean, half, digits), p_text(p), by_item, unit,
                f"{len(seeds)}; {chance}"]
 
 
@@ -142,7 +147,7 @@ def value_rows(block, rows):
             yield cells + [str(len(values))]
 
 
-CLAIM_HEAD = ["claim", "what it says", "published", "here", "difference (95 % over seeds)", "95 % over questions", "of", "seeds; log-probability"]
+CLAIM_HEAD = ["claim", "what it says", "published", "verdict here", "difference (95 % over seeds)", "p (Holm)", "95 % over questions", "of", "seeds; log-probability"]
 
 
 def value_head(block):
@@ -154,8 +159,17 @@ def value_head(block):
     return head + ["seeds"]
 
 
+def summary(results):
+    """How many claims have which verdict, over all blocks."""
+    verdicts = [row[3].strip("*") for block in BLOCKS.values() for row in claim_rows(block, results[block.name])]
+    counts = ", ".join(f"{verdicts.count(verdict)} {words}" for verdict, words in
+                       (("holds", "hold"), ("does not hold", "do not hold"), ("not resolved", "are not resolved"), ("not run yet", "were not run"))
+                       if verdict in verdicts)
+    return f"Of {len(verdicts)} rows {counts}."
+
+
 def write_readme(study, results):
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.format(summary=summary(results))]
     for block in BLOCKS.values():
         rows = results[block.name]
         seconds = sum(result["seconds"] for seeds in rows.values() for result in seeds.values())
@@ -174,9 +188,14 @@ INTRODUCTION = """# The papers' claims at small scale
 
 Made by `recipes/study/run.py --tables` from the results beside it; do not edit. Models of 0.1 to 1 million parameters: what is
 shown is whether the mechanisms do what the papers say, with what certainty, never how large an effect is at size. Rows of a
-block start alike, read the same data in the same order and are compared seed by seed: the interval is Student's, at 95 %. It says
-"holds" where all of it lies above zero, "does not hold" where all of it lies below, else that it cannot be told. The second
-interval is a bootstrap over questions, of the mean over seeds."""
+block start alike, read the same data in the same order and are compared seed by seed. Each claim says that a difference is
+above zero, and is tested by Student's t over the paired seeds, two-sided. The p-values are corrected by Holm's method over all
+claims of the block. The verdict is "holds" where p < 0.05 and the mean is above zero, "does not hold" where p < 0.05 and it is
+below, else "not resolved": these runs do not tell. The interval over seeds is Student's at 95 % for that row alone, without
+the correction, so it may leave out zero where the verdict is "not resolved". The interval over questions is a bootstrap, of the
+mean over seeds.
+
+{summary}"""
 
 
 def mean_curve(seeds, key):

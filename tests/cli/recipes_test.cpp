@@ -479,6 +479,28 @@ TEST_CASE("the study runs a row of each block, and goes on where it was", "[cli]
   CHECK(unknown.out.find("remoe has no row 'top9'; known: dense, ") != std::string::npos);
 }
 
+TEST_CASE("the study's p-values are Student's, corrected by Holm", "[cli][recipes]") {
+  const TempDir work;
+  std::filesystem::copy(recipes() / "study/intervals.py", work / "intervals.py");
+  test::write_file(work / "check.py", R"(
+from intervals import T95, conclusion, holm, t_interval, t_test, two_sided_p
+for freedom, t in T95.items():  # the tabulated points have three decimals
+    assert abs(two_sided_p(t, freedom) - 0.05) < 2e-4, (freedom, t)
+assert abs(two_sided_p(8.610, 4) - 0.001) < 1e-6 and two_sided_p(0, 3) == 1
+values = [1.0, 2.0, 4.0]
+mean, half = t_interval(values)
+assert abs(t_test([value - mean + half for value in values]) - 0.05) < 2e-4  # the interval just touches zero
+assert t_test([1.0]) is None and t_test([0.0, 0.0]) is None and t_test([1.0, 1.0]) == 0
+found = holm([0.01, None, 0.04, 0.03, 0.005])
+assert [None if p is None else round(p, 12) for p in found] == [0.03, None, 0.06, 0.06, 0.02], found
+assert conclusion(1, 0.04) == "holds" and conclusion(-1, 0.04) == "does not hold"
+assert conclusion(1, 0.05) == conclusion(-1, None) == "not resolved"
+)");
+  const auto run = run_program("python3", {(work / "check.py").string()});
+  CAPTURE(run.err);
+  CHECK(run.exit_code == 0);
+}
+
 TEST_CASE("the tables of the docs are those that the study's results make", "[cli][recipes]") {
   const TempDir work;
   std::filesystem::copy(recipes(), work / "recipes", std::filesystem::copy_options::recursive);
