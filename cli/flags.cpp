@@ -159,6 +159,8 @@ void add_options(CLI::App& command, const Options& options) {
     if (option.is_repeated) {
       added->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     }
+    // CLI11 takes "-1" for 2^64 - 1, "010" for 8, and what is too large for the largest.
+    added->transform([option](const std::string& text) { return integer_text(option, text); });
     if (option.range.is_checked) {
       added->check([name = flag_of(option), range = option.range](const std::string& text) {
         check_range(name, text, range);

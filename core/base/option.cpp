@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -75,9 +76,12 @@ bool holds(const Range& range, double value) {
   return std::isfinite(value) && inside;
 }
 
-std::string rule_of(const Range& range) {
+std::string rule_of(const Range& range, double value) {
   if (range.rule != nullptr) {
     return range.rule;
+  }
+  if (range.is_whole && value > range.most) {
+    return fmt::format("must be a whole number of {} to {}", range.least, range.most);
   }
   const char* kind = range.is_whole ? "whole number" : "number";
   if (range.most < (range.is_whole ? static_cast<double>(kMostCount) : kEndless)) {
@@ -92,8 +96,28 @@ std::string rule_of(const Range& range) {
 }
 
 [[noreturn]] void refuse_number(const std::string& flag, const std::string& number,
-                                const Range& range) {
-  throw UserError("{} {}: {}", flag, number, rule_of(range));
+                                const Range& range, double value) {
+  throw UserError("{} {}: {}", flag, number, rule_of(range, value));
+}
+
+// Parses `text` as a decimal Integer within its limits and those of the option's range.
+template <typename Integer>
+std::string checked_integer(const Option& option, const std::string& text) {
+  Integer value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stop == end) {
+    return fmt::format("{}", value);
+  }
+  Integer least = std::numeric_limits<Integer>::min(), most = std::numeric_limits<Integer>::max();
+  const Range& range = option.range;
+  if (range.is_checked && range.least > static_cast<double>(least)) {
+    least = static_cast<Integer>(range.is_open ? range.least + 1 : range.least);
+  }
+  if (range.is_checked && range.most < static_cast<double>(most)) {
+    most = static_cast<Integer>(range.most);
+  }
+  throw UserError("{} {}: must be a whole number of {} to {}", flag_of(option), text, least, most);
 }
 
 }  // namespace
@@ -158,7 +182,7 @@ void check_ranges(const Options& options) {
   for (const auto& option : options) {
     const auto value = number_of(option.member);
     if (value && option.range.is_checked && !holds(option.range, *value)) {
-      refuse_number(flag_of(option), std::visit(TomlText(), option.member), option.range);
+      refuse_number(flag_of(option), std::visit(TomlText(), option.member), option.range, *value);
     }
   }
 }
@@ -167,8 +191,24 @@ void check_range(const std::string& flag, const std::string& number, const Range
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end);
   if (end != number.c_str() && *end == '\0' && !holds(range, value)) {
-    refuse_number(flag, number, range);
+    refuse_number(flag, number, range, value);
   }
+}
+
+std::string integer_text(const Option& option, const std::string& text) {
+  return std::visit(
+      [&](const auto& member) -> std::string {
+        using Type = std::decay_t<decltype(member)>;
+        if constexpr (std::is_same_v<Type, std::optional<int64_t>*>) {
+          return checked_integer<int64_t>(option, text);
+        } else if constexpr (std::is_same_v<Type, int*> || std::is_same_v<Type, int64_t*> ||
+                             std::is_same_v<Type, uint64_t*>) {
+          return checked_integer<std::remove_pointer_t<Type>>(option, text);
+        } else {
+          return text;
+        }
+      },
+      option.member);
 }
 
 std::string toml_lines(const Options& options) {
@@ -200,7 +240,7 @@ void refuse_word(const char* name, const std::string& word, const std::vector<st
 }
 
 std::string toml_string(const std::string& text) {
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);  // JSON's escapes
+  return json_text(text);  // TOML has the escapes of JSON
 }
 
 }  // namespace moe

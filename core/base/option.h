@@ -92,6 +92,10 @@ std::string describe(const Option& option);
 void check_ranges(const Options& options);
 // The same of one number as it is typed; what is no number is left to whoever converts it.
 void check_range(const std::string& flag, const std::string& number, const Range& range);
+// Returns `text` as the decimal digits of the integer that it is, for a member of an integer type;
+// returns other text unchanged. Throws UserError if it is not a whole number in decimal digits, or
+// if the member's type cannot hold it.
+std::string integer_text(const Option& option, const std::string& text);
 // The recorded options that have a value, a line each: key = value.
 std::string toml_lines(const Options& options);
 // Keys of recorded options that change no number.

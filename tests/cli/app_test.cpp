@@ -1,5 +1,8 @@
 // What every command shares: help, version, unknown words, recipes.
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -227,4 +230,55 @@ TEST_CASE("a recipe's mistakes are named", "[cli]") {
   const auto missing = run_moe({"upcycle", "x", "-o", "y", "--config", "/nowhere.toml"});
   CHECK(missing.exit_code == 2);
   CHECK(missing.err.find("/nowhere.toml") != std::string::npos);
+}
+
+TEST_CASE("every flag of a whole number refuses what its type cannot hold", "[cli]") {
+  static const std::regex flag(R"(--([a-z0-9-]+) U?INT)");
+  size_t checked = 0;
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"upcycle"},
+                                             {"init"},
+                                             {"train"},
+                                             {"eval"},
+                                             {"route"},
+                                             {"generate"},
+                                             {"bench", "layer"},
+                                             {"bench", "train"},
+                                             {"bench", "eval"},
+                                             {"bench", "generate"},
+                                             {"bench", "comm"}}) {
+    auto words = command;
+    words.emplace_back("--help");
+    const std::string help = run_moe(words).out;
+    for (std::sregex_iterator match(help.begin(), help.end(), flag), end; match != end; ++match) {
+      const std::string name = "--" + (*match)[1].str();
+      for (const char* value : {"18446744073709551616", "-9223372036854775809", "0x10", "1.5"}) {
+        words = command;
+        words.push_back(fmt::format("{}={}", name, value));
+        const auto run = run_moe(words);
+        CAPTURE(words, run.err);
+        CHECK(run.exit_code == 2);
+        CHECK(run.err.rfind(fmt::format("moe: {} {}: must be ", name, value), 0) == 0);
+        CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+      }
+      ++checked;
+    }
+  }
+  CHECK(checked > 60);
+}
+
+TEST_CASE("a seed is a whole number that fits", "[cli]") {
+  const moe::test::TempDir folder;
+  moe::test::write_tiny_checkpoint(folder / "dense", {});
+  const auto run_with = [&](const std::string& seed) {
+    return run_moe({"upcycle", (folder / "dense").string(), "-o", (folder / "out").string(),
+                    "--dry-run", "--seed", seed});
+  };
+  for (const char* wrong : {"-1", "18446744073709551616", "9223372036854775808", "nan", "3x"}) {
+    const auto run = run_with(wrong);
+    CAPTURE(wrong, run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find(fmt::format("--seed {}: must be ", wrong)) != std::string::npos);
+  }
+  CHECK(run_with("9223372036854775807").exit_code == 0);
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/base/error.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 
@@ -88,6 +89,37 @@ TEST_CASE("a number out of its range is refused by its flag", "[base]") {
         "--rate 0: must be a positive number");
   CHECK(test::user_error_of([] { check_range("--rate", "9", number_between(1, 8)); }) ==
         "--rate 9: must be a number of 1 to 8");
+}
+
+TEST_CASE("an integer is decimal digits within its type and range", "[base]") {
+  struct Numbers {
+    int64_t large = 0;
+    uint64_t seed = 0;
+    int small = 0;
+    std::optional<int64_t> steps;
+    double rate = 0;
+  } numbers;
+  const Option large{.name = "large", .member = &numbers.large},
+      seed{.name = "seed", .member = &numbers.seed},
+      small{.name = "small", .member = &numbers.small},
+      steps{.name = "steps", .member = &numbers.steps, .range = whole_from(1)},
+      rate{.name = "rate", .member = &numbers.rate};
+  CHECK(integer_text(seed, "18446744073709551615") == "18446744073709551615");
+  CHECK(integer_text(large, "-9223372036854775808") == "-9223372036854775808");
+  CHECK(integer_text(small, "010") == "10");
+  CHECK(integer_text(rate, "0x1p3") == "0x1p3");  // left to whoever converts it
+  for (const auto& [option, text] :
+       {std::pair(&seed, "-1"), std::pair(&seed, "18446744073709551616"),
+        std::pair(&large, "9223372036854775808"), std::pair(&small, "2147483648"),
+        std::pair(&steps, "99999999999999999999"), std::pair(&steps, ""), std::pair(&steps, "1e3"),
+        std::pair(&steps, "0x10"), std::pair(&steps, " 3")}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(integer_text(*option, text), UserError);
+  }
+  CHECK(test::user_error_of([&] { integer_text(seed, "-1"); }) ==
+        "--seed -1: must be a whole number of 0 to 18446744073709551615");
+  CHECK(test::user_error_of([&] { integer_text(steps, "1.5"); }) ==
+        "--steps 1.5: must be a whole number of 1 to 1099511627776");
 }
 
 TEST_CASE("help says the default and where it is from", "[base]") {
