@@ -60,15 +60,15 @@ void print_json(OrderedJson whole, const std::vector<bench::Change>& changes,
   if (!note.empty()) {
     whole["against_note"] = note;
   }
-  fmt::print("{}\n", whole.dump(2));
+  print_text("{}\n", json_text(whole, 2));
 }
 
 void print_changes(const std::string& against, const std::vector<bench::Change>& changes,
                    const std::string& note) {
-  fmt::print("against {}{}\n", against,
+  print_text("against {}{}\n", against,
              note.empty() ? "" : ", which " + terminal_text(note, /*one_line=*/true));
   for (const auto& change : changes) {
-    fmt::print("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n",
+    print_text("  {:<44}{:>14.6g}{:>14.6g}{:>+9.1f} %\n",
                terminal_text(change.name, /*one_line=*/true), change.before, change.after,
                change.before == 0 ? 0 : 100 * (change.after / change.before - 1));
   }
@@ -91,7 +91,7 @@ void run(const std::string& what, const Measure& measure, const BenchFlags& flag
   if (flags.json) {
     return print_json(whole, changes, note);
   }
-  fmt::print("{}{}, {}, {} threads, LibTorch {}\n{}",
+  print_text("{}{}, {}, {} threads, LibTorch {}\n{}",
              is_cuda ? kernels::gpu_name(0) + ", " : std::string(),
              now["processor"].get<std::string>(), now["instruction_set"].get<std::string>(),
              now["threads"].get<int>(), now["torch_version"].get<std::string>(), result->table);

@@ -184,7 +184,7 @@ void add_completion(CLI::App& app) {
                           .spelled = "SHELL",
                           .is_required = true}});
   command->callback(
-      [&app, shell] { fmt::print("{}", *shell == "bash" ? bash_script(app) : zsh_script(app)); });
+      [&app, shell] { print_text("{}", *shell == "bash" ? bash_script(app) : zsh_script(app)); });
 }
 
 }  // namespace moe::cli

@@ -138,7 +138,7 @@ class Display {
     if (bar_) {
       bar_->line(text);
     } else {
-      fmt::print(stderr, "{}\n", terminal_text(text, /*one_line=*/true));
+      print_text(stderr, "{}\n", terminal_text(text, /*one_line=*/true));
     }
   }
 
@@ -156,7 +156,7 @@ void print_routing(const eval::RunReport& report) {
     if (!task.answers.empty()) {
       continue;  // routing is not counted in generation
     }
-    fmt::print("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
+    print_text("{}: router {}, {} logical rank{}, {}, {:.2f} % of requests dropped\n",
                terminal_text(task.loaded.task.name, /*one_line=*/true), report.router,
                report.ep_ranks, report.ep_ranks == 1 ? "" : "s",
                report.group_tokens == 0
@@ -165,7 +165,7 @@ void print_routing(const eval::RunReport& report) {
                100 * eval::drop_rate(task));
   }
   if (report.routing) {
-    fmt::print("\n{}", route::routing_table(report.routing->moe_layers, report.routing->layers));
+    print_text("\n{}", route::routing_table(report.routing->moe_layers, report.routing->layers));
   }
 }
 
@@ -176,12 +176,12 @@ void run_tasks(const EvalFlags& flags, Display& display) {
     return;
   }
   if (flags.json) {
-    fmt::print("{}\n", eval::results_json(report).dump(2));
+    print_text("{}\n", json_text(eval::results_json(report), 2));
     return;
   }
-  fmt::print("{}", terminal_text(eval::results_table(report)));
+  print_text("{}", terminal_text(eval::results_table(report)));
   if (flags.items) {
-    fmt::print("\n{}", terminal_text(eval::to_item_list(report.against)));
+    print_text("\n{}", terminal_text(eval::to_item_list(report.against)));
   }
   print_routing(report);
 }
@@ -197,15 +197,15 @@ void run_sweep(const EvalFlags& flags, Display& display) {
     return;
   }
   if (flags.json) {
-    fmt::print("{}\n", eval::sweep_json(report).dump(2));
+    print_text("{}\n", json_text(eval::sweep_json(report), 2));
     return;
   }
-  fmt::print("{}", terminal_text(eval::sweep_table(report)));
+  print_text("{}", terminal_text(eval::sweep_table(report)));
   if (is_terminal(1)) {
-    fmt::print("\n{}", terminal_text(eval::sweep_bars(report, terminal_width(1))));
+    print_text("\n{}", terminal_text(eval::sweep_bars(report, terminal_width(1))));
   }
   if (!flags.settings.out.empty()) {
-    fmt::print("\nplotted in {}\n", (flags.settings.out / "sweep.html").string());
+    print_text("\nplotted in {}\n", (flags.settings.out / "sweep.html").string());
   }
 }
 
@@ -219,7 +219,7 @@ void run_requests(const EvalFlags& flags, Display& display) {
   for (const auto& score : scores.scores) {
     const OrderedJson line = {
         {"logprob", score.logprob}, {"is_greedy", score.is_greedy}, {"tokens", score.tokens}};
-    fmt::print("{}\n", line.dump());
+    print_text("{}\n", json_text(line));
   }
 }
 
@@ -231,9 +231,9 @@ void run_texts(const EvalFlags& flags, Display& display) {
     return;
   }
   if (flags.json) {
-    fmt::print("{}\n", eval::stats_json(stats).dump(2));
+    print_text("{}\n", json_text(eval::stats_json(stats), 2));
   } else {
-    fmt::print("{}", route::routing_table(stats.moe_layers, stats.layers));
+    print_text("{}", route::routing_table(stats.moe_layers, stats.layers));
   }
 }
 
@@ -260,7 +260,7 @@ void run_on_rank(EvalFlags& flags, distributed::Comm& comm) {
 
 void run(EvalFlags& flags) {
   if (flags.list) {
-    fmt::print("{}", eval::task_list());
+    print_text("{}", eval::task_list());
     return;
   }
   flags.settings.stats_by = eval::parse_stats_by(flags.stats_by);

@@ -11,9 +11,11 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/progress.h"
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
+#include "core/base/terminal_text.h"
 #include "core/data/chat_template.h"
 #include "core/data/chat_tokens.h"
 #include "core/io/tokenizer/text_stream.h"
@@ -71,7 +73,7 @@ model::RoutingOptions routing_for(const GenerateFlags& flags, const model::Model
       route::override_router({stored.router, stored.ep_ranks, moe->experts, moe->gate_scale},
                              flags.router, flags.force, route::Purpose::kEvaluate);
   for (const auto& note : resolved.notes) {
-    fmt::print(stderr, "{}\n", note);
+    print_text(stderr, "{}\n", note);
   }
   return {resolved.router, resolved.ep_ranks};
 }
@@ -93,6 +95,13 @@ std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer&
     ids.insert(ids.begin(), tokenizer.bos_id());
   }
   return ids;
+}
+
+// Prints generated text: byte for byte into a file or pipe, with control characters other than
+// line breaks and tabs escaped on a terminal.
+void print_generated(const std::string& text) {
+  const std::string shown = is_terminal(1) ? terminal_text(text) : text;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
 }
 
 void run(const GenerateFlags& flags) {
@@ -127,22 +136,21 @@ void run(const GenerateFlags& flags) {
 
   io::TextStream stream(*tokenizer);
   const auto print_more = [&](int64_t id) {
-    fmt::print("{}", stream.push({id}));
+    print_generated(stream.push({id}));
     std::fflush(stdout);
   };
   if (!flags.json && !flags.chat) {
-    fmt::print("{}", stream.push(prompt));
+    print_generated(stream.push(prompt));
   }
   const auto ids = model::generate(llama, routing, prompt, settings,
                                    flags.json ? std::function<void(int64_t)>() : print_more);
   if (flags.json) {
     std::vector<int64_t> all = flags.chat ? std::vector<int64_t>() : prompt;
     all.insert(all.end(), ids.begin(), ids.end());
-    fmt::print(
-        "{}\n",
-        OrderedJson{{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}}.dump());
+    print_text("{}\n",
+               json_text({{"prompt_ids", prompt}, {"ids", ids}, {"text", tokenizer->decode(all)}}));
   } else {
-    fmt::print("{}\n", stream.finish());
+    print_generated(stream.finish() + "\n");
   }
 }
 

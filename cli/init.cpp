@@ -10,6 +10,7 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
+#include "core/base/terminal_text.h"
 #include "core/model/convert/inspect.h"
 
 namespace moe::cli {
@@ -55,18 +56,18 @@ void print_result(const InitFlags& flags, const model::InitPlan& plan, OrderedJs
   if (flags.json) {
     report["out"] = flags.out;
     report["seconds"] = seconds;
-    fmt::print("{}\n", report.dump(2));
+    print_text("{}\n", json_text(report, 2));
     return;
   }
   const auto bytes = static_cast<double>(plan.bytes);
   if (plan.config.moe) {
     const model::MoeConfig& moe = *plan.config.moe;
-    fmt::print("layers {} of {} are mixtures of {} experts of width {}{}, router {}\n",
+    print_text("layers {} of {} are mixtures of {} experts of width {}{}, router {}\n",
                model::layer_ranges(moe.layers), plan.config.layers, moe.experts, moe.expert_width,
                moe.granularity == 1 ? "" : fmt::format(" (granularity {})", moe.granularity),
                route::to_string(moe.router));
   }
-  fmt::print("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
+  print_text("parameters   {} total, {} active per token\nwritten      {} to {} in {} ({}/s)\n",
              format_count(static_cast<double>(plan.parameters.total)),
              format_count(static_cast<double>(plan.parameters.active)), format_bytes(bytes),
              flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));

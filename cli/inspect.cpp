@@ -19,7 +19,7 @@ namespace moe::cli {
 namespace {
 
 void print_row(const std::string& label, const std::string& text) {
-  fmt::print("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
+  print_text("{:<14}{}\n", label, terminal_text(text, /*one_line=*/true));
 }
 
 void print_mixture(const model::Inspection& model) {
@@ -77,11 +77,11 @@ void print_table(const model::Inspection& model) {
 }
 
 void print_distances(const std::vector<model::LayerDistances>& layers, const std::string& other) {
-  fmt::print("\nmean cosines, 1 being alike, against {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
+  print_text("\nmean cosines, 1 being alike, against {}\n{:>6}{:>18}{:>16}{:>18}{:>24}\n",
              terminal_text(other, /*one_line=*/true), "layer", "between experts", "to the other",
              "between routers", "routers to the other");
   for (const auto& layer : layers) {
-    fmt::print("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
+    print_text("{:>6}{:>18.6f}{:>16.6f}{:>18.6f}{:>24}\n", layer.layer, layer.between_experts,
                layer.to_other, layer.between_routers,
                layer.router_to_other ? fmt::format("{:.6f}", *layer.router_to_other) : "-");
   }
@@ -98,7 +98,7 @@ void inspect_one(const std::string& folder, const std::string& against, bool jso
     if (!against.empty()) {
       out["against"] = {{"folder", against}, {"layers", model::to_json(distances)}};
     }
-    fmt::print("{}\n", out.dump(2));
+    print_text("{}\n", json_text(out, 2));
     return;
   }
   print_table(model);

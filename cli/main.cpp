@@ -82,8 +82,8 @@ int print_filesystem_error(const std::filesystem::filesystem_error& error) {
       code == std::errc::filename_too_long || code == std::errc::not_a_directory ||
       code == std::errc::permission_denied || code == std::errc::too_many_symbolic_link_levels ||
       code == std::errc::read_only_file_system;
-  fmt::print(stderr, "moe: {}: {}{}\n", moe::message_text(error.path1().string()),
-             error.code().message(), is_of_name ? "; give another name" : "");
+  moe::print_text(stderr, "moe: {}: {}{}\n", moe::message_text(error.path1().string()),
+                  error.code().message(), is_of_name ? "; give another name" : "");
   return is_of_name ? kUserError : kFailed;
 }
 
@@ -111,7 +111,7 @@ int run(int argc, char** argv) {
     app.add_flag_callback(
         flag,
         [&app, page] {
-          fmt::print("{}", page(app));
+          moe::print_text("{}", page(app));
           throw CLI::Success();
         },
         description);
@@ -137,18 +137,18 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const moe::UserError& error) {
-    fmt::print(stderr, "moe: {}\n", moe::message_text(error.what()));
+    moe::print_text(stderr, "moe: {}\n", moe::message_text(error.what()));
     return kUserError;
   } catch (const moe::Interrupted& stopped) {
-    fmt::print(stderr, "moe: {}\n", moe::message_text(stopped.what()));
+    moe::print_text(stderr, "moe: {}\n", moe::message_text(stopped.what()));
     return kInterrupted;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "moe: out of memory\n");
+    moe::print_text(stderr, "moe: out of memory\n");
     return kFailed;
   } catch (const std::filesystem::filesystem_error& error) {
     return print_filesystem_error(error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "moe: {}\n", moe::terminal_text(error.what()));
+    moe::print_text(stderr, "moe: {}\n", moe::terminal_text(error.what()));
     return kFailed;
   }
 }

@@ -13,6 +13,7 @@
 #include "core/base/json.h"
 #include "core/base/option.h"
 #include "core/base/page/page.h"
+#include "core/base/terminal_text.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/file.h"
 #include "core/io/partial_file.h"
@@ -44,7 +45,7 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
         file.string(), error.what());
   }
   io::write_file(out, page);
-  fmt::print("{}\n", out.string());
+  print_text("{}\n", out.string());
 }
 
 train::History history_of(const fs::path& run) {
@@ -80,7 +81,7 @@ void write_comparison(const ReportFlags& flags) {
     runs.push_back({run, history_of(run)});
   }
   io::write_whole(flags.out, train::comparison_page(runs));
-  fmt::print("{}\n", flags.out.string());
+  print_text("{}\n", flags.out.string());
 }
 
 void run(const ReportFlags& flags) {
@@ -97,7 +98,7 @@ void run(const ReportFlags& flags) {
   }
   const fs::path out = is_own ? run / "report.html" : flags.out;
   train::write_report(run, history_of(run), out);
-  fmt::print("{}\n", out.string());
+  print_text("{}\n", out.string());
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "cli/route_table.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
+#include "core/base/terminal_text.h"
 #include "core/model/moe/layer_case.h"
 #include "core/route/read_logits.h"
 
@@ -70,6 +71,9 @@ void check_kind(const std::string& kind, bool table, const std::string& where) {
   }
 }
 
+// Prints a table as it is: it has colours, and holds numbers and words of ours only.
+void print_table(const std::string& table) { std::fputs(table.c_str(), stdout); }
+
 void run_case(const RouteFlags& flags, const Json& routing_case, const std::string& where) {
   if (flags.router.any()) {
     throw UserError(
@@ -81,9 +85,9 @@ void run_case(const RouteFlags& flags, const Json& routing_case, const std::stri
   const Json& input = input_of(routing_case, where);
   const std::string inside = where + ": input";
   if (flags.table) {
-    fmt::print("{}", route_table(kind == "layer" ? model::read_layer_routing(input, inside)
-                                                 : route::read_routing_case(kind, input, inside),
-                                 flags.style));
+    print_table(route_table(kind == "layer" ? model::read_layer_routing(input, inside)
+                                            : route::read_routing_case(kind, input, inside),
+                            flags.style));
     return;
   }
   OrderedJson out = OrderedJson::object();
@@ -93,7 +97,7 @@ void run_case(const RouteFlags& flags, const Json& routing_case, const std::stri
     }
   }
   out.update(answer_case(kind, input, inside));
-  fmt::print("{}\n", out.dump());
+  print_text("{}\n", json_text(out));
 }
 
 void run_plain(const RouteFlags& flags, Json input, const std::string& where) {
@@ -101,9 +105,9 @@ void run_plain(const RouteFlags& flags, Json input, const std::string& where) {
   if (flags.json) {
     OrderedJson out = route::input_json(routing_case);
     out.update(route::answer(routing_case));
-    fmt::print("{}\n", out.dump());
+    print_text("{}\n", json_text(out));
   } else {
-    fmt::print("{}", route_table(routing_case, flags.style));
+    print_table(route_table(routing_case, flags.style));
   }
 }
 

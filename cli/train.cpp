@@ -28,14 +28,14 @@ namespace {
 void print_trained(const train::TrainSettings& settings) {
   const std::string named = fmt::format("{}", fmt::join(settings.trained, ", "));
   if (settings.lora.rank > 0) {
-    fmt::print(stderr, "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
+    print_text(stderr, "trains adapters of rank {} on {}, and {}; saved folders have them merged\n",
                settings.lora.rank, fmt::join(settings.lora.on, " and "),
                named.empty() ? "the router" : named);
   } else if (!named.empty()) {
-    fmt::print(stderr, "trains only {}\n", named);
+    print_text(stderr, "trains only {}\n", named);
   }
   if (settings.compute.precision == model::Precision::kBf16) {
-    fmt::print(stderr, "products in bf16, weights and sums in fp32\n");
+    print_text(stderr, "products in bf16, weights and sums in fp32\n");
   }
 }
 
@@ -51,9 +51,9 @@ std::string describe_group(const train::RunPlan& plan) {
 void print_plan(const train::RunPlan& plan) {
   const auto& settings = plan.settings;
   for (const auto& line : plan.data) {
-    fmt::print(stderr, "{}\n", terminal_text(line, /*one_line=*/true));
+    print_text(stderr, "{}\n", terminal_text(line, /*one_line=*/true));
   }
-  fmt::print(stderr,
+  print_text(stderr,
              "{}: {} parameters; {} examples, {} tokens; {} steps of {} rows ({} at a time), rows "
              "of {}{} tokens\n",
              terminal_text(settings.model.string(), /*one_line=*/true),
@@ -61,7 +61,7 @@ void print_plan(const train::RunPlan& plan) {
              *settings.steps, *settings.global_batch, *settings.micro_batch,
              settings.pack == data::Pack::kNone ? "up to " : "", *settings.seq_len);
   if (const auto& upcycle = settings.upcycle; upcycle.experts) {
-    fmt::print(
+    print_text(
         stderr, "upcycled while it is read: {} experts{}{}, layers {}, routers of seed {}\n",
         *upcycle.experts,
         upcycle.granularity == 1 ? "" : fmt::format(" cut into {} each", upcycle.granularity),
@@ -69,16 +69,16 @@ void print_plan(const train::RunPlan& plan) {
         upcycle.seed);
   }
   if (plan.is_moe) {
-    fmt::print(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
+    print_text(stderr, "router {} on {} logical ranks, {}; loss = {}\n",
                to_string(plan.routing.router), plan.routing.ep_ranks, describe_group(plan),
                plan.losses);
   }
   if (plan.layout.processes > 1) {
-    fmt::print(stderr, "{}\n", distributed::describe(plan.layout));
+    print_text(stderr, "{}\n", distributed::describe(plan.layout));
   }
   print_trained(settings);
   for (const auto& note : plan.notes) {
-    fmt::print(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
+    print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
   }
 }
 
@@ -90,9 +90,9 @@ void print_result(const TrainFlags& flags, const train::StepRecord& first,
         {"steps", last.step},     {"first_loss", first.loss},
         {"last_loss", last.loss}, {"tokens", last.total_tokens},
         {"model", final_model},   {"metrics", (flags.settings.run / "metrics.jsonl").string()}};
-    fmt::print("{}\n", result.dump());
+    print_text("{}\n", json_text(result));
   } else {
-    fmt::print("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
+    print_text("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
                last.skipped_steps == 0 ? "" : ", " + skipped_part(last), final_model);
   }
 }
@@ -175,7 +175,7 @@ void run(const TrainFlags& flags) {
     const train::RunPlan plan =
         train::plan_run(flags.settings, std::max<int64_t>(1, flags.ranks.ranks));
     if (flags.show_settings) {
-      fmt::print("{}", train::to_toml(plan.settings));
+      print_text("{}", train::to_toml(plan.settings));
       return;
     }
     if (!flags.quiet) {

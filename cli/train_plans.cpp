@@ -35,7 +35,7 @@ OrderedJson to_json(const train::MemoryPlan& memory) {
 
 void print_classes(const train::MemoryPlan& memory) {
   for (const auto& [name, bytes] : classes_of(memory)) {
-    fmt::print("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
+    print_text("{:<12}{:>10}\n", name, format_bytes(static_cast<double>(bytes)));
   }
 }
 
@@ -59,7 +59,7 @@ OrderedJson to_json(const train::ClusterPlan& plan) {
 
 void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rates) {
   const auto line = [](const char* what, const std::string& how_much, double seconds) {
-    fmt::print("{:<12}{:>12}{:>12.1f} ms\n", what, how_much, 1e3 * seconds);
+    print_text("{:<12}{:>12}{:>12.1f} ms\n", what, how_much, 1e3 * seconds);
   };
   line("computing", fmt::format("{:.1f} TFLOP", plan.flop / 1e12), plan.compute_s);
   line("tokens", format_bytes(plan.token_bytes), plan.token_s);
@@ -67,10 +67,10 @@ void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rate
   const bool gathers = plan.weight_bytes > 0;
   if (gathers) {
     line("weights", format_bytes(plan.weight_bytes), plan.weight_s);
-    fmt::print("{:<12}{:>12}{:>12.1f} ms\n", "not hidden", "", 1e3 * plan.waiting_s);
+    print_text("{:<12}{:>12}{:>12.1f} ms\n", "not hidden", "", 1e3 * plan.waiting_s);
   }
   const double seconds = plan.step_s();
-  fmt::print(
+  print_text(
       "a step of {} tokens: {:.2f} s where {}, {:.1f} % of it communication; {:.0f} "
       "tokens/s a GPU (at {:g} TFLOP/s, {:g} GB/s inside a machine, {:g} GB/s between)\n",
       plan.tokens, seconds,
@@ -85,11 +85,11 @@ void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rate
 
 void print_memory(const train::MemoryPlan& memory, bool of_gpu, bool as_json) {
   if (as_json) {
-    fmt::print("{}\n", to_json(memory).dump());
+    print_text("{}\n", json_text(to_json(memory)));
     return;
   }
   print_classes(memory);
-  fmt::print("memory of one {} (dry run: no weight was loaded, no run begun)\n",
+  print_text("memory of one {} (dry run: no weight was loaded, no run begun)\n",
              of_gpu ? "GPU" : "process");
 }
 
@@ -98,13 +98,15 @@ void print_samples(const train::TrainSettings& settings, int64_t count) {
   const bool colour = is_terminal(1) && (no_colour == nullptr || *no_colour == '\0');
   const train::Samples samples = train::read_samples(settings, count);
   for (size_t file = 0; file < samples.files.size(); ++file) {
-    fmt::print("{}: {}\n", terminal_text(samples.files[file], /*one_line=*/true),
+    print_text("{}: {}\n", terminal_text(samples.files[file], /*one_line=*/true),
                terminal_text(samples.forms[file], /*one_line=*/true));
   }
   for (const auto& example : samples.examples) {
     const std::string where =
         fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
-    fmt::print("\n{}", data::show_example(example, where, samples.piece, colour));
+    // Has colours of its own, and escapes the strings of files.
+    const std::string shown = data::show_example(example, where, samples.piece, colour);
+    std::fputs(("\n" + shown).c_str(), stdout);
   }
 }
 
@@ -120,17 +122,17 @@ void print_cluster(const TrainFlags& flags) {
   const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates);
   for (const auto& note : plan.notes) {
     if (!flags.quiet) {
-      fmt::print(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
+      print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
     }
   }
   if (flags.json) {
-    fmt::print("{}\n", to_json(plan).dump());
+    print_text("{}\n", json_text(to_json(plan)));
     return;
   }
-  fmt::print("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
+  print_text("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
              distributed::describe(plan.layout));
   print_classes(plan.memory);
-  fmt::print("memory of one GPU; a step of it:\n");
+  print_text("memory of one GPU; a step of it:\n");
   print_rates(plan, rates);
 }
 

@@ -131,10 +131,10 @@ void dry_run(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
                                 {"active", plan.mixture.active}}},
                               {"disk_bytes_per_second", rate},
                               {"estimated_seconds", seconds}};
-    fmt::print("{}\n", json.dump(2));
+    print_text("{}\n", json_text(json, 2));
     return;
   }
-  fmt::print("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n", describe(plan),
+  print_text("{}to write     {}, about {} at {}/s (dry run: nothing was written)\n", describe(plan),
              format_bytes(static_cast<double>(plan.bytes)), format_seconds(seconds),
              format_bytes(rate));
 }
@@ -266,7 +266,7 @@ void print_advice(const model::UpcycleSettings& settings) {
   if (route::has_capacity(router)) {
     flags += "; 1,024 tokens or more a logical rank";
   }
-  fmt::print(
+  print_text(
       "advice       published mixtures beat continued dense training by 1 to 5 % in loss after a "
       "tenth of the parent's tokens;\n"
       "             a short run gains less. {} (recipes/README.md, Guidance)\n",
@@ -278,29 +278,29 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
   if (flags.json) {
     report["out"] = flags.out;
     report["seconds"] = seconds;
-    fmt::print("{}\n", report.dump(2));
+    print_text("{}\n", json_text(report, 2));
     return;
   }
   const auto bytes = static_cast<double>(plan.bytes);
   const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
-  fmt::print("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
+  print_text("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
              flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
   for (const auto& layer : routers) {
-    fmt::print("router start {}\n", layer.value("words", ""));
+    print_text("router start {}\n", layer.value("words", ""));
   }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
-    fmt::print("gate scale   {}\n", report["calibration"].value("words", ""));
+    print_text("gate scale   {}\n", report["calibration"].value("words", ""));
   }
   if (report.contains("certificate")) {
     const OrderedJson& certificate = report["certificate"];
-    fmt::print("certificate  {}\n", certificate.value("words", ""));
+    print_text("certificate  {}\n", certificate.value("words", ""));
     if (certificate.contains("without_gate_scale")) {
-      fmt::print("without it   {}\n", certificate["without_gate_scale"].value("words", ""));
+      print_text("without it   {}\n", certificate["without_gate_scale"].value("words", ""));
     }
   } else {
-    fmt::print("function     {}\n", report["preserves_function"].value("words", ""));
+    print_text("function     {}\n", report["preserves_function"].value("words", ""));
   }
-  fmt::print(
+  print_text(
       "next         moe train {} -o RUN --data FILE   (moe inspect {} shows what it holds)\n",
       flags.out, flags.out);
   if (!flags.quiet) {
@@ -342,7 +342,7 @@ void run(const UpcycleFlags& flags) {
       });
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
-    fmt::print(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));
+    print_text(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));
   }
   print_result(flags, settings, plan, std::move(report), *seconds);
 }

@@ -438,6 +438,22 @@ TEST_CASE("A private word is found in a name and in a comment", "[layout]") {
   CHECK(private_words_in({{"core/io/a.cpp", "// silent, discarded, an excellent talent"}}).empty());
 }
 
+TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
+  // These two draw lines anew, with escapes of their own, and escape the strings in them.
+  const std::set<std::string> draw = {"cli/progress.cpp", "cli/step_line.cpp"};
+  Strings bare;
+  for (const auto& [file, text] : our_tree()) {
+    const bool is_checked = (file.starts_with("cli/") || file.starts_with("core/")) &&
+                            file != "core/base/terminal_text.h" && draw.count(file) == 0;
+    if (is_checked && (text.find("fmt::print(") != std::string::npos ||
+                       text.find("std::cout") != std::string::npos ||
+                       text.find("std::cerr") != std::string::npos)) {
+      bare.push_back(file);
+    }
+  }
+  CHECK(bare == Strings{});
+}
+
 TEST_CASE("Every arrow of this tree points down", "[layout]") {
   const Tree tree = our_tree();
   CHECK(tree.size() > 50);  // the tree was found

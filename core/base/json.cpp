@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
 #include "core/base/utf8.h"
 
 namespace moe {
@@ -236,6 +237,10 @@ std::vector<int64_t> get_ints(const Json& json, const std::string& key, const st
                             : as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));
   }
   return numbers;
+}
+
+std::string json_text(const OrderedJson& json, int indent) {
+  return terminal_json(json.dump(indent, ' ', false, OrderedJson::error_handler_t::replace));
 }
 
 }  // namespace moe

@@ -28,6 +28,10 @@ Json parse_json(std::string_view text, const std::string& where,
 // broken.
 Json read_json(const std::filesystem::path& file, uint64_t max_bytes = uint64_t{1} << 30);
 
+// Returns `json` as text to print: indented by `indent` spaces (-1: one line), with invalid UTF-8
+// replaced by U+FFFD and control characters escaped (terminal_json()).
+std::string json_text(const OrderedJson& json, int indent = -1);
+
 // The value of `key` in the object `json`, of the asked type. Missing key or wrong type: UserError
 // naming `where` and the key. The forms with a fallback take it for a missing key and for null.
 // Integers are whole numbers of 64 bits (4.0 is none); doubles may be written as integers, and are

@@ -68,6 +68,22 @@ std::string message_text(std::string_view message) {
   return shown.size() <= kAll ? shown : fmt::format("{}..", first_of(shown, kAll - 2));
 }
 
+std::string terminal_json(std::string_view json) {
+  std::string out;
+  for (size_t at = 0; at < json.size();) {
+    const std::string_view sequence =
+        json.substr(at, sequence_length(static_cast<uint8_t>(json[at])));
+    const uint32_t point = code_point(sequence);
+    if ((point >= 0x7F && point < 0xA0) || is_direction_mark(point)) {
+      out += fmt::format("\\u{:04x}", point);
+    } else {
+      out += sequence;
+    }
+    at += sequence.size();
+  }
+  return out;
+}
+
 std::string terminal_text(std::string_view text, bool one_line) {
   std::string out;
   size_t broken = find_invalid_utf8(text);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/base/terminal_text.h"
 #include "core/base/utf8.h"
 
 namespace moe::data {
@@ -21,6 +22,10 @@ bool carries_loss(const Example& example, size_t position) {
   return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
 }
 
+std::string shown(const std::string& text, size_t max_bytes) {
+  return terminal_text(printable(text, max_bytes), /*one_line=*/true);
+}
+
 }  // namespace
 
 std::string show_example(const Example& example, const std::string& where,
@@ -33,14 +38,14 @@ std::string show_example(const Example& example, const std::string& where,
     learned += with_loss ? 1 : 0;
     tokens += t == 0 ? "" : " ";
     tokens += with_loss && !carries_loss(example, t - 1) ? marks.open : "";
-    tokens += printable(piece(example.ids[t]), kPiece_bytes);
+    tokens += shown(piece(example.ids[t]), kPiece_bytes);
     if (with_loss && example.labels[t] != example.ids[t]) {
-      tokens += "\u2192" + printable(piece(example.labels[t]), kPiece_bytes);
+      tokens += "\u2192" + shown(piece(example.labels[t]), kPiece_bytes);
     }
     tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
   }
-  return fmt::format("{}: {} tokens, {} with loss\n{}\n", printable(where, 4096),
-                     example.ids.size(), learned, tokens);
+  return fmt::format("{}: {} tokens, {} with loss\n{}\n", shown(where, 4096), example.ids.size(),
+                     learned, tokens);
 }
 
 }  // namespace moe::data

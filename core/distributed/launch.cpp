@@ -416,7 +416,7 @@ class Launcher {
       }
       std::istringstream output(children_.at(record.rank).last_output());
       for (std::string line; std::getline(output, line);) {
-        fmt::print(stderr, "[rank {}] {}\n", record.rank, terminal_text(line));
+        print_text(stderr, "[rank {}] {}\n", record.rank, terminal_text(line));
       }
     }
   }

@@ -120,7 +120,7 @@ bool should_print(Rendezvous& rendezvous, const FinalRecord& own) {
 // The launcher of --ranks prints for its ranks.
 void print(const Environment& environment, Rendezvous& rendezvous, const FinalRecord& record) {
   if (environment.launcher != "moe" && should_print(rendezvous, record)) {
-    fmt::print(stderr, "moe: {}{}\n",
+    print_text(stderr, "moe: {}{}\n",
                record.rank == 0 ? "" : fmt::format("[rank {}] ", record.rank), sentence_of(record));
   }
 }
@@ -137,7 +137,7 @@ void print(const Environment& environment, Rendezvous& rendezvous, const FinalRe
       std::this_thread::sleep_for(kReading);
     }
   } catch (const std::exception&) {  // the store is gone
-    fmt::print(stderr, "moe: [rank {}] {}\n", end.record.rank, sentence_of(end.record));
+    print_text(stderr, "moe: [rank {}] {}\n", end.record.rank, sentence_of(end.record));
   }
   std::fflush(nullptr);
   std::_Exit(end.exit_code);
@@ -158,7 +158,7 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
   Rendezvous& rendezvous = membership->rendezvous;
   if (environment.rank == 0) {
     rendezvous.on_stranger = [](const std::string& sentence) {
-      fmt::print(stderr, "moe: {}\n", sentence);
+      print_text(stderr, "moe: {}\n", sentence);
     };
   }
   std::exception_ptr failure;

@@ -8,6 +8,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/places.h"
+#include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 
 using moe::test::TempDir;
@@ -113,4 +114,15 @@ TEST_CASE("an evaluation shows its rate, what is left, and its accuracy so far",
   CHECK(lines >= 1);
   CHECK(text.find("quiz  100 %, ") != std::string::npos);  // too narrow for the bar
   CHECK(text.find(" of 360\r\n") != std::string::npos);    // the last one stays
+}
+
+TEST_CASE("control characters of a generated text are escaped on a terminal alone", "[cli]") {
+  const std::string model = (moe::test::source_folder() / "recipes/tiny/model").string();
+  const std::vector<std::string> words = {"generate",          model,          "--prompt",
+                                          "\x1b[31mred\u009b", "--max-tokens", "2"};
+  const std::string shown = run_on_terminal(words);
+  INFO(shown);
+  CHECK(shown.find('\x1b') == std::string::npos);
+  CHECK(shown.find("\\x1b[31mred\\x9b") != std::string::npos);
+  CHECK(moe::test::run_moe(words).out.find("\x1b[31mred\u009b") != std::string::npos);
 }

@@ -70,10 +70,16 @@ TEST_CASE("moe tokenize --json takes and gives an object a line", "[cli]") {
                    "{\"text\": \"he</s>\\u2028\"}\n\n{\"text\": \"\", \"other\": 1}\n");
   CHECK(succeed({"tokenize", model, (folder / "lines").string(), "--json"}).out ==
         "{\"ids\":[256,258,226,128,168],\"ids_special\":[257,256,258,226,128,168],"
-        "\"decoded\":\"he\u2028\"}\n{\"ids\":[],\"ids_special\":[257],\"decoded\":\"\"}\n");
-  const auto refused = run_moe({"tokenize", model, "{\"txt\": 1}", "--json"});
+        "\"decoded\":\"he\\u2028\"}\n{\"ids\":[],\"ids_special\":[257],\"decoded\":\"\"}\n");
+  CHECK(succeed({"tokenize", model, "he h", "--json"}).out ==
+        "{\"ids\":[256,32,104],\"ids_special\":[257,256,32,104],\"decoded\":\"he h\"}\n");
+  CHECK(
+      Json::parse(succeed({"tokenize", model, "{\"text\": \"he\"}\n", "--json"}).out)["decoded"] ==
+      "{\"text\": \"he\"}\n");  // a text, whatever it looks like
+  test::write_file(folder / "wrong", "{\"txt\": 1}\n");
+  const auto refused = run_moe({"tokenize", model, (folder / "wrong").string(), "--json"});
   CHECK(refused.exit_code == 2);
-  CHECK(refused.err == "moe: {\"txt\": 1} line 1: 'text' is missing\n");
+  CHECK(refused.err == "moe: " + (folder / "wrong").string() + " line 1: 'text' is missing\n");
   const auto none = run_moe({"tokenize", (folder / "none").string(), "a"});
   CHECK(none.exit_code == 2);
   CHECK(none.err.find("has neither tokenizer.model nor tokenizer.json") != std::string::npos);

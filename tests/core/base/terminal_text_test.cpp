@@ -1,5 +1,6 @@
 #include "core/base/terminal_text.h"
 
+#include "core/base/json.h"
 #include "tests/support/catch.h"
 
 TEST_CASE("a message is one line, and words of any length in it are cut", "[base]") {
@@ -35,4 +36,12 @@ TEST_CASE("text of others on a terminal is letters, and what it would obey is sp
   CHECK(moe::terminal_text("a\xE2\x80\xAE"
                            "b\xE2\x81\xA6") == "a\\u{202e}b\\u{2066}");
   CHECK(moe::terminal_text(std::string("a\0b", 3)) == "a\\x00b");
+}
+
+TEST_CASE("JSON for a terminal says the same text in escapes", "[base]") {
+  const std::string text = "a\x1b[31m\x7f\u009b\u202e\u00fc\n";
+  const std::string shown = moe::json_text(text);
+  CHECK(shown == "\"a\\u001b[31m\\u007f\\u009b\\u202e\u00fc\\n\"");
+  CHECK(moe::Json::parse(shown) == text);
+  CHECK(moe::json_text(std::string("broken \xff")) == "\"broken \ufffd\"");
 }
