@@ -34,6 +34,7 @@ INTERNAL = re.compile(
 )
 # Characters that a terminal could obey: C0 but for tab and line feed, DEL, C1, marks of writing direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+ERRNO_TEXTS = {os.strerror(number) for number in range(1, 134)}
 SAYS_RANK = re.compile(r"^(moe: )?\[rank \d+\]", re.M)
 OWN_SEQUENCES = re.compile(r"\r\x1b\[K|\x1b\[[0-9;]*m|\r\n|\r")  # those that moe writes to a terminal
 
@@ -101,7 +102,8 @@ STARTED = []  # the processes of the current case
 
 
 def start(place, argv, *, env={}, user=None, limits={}, closed=(), out=subprocess.PIPE, err=subprocess.PIPE, cwd=None):
-    """Starts a process in a session of its own, with resource limits, and with the descriptors in `closed` closed."""
+    """Starts a process in a session of its own, with resource limits, and with the descriptors in `closed` closed. A word of argv
+    such as `</file` names standard input."""
     safety = {resource.RLIMIT_AS: 12 << 30, resource.RLIMIT_FSIZE: 4 << 30, resource.RLIMIT_CORE: 0}
 
     def prepare():
@@ -110,8 +112,10 @@ def start(place, argv, *, env={}, user=None, limits={}, closed=(), out=subproces
         for descriptor in closed:
             os.close(descriptor)
 
+    given = [word[1:] for word in argv if word.startswith("</")]
+    argv = [word for word in argv if not word.startswith("</")]
     child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=place.environment(env), cwd=cwd or place.folder, preexec_fn=prepare,
+        argv, stdin=open(given[0], "rb") if given else subprocess.DEVNULL, stdout=out, stderr=err, env=place.environment(env), cwd=cwd or place.folder, preexec_fn=prepare,
         start_new_session=True, user=user, group=user, extra_groups=[] if user else None,
     )
     STARTED.append(child)
@@ -178,6 +182,9 @@ def judge(result, codes=(0, 1, 2), needs_sentence=True):
         sentences = [line for line in err.splitlines() if line.startswith("moe: ")]
         if not sentences or len(sentences) > (1 if not SAYS_RANK.search(err) else 8):
             faults.append(f"{len(sentences)} sentences on standard error")
+    bare = re.search(r"^moe: (?:\[rank \d+\] )?([A-Z][\w ()]+)$", err, re.M)
+    if bare and bare[1] in ERRNO_TEXTS:
+        faults.append(f"no more than the text of an errno: {bare[0]!r}")
     found = INTERNAL.search(err)
     if found:
         faults.append(f"internal text: {found[0]!r}")
@@ -265,6 +272,7 @@ def write_texts(base):
     (data / "text.txt").write_text("\n<|endoftext|>\n".join(record["instruction"] for record in records))
     quiz = [json.loads(line) for line in itertools.islice(open(TINY / "quiz.jsonl"), 6)]
     (data / "quiz.jsonl").write_text(jsonl(quiz))
+    (data / "lines.jsonl").write_text(jsonl([{"text": "Hello there"}, {"text": "<s> 1"}] * 2))
     (data / "requests.jsonl").write_text(jsonl([{"context": "one two", "continuation": " three"}] * 4))
     task = {"task": "own", "data": "docs.jsonl", "output_type": "multiple_choice", "doc_to_text": "Q: {{question}}\nA:", "num_fewshot": 1,
             "fewshot_data": "docs.jsonl", "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}", "metric_list": ["acc", "acc_norm"]}
@@ -291,11 +299,13 @@ def write_texts(base):
     (bench / "piqa/valid-labels.lst").write_text("0\n1\n0\n")
     targets = {"Nothing.": 1, "All.": 0}
     (bench / "truthfulqa/mc_task.json").write_text(json.dumps([{"question": "What?", "mc1_targets": targets, "mc2_targets": targets}] * 3))
-    (bench / "bbh/boolean_expressions.json").write_text(json.dumps({"canary": "c", "examples": [{"input": "True and False is", "target": "False"}] * 3}))
+    examples = [{"input": "True and False is", "target": "False"}] * 3
+    (bench / "bbh/boolean_expressions.json").write_text(json.dumps({"canary": "c", "examples": examples}))
     (bench / "bbh/cot-prompts/boolean_expressions.txt").write_text(
         "c\n-----\nEvaluate.\n\n" + "Q: not True is\nA: Let's think step by step.\nSo the answer is False.\n\n" * 3)
     (bench / "logiqa/Test.txt").write_text("\na\nA context. Two.\nWhich one?\nA.red\nB.blue\nC.cat\nD.dog\n" * 3)
-    (bench / "openbookqa/test.tsv").write_text("ID\tQuestion Stem\tChoices\tComplete Question\tAnswer Key\n" + "8-3\tSome\t(A) a (B) b (C) c (D) d\tSome all\tB\n" * 3)
+    (bench / "openbookqa/test.tsv").write_text(
+        "ID\tQuestion Stem\tChoices\tComplete Question\tAnswer Key\n" + "8-3\tSome\t(A) a (B) b (C) c (D) d\tSome all\tB\n" * 3)
 
 
 SHORT_TRAIN = ["--steps", "4", "--seq-len", "32", "--micro-batch", "2", "--save-every", "2", "--eval-every", "2", "--eval-rows", "2", "--lr", "1e-3"]
@@ -321,7 +331,7 @@ COMMANDS = {
     "upcycle verify": (["dense", "data"], "upcycle {in}/dense -o {out} --experts 2 --verify --verify-text {in}/data/text.txt"),
     "init": (["dense"], "init {in}/dense/config.json -o {out} --experts 2"),
     "init tokenizer": (["dense"], "init {in}/dense -o {out} --tokenizer {in}/dense"),
-    "train": (["moe", "data"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl --eval-data {in}/data/alpaca.jsonl --cache off SHORT"),
+    "train": (["moe", "data"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl EVAL"),
     "train dense": (["dense", "data"], "train {in}/dense -o {out} --data {in}/data/alpaca.jsonl --steps 1 --seq-len 32 --cache off"),
     "train json": (["json", "data"], "train {in}/json -o {out} --data {in}/data/alpaca.jsonl --steps 1 --seq-len 32 --cache off"),
     "train gz": (["dense", "data"], "train {in}/dense -o {out} --data {in}/data/alpaca.jsonl.gz --steps 1 --seq-len 32 --cache off"),
@@ -333,10 +343,9 @@ COMMANDS = {
     "train recipe": (["moe", "data"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl --config {in}/data/recipe.toml --cache off"),
     "train cache": (["moe", "data", "cache"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl --steps 1 --seq-len 32 --cache {in}/cache"),
     "train samples": (["json", "data"], "train {in}/json -o {out} --data {in}/data/chat.jsonl --template auto --show-samples 2"),
-    "train ranks": (["moe", "data"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl --eval-data {in}/data/alpaca.jsonl --ranks 2 --comm-timeout 8 "
-                    "--cache off SHORT"),
-    "resume": (["moe", "data", "run"], "train {in}/moe -o {in}/run --data {in}/data/alpaca.jsonl --eval-data {in}/data/alpaca.jsonl --cache off SHORT"),
-    "force": (["moe", "data", "run"], "train {in}/moe -o {in}/run --force --data {in}/data/alpaca.jsonl --eval-data {in}/data/alpaca.jsonl --cache off SHORT"),
+    "train ranks": (["moe", "data"], "train {in}/moe -o {out} --data {in}/data/alpaca.jsonl --ranks 2 --comm-timeout 8 EVAL"),
+    "resume": (["moe", "data", "run"], "train {in}/moe -o {in}/run --data {in}/data/alpaca.jsonl EVAL"),
+    "force": (["moe", "data", "run"], "train {in}/moe -o {in}/run --force --data {in}/data/alpaca.jsonl EVAL"),
     "report": (["run"], "report {in}/run -o {out}"),
     "report page": (["data"], "report {in}/data/page.json -o {out}"),
     "eval": (["moe", "data"], "eval {in}/moe --tasks {in}/data/quiz.jsonl -o {out}"),
@@ -356,6 +365,9 @@ COMMANDS = {
     "bench route": (["bench.json"], "bench route --tokens 16 --width 8 --inner 8 --experts 2 --repeats 1 --against {in}/bench.json"),
     "bench generate": (["dense"], "bench generate {in}/dense --tokens 2 --prompt-tokens 2 --repeats 1"),
     "bench upcycle": (["dense"], "bench upcycle {in}/dense -o {out} --experts 2 --repeats 1"),
+    "tokenize stdin": (["json", "data"], "tokenize {in}/json - --json <{in}/data/lines.jsonl"),
+    "requests stdin": (["moe", "data"], "eval {in}/moe --requests - <{in}/data/requests.jsonl"),
+    "route stdin": (["data"], "route - --router top1 <{in}/data/logits.csv"),
     "completion": ([], "completion bash"),
 }
 IN_PLACE = {"resume": ["in/run"], "force": ["in/run"], "eval responses": ["in/responses.cache"], "train cache": ["in/cache"]}
@@ -384,14 +396,15 @@ TARGETS = {
     "data/rows.jsonl": ["train rows"],
     "data/text.txt": ["train lm", "tokenize text", "eval stats", "upcycle verify"],
     "data/quiz.jsonl": ["eval", "eval json"],
-    "data/requests.jsonl": ["eval requests"],
+    "data/requests.jsonl": ["eval requests", "requests stdin"],
+    "data/lines.jsonl": ["tokenize stdin"],
     "data/task.toml": ["eval task"],
     "data/task.json": ["eval task json"],
     "data/docs.jsonl": ["eval task"],
     "data/recipe.toml": ["train recipe"],
     "data/prompts.json": ["upcycle prompts"],
     "data/page.json": ["report page"],
-    "data/logits.csv": ["route csv"],
+    "data/logits.csv": ["route csv", "route stdin"],
     "data/logits.json": ["route json"],
     "data/case.json": ["route case"],
     "bench/arc/ARC-Easy-Test.jsonl": ["eval bench"],
@@ -477,8 +490,9 @@ def output_path(place, name):
 def command(place, name):
     fixtures, line = COMMANDS[name]
     place.copy(*fixtures)
-    words = line.format(**{"in": place.folder / "in", "out": place.folder / "out/made"}).split()
-    return [MOE, *itertools.chain.from_iterable(SHORT_TRAIN if word == "SHORT" else [word] for word in words)]
+    evaluated = " ".join(["--eval-data {in}/data/alpaca.jsonl --cache off", *SHORT_TRAIN])
+    line = line.replace("EVAL", evaluated).format(**{"in": place.folder / "in", "out": place.folder / "out/made"})
+    return [MOE, *line.split()]
 
 
 def digests(place, name):
@@ -533,7 +547,7 @@ BOMBS = {
     "data/requests.jsonl": lambda _, dice: jsonl([{"context": "one " * 500000, "continuation": "x"}]).encode(),
     "data/quiz.jsonl": lambda _, dice: jsonl([{"context": "q", "choices": ["a"] * 100000, "answer": 0}]).encode(),
     "data/logits.csv": lambda _, dice: b"1," * 3000000 + b"1\n",
-    "data/chat.jsonl": lambda _, dice: jsonl([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 20000}]).encode(),
+    "data/chat.jsonl": lambda _, dice: jsonl([{"messages": [{"role": role, "content": "a"} for role in ("user", "assistant")] * 20000}]).encode(),
     "data/text.txt": lambda _, dice: dice.choice([b"\t", b" ", "\u0301".encode(), b"<", b"a"]) * 1000000,
 }
 
@@ -706,7 +720,8 @@ def list_files(_):
         how = BYTE_DAMAGE + KIND_DAMAGE + (JSON_DAMAGE * 2 if STRUCTURED.search(target) else [])
         how += ["bomb"] * 2 if target in BOMBS else []
         for name, one in itertools.product(names, how):
-            yield f"{name}: {target}: {one}"
+            if one not in KIND_DAMAGE or "stdin" not in name:
+                yield f"{name}: {target}: {one}"
 
 
 def run_files(fixtures, place, words, dice):
@@ -882,8 +897,8 @@ def make_output(place, where, argv, dice):
         if dice.random() < 0.5:
             (made / "thesis.txt").write_text("mine")
     folder = pathlib.Path(next(word for word in argv if word.startswith(f"{place.folder}/in/")))
-    return {"input": folder if folder.is_dir() else folder.parent, "parent of input": place.folder / "in", "inside input": place.folder / "in/dense/sub", "device": "/dev/null",
-            "dot": ".", "root": "/"}.get(where, made)
+    return {"input": folder if folder.is_dir() else folder.parent, "parent of input": place.folder / "in",
+            "inside input": place.folder / "in/dense/sub", "device": "/dev/null", "dot": ".", "root": "/"}.get(where, made)
 
 
 def run_outputs(fixtures, place, words, dice):
@@ -911,7 +926,8 @@ def run_outputs(fixtures, place, words, dice):
     faults = judge(result)
     after = watched()
     faults += [f"changed or gone: {path}" for path in before if after.get(path) != before[path]][:3]
-    new = [path for path in after if path not in before and not path.startswith((made, f"{place.folder}/out/xxx", f"{place.folder}/out/{ESCAPES[:2]}"))]
+    outputs = (made, f"{place.folder}/out/xxx", f"{place.folder}/out/{ESCAPES[:2]}")
+    new = [path for path in after if path not in before and not path.startswith(outputs)]
     follows = where in ("link to folder", "dangling link", "linked checkpoints", "linked final", "inside input", "dot", "input", "parent of input")
     faults += [f"new: {path}" for path in new if not follows][:3]
     return argv, result, faults
@@ -966,7 +982,8 @@ def run_limits(fixtures, place, words, dice):
     return [f"[{limit} {value}]", *argv], result, faults
 
 
-SIGNALLED = ["upcycle", "init", "train", "resume", "eval", "generate", "report", "train ranks", "eval ranks", "upcycle verify", "train cache", "eval bench"]
+SIGNALLED = ["upcycle", "init", "train", "resume", "eval", "generate", "report", "train ranks", "eval ranks", "upcycle verify", "train cache",
+             "eval bench"]
 
 
 def list_signals(_):
@@ -1154,8 +1171,8 @@ def run_scripts(fixtures, place, words, dice):
         cwd = pathlib.Path("/")
     elif how == "no home":
         env["HOME"] = ""
-    filled = line.format(**{"in": place.folder / "in", "out": place.folder / "out/made", "bait": place.folder / "bait", "recipes": "@RECIPES@"}).split()
-    argv = ["bash", str(recipes / script), *(word.replace("@RECIPES@", str(recipes)) for word in filled)]
+    folders = {"in": place.folder / "in", "out": place.folder / "out/made", "bait": place.folder / "bait", "recipes": recipes}
+    argv = ["bash", str(recipes / script), *(word.format(**folders) for word in line.split())]
     before = place.snapshot("out/made")
     result = run(place, argv, env=env, cwd=cwd, closed=[0] if how == "closed stdin" else ())
     faults = judge(result, (0, 1, 2, 137) if how == "killed moe" else (0, 1, 2), needs_sentence=False)
