@@ -30,7 +30,7 @@ configure_file(${CMAKE_SOURCE_DIR}/cli/launcher.py ${CMAKE_BINARY_DIR}/launcher.
 install(FILES ${CMAKE_BINARY_DIR}/launcher.py DESTINATION ${moe_package} RENAME __init__.py)
 install(TARGETS ${moe_binaries} RUNTIME DESTINATION ${moe_package} LIBRARY DESTINATION ${moe_package})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/recipes DESTINATION ${moe_package} USE_SOURCE_PERMISSIONS
-        PATTERN setup.sh EXCLUDE PATTERN libtorch.txt EXCLUDE PATTERN parquet.txt EXCLUDE
+        PATTERN setup.sh EXCLUDE PATTERN libtorch.txt EXCLUDE PATTERN cuda_libraries.txt EXCLUDE PATTERN parquet.txt EXCLUDE
         PATTERN results EXCLUDE PATTERN __pycache__ EXCLUDE)
 
 # Each under the name by which it is asked for: a wheel has no links.

@@ -18,6 +18,7 @@
 #
 # Published numbers stand in recipes/rectify_router/at_test.sh, which runs these tables row by row beside them.
 set -euo pipefail
+unset CDPATH
 
 moe=${MOE:-$(dirname -- "${BASH_SOURCE[0]}")/../moe}
 work=$(mktemp -d)
@@ -33,7 +34,7 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; 
 
 # Of MODEL: its top-k's k, or its experts.
 inspected() {
-  "$moe" inspect "$model" --json | python3 -c '
+  "$moe" inspect "$model" --json | python3 -I -c '
 import json, re, sys
 moe = json.load(sys.stdin).get("moe") or sys.exit("analyses: the model is dense, it routes nothing")
 if sys.argv[1] == "experts":
@@ -42,14 +43,14 @@ else:
     k = re.match(r"top(\d+)", moe["router"]) or sys.exit("analyses: this analysis is of a top-k router, the model has " + moe["router"])
     print(k[1])' "$1"
 }
-times() { python3 -c 'import sys; print(",".join(f"{int(sys.argv[1]) * float(f):g}" for f in sys.argv[2:]))' "$@"; }
+times() { python3 -I -c 'import sys; print(",".join(f"{int(sys.argv[1]) * float(f):g}" for f in sys.argv[2:]))' "$@"; }
 sweep() { step "$moe" eval "$model" "$@"; }
 
 stats() {  # BY FLAGS... -> $work/stats.json
   step "$moe" eval "$model" --stats "$work/stats.json" --stats-by "$@" --force >"$work/out"
 }
 show() {  # a Python expression that gives lines, of the statistics s
-  python3 - "$work/stats.json" "$1" <<'PYTHON'
+  python3 -I - "$work/stats.json" "$1" <<'PYTHON'
 import json
 import os
 import sys
@@ -114,7 +115,7 @@ along_training() {
   for checkpoint in $(ls -d -- "$model"/checkpoints/step-* | sort -V) "$model"/final; do
     [ -e "$checkpoint/config.json" ] || continue
     step "$moe" eval "$checkpoint" "$@" --json --quiet >"$work/stats.json"
-    python3 -c 'import json, sys
+    python3 -I -c 'import json, sys
 total = json.load(open(sys.argv[1], encoding="utf-8"))["total"]
 print("{:14} {:.3f}".format(sys.argv[2], total["experts_per_token"]))' \
       "$work/stats.json" "$(basename -- "$checkpoint")"
@@ -122,7 +123,7 @@ print("{:14} {:.3f}".format(sys.argv[2], total["experts_per_token"]))' \
 }
 
 sparsity() {
-  python3 - "$model/metrics.jsonl" "${EVERY:-10}" <<'PYTHON'
+  python3 -I - "$model/metrics.jsonl" "${EVERY:-10}" <<'PYTHON'
 import json
 import sys
 

@@ -9,6 +9,7 @@
 #
 # FOLDER/small is the same table for a laptop: other recipes, the same rows. FOLDER/rows.txt explains itself.
 set -euo pipefail
+unset CDPATH
 
 fail() {
   echo "row: $1" >&2

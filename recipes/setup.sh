@@ -10,10 +10,13 @@
 #   recipes/setup.sh --no-build      packages and LibTorch only
 #   recipes/setup.sh --list          names the system packages that would be installed (with --checks also theirs)
 #   recipes/setup.sh --packages      system packages only: what `pip install .` needs beside a torch that is there
+#   recipes/setup.sh --yes           use sudo for system packages without asking
 #
 # LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
-# wheels of recipes/libtorch.txt into .venv. System packages are those of the release, so nothing here floats.
+# wheels of recipes/libtorch.txt into .venv, each checked against its SHA-256 there. System packages are those of the release, so
+# nothing here floats. Where root is needed for them, sudo is used after a yes: --yes, or the answer to a question on the terminal.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$root"
@@ -22,18 +25,19 @@ say() { printf '%s\n' "setup: $*" >&2; }
 stop() { say "$@"; exit 2; }
 
 called_from=$OLDPWD
-checks=no list=no build=yes torch=yes presets=() targets=() python_packages=()
+checks=no list=no build=yes torch=yes yes=no presets=() targets=() python_packages=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --checks) checks=yes ;;
     --no-build) build=no ;;
     --packages) build=no torch=no ;;
     --list) list=yes ;;
+    --yes) yes=yes ;;
     --target | --python)
       [ $# -ge 2 ] || stop "$1 needs a value"
       if [ "$1" = --target ]; then targets+=("$2"); else python_packages+=("$(cd -- "$called_from" && realpath -- "$2")"); fi
       shift ;;
-    -*) stop "unknown option '$1'; known: --checks --target --python --no-build --packages --list, then presets" ;;
+    -*) stop "unknown option '$1'; known: --checks --target --python --no-build --packages --list --yes, then presets" ;;
     *) presets+=("$1") ;;
   esac
   shift
@@ -94,6 +98,15 @@ if [ "$list" = yes ]; then
   exit 0
 fi
 
+may_use_sudo() {  # PACKAGE...
+  local answer=""
+  command -v sudo >/dev/null || return 1
+  [ "$yes" = no ] || return 0
+  [ -t 0 ] && [ -t 2 ] || return 1
+  read -r -p "setup: install with sudo apt-get: $* ? [y/N] " answer
+  [[ $answer = [yY] || $answer = [yY][eE][sS] ]]
+}
+
 install_packages() {
   local -a missing=() nice=()
   local package
@@ -105,17 +118,13 @@ install_packages() {
   for package in "${wished[@]}"; do installed "$package" || nice+=("$package"); done
   [ $((${#missing[@]} + ${#nice[@]})) -gt 0 ] || return 0
 
-  local -a as_root=()
+  local -a all=(${missing[@]+"${missing[@]}"} ${nice[@]+"${nice[@]}"}) as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-      as_root=(sudo -n)
-    elif [ ${#missing[@]} -gt 0 ]; then
-      stop "please install, then run this again: sudo apt-get install ${missing[*]} ${nice[*]+"${nice[*]}"}"
-    else
-      return 0
-    fi
+    if [ ${#missing[@]} -eq 0 ] && [ "$yes" = no ]; then return 0; fi # everything works without the rest
+    may_use_sudo "${all[@]}" || stop "please install, then run this again, or give --yes to use sudo: sudo apt-get install ${all[*]}"
+    as_root=(sudo)
+    [ -t 0 ] || as_root=(sudo -n)
   fi
-  local -a all=(${missing[@]+"${missing[@]}"} ${nice[@]+"${nice[@]}"})
   say "installing system packages: ${all[*]}"
   local log
   log=$(mktemp)
@@ -134,32 +143,39 @@ install_packages
 # --- LibTorch's wheels ----------------------------------------------------------------------------------------------------
 site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 1 || true; }
 
-# Prints the lines of a requirements file that a folder of packages lacks, by the names of the .dist-info folders: no Python is
-# started.
+# Prints the requirements of a file that a folder of packages lacks, each with its hashes on one line, by the names of the .dist-info
+# folders: no Python is started.
 lacking() {  # FILE FOLDER
-  local site=$2 line name there
+  local site=$2 line name version there
   there=$(find "$site" -maxdepth 1 -name '*.dist-info' -printf '%f\n' 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
   while read -r line; do
     case "$line" in '' | '#'*) continue ;; esac
+    version=${line##*==}
     name=${line%%==*}
-    name=${name//-/_}-${line##*==}.dist-info
+    name=${name//-/_}-${version%% *}.dist-info
     grep -qxF "${name,,}" <<<"$there" || printf '%s\n' "$line"
-  done <"$1"
+  done < <(sed -e ':join' -e '/\\$/{N;s/ *\\\n */ /;b join' -e '}' "$1")
 }
 
-pip_install() {  # into .venv, exactly what is named and nothing it asks for
-  "$root/.venv/bin/python" -m pip install -q --disable-pip-version-check --no-input --no-deps "$@" </dev/null >&2 ||
-    stop "pip could not install: $*"
+# Into .venv, exactly the requirements that are given and nothing they ask for, each with the hashes of its files.
+pip_install() {  # REQUIREMENT... -- FLAGS of pip...
+  local -a lines=()
+  local list
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do lines+=("$1"); shift; done
+  [ $# -eq 0 ] || shift
+  list=$(mktemp)
+  printf '%s\n' "${lines[@]}" >"$list"
+  "$root/.venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-input --no-deps --require-hashes -r "$list" "$@" \
+    </dev/null >&2 || { rm -f "$list"; stop "pip could not install: ${lines[*]%% *}"; }
+  rm -f "$list"
 }
 
-# A toolkit may lack cuDNN, NCCL or a later library: then torch's own list, which pins every one exactly, fills the gap.
+# A toolkit may lack cuDNN, NCCL or a later library: then those that torch's own list pins fill the gap.
 complete_cuda_libraries() {
   local torch=$1/torch
   [ -e "$torch/lib/libtorch_cuda.so" ] || return 0
   ldd "$torch/lib/libtorch_cuda.so" 2>/dev/null | grep -q 'not found' || return 0
-  local -a wheels
-  mapfile -t wheels < <(sed -n 's/^Requires-Dist: \(nvidia-[a-z0-9-]*\)\(==[0-9.]*\).*/\1\2/p' "$1"/torch-*.dist-info/METADATA)
-  [ ${#wheels[@]} -eq 0 ] || { say "completing the CUDA libraries: ${wheels[*]}"; pip_install "${wheels[@]}"; }
+  install_wheels recipes/cuda_libraries.txt
 }
 
 make_venv() {
@@ -172,7 +188,7 @@ install_wheels() {  # those of a requirements file that are not there
   local -a wheels
   make_venv
   mapfile -t wheels < <(lacking "$1" "$(site_packages)")
-  [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]}"; pip_install "${wheels[@]}"; }
+  [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]%% *}"; pip_install "${wheels[@]}"; }
 }
 [ -n "$given_torch" ] || [ "${presets[*]}" = arm64 ] || install_wheels recipes/libtorch.txt
 [ "$checks" = no ] || install_wheels recipes/clang_format.txt
@@ -213,12 +229,12 @@ fetch_arm64_packages() {
 fetch_arm64_torch() {
   local version
   local -a wheels platforms=()
-  mapfile -t wheels < <(grep -E '^(torch|nvidia-cuda-(runtime|cupti))==' recipes/libtorch.txt)
-  [ -n "$(lacking <(printf '%s\n' "${wheels[@]}") "$arm64")" ] || return 0
-  say "unpacking for arm64: ${wheels[*]}"
+  mapfile -t wheels < <(lacking recipes/libtorch.txt "$arm64" | grep -E '^(torch|nvidia-cuda-(runtime|cupti))==')
+  [ ${#wheels[@]} -gt 0 ] || return 0
+  say "unpacking for arm64: ${wheels[*]%% *}"
   make_venv
   for version in 2_17 2_25 2_28; do platforms+=(--platform "manylinux_${version}_aarch64"); done
-  pip_install --target "$arm64" --no-compile --upgrade --only-binary=:all: "${platforms[@]}" "${wheels[@]}"
+  pip_install "${wheels[@]}" -- --target "$arm64" --no-compile --upgrade --only-binary=:all: "${platforms[@]}"
 }
 if [ "$for_arm64" = yes ]; then
   fetch_arm64_packages

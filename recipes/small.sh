@@ -8,6 +8,7 @@
 # Rows with [init]: random weights of the config that the row's name begins with (374M-top1: 374M.json). They read the corpus of
 # recipes/tiny/generate.py, once, so that the loss of every step is that of text not seen before.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 row=${1:-}
@@ -48,7 +49,7 @@ if has upcycle; then
 elif has init; then
   model=$run/model
   data=$run/texts/corpus.jsonl
-  step python3 "$tiny/generate.py" "$run/texts"
+  step python3 -I "$tiny/generate.py" "$run/texts"
   step "$moe" init "$folder/${name%%-*}.json" -o "$model" --tokenizer "$tiny/model" $(flags init)
 fi
 step "$moe" train "$model" -o "$run/train" --data "$data" $(flags train)
@@ -57,7 +58,7 @@ if has eval; then
 fi
 
 # The last word: means over the last 20 steps.
-python3 - "$run/train/metrics.jsonl" <<'PYTHON'
+python3 -I - "$run/train/metrics.jsonl" <<'PYTHON'
 import json
 import sys
 

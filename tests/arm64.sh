@@ -5,6 +5,7 @@
 #                            and run; all CPU kernels and their operators are compiled: a minute
 #   tests/arm64.sh --all     also all of moe and every test of the CPU kernels, with LibTorch for arm64 (recipes/setup.sh arm64)
 set -uo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$root" || exit 2

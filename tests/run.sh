@@ -9,6 +9,7 @@
 #
 # A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel, arm64 or slow script's own count.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$root"

@@ -12,8 +12,12 @@ quiz.jsonl      the same facts, asked in the fourth wording, four choices: {"con
 The facts are drawn at random, so nothing but memory answers the quiz; and since each wording is held out for a quarter of
 the facts, it asks for the fact, not for the words. Same seed, same bytes, on any Python 3.
 """
-from generate import check, read_arguments, write_lines
-from world import Dice
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # python3 -I does not
+from generate import check, read_arguments, write_lines  # noqa: E402
+from world import Dice  # noqa: E402
 
 KNOWN, NEW = 150, 1200
 

@@ -11,10 +11,12 @@ quiz.jsonl      {"context", "choices", "answer", "kind"}: held out, four choices
 import argparse
 import json
 import pathlib
+import sys
 
-from kinds import CLOSED, OPEN
-from sentences import paragraph
-from world import Dice, facts
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # python3 -I does not
+from kinds import CLOSED, OPEN  # noqa: E402
+from sentences import paragraph  # noqa: E402
+from world import Dice, facts  # noqa: E402
 
 QUIZ_PER_KIND = 40
 INSTRUCTIONS_PER_KIND = 700

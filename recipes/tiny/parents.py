@@ -14,7 +14,8 @@ import math
 import pathlib
 import sys
 
-from facts import KINDS
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # python3 -I does not
+from facts import KINDS  # noqa: E402
 
 PARENTS = ["town", "food", "job"]
 PROMPTS = 24  # of each parent

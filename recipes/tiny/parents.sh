@@ -11,6 +11,7 @@
 #
 # Only the feed-forwards of LAYERS are tuned (--train), so that all else is the base's in every parent and fits every expert.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 run=$(realpath -m -- "${1:-$root/runs/parents}")
@@ -44,8 +45,8 @@ mix() {  # NAME FLAGS...
 }
 
 mkdir -p -- "$run/scores"
-python3 "$tiny/facts.py" "$run/texts"
-python3 "$tiny/parents.py" texts "$run"
+python3 -I "$tiny/facts.py" "$run/texts"
+python3 -I "$tiny/parents.py" texts "$run"
 evaluate "$base" base
 for kind in town food job; do
   "$moe" train "$base" -o "$run/train-$kind" --data "$run/$kind.jsonl" --config "$tiny/facts/tune.toml" --steps 400 --train "$tuned" \
@@ -56,4 +57,4 @@ done
 mix mixture-prompts --router-init "prompts:$run/prompts.json"
 mix mixture-cluster --router-init "cluster:$run/texts/known.jsonl"
 mix mixture-random
-python3 "$tiny/parents.py" table "$run"
+python3 -I "$tiny/parents.py" table "$run"

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -48,14 +47,13 @@ def tune(folder, name, model, texts, seed, steps, is_short):
     """(accuracy of `name` in per cent, steps, seconds of training); trained and asked unless it was. Without `steps` those of the recipe."""
     scores, seconds = folder / "scores" / name / "results.json", folder / f"{name}.seconds"
     if not scores.exists():
-        shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.rmtree(scores.parent, ignore_errors=True)
         words = ["--steps", steps] if steps else []
+        words += ["--force"] if (folder / name).exists() else []  # of a run that was interrupted
         took = moe("train", model, "-o", folder / name, "--data", texts / "instruct.jsonl", "--config", RECIPE, "--seed", seed, "--threads", 1,
                    "--quiet", *words)
         seconds.write_text(f"{took}\n")
         moe("eval", folder / name / "final", "--tasks", texts / "quiz.jsonl", "--bos", "on", "-o", scores.parent, "--quiet",
-            *(["--limit", 40] if is_short else []))
+            *(["--limit", 40] if is_short else []), *(["--force"] if scores.parent.exists() else []))
     accuracy = 100 * json.loads(scores.read_text())["results"]["quiz"]["acc,none"]
     return accuracy, len(steps_of(folder, name)), float(seconds.read_text())
 

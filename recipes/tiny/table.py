@@ -2,7 +2,7 @@
 """The quickstart's last word: the quiz answered by the models, what they cost, and what was gained, as a table and as a page.
 
   table.py steps RUN              the steps that the dense model takes in the time that the mixture took
-  table.py RUN QUIZ.jsonl         the table; and RUN/page.json, which `moe report` draws
+  table.py RUN QUIZ.jsonl NAME... the table of these models; and RUN/page.json, which `moe report` draws
 
 Reads RUN/scores/NAME/samples_quiz.jsonl (`moe eval`), RUN/inspect/NAME.json (`moe inspect --json`), RUN/NAME/metrics.jsonl and
 RUN/stats.json (`moe eval --stats`). A short quickstart has no dense model that was tuned, and asked fewer questions. Exit code 1 when
@@ -45,12 +45,6 @@ def accuracies(run, name, quiz):
     return {kind: 100 * sum(values) / len(values) for kind, values in right.items()}
 
 
-def models_of(run):
-    """The columns of the table that this run has, and those of them that were tuned."""
-    there = [name for name in COLUMNS if (run / "scores" / name).is_dir()]
-    return there, [name for name in there if name != "dense"]
-
-
 def row(label, cells):
     print(f"{label:<22}" + "".join(f"{cell:>14}" for cell in cells))
 
@@ -80,9 +74,9 @@ def load_map(stats, layer):
             "y": {"label": "expert", "names": [str(expert) for expert in range(stats["experts"])]}, "values": values}
 
 
-def page(run, questions, scores, counts, seconds):
+def page(run, tuned, questions, scores, counts, seconds):
     stats = json.loads((run / "stats.json").read_text())
-    names, tuned = models_of(run)
+    names = list(scores)
     table = {"kind": "table", "columns": ["model", "questions right", "parameters, total", "active", "steps", "seconds"], "rows": [
         {"name": COLUMNS[name], "cells": [f"{scores[name]['all']:.1f} %", str(counts[name]["total"]), str(counts[name]["active"]),
                                           str(len(steps_of(run, name))) if name in tuned else "-", seconds[name]]}
@@ -105,12 +99,13 @@ def main():
         print(equal_time(pathlib.Path(sys.argv[2])))
         return
     run, quiz = pathlib.Path(sys.argv[1]), lines(sys.argv[2])
-    names, tuned = models_of(run)
+    names = [name for name in COLUMNS if name in sys.argv[3:]]
+    tuned = [name for name in names if name != "dense"]
     questions = len(lines(run / "scores" / "dense" / "samples_quiz.jsonl"))
     scores = {name: accuracies(run, name, quiz) for name in names}
     counts = {name: json.loads((run / "inspect" / f"{name}.json").read_text())["parameters"] for name in names}
     seconds = {name: f"{seconds_of(run, name):.0f}" if name in tuned else "-" for name in names}
-    (run / "page.json").write_text(json.dumps(page(run, questions, scores, counts, seconds)) + "\n")
+    (run / "page.json").write_text(json.dumps(page(run, tuned, questions, scores, counts, seconds)) + "\n")
 
     print()
     row("quiz, per cent right", [COLUMNS[name] for name in names])

@@ -41,3 +41,31 @@ TEST_CASE("moe quickstart names what it lacks before it makes anything", "[cli]"
   CHECK(says(without_bash.err, "bash, which runs "));
   CHECK(!std::filesystem::exists(out));
 }
+
+TEST_CASE("the quickstart replaces the files of its list and no others", "[cli]") {
+  const TempDir dir;
+  const std::filesystem::path run = dir / "run", thesis = run / "texts/thesis.txt";
+  const auto quickstart = [&] {
+    return moe::test::run_program(
+        "bash", {(moe::test::source_folder() / "recipes/quickstart.sh").string(), run, "--short"},
+        "MOE=/bin/false");
+  };
+  moe::test::write_file(thesis, "mine");
+  moe::test::write_file(run / "moe/thesis.txt", "mine");
+  moe::test::write_file(run / ".moe-quickstart", "");
+  CHECK(quickstart().exit_code == 1);  // /bin/false: nothing is in the way, nothing is removed
+  CHECK(moe::test::read_file(thesis) == "mine");
+  CHECK(moe::test::read_file(run / "moe/thesis.txt") == "mine");
+  moe::test::write_file(run / "texts/quiz.jsonl", "of the list");
+  CHECK(quickstart().exit_code == 1);
+  moe::test::write_file(run / ".moe-quickstart", "texts/known.jsonl\n");
+  const auto refused = quickstart();
+  CHECK(refused.exit_code == 2);
+  CHECK(says(refused.err, (run / "texts/quiz.jsonl").string() + " is not in the list"));
+  CHECK(moe::test::read_file(run / "texts/quiz.jsonl") == "of the list");
+  std::filesystem::rename(run / "texts", dir / "texts");
+  std::filesystem::create_directory_symlink(dir / "texts", run / "texts");
+  const auto through_link = quickstart();
+  CHECK(through_link.exit_code == 2);
+  CHECK(says(through_link.err, (run / "texts").string() + " is a link"));
+}

@@ -546,5 +546,86 @@ TEST_CASE("small.sh makes, trains and reports a twin, and never touches what is 
   CHECK(run_script("small.sh", "top1").exit_code == 2);
 }
 
+// Scripts of the project, with their paths relative to its root.
+std::map<std::string, std::string> scripts() {
+  const path root = test::source_folder();
+  std::map<std::string, std::string> found = {{".ci/run", test::read_file(root / ".ci/run")}};
+  for (const char* top : {"recipes", "tests"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / top)) {
+      if (entry.path().extension() == ".sh") {
+        found[entry.path().lexically_relative(root).string()] = test::read_file(entry.path());
+      }
+    }
+  }
+  return found;
+}
+
+TEST_CASE("scripts take no folder from CDPATH and no Python module from the working folder",
+          "[recipes]") {
+  static const std::regex enters_a_folder(R"(\$\(cd |\n *cd )");
+  static const std::regex python_of_text(R"((python3|"\$python"|/python) (-c|-)[ \n])");
+  for (const auto& [name, text] : scripts()) {
+    INFO(name);
+    if (name != "tests/support/tally.sh") {
+      CHECK((!std::regex_search(text, enters_a_folder) ||
+             text.find("\nunset CDPATH\n") != std::string::npos));
+    }
+    CHECK_FALSE(std::regex_search(text, python_of_text));  // python3 -I - or python3 -I -c
+  }
+  const TempDir folder;
+  test::write_file(folder / "json.py", "open('ran', 'w')\n");
+  test::write_file(folder / "run/metrics.jsonl", R"({"step": 1, "sparsity": 0.5, "lambda": 1})"
+                                                 "\n");
+  const auto table = run_program(
+      "bash", {(recipes() / "analyses.sh").string(), "remoe-sparsity", (folder / "run").string()},
+      "cd " + folder.path().string() + " &&");
+  INFO(table.err);
+  CHECK(table.exit_code == 0);
+  CHECK_FALSE(std::filesystem::exists(folder / "ran"));
+}
+
+TEST_CASE("every Python package that setup.sh installs is pinned with hashes", "[recipes]") {
+  const path interop = test::source_folder() / "tests/interop";
+  for (const path& file : {recipes() / "libtorch.txt", recipes() / "cuda_libraries.txt",
+                           recipes() / "clang_format.txt", recipes() / "parquet.txt",
+                           interop / "requirements.txt", interop / "requirements-eval.txt"}) {
+    const std::string text =
+        std::regex_replace(test::read_file(file), std::regex(R"( *\\\n *)"), " ");
+    static const std::regex pinned(R"([A-Za-z0-9_.-]+==[0-9a-z.]+( --hash=sha256:[0-9a-f]{64})+)");
+    std::istringstream lines(text);
+    int count = 0;
+    for (std::string line; std::getline(lines, line);) {
+      INFO(file.string() << ": " << line);
+      if (!line.empty() && line.front() != '#') {
+        CHECK(std::regex_match(line, pinned));
+        ++count;
+      }
+    }
+    CHECK(count > 0);
+  }
+}
+
+TEST_CASE("setup.sh uses sudo after a yes only", "[recipes]") {
+  const TempDir folder;
+  const auto write_program = [&](const std::string& name, const std::string& body) {
+    const path file = folder / "bin" / name;
+    test::write_file(file, "#!/bin/sh\n" + body + "\n");
+    std::filesystem::permissions(file, std::filesystem::perms(0755));
+  };
+  write_program("id", "echo 1000");
+  write_program("dpkg-query", "exit 1");
+  write_program("sudo", "echo \"$@\" >>" + (folder / "called").string());
+  const std::string with_path = "PATH=" + (folder / "bin").string() + ":$PATH";
+  const std::string setup = (recipes() / "setup.sh").string();
+  const auto refused = run_program("bash", {setup, "--packages"}, with_path);
+  CHECK(refused.exit_code == 2);
+  CHECK(test::says(refused.err, "give --yes to use sudo: sudo apt-get install g++ "));
+  CHECK_FALSE(std::filesystem::exists(folder / "called"));
+  const auto allowed = run_program("bash", {setup, "--packages", "--yes"}, with_path);
+  INFO(allowed.err);
+  CHECK(allowed.exit_code == 0);
+  CHECK(test::says(test::read_file(folder / "called"), "apt-get -q -y"));
+}
+
 }  // namespace
 }  // namespace moe

@@ -5,6 +5,7 @@
 #
 #   tests/fuzz/run.sh [SECONDS [TARGET...]]     (default: 20, all targets)
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"

@@ -14,6 +14,7 @@
 # MOE_PYTHON names a Python with torch (default: python3). Exit code of a call: 0 every row ran and passed, 1 a row failed, 77 a
 # row did not run and none failed.
 set -euo pipefail
+unset CDPATH
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 most_mib=64
@@ -70,7 +71,7 @@ call() {  # NUMBER ARGUMENTS...
   # shellcheck disable=SC2064
   trap "rm -rf -- '$work'" RETURN
   tar -C "$work" -xzf "$here/pack.tar.gz"
-  torch=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/null) ||
+  torch=$("$python" -I -c 'import importlib.util; print(importlib.util.find_spec("torch").submodule_search_locations[0])' 2>/dev/null) ||
     stop "$python has no torch; MOE_PYTHON names one that has"
   ln -s "$torch" "$work/torch"
   "$python" "$work/measure.py" "$@" --pack "$work" --out "$out" 2>&1 | tee "$out/call$1.log" || status=${PIPESTATUS[0]}
@@ -82,7 +83,7 @@ expect() {  # FOLDER NUMBER STATUS STATES ARGUMENTS...
   local folder=$1 number=$2 wanted=$3 states=$4 status=0 found
   shift 4
   OUT=$folder "$folder/run.sh" "$number" "$@" >"$folder/said" 2>&1 || status=$?
-  found=$(python3 -c 'import json, sys; print(",".join(sorted({row["state"] for row in json.load(open(sys.argv[1]))["rows"]})))' \
+  found=$(python3 -I -c 'import json, sys; print(",".join(sorted({row["state"] for row in json.load(open(sys.argv[1]))["rows"]})))' \
     "$folder/call$number.json" || true)
   if [ "$status" = "$wanted" ] && [ "$found" = "$states" ]; then
     passed=$((passed + 1))

@@ -6,6 +6,7 @@
 #
 # The binary is ./moe unless MOE says otherwise; the real model is looked for in MOE_SHARED_DATA, else ../shared/data.
 set -euo pipefail
+unset CDPATH
 
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd -- "$here/../.." && pwd)
@@ -21,7 +22,7 @@ scripts=("$@")
 [ ${#scripts[@]} -gt 0 ] || scripts=("$here"/*.py)
 
 recipes/setup.sh --no-build --python "$here/requirements.txt"
-if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+if ! .venv/bin/python -I -c 'import torch' 2>/dev/null; then
   echo "skipped: .venv has no torch that Python can import (it needs a CUDA 13 toolkit's libraries, or all of torch's wheels)"
   count 0 0 ${#scripts[@]}
   finish

@@ -9,6 +9,7 @@
 # MOE_NVCC names another nvcc, MOE_RESOURCES another table. Another version of nvcc than the table's gives other registers:
 # then only spills count. The last line is `N passed, N failed, N skipped`, a unit is one kernel for one GPU.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"

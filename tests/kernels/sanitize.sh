@@ -7,6 +7,7 @@
 # Where there is no GPU the same tests run on fibers (tests/support/emulated_cuda), under the address sanitizer in the asan
 # preset. The last line is `N passed, N failed, N skipped`; a unit is one test file under one tool.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"

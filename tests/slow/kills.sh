@@ -16,6 +16,7 @@
 # had in several runs. A round follows from SEED and its number alone, but for the moments at which the machine gets to things.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root" || exit 2
@@ -81,7 +82,7 @@ kill_in_write() {  # PID FOLDER: while a checkpoint is being written, or never
 
 same_tree() { diff -r "$1" "$2" >/dev/null; }
 same_lines() {  # RUN RUN: metrics but for times, rates and memory; samples; one whole event file
-  cmp "$1/samples.jsonl" "$2/samples.jsonl" && python3 - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
+  cmp "$1/samples.jsonl" "$2/samples.jsonl" && python3 -I - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
 import json, sys
 free = {"seconds", "tokens_per_second", "peak_memory_bytes", "data_wait_seconds", "evaluation_seconds"}
 one, two = ([{k: v for k, v in json.loads(line).items() if k not in free} for line in open(name)] for name in sys.argv[1:])

@@ -6,6 +6,7 @@
 #
 #   tests/slow/large_data.sh [MEGABYTES]        environment: MOE (the binary), MOE_SHARED_DATA
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
@@ -52,7 +53,7 @@ measured() {  # NAME: trains into RUN of that name; leaves status and most
 }
 
 # Labels that are no copies of their tokens, so that both are kept: 6 bytes a token.
-python3 - "$work/rows.jsonl" "$megabytes" <<'PYTHON'
+python3 -I - "$work/rows.jsonl" "$megabytes" <<'PYTHON'
 import json, sys
 rows = []
 for row in range(4000):
@@ -77,7 +78,7 @@ check "in less than $limit_mib MiB" test "$most" -lt $((limit_mib * 1024))
 # RUN: a step in the middle waits for its data less than 1 % of its time. A loader that is too slow makes every step wait; on a
 # busy machine the kernel now and then gives the processor away just there.
 waited() {
-  python3 - "$1/metrics.jsonl" <<'PYTHON'
+  python3 -I - "$1/metrics.jsonl" <<'PYTHON'
 import json, statistics, sys
 steps = [json.loads(line) for line in open(sys.argv[1])][1:]
 median = statistics.median(step["data_wait_seconds"] / step["seconds"] for step in steps)

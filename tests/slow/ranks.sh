@@ -6,6 +6,7 @@
 #
 #   tests/slow/ranks.sh [KILLS] [SEED]        environment: MOE (the binary), PYTHON (one with torch, for torchrun)
 set -uo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root" || exit 2
@@ -229,7 +230,7 @@ under() {  # NAME COMMAND...
   refused() { [ "$status" -ne 0 ] && grep -q -- "--ranks 2, but $name has started 3 processes; leave out --ranks" "$work/err"; }
   check "--ranks that contradict $name" refused
 }
-if "$python" -c 'import torch.distributed.run' 2>/dev/null; then
+if "$python" -I -c 'import torch.distributed.run' 2>/dev/null; then
   under torchrun "$python" -m torch.distributed.run --no-python --nproc-per-node 3 --master-port 29631
 else
   skip "torchrun: $python cannot import torch.distributed.run"

@@ -6,6 +6,7 @@
 #
 #   tests/slow/ranks_resume.sh [KILLS] [SEED]        environment: MOE (the binary)
 set -uo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root" || exit 2

@@ -9,6 +9,7 @@
 # may have; 0 = byte for byte). Without an argument nothing is compared and the script counts as skipped.
 # The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"

@@ -4,6 +4,7 @@
 #
 #   tests/slow/small_disk.sh       environment: MOE (the binary)
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"
@@ -29,7 +30,7 @@ start() {  # RUN: becomes the training itself, so that a signal meets no shell; 
 }
 train() { (start "$1"); }
 same_metrics() {  # RUN RUN: all but times, rates and memory; says the first difference
-  python3 - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
+  python3 -I - "$1/metrics.jsonl" "$2/metrics.jsonl" <<'PYTHON'
 import json, sys
 whole, other = ([json.loads(line) for line in open(name)] for name in sys.argv[1:])
 if len(whole) != len(other):

@@ -8,6 +8,7 @@
 #
 #   tests/slow/stranger.sh [MESSAGES] [SEED]        environment: MOE (the binary)
 set -uo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root" || exit 2

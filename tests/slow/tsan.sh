@@ -5,6 +5,7 @@
 #
 #   tests/slow/tsan.sh [TARGET...]     (default: all of them)
 set -euo pipefail
+unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 cd -- "$root"

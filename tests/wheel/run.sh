@@ -6,6 +6,7 @@
 #   tests/wheel/run.sh
 #   tests/wheel/run.sh --cuda    the wheel with the CUDA half (needs nvcc), beside a torch that has its own: that it fits, and opens
 set -uo pipefail
+unset CDPATH
 
 cuda=OFF
 case "${1:-}" in
@@ -54,7 +55,7 @@ pins_one_torch() {  # the version that setup.sh installs too
   unzip_text '*.dist-info/METADATA' | grep -xF "Requires-Dist: $pin"
 }
 unzip_text() {
-  "$python" -c 'import fnmatch, sys, zipfile
+  "$python" -I -c 'import fnmatch, sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
 print(*(wheel.read(name).decode() for name in wheel.namelist() if fnmatch.fnmatch(name, sys.argv[2])))' "$wheel" "$1"
 }
