@@ -2,16 +2,13 @@
 
 #include <fmt/format.h>
 
-#include "core/base/json.h"
+#include "core/base/utf8.h"
 
 namespace moe {
 
 std::string html(std::string_view text) {
-  // Written and read back, JSON mends what is no UTF-8.
-  const std::string valid =
-      Json::parse(Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace));
   std::string out;
-  for (const char c : valid) {
+  for (const char c : replace_invalid_utf8(text)) {
     switch (c) {
       case '&':
         out += "&amp;";

@@ -1,11 +1,10 @@
 #include "core/base/json.h"
 
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <set>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/terminal_text.h"
 #include "core/base/utf8.h"
 
@@ -14,34 +13,6 @@ namespace moe {
 namespace {
 
 constexpr auto kLargestInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-
-// Nesting is counted before parsing: nlohmann's parser does not recurse, but copying, comparing and
-// dumping a value do. Up to the first syntax error this sees the same strings and brackets as the
-// parser.
-void check_depth(std::string_view text, const std::string& where) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    if (in_string) {
-      if (c == '\\') {
-        ++at;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxJsonDepth) {
-        throw UserError(
-            "{}: nested deeper than {} levels at byte {}: this is no file of a model or its data",
-            where, kMaxJsonDepth, at);
-      }
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-}
 
 void check_utf8(std::string_view text, const std::string& where) {
   const size_t at = find_invalid_utf8(text);
@@ -65,22 +36,84 @@ std::string parser_words(const Json::exception& error) {
   return printable(words, 300);
 }
 
-Json parse_refusing_duplicates(std::string_view text, const std::string& where) {
-  std::vector<std::set<std::string>> open_objects;
-  const auto on_event = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) {
-      open_objects.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      open_objects.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!open_objects.back().insert(key).second) {
-        throw UserError("{}: '{}' stands there twice", where, printable(key));
-      }
+// Builds a value from the events of nlohmann's parser. The parser does not recurse, but copying,
+// comparing and dumping a value do: depth is limited here. Linear: nlohmann's own parser with a
+// callback visits all members of an object each time that one of them ends.
+template <typename AnyJson>
+class JsonBuilder {
+ public:
+  JsonBuilder(const std::string& where, DuplicateKeys duplicates)
+      : where_(where), duplicates_(duplicates) {}
+
+  AnyJson take() { return std::move(root_); }
+
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(int64_t value) { return add(value); }
+  bool number_unsigned(uint64_t value) { return add(value); }
+  bool number_float(double value, const std::string&) { return add(value); }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(typename AnyJson::binary_t&) { return false; }  // not in JSON text
+  bool start_object(size_t) { return open(AnyJson::object()); }
+  bool start_array(size_t) { return open(AnyJson::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& key) {
+    auto& object = open_.back()->template get_ref<typename AnyJson::object_t&>();
+    const auto [entry, is_new] = object.emplace(std::move(key), AnyJson());
+    if (!is_new && duplicates_ == DuplicateKeys::kRefused) {
+      throw UserError("{}: '{}' is there twice", where_, printable(entry->first));
+    }
+    member_ = &entry->second;
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const Json::exception& error) {
+    throw UserError("{}: broken JSON: {}", where_, parser_words(error));
+  }
+
+ private:
+  bool add(AnyJson value) {
+    last_ = open_.empty() ? &root_ : member_;
+    if (!open_.empty() && open_.back()->is_array()) {
+      auto& list = open_.back()->template get_ref<typename AnyJson::array_t&>();
+      list.push_back(std::move(value));
+      last_ = &list.back();
+    } else {
+      *last_ = std::move(value);
     }
     return true;
-  };
-  return Json::parse(text, on_event);
+  }
+  bool open(AnyJson value) {
+    if (open_.size() == kMaxJsonDepth) {
+      throw UserError("{}: nested deeper than {} levels: this is no file of a model or its data",
+                      where_, kMaxJsonDepth);
+    }
+    add(std::move(value));
+    open_.push_back(last_);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string& where_;
+  DuplicateKeys duplicates_;
+  AnyJson root_;
+  std::vector<AnyJson*> open_;  // objects and arrays that have not ended, outermost first
+  AnyJson* member_ = nullptr;   // of the innermost open object: the value of its last key
+  AnyJson* last_ = nullptr;     // the value that was added last
+};
+
+template <typename AnyJson>
+AnyJson parse_checked(std::string_view text, const std::string& where, DuplicateKeys duplicates) {
+  if (text.empty()) {
+    throw UserError("{}: is empty, JSON was expected", where);
+  }
+  check_utf8(text, where);
+  JsonBuilder<AnyJson> builder(where, duplicates);
+  AnyJson::sax_parse(text, &builder);  // a fault throws
+  return builder.take();
 }
 
 // What a value is, in a word or two, for "must be ..., is ...".
@@ -143,42 +176,23 @@ std::string as_string(const Json& value, const std::string& key, const std::stri
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where, DuplicateKeys duplicates) {
-  if (text.empty()) {
-    throw UserError("{}: is empty, JSON was expected", where);
-  }
-  check_utf8(text, where);
-  check_depth(text, where);
+  return parse_checked<Json>(text, where, duplicates);
+}
+
+OrderedJson parse_ordered_json(std::string_view text, const std::string& where) {
+  return parse_checked<OrderedJson>(text, where, DuplicateKeys::kLastWins);
+}
+
+std::optional<Json> try_parse_json(std::string_view text) {
   try {
-    return duplicates == DuplicateKeys::kRefused ? parse_refusing_duplicates(text, where)
-                                                 : Json::parse(text);
-  } catch (const Json::exception& error) {
-    throw UserError("{}: broken JSON: {}", where, parser_words(error));
+    return parse_json(text, "");
+  } catch (const UserError&) {
+    return std::nullopt;
   }
 }
 
 Json read_json(const std::filesystem::path& file, uint64_t max_bytes) {
-  const std::string where = file.string();
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  if (!std::filesystem::exists(status)) {
-    throw UserError("{}: no such file", where);
-  }
-  if (!std::filesystem::is_regular_file(status)) {
-    throw UserError("{}: is not a regular file, a JSON file was expected", where);
-  }
-  std::ifstream in(file, std::ios::binary);
-  const uint64_t size = std::filesystem::file_size(file, error);
-  if (!in || error) {
-    throw UserError("{}: cannot be read, look at its permissions", where);
-  }
-  if (size > max_bytes) {
-    throw UserError("{}: has {} bytes, more than the {} that such a file may have", where, size,
-                    max_bytes);
-  }
-  std::string text(size, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(size));
-  text.resize(static_cast<size_t>(in.gcount()));
-  return parse_json(text, where);
+  return parse_json(read_small_file(file, max_bytes), file.string(), DuplicateKeys::kRefused);
 }
 
 int64_t get_int(const Json& json, const std::string& key, const std::string& where) {

@@ -65,7 +65,8 @@ void check_folder(const fs::path& folder) {
 // tensor name -> shard name, as the index says it.
 std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   const std::string where = index_path.string();
-  const Json index = read_json(index_path);
+  constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
+  const Json index = read_json(index_path, kMaxIndexBytes);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     throw UserError("{}: has no 'weight_map' object; fetch it again", where);
   }

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/io/checkpoint.h"
 #include "core/io/mapped_file.h"
 #include "core/io/paths.h"

@@ -4,11 +4,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <fstream>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 #include "core/io/file.h"
 
@@ -20,18 +20,15 @@ namespace fs = std::filesystem;
 constexpr const char* kName = "checksums.json";
 constexpr size_t kBlockBytes = size_t{1} << 20;
 
-// Read, not mapped: a file that another process cuts meanwhile is an error here, not a signal.
-std::optional<std::string> checksum(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
+// Reads, does not map: a file that another process truncates meanwhile is an error here, not a
+// signal. Throws UserError if it cannot be read.
+std::string checksum(const fs::path& file) {
+  FileReader in(file);
   std::vector<char> block(kBlockBytes);
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
-  while (in) {
-    in.read(block.data(), static_cast<std::streamsize>(block.size()));
-    XXH3_64bits_update(&state, block.data(), static_cast<size_t>(in.gcount()));
-  }
-  if (!in.eof()) {
-    return std::nullopt;
+  while (const auto count = in.sgetn(block.data(), static_cast<std::streamsize>(block.size()))) {
+    XXH3_64bits_update(&state, block.data(), static_cast<size_t>(count));
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
@@ -67,8 +64,7 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
     if (!fs::exists(file)) {
       return name + " is missing";
     }
-    const auto sum = checksum(file);
-    if (!sum || !want.is_string() || *sum != want.get<std::string>()) {
+    if (!want.is_string() || checksum(file) != want.get<std::string>()) {
       return name + " is not as it was written";
     }
   }
@@ -90,11 +86,7 @@ std::optional<std::string> find_added_file(const fs::path& folder, const Json& s
 void write_checksums(const fs::path& folder) {
   Json sums = Json::object();
   for (const auto& file : files_of(folder)) {
-    const auto sum = checksum(file);
-    if (!sum) {
-      throw std::runtime_error(fmt::format("{}: cannot be read back", file.string()));
-    }
-    sums[file.filename().string()] = *sum;
+    sums[file.filename().string()] = checksum(file);
   }
   const OrderedJson json = {{"xxh3", sums}, {"list", sum_of_list(sums)}};
   write_file(folder / kName, json.dump(2) + "\n");

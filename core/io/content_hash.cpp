@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/io/file.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

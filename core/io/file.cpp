@@ -1,7 +1,6 @@
 #include "core/io/file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,24 +11,11 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 
-Descriptor open_to_read(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files do not care.
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open()) {
-    if (errno == ENOENT) {
-      throw UserError("{}: no such file", path.string());
-    }
-    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
-  }
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw UserError("{}: is not a regular file", path.string());
-  }
-  return file;
-}
+Descriptor open_to_read(const std::filesystem::path& path) { return moe::open_to_read(path); }
 
 Descriptor create_file(const std::filesystem::path& path) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

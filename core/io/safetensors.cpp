@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 
 namespace moe::io {

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/io/paths.h"
 #include "core/io/staging_area.h"
 

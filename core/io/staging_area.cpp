@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 #include "core/io/paths.h"
 #include "core/io/staged_folder.h"
@@ -55,10 +55,7 @@ bool has_marker(const fs::path& folder, const fs::path& out) {
     return false;
   }
   const std::string head = marker_head(out);
-  std::string text(head.size(), '\0');
-  std::ifstream(marker, std::ios::binary)
-      .read(text.data(), static_cast<std::streamsize>(text.size()));
-  return text == head;
+  return read_file_start(marker, head.size()) == head;
 }
 
 // A name in `folder` that is none of `known`.

@@ -16,7 +16,7 @@ targets=("${@:2}")
 build=build/fuzz
 
 # The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
-base=(core/base/{error,json,terminal_text,utf8}.cpp)
+base=(core/base/{error,json,read_file,terminal_text,utf8}.cpp)
 mapped=("${base[@]}" core/io/{file,mapped_file,mapped_ranges}.cpp)
 tensors=("${mapped[@]}" core/io/{tensor_info,safetensors,safetensors_writer,safetensors_header}.cpp)
 data=(core/data/{chat_forms,chat_tokens,compressed,example*,filled_text,formats,no_parquet,records,show,templates}.cpp)

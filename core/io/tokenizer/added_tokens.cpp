@@ -11,6 +11,8 @@ namespace moe::io {
 
 namespace {
 
+constexpr size_t kMaxAddedTokenBytes = 1024;
+
 // A letter, mark, digit, connector such as _, or joiner.
 bool is_word_character(std::string_view character) {
   static const Regex expression(R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}])",
@@ -53,6 +55,10 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
                       known != Vocabulary::kNone ? fmt::format("is {} in the vocabulary", known)
                       : model.has(token.id)      ? "is another token in the vocabulary"
                                                  : "is beyond what ids may be");
+    }
+    if (token.content.size() > kMaxAddedTokenBytes) {  // each byte of a text may begin it
+      throw UserError("{}: the added token {} has {} bytes, more than the {} that one may have",
+                      where, token.id, token.content.size(), kMaxAddedTokenBytes);
     }
     token.normal_form = token.normalized ? normalizer(token.content) : token.content;
     if (token.normal_form.empty()) {
@@ -112,6 +118,7 @@ std::vector<TokenOrText> AddedTokens::split(std::string_view text,
                                             const Tree& not_special) const {
   std::vector<TokenOrText> parts;
   size_t between = 0;
+  size_t white_end = 0;  // of the last run of white space that `rstrip` took along
   for (size_t at = 0; at < text.size();) {
     TokenOrText found{Vocabulary::kNone, at, at};
     if (all.begins[static_cast<uint8_t>(text[at])]) {
@@ -128,11 +135,15 @@ std::vector<TokenOrText> AddedTokens::split(std::string_view text,
     if (token.single_word && !stands_alone(text, found.begin, found.end)) {
       continue;
     }
-    if (token.lstrip) {
-      found.begin = std::max(end_without_white_space(text.substr(0, found.begin)), between);
+    if (token.lstrip) {  // as far as the end of the token before: then each byte is visited once
+      const size_t length = std::max(found.begin, between) - between;
+      found.begin = between + end_without_white_space(text.substr(between, length));
     }
     if (token.rstrip) {
-      found.end += skip_white_space(text.substr(found.end));
+      if (found.end >= white_end) {
+        white_end = found.end + skip_white_space(text.substr(found.end));
+      }
+      found.end = white_end;  // the run of white space that holds it may be known from before
     }
     if (between < found.begin) {
       parts.push_back({Vocabulary::kNone, between, found.begin});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <optional>
 
 #include "core/io/tokenizer/byte_level.h"
@@ -21,6 +22,11 @@ std::string joined(const Texts& texts) {
     all += text;
   }
   return all;
+}
+
+size_t bytes_of_texts(const Texts& texts) {
+  return std::accumulate(texts.begin(), texts.end(), size_t{0},
+                         [](size_t sum, const std::string& text) { return sum + text.size(); });
 }
 
 // <0x0A>, in digits of either case.
@@ -119,9 +125,11 @@ Decoder read_strip_decoder(const Json& json, const std::string& where) {
 }
 
 Decoder read_list_of_decoders(const Json& json, const std::string& where) {
-  return [parts = read_sequence(json, "decoders", where, read_decoder)](Texts texts) {
+  return [parts = read_sequence(json, "decoders", where, read_decoder), where](Texts texts) {
+    const size_t max_bytes = max_stage_bytes(bytes_of_texts(texts));
     for (const auto& part : parts) {
       texts = part(std::move(texts));
+      check_growth(bytes_of_texts(texts), max_bytes, where);
     }
     return texts;
   };

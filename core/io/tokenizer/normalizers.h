@@ -8,7 +8,8 @@
 
 namespace moe::io {
 
-// From well-formed UTF-8 to well-formed UTF-8. Safe to call from several threads.
+// From well-formed UTF-8 to well-formed UTF-8. Safe to call from several threads. Throws UserError
+// if the text grows beyond max_stage_bytes() (core/io/tokenizer/stage.h).
 using Normalizer = std::function<std::string(std::string)>;
 
 // `json` null: the normalizer that changes nothing. NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip,

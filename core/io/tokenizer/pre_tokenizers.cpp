@@ -16,6 +16,14 @@ constexpr const char* kWordsAndSymbols =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}]+)"
     R"(|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200C}\x{200D}\s]+)";
 
+size_t bytes_of_words(const Words& words) {
+  size_t sum = 0;
+  for (const auto& word : words.list) {
+    sum += word.text.size();
+  }
+  return sum;
+}
+
 PreTokenizer split(Pattern pattern, Behavior behavior, bool inverted = false) {
   return [pattern = std::move(pattern), behavior, inverted](Words& words) {
     std::vector<Word> parts;
@@ -123,9 +131,12 @@ PreTokenizer read_metaspace_pre_tokenizer(const Json& json, const std::string& w
 }
 
 PreTokenizer read_list_of_pre_tokenizers(const Json& json, const std::string& where) {
-  return [parts = read_sequence(json, "pretokenizers", where, read_pre_tokenizer)](Words& words) {
+  return [parts = read_sequence(json, "pretokenizers", where, read_pre_tokenizer),
+          where](Words& words) {
+    const size_t max_bytes = max_stage_bytes(bytes_of_words(words));
     for (const auto& part : parts) {
       part(words);
+      check_growth(bytes_of_words(words), max_bytes, where);
     }
   };
 }
@@ -156,12 +167,9 @@ PreTokenizer split_isolated(const std::string& expression, const std::string& wh
 
 PreTokenizer bytes_as_characters() {
   return [](Words& words) {
-    size_t size = 0;
-    for (const auto& word : words.list) {
-      size += word.text.size();
-    }
     std::string& written = words.written.emplace_back();
-    written.reserve(size * 2);  // every character of a byte takes one or two, so nothing moves
+    // Every character of a byte takes one or two, so nothing moves.
+    written.reserve(bytes_of_words(words) * 2);
     for (auto& word : words.list) {
       const size_t begin = written.size();
       for (const char byte : word.text) {

@@ -3,6 +3,7 @@
 #include <oniguruma.h>
 
 #include <array>
+#include <ctime>
 #include <mutex>
 
 #include "core/base/error.h"
@@ -36,6 +37,27 @@ struct FreeRegion {
   void operator()(OnigRegion* region) const { onig_region_free(region, /*free_self=*/1); }
 };
 
+struct FreeMatchParam {
+  void operator()(OnigMatchParam* param) const { onig_free_match_param(param); }
+};
+
+// Limits on the backtracking of one search in `text`, linear in its size: an expression such as
+// (a*b)?c takes time that grows with the square, others with a power, of a text that lacks b.
+std::unique_ptr<OnigMatchParam, FreeMatchParam> search_limits(std::string_view text) {
+  std::unique_ptr<OnigMatchParam, FreeMatchParam> param(onig_new_match_param());
+  onig_initialize_match_param(param.get());
+  const auto limit = static_cast<unsigned long>(100'000 + 64 * text.size());
+  onig_set_retry_limit_in_match_of_match_param(param.get(), limit);
+  onig_set_retry_limit_in_search_of_match_param(param.get(), limit);
+  return param;
+}
+
+double thread_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 size_t behind_character(std::string_view text, size_t at) {
   do {
     ++at;
@@ -65,14 +87,27 @@ Regex::Regex(const std::string& pattern, const std::string& where) : where_(wher
 
 Sections Regex::find(std::string_view text) const {
   Sections sections;
+  constexpr size_t kSearchesPerCheck = 64;
   const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
+  const auto limits = search_limits(text);
+  // Published tokenizers take 0.1 us a byte. Processor time: a busy machine must not decide.
+  const double max_seconds = 5 + 1e-5 * static_cast<double>(text.size());
+  double start_seconds = 0;
+  size_t searches = 0;
   const OnigUChar* begin = bytes_of(text);
   const OnigUChar* end = begin + text.size();
   size_t at = 0, between = 0;
   bool follows_match = false;  // whether a match ends at `at`
   while (!text.empty() && at <= text.size()) {
-    const int found =
-        onig_search(compiled_.get(), begin, end, begin + at, end, region.get(), ONIG_OPTION_NONE);
+    if (++searches % kSearchesPerCheck == 0) {
+      start_seconds = searches == kSearchesPerCheck ? thread_seconds() : start_seconds;
+      if (thread_seconds() - start_seconds > max_seconds) {
+        throw UserError("{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
+                        where_, max_seconds, text.size());
+      }
+    }
+    const int found = onig_search_with_param(compiled_.get(), begin, end, begin + at, end,
+                                             region.get(), ONIG_OPTION_NONE, limits.get());
     if (found == ONIG_MISMATCH) {
       break;
     }

@@ -4,6 +4,15 @@
 
 namespace moe::io {
 
+void check_growth(size_t bytes, size_t max_bytes, const std::string& where) {
+  if (bytes > max_bytes) {
+    throw UserError(
+        "{}: the text grows to more than {} bytes, 64 times its size, which no published tokenizer "
+        "does; fetch the file again",
+        where, max_bytes);
+  }
+}
+
 Pattern read_pattern(const Json& json, const std::string& where) {
   const auto pattern = json.find("pattern");
   if (pattern == json.end() || !pattern->is_object() || pattern->size() != 1) {

@@ -1,12 +1,10 @@
 #include "core/io/tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <array>
-#include <fstream>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/io/mapped_file.h"
+#include "core/base/read_file.h"
 #include "core/io/tokenizer/sentencepiece.h"
 #include "core/io/tokenizer/special_names.h"
 #include "core/io/tokenizer/tiktoken.h"
@@ -18,14 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kLargestJson_bytes = uint64_t{256} << 20;
+constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
 
-bool begins_as_tiktoken(const fs::path& file) {
-  std::array<char, 1024> begin{};
-  std::ifstream in(file, std::ios::binary);
-  in.read(begin.data(), begin.size());
-  return is_tiktoken({begin.data(), static_cast<size_t>(in.gcount())});
-}
+bool begins_as_tiktoken(const fs::path& file) { return is_tiktoken(read_file_start(file, 1024)); }
 
 TokenizerKind kind_of(const fs::path& file) {
   if (file.filename() == "tokenizer.json") {
@@ -37,11 +30,9 @@ TokenizerKind kind_of(const fs::path& file) {
 std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind) {
   const std::string where = file.string();
   if (kind == TokenizerKind::kTokenizerJson) {
-    return read_tokenizer_json(read_json(file, kLargestJson_bytes), where);
+    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where);
   }
-  const MappedFile mapped(file);
-  const std::string_view bytes(reinterpret_cast<const char*>(mapped.bytes().data()),
-                               mapped.bytes().size());
+  const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
   return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where)
                                           : read_sentencepiece(bytes, where);
 }

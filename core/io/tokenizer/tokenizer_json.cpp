@@ -132,8 +132,36 @@ bool is_byte_level(const Json& stage) {
   return member(stage, "type") == "ByteLevel";
 }
 
+constexpr size_t kMaxStages = 256;
+constexpr size_t kMaxSpecialTokens = 4096;  // around a text
+
+// Returns the number of stages in `stage`, those of inner sequences included.
+size_t count_stages(const Json& stage) {
+  size_t count = 1;
+  for (const char* key : {"normalizers", "pretokenizers", "processors", "decoders"}) {
+    for (const auto& part : stage.is_object() ? member(stage, key) : kNull) {
+      count += count_stages(part);
+    }
+  }
+  return count;
+}
+
+// A stage takes time for every text: a file of millions of them must not take hours for each.
+void check_stages(const Json& json, const std::string& where) {
+  for (const char* key : {"normalizer", "pre_tokenizer", "post_processor", "decoder"}) {
+    if (const size_t count = count_stages(member(json, key)); count > kMaxStages) {
+      throw UserError("{}: {}: {} stages, more than the {} that one may have; fetch the file again",
+                      where, key, count, kMaxStages);
+    }
+  }
+}
+
 void check_special(const SpecialTokens& special, const TokenizerModel& model,
                    const std::string& where) {
+  if (special.before.size() + special.after.size() > kMaxSpecialTokens) {
+    throw UserError("{}: the template puts {} tokens around a text, more than {}; fetch it again",
+                    where, special.before.size() + special.after.size(), kMaxSpecialTokens);
+  }
   for (const auto* side : {&special.before, &special.after}) {
     for (const int64_t id : *side) {
       if (!model.has(id)) {
@@ -150,6 +178,7 @@ std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std:
   if (!json.is_object() || !member(json, "model").is_object()) {
     throw UserError("{}: holds no 'model', so it is no tokenizer; fetch it again", where);
   }
+  check_stages(json, where);
   Bpe bpe = read_bpe(member(json, "model"), where + ": model");
   Normalizer normalizer = read_normalizer(member(json, "normalizer"), where + ": normalizer");
   AddedTokens added(read_added_tokens(member(json, "added_tokens"), where + ": added_tokens"),

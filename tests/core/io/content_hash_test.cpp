@@ -58,7 +58,7 @@ TEST_CASE("a file counts with its length and every byte of it, block by block", 
   CHECK(user_error_of([&] { hash_of_file(dir / "none"); }) ==
         (dir / "none").string() + ": no such file");
   CHECK(user_error_of([&] { hash_of_file(dir.path()); }) ==
-        dir.path().string() + ": is not a regular file");
+        dir.path().string() + ": is a folder, not a regular file");
 }
 
 TEST_CASE("a file that grows while it is read is refused", "[io]") {

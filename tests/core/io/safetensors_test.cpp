@@ -166,7 +166,7 @@ TEST_CASE("tensors must tile the data: no gap, no overlap, nothing beyond", "[io
 
 TEST_CASE("a tensor named twice and metadata that are not strings are refused", "[io]") {
   const std::string a = tensor("a", R"("dtype":"U8","shape":[0],"data_offsets":[0,0])");
-  CHECK(open_error(file_bytes(header_of({a, a}), 0)) == "header: 'a' stands there twice");
+  CHECK(open_error(file_bytes(header_of({a, a}), 0)) == "header: 'a' is there twice");
   CHECK(open_error(file_bytes(R"({"__metadata__":{"n":1}})", 0)) ==
         "__metadata__: 'n' must be a string, is 1");
   CHECK(open_error(file_bytes(R"({"__metadata__":[]})", 0)) ==
@@ -178,9 +178,9 @@ TEST_CASE("what is not a file to read is refused without waiting", "[io]") {
   CHECK(user_error_of([&] { SafetensorsFile file(dir / "none"); }) ==
         (dir / "none").string() + ": no such file");
   CHECK(user_error_of([&] { SafetensorsFile file(dir.path()); }) ==
-        dir.path().string() + ": is not a regular file");
+        dir.path().string() + ": is a folder, not a regular file");
   CHECK(user_error_of([] { SafetensorsFile file("/dev/zero"); }) ==
-        "/dev/zero: is not a regular file");
+        "/dev/zero: is not a regular file (a pipe or a device)");
 }
 
 TEST_CASE("every truncation of a real file is refused", "[io]") {

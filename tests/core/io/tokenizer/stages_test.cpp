@@ -1,11 +1,16 @@
 // Each stage of tokenizer.json by itself: what a type does, what is refused.
 
+#include <fmt/format.h>
+
+#include <chrono>
+
 #include "core/base/json.h"
 #include "core/io/tokenizer/decoders.h"
 #include "core/io/tokenizer/normalizers.h"
 #include "core/io/tokenizer/post_processor.h"
 #include "core/io/tokenizer/pre_tokenizers.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using moe::Json;
@@ -49,6 +54,55 @@ std::string split(const std::string& behavior, const std::string& pattern = R"({
 }
 
 }  // namespace
+
+TEST_CASE("A text that grows without bound is refused in every stage", "[io]") {
+  const auto repeated = [](const char* key, const std::string& part, int times) {
+    std::string json = fmt::format(R"({{"type": "Sequence", "{}": [)", key);
+    for (int i = 0; i < times; ++i) {
+      json += (i == 0 ? "" : ", ") + part;
+    }
+    return json + "]}";
+  };
+  const std::string twice = R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})";
+  const std::string bytes =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})";
+  const std::string grows = ": the text grows to more than ";
+  CHECK(normalized(repeated("normalizers", twice, 6), "a") == std::string(64, 'a'));
+  for (const std::string& json :
+       {repeated("normalizers", twice, 40),
+        repeated("normalizers", repeated("normalizers", twice, 5), 8),
+        std::string(R"({"type": "Prepend", "prepend": ")") + std::string(2000, 'x') + "\"}",
+        std::string(R"({"type": "Replace", "pattern": {"Regex": ""}, "content": ")") +
+            std::string(1000, 'x') + "\"}"}) {
+    CHECK_THAT(user_error_of([&] { normalized(json, "a"); }), moe::test::contains_text(grows));
+  }
+  CHECK_THAT(user_error_of([&] { decoded(repeated("decoders", twice, 40), {"a"}); }),
+             moe::test::contains_text(grows));
+  CHECK_THAT(user_error_of([&] { words(repeated("pretokenizers", bytes, 40), "\u00E9"); }),
+             moe::test::contains_text(grows));
+  // The greatest growth of a character: U+FDFA becomes 18, each space of them a mark.
+  CHECK(normalized(R"({"type": "Sequence", "normalizers": [{"type": "NFKC"},
+                      {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]})",
+                   std::string(3000, ' ') + "\uFDFA")
+            .size() == 3 * 3000 + 33 + 3 * 2);
+}
+
+TEST_CASE("A regular expression that takes more than linear time gives up by a sentence", "[io]") {
+  const std::string letters(200000, 'a');
+  for (const char* expression : {"a*c|b", "(a*c)?a", "(a|b|ab)*c|(a|aa)+$b", "(?=(a+)c)|a"}) {
+    const std::string json = fmt::format(
+        R"({{"type": "Replace", "pattern": {{"Regex": "{}"}}, "content": "x"}})", expression);
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = user_error_of([&] { normalized(json, letters + "c x"); });
+    CAPTURE(expression, error);
+    CHECK((error.empty() || error.find("a regular expression ") != std::string::npos));
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+  }
+  // What published tokenizers ask of a long run of white space is no such thing.
+  CHECK(words(split("Isolated", R"({"Regex": "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"})"),
+              std::string(1000000, ' ') + "a")
+            .size() == 3);
+}
 
 TEST_CASE("A normalizer of each type", "[io]") {
   CHECK(normalized("null", " A\u0301 ") == " A\u0301 ");

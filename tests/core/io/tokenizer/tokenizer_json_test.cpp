@@ -1,6 +1,7 @@
 #include "core/io/tokenizer/tokenizer_json.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "core/base/json.h"
@@ -47,6 +48,17 @@ Json byte_level_json() {
 
 Ids encode(const Json& json, const std::string& text) {
   return moe::io::read_tokenizer_json(json, "t")->encode(text);
+}
+
+// Byte-level, with the added token "\t" that takes white space along as `lstrip` and `rstrip` say.
+Json tabs_json(bool lstrip, bool rstrip) {
+  Json json = byte_level_json();
+  json["added_tokens"].push_back({{"id", 13},
+                                  {"content", "\t"},
+                                  {"lstrip", lstrip},
+                                  {"rstrip", rstrip},
+                                  {"normalized", false}});
+  return json;
 }
 
 std::string refused(const Json& json) {
@@ -400,4 +412,40 @@ TEST_CASE("LLaMA's sentencepiece model and its tokenizer.json give the same ids 
     REQUIRE(fast.encode(text) == ids);
     REQUIRE(fast.decode(ids) == pieces.decode(ids));
   }
+}
+
+TEST_CASE("White space that an added token takes along is visited once", "[io]") {
+  CHECK(encode(tabs_json(true, false), "a \t  \t\ta") == Ids{0, 13, 13, 13, 0});
+  CHECK(encode(tabs_json(false, true), "a\t \t  [R] \t b") == Ids{0, 13, 13, 10, 13, 1});
+  CHECK(encode(tabs_json(true, true), " \t \t [L] \t") == Ids{13, 13, 9, 13});
+  constexpr size_t kTabs = 300000;
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& [lstrip, rstrip] : {std::pair(true, false), {false, true}, {true, true}}) {
+    CHECK(encode(tabs_json(lstrip, rstrip), std::string(kTabs, '\t')) == Ids(kTabs, 13));
+  }
+  // Takes 0.2 s; minutes where the white space before each token is visited again.
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
+}
+
+TEST_CASE("A file of too many stages, special tokens or of too long an added token is refused",
+          "[io]") {
+  Json json = byte_level_json();
+  Json inner = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  for (int i = 0; i < 20; ++i) {
+    inner["normalizers"].push_back({{"type", "NFC"}});
+  }
+  json["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
+  for (int i = 0; i < 13; ++i) {
+    json["normalizer"]["normalizers"].push_back(inner);
+  }
+  CHECK(refused(json) ==
+        "t: normalizer: 274 stages, more than the 256 that one may have; fetch the "
+        "file again");
+  json = byte_level_json();
+  json["post_processor"]["special_tokens"]["<s>"]["ids"] = Ids(5000, 7);
+  CHECK(refused(json).starts_with("t: the template puts 5000 tokens around a text"));
+  json = byte_level_json();
+  json["added_tokens"][4]["content"] = std::string(1025, 'a');
+  CHECK(refused(json) ==
+        "t: the added token 11 has 1025 bytes, more than the 1024 that one may have");
 }

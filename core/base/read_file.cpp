@@ -1,0 +1,185 @@
+#include "core/base/read_file.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/error.h"
+
+namespace moe {
+
+namespace {
+
+constexpr size_t kReadBlockBytes = size_t{64} << 10;
+
+// Blocks until `file` has bytes or has ended.
+void wait_for_input(int file) {
+  pollfd wanted = {file, POLLIN, 0};
+  while (::poll(&wanted, 1, /*timeout=*/-1) < 0 && errno == EINTR) {
+  }
+}
+
+// Returns the number of bytes read, 0 at the end of the file.
+size_t read_some(const Descriptor& file, char* into, size_t size, const std::string& name) {
+  while (true) {
+    const ssize_t count = ::read(file.get(), into, size);
+    if (count >= 0) {
+      return static_cast<size_t>(count);
+    }
+    if (errno == EAGAIN) {
+      wait_for_input(file.get());
+    } else if (errno != EINTR) {
+      throw UserError("{}: cannot be read: {}", name, std::strerror(errno));
+    }
+  }
+}
+
+[[noreturn]] void throw_too_large(const std::string& name, uint64_t max_bytes) {
+  throw UserError("{}: has more than the {} bytes that such a file may have", name, max_bytes);
+}
+
+}  // namespace
+
+Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer. It has no effect on regular files.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.is_open()) {
+    if (errno == ENOENT) {
+      throw UserError("{}: no such file", path.string());
+    }
+    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", path.string(), std::strerror(errno));
+  }
+  if (S_ISDIR(status.st_mode)) {
+    throw UserError("{}: is a folder, not a regular file", path.string());
+  }
+  if (S_ISREG(status.st_mode)) {
+    return file;
+  }
+  if (pipes == Pipes::kRefused || (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode))) {
+    throw UserError("{}: is not a regular file (a pipe or a device)", path.string());
+  }
+  wait_for_input(file.get());  // a read before a writer has come would find the end of the file
+  ::fcntl(file.get(), F_SETFL, O_RDONLY);
+  return file;
+}
+
+Descriptor open_standard_input() {
+  Descriptor file(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+  if (!file.is_open()) {
+    throw UserError("standard input: cannot be read: {}", std::strerror(errno));
+  }
+  return file;
+}
+
+std::string read_small_file(const std::filesystem::path& file, uint64_t max_bytes, Pipes pipes) {
+  return FileReader(file, pipes).read_rest(max_bytes);
+}
+
+std::string read_file_start(const std::filesystem::path& file, size_t bytes) {
+  FileReader reader(file);
+  std::string start(bytes, '\0');
+  start.resize(
+      static_cast<size_t>(reader.sgetn(start.data(), static_cast<std::streamsize>(bytes))));
+  return start;
+}
+
+FileReader::FileReader(const std::filesystem::path& file, Pipes pipes)
+    : FileReader(open_to_read(file, pipes), file.string()) {}
+
+FileReader::FileReader(Descriptor file, std::string name)
+    : file_(std::move(file)), name_(std::move(name)) {}
+
+bool FileReader::read_line(std::string& line, uint64_t max_bytes) {
+  line.clear();
+  has_newline_ = false;
+  while (!has_newline_) {
+    if (gptr() == egptr() && traits_type::eq_int_type(underflow(), traits_type::eof())) {
+      return !line.empty();
+    }
+    const auto left = static_cast<size_t>(egptr() - gptr());
+    const auto* newline = static_cast<const char*>(std::memchr(gptr(), '\n', left));
+    has_newline_ = newline != nullptr;
+    const size_t length = has_newline_ ? static_cast<size_t>(newline - gptr()) : left;
+    line.append(gptr(), length);
+    setg(eback(), gptr() + length + (has_newline_ ? 1 : 0), egptr());
+    if (line.size() > max_bytes) {
+      throw UserError("{}: has a line of more than {} bytes", name_, max_bytes);
+    }
+  }
+  return true;
+}
+
+std::string FileReader::read_rest(uint64_t max_bytes) {
+  struct stat status {};
+  const bool is_regular = ::fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode);
+  const uint64_t size = is_regular ? static_cast<uint64_t>(status.st_size) : 0;
+  if (size > max_bytes) {
+    throw_too_large(name_, max_bytes);
+  }
+  std::string text(gptr(), egptr());
+  setg(nullptr, nullptr, nullptr);
+  size_t filled = text.size();
+  // One byte more than the file has, to see its end. The size is a hint: files of /proc have none.
+  text.resize(std::max<size_t>(size + 1, filled + kReadBlockBytes));
+  while (const size_t count = read_some(file_, text.data() + filled, text.size() - filled, name_)) {
+    filled += count;
+    if (filled > max_bytes) {
+      throw_too_large(name_, max_bytes);
+    }
+    if (filled == text.size()) {
+      text.resize(2 * text.size());
+    }
+  }
+  text.resize(filled);
+  return text;
+}
+
+void FileReader::seek(uint64_t offset) {
+  setg(nullptr, nullptr, nullptr);
+  if (::lseek(file_.get(), static_cast<off_t>(offset), SEEK_SET) < 0) {
+    throw UserError("{}: cannot be read: {}", name_, std::strerror(errno));
+  }
+}
+
+FileReader::int_type FileReader::underflow() {
+  if (gptr() == egptr()) {
+    buffer_.resize(kReadBlockBytes);
+    const size_t count = read_some(file_, buffer_.data(), buffer_.size(), name_);
+    setg(buffer_.data(), buffer_.data(), buffer_.data() + count);
+  }
+  return gptr() == egptr() ? traits_type::eof() : traits_type::to_int_type(*gptr());
+}
+
+std::streamsize FileReader::xsgetn(char* into, std::streamsize count) {
+  const auto wanted = static_cast<size_t>(count);
+  size_t filled = 0;
+  while (filled < wanted) {
+    const size_t left = wanted - filled, buffered = static_cast<size_t>(egptr() - gptr());
+    if (buffered > 0) {
+      const size_t taken = std::min(left, buffered);
+      std::memcpy(into + filled, gptr(), taken);
+      setg(eback(), gptr() + taken, egptr());
+      filled += taken;
+    } else if (left >= kReadBlockBytes) {
+      const size_t read = read_some(file_, into + filled, left, name_);
+      if (read == 0) {
+        break;
+      }
+      filled += read;
+    } else if (traits_type::eq_int_type(underflow(), traits_type::eof())) {
+      break;
+    }
+  }
+  return static_cast<std::streamsize>(filled);
+}
+
+}  // namespace moe

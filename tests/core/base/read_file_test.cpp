@@ -1,0 +1,139 @@
+// Files of every kind are read or refused at once; nothing waits for the other end of a pipe but
+// where a pipe is allowed.
+#include "core/base/read_file.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <fstream>
+#include <thread>
+
+#include "tests/support/catch.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
+
+namespace moe {
+namespace {
+
+using test::TempDir;
+using test::user_error_of;
+
+std::string path(const TempDir& dir, const char* name) { return (dir / name).string(); }
+
+TEST_CASE("a small file is read whole, whatever its size", "[base]") {
+  const TempDir dir;
+  for (const size_t size : {0, 1, 65535, 65536, 65537, 300000}) {
+    std::string text(size, 'x');
+    for (size_t i = 0; i < size; i += 7) {
+      text[i] = static_cast<char>(i);  // NUL and every other byte
+    }
+    test::write_file(dir / "f", text);
+    CHECK(read_small_file(dir / "f") == text);
+    CHECK(read_small_file(dir / "f", size) == text);
+    CHECK(read_file_start(dir / "f", 1000) == text.substr(0, 1000));
+  }
+  CHECK(user_error_of([&] { read_small_file(dir / "f", 299999); }) ==
+        path(dir, "f") + ": has more than the 299999 bytes that such a file may have");
+  CHECK(read_small_file("/proc/self/stat").size() > 10);  // has no size before it is read
+}
+
+TEST_CASE("what is no regular file is refused by a sentence, without waiting", "[base]") {
+  const TempDir dir;
+  REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  std::filesystem::create_directory(dir / "folder");
+  std::filesystem::create_symlink("loop", dir / "loop");
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path(dir, "socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const bool has_socket =
+      ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const auto refusal = [&](const std::string& file, Pipes pipes) {
+    return user_error_of([&] { read_small_file(file, kMaxSmallFileBytes, pipes); });
+  };
+  CHECK(refusal(path(dir, "pipe"), Pipes::kRefused) ==
+        path(dir, "pipe") + ": is not a regular file (a pipe or a device)");
+  CHECK(refusal("/dev/zero", Pipes::kRefused) ==
+        "/dev/zero: is not a regular file (a pipe or a device)");
+  for (const Pipes pipes : {Pipes::kRefused, Pipes::kAllowed}) {
+    CHECK(refusal(path(dir, "folder"), pipes) ==
+          path(dir, "folder") + ": is a folder, not a regular file");
+    CHECK(refusal(path(dir, "none"), pipes) == path(dir, "none") + ": no such file");
+    CHECK(refusal(path(dir, "loop"), pipes).starts_with(path(dir, "loop") + ": cannot be read: "));
+    if (has_socket) {
+      CHECK(refusal(path(dir, "socket"), pipes).starts_with(path(dir, "socket") + ": "));
+    }
+  }
+  ::close(socket);
+}
+
+TEST_CASE("an allowed pipe is read to the end, also where its writer comes late and slowly",
+          "[base]") {
+  const TempDir dir;
+  REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  std::thread writer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::ofstream out(dir / "pipe");
+    for (int i = 0; i < 3; ++i) {
+      out << std::string(100000, static_cast<char>('a' + i)) << std::flush;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+  const std::string text = read_small_file(dir / "pipe", kMaxSmallFileBytes, Pipes::kAllowed);
+  writer.join();
+  CHECK(text == std::string(100000, 'a') + std::string(100000, 'b') + std::string(100000, 'c'));
+  CHECK(user_error_of([] { read_small_file("/dev/zero", 1 << 20, Pipes::kAllowed); }) ==
+        "/dev/zero: has more than the 1048576 bytes that such a file may have");
+  CHECK(read_small_file("/dev/null", 1, Pipes::kAllowed).empty());
+}
+
+TEST_CASE("lines come one by one, and the last one may lack its newline", "[base]") {
+  const TempDir dir;
+  const std::string long_line(200000, 'y');
+  test::write_file(dir / "f", "a\n\n" + long_line + "\nlast");
+  FileReader all(dir / "f");
+  std::vector<std::string> lines;
+  for (std::string line; all.read_line(line);) {
+    lines.push_back(line);
+    CHECK(all.has_newline() == (line != "last"));
+  }
+  CHECK(lines == std::vector<std::string>{"a", "", long_line, "last"});
+  FileReader whole(dir / "f");
+  int64_t count = 0;
+  for (std::string line; whole.read_whole_line(line);) {
+    ++count;
+  }
+  CHECK(count == 3);
+  FileReader limited(dir / "f");
+  std::string line;
+  CHECK(limited.read_line(line, 1000));
+  CHECK(limited.read_line(line, 1000));
+  CHECK(user_error_of([&] { limited.read_line(line, 1000); }) ==
+        path(dir, "f") + ": has a line of more than 1000 bytes");
+}
+
+TEST_CASE("a reader is a stream buffer too: it reads blocks, seeks and gives the rest", "[base]") {
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 60000; ++i) {
+    text += fmt::format("{:05} ", i);
+  }
+  test::write_file(dir / "f", text);
+  FileReader reader(dir / "f");
+  std::string block(100, '\0'), rest(text.size(), '\0');
+  CHECK(reader.sgetn(block.data(), 100) == 100);
+  CHECK(block == text.substr(0, 100));
+  CHECK(reader.sbumpc() == text[100]);
+  CHECK(reader.sgetn(rest.data(), static_cast<std::streamsize>(rest.size())) ==
+        static_cast<std::streamsize>(text.size() - 101));
+  CHECK(rest.substr(0, text.size() - 101) == text.substr(101));
+  CHECK(reader.sgetc() == std::char_traits<char>::eof());
+  reader.seek(12345);
+  CHECK(reader.sgetc() == text[12345]);
+  CHECK(reader.read_rest(text.size()) == text.substr(12345));
+}
+
+}  // namespace
+}  // namespace moe
