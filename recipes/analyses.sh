@@ -21,6 +21,9 @@ set -euo pipefail
 unset CDPATH
 
 moe=${MOE:-$(dirname -- "${BASH_SOURCE[0]}")/../moe}
+for tool in python3 "$moe"; do
+  command -v "$tool" >/dev/null || { echo "analyses: no $tool here; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
+done
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 
@@ -34,14 +37,15 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; 
 
 # Of MODEL: its top-k's k, or its experts.
 inspected() {
-  "$moe" inspect "$model" --json | python3 -I -c '
+  "$moe" inspect "$model" --json >"$work/model.json" || exit
+  python3 -I -c '
 import json, re, sys
-moe = json.load(sys.stdin).get("moe") or sys.exit("analyses: the model is dense, it routes nothing")
+moe = json.load(open(sys.argv[2], encoding="utf-8")).get("moe") or sys.exit("analyses: the model is dense, it routes nothing")
 if sys.argv[1] == "experts":
     print(moe["experts"])
 else:
     k = re.match(r"top(\d+)", moe["router"]) or sys.exit("analyses: this analysis is of a top-k router, the model has " + moe["router"])
-    print(k[1])' "$1"
+    print(k[1])' "$1" "$work/model.json"
 }
 times() { python3 -I -c 'import sys; print(",".join(f"{int(sys.argv[1]) * float(f):g}" for f in sys.argv[2:]))' "$@"; }
 sweep() { step "$moe" eval "$model" "$@"; }

@@ -30,6 +30,9 @@ if [ -e "$run" ]; then
 fi
 tiny=recipes/tiny
 moe=${MOE:-./moe}
+for tool in python3 "$moe"; do
+  command -v "$tool" >/dev/null || { echo "small: no $tool here; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
+done
 
 step() {
   printf '\n$'
