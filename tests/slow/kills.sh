@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# SIGKILL at random instants, again and again: nothing is lost. Rounds of a few kills each, of five kinds in turn:
+# SIGKILL at random instants, again and again: nothing is lost. Rounds of a few kills each, of several kinds in turn:
 #
 #   train     one process: training, saving (every other kill falls into the writing of a checkpoint), a cold token cache
 #   ranks     the same with --ranks 2: all processes of the run at once, or only a rank, or only the launcher
 #   upcycle   a folder that is made, or replaced with --force: after every kill it is not there, the old one or the new one
 #   eval      moe eval that keeps its responses; ranks-eval: the same on 2 ranks
+#   stop-N    training on N = 1, 2 or 4 processes gets SIGINT, SIGTERM, SIGHUP or SIGKILL: all of its processes, the launcher or
+#             one rank. launched-N: the same where a launcher's environment says the ranks. SIGINT, SIGTERM and SIGHUP save
 #
 # A round ends with the same command, not killed: its weights, metrics, samples and scores are those of a run that never was,
 # byte for byte but for times. And no file of a neighbour is touched: files and folders named like ours, but made by others, stand
 # beside what is written, in the token cache and in the run's own folder.
 #
-#   tests/slow/kills.sh [N [SEED]]     environment: MOE (the binary), KILLS_FILE (build/kills.txt)
+#   tests/slow/kills.sh [N [SEED [KIND...]]]     environment: MOE (the binary), KILLS_FILE (build/kills.txt)
 #
+# KIND... are the kinds of the rounds, in turn; by default all of them.
 # Without N: 50 kills. With N: until KILLS_FILE, which has a line for each round of this SEED, counts N of them; so a thousand may be
 # had in several runs. A round follows from SEED and its number alone, but for the moments at which the machine gets to things.
 # The last line is `N passed, N failed, N skipped`.
@@ -33,12 +36,15 @@ touch "$ledger"
 export OMP_NUM_THREADS=1 XDG_CACHE_HOME=$work/cache
 
 # Becomes the command itself, in a process group of its own, so that a signal meets no shell; call it in the background.
-start_train() {  # PLACE RANKS
-  local ranks=()
-  [ "$2" -eq 1 ] || ranks=(--ranks "$2" --comm-timeout 8)
-  exec setsid "$moe" train "$work/model" -o "$1/run" --data "$work/instruct.jsonl" --eval-data "$work/held.jsonl" --eval-rows 2 \
-    --eval-every 6 --steps 12 --seq-len 64 --micro-batch 4 --global-batch 4 --lr 1e-3 --save-every 3 --keep 1 --cache "$1/cache" \
-    --quiet "${ranks[@]}"
+# A background command of a shell ignores SIGINT, a command of a user does not.
+start_train() {  # PLACE RANKS; where WORLD_SIZE is set, as one of the ranks
+  local rows=4 ranks=()
+  [ "$2" -lt 4 ] || rows=2  # each of two replicas needs a micro-batch
+  [ "$2" -eq 1 ] || ranks=(--comm-timeout 8)
+  [ "$2" -eq 1 ] || [ -n "${WORLD_SIZE:-}" ] || ranks+=(--ranks "$2")
+  exec env --default-signal setsid "$moe" train "$work/model" -o "$1/run" --data "$work/instruct.jsonl" --eval-data "$work/held.jsonl" --eval-rows 2 \
+    --eval-every 6 --steps 12 --seq-len 64 --micro-batch $rows --global-batch 4 --lr 1e-3 --save-every 3 --keep 1 \
+    --cache "$1/cache" --quiet "${ranks[@]}"
 }
 start_upcycle() {  # PLACE EXPERTS
   exec setsid "$moe" upcycle recipes/tiny/model -o "$1/out" --experts "$2" --force --quiet
@@ -141,6 +147,68 @@ round_of_train() {  # RANKS
   same_run "$place" "$1" || fail "another end"
   compgen -G "$place/run/*.partial" >/dev/null && fail "$(echo "$place"/run/*.partial) is left"
 }
+# Starts training on PROCESSES processes, by --ranks or by the environment of a launcher, and sets `pids`: those started here.
+start_processes() {  # PLACE PROCESSES HOW
+  local rank port=$((20000 + RANDOM % 20000))
+  pids=()
+  if [ "$3" = stop ]; then
+    (start_train "$1" "$2") >/dev/null 2>"$work/err0" &
+    pids=($!)
+    return
+  fi
+  for ((rank = 0; rank < $2; ++rank)); do
+    (
+      export RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$2 LOCAL_WORLD_SIZE=$2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port
+      start_train "$1" "$2"
+    ) >/dev/null 2>"$work/err$rank" &
+    pids+=($!)
+  done
+}
+# Sends SIGNAL to all processes of the run, to the launcher, or to one rank. torchrun's launcher, which is not here, would send
+# SIGTERM to its children.
+stop_processes() {  # SIGNAL HOW
+  local pid group members=() target=$((RANDOM % 3))
+  for pid in "${pids[@]}"; do
+    mapfile -t group < <(pgrep -g "$pid")
+    members+=(${group[@]+"${group[@]}"})
+  done
+  [ ${#members[@]} -gt 0 ] || return 0
+  if [ $target -eq 1 ] && [ "$2" = stop ]; then members=("${pids[0]}"); fi
+  if [ $target -eq 2 ]; then members=("${members[$((RANDOM % ${#members[@]}))]}"); fi
+  if kill -s "$1" "${members[@]}" 2>/dev/null; then killed=$((killed + 1)); fi
+}
+last_step() { tail -n 1 "$1/run/metrics.jsonl" 2>/dev/null | sed -nE 's/^\{"step": ?([0-9]+).*/\1/p'; }
+round_of_stops() {  # PROCESSES HOW
+  local place=$work/place i pid signal code codes step before
+  for ((i = 0; i < kills_a_round; ++i)); do
+    signal=(INT TERM HUP KILL TERM)
+    signal=${signal[$((RANDOM % 5))]}
+    before=$(last_step "$place")
+    start_processes "$place" "$1" "$2"
+    sleep_ms $((RANDOM * whole_ms[train$1] / 32768))
+    stop_processes $signal "$2"
+    codes=
+    for pid in "${pids[@]}"; do
+      wait "$pid"
+      codes+=" $?"
+      await_group "$pid" || is_good=no
+    done
+    step=$(last_step "$place")
+    if [ $signal != KILL ] && [ "$step" != "$before" ]; then  # before the first step the signal itself may end a process
+      for code in $codes; do
+        case $code in 0 | 130) ;; *) fail "exit codes$codes after SIG$signal: $(cat "$work"/err?)" ;; esac
+      done
+      [ -e "$place/run/final" ] || [ -e "$place/run/checkpoints/step-$step" ] ||
+        fail "SIG$signal saved nothing after step $step: $(ls "$place/run/checkpoints" 2>&1)"
+    fi
+    if [ -e "$place/run/final" ]; then break; fi
+  done
+  rm -f "$work"/err?
+  start_processes "$place" "$1" "$2"
+  for pid in "${pids[@]}"; do wait "$pid" || fail "does not resume: $(cat "$work"/err?)"; done
+  same_run "$place" "$1" || fail "another end"
+  compgen -G "$place/run/checkpoints/*.partial" >/dev/null && fail "$(echo "$place"/run/checkpoints/*.partial) is left"
+}
 round_of_upcycle() {
   local place=$work/place i pid
   if ((RANDOM % 2)); then cp -r "$work/out2" "$place/out"; fi
@@ -188,18 +256,19 @@ timed() {  # KIND COMMAND...
   ("$@") >/dev/null 2>"$work/err" || { cat "$work/err"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
   whole_ms[$name]=$(($(milliseconds) - from))
 }
-for ranks in 1 2; do
+for ranks in 1 2 4; do
   timed train$ranks start_train "$work/whole$ranks" $ranks
-  timed eval$ranks start_eval "$work/whole$ranks" $ranks
+  [ $ranks -eq 4 ] || timed eval$ranks start_eval "$work/whole$ranks" $ranks
 done
 for experts in 2 4; do
   timed upcycle start_upcycle "$work/upcycled" $experts
   mv "$work/upcycled/out" "$work/out$experts"
 done
-echo "never killed: training ${whole_ms[train1]} ms, on 2 ranks ${whole_ms[train2]} ms; upcycling ${whole_ms[upcycle]} ms;" \
+echo "never killed: training ${whole_ms[train1]} ms, on 2 and 4 ranks ${whole_ms[train2]} and ${whole_ms[train4]} ms; upcycling ${whole_ms[upcycle]} ms;" \
   "evaluation ${whole_ms[eval1]} ms, on 2 ranks ${whole_ms[eval2]} ms"
 
-kinds=(train ranks upcycle eval train ranks-eval)
+kinds=(train ranks stop-1 upcycle stop-2 eval launched-2 train stop-4 ranks-eval launched-4)
+[ $# -le 2 ] || kinds=("${@:3}")
 total_of() { awk -v seed="$seed" '$2 == seed { sum += $8 } END { print sum + 0 }' "$ledger"; }
 round=$(awk -v seed="$seed" '$2 == seed && $4 >= last { last = $4 + 1 } END { print last + 0 }' "$ledger")
 while [ "$(total_of)" -lt "$wanted" ]; do
@@ -216,6 +285,7 @@ while [ "$(total_of)" -lt "$wanted" ]; do
     upcycle) round_of_upcycle ;;
     eval) round_of_eval 1 ;;
     ranks-eval) round_of_eval 2 ;;
+    stop-* | launched-*) round_of_stops "${kind#*-}" "${kind%-*}" ;;
   esac
   check_bait
   if [ $is_good = yes ]; then count 1 0 0; else count 0 1 0; fi
