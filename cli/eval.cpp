@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/process_start.h"
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
@@ -95,10 +96,12 @@ void check(const EvalFlags& flags) {
   check_sweep(flags);
 }
 
-// Notes and a bar on standard error; Ctrl-C as a question between forwards.
+// Prints notes and a progress bar to standard error, and polls for signals between forwards.
 class Display {
  public:
-  Display(bool quiet, bool running) : quiet_(quiet), running_(running) {}
+  // `signals` outlives the display.
+  Display(bool quiet, bool running, train::StopSignals& signals)
+      : signals_(signals), quiet_(quiet), running_(running) {}
 
   eval::EvalEvents events() {
     eval::EvalEvents events;
@@ -109,7 +112,7 @@ class Display {
     };
     events.cached = [this](int64_t requests) { bar_->skip(static_cast<uint64_t>(requests)); };
     events.progress = [this](int64_t done) {
-      signals_.begin_work();
+      signals_.start_polling();
       bar_->set(static_cast<uint64_t>(done));
     };
     if (running_) {
@@ -117,7 +120,7 @@ class Display {
         bar_->remark(fmt::format("{} {:.4f} of {}", metric, mean, questions));
       };
     }
-    events.stop_requested = [this] { return signals_.requested(); };
+    events.stop_requested = [this] { return signals_.stop_requested(); };
     return events;
   }
   // The bar goes; with a running accuracy its last line stays.
@@ -142,7 +145,7 @@ class Display {
     }
   }
 
-  train::StopSignals signals_;
+  train::StopSignals& signals_;
   bool quiet_ = false, running_ = false;
   std::unique_ptr<Progress> bar_;
 };
@@ -238,11 +241,11 @@ void run_texts(const EvalFlags& flags, Display& display) {
 }
 
 // One rank of a run. Rank zero alone prints.
-void run_on_rank(EvalFlags& flags, distributed::Comm& comm) {
+void run_on_rank(EvalFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   flags.settings.ranks = comm.size() > 1 ? &comm : nullptr;
   flags.settings.device = comm.device();
   const bool quiet = flags.quiet || !flags.settings.is_rank_zero();
-  Display display(quiet, flags.running && !quiet);  // before LibTorch has threads
+  Display display(quiet, flags.running && !quiet, signals);
   apply_threads(flags.threads);
   if (!flags.sweeps.empty()) {
     run_sweep(flags, display);
@@ -253,9 +256,7 @@ void run_on_rank(EvalFlags& flags, distributed::Comm& comm) {
   } else {
     run_texts(flags, display);
   }
-  if (std::fflush(stdout) != 0) {
-    throw UserError("standard output: cannot be written; is the disk full?");
-  }
+  finish_output();  // while a failure can still be reported to the other ranks
 }
 
 void run(EvalFlags& flags) {
@@ -270,12 +271,13 @@ void run(EvalFlags& flags) {
   flags.ranks.threads = flags.threads;
   flags.ranks.on_cuda = flags.device == "cuda";
   flags.settings.precision = model::inference_precision(flags.precision, flags.ranks.on_cuda);
+  train::StopSignals signals;  // before c10d starts threads
   distributed::run_on_ranks(flags.ranks, [&](distributed::Comm& comm) {
     if (comm.size() > 1 && flags.requests == "-") {
       throw UserError("--requests - on {} ranks: standard input is one rank's; give a file",
                       comm.size());
     }
-    run_on_rank(flags, comm);
+    run_on_rank(flags, comm, signals);
   });
 }
 

@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/process_start.h"
 #include "cli/reference.h"
 #include "core/base/error.h"
 #include "core/base/terminal_text.h"
@@ -132,10 +134,20 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  moe::cli::prepare_process();
   moe::kernels::use_caching_allocator();
   setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);  // LibTorch's profiler, on the lack of a GPU
   try {
-    return run(argc, argv);
+    int code = 0, output_error = 0;
+    try {
+      code = run(argc, argv);
+    } catch (const std::system_error& error) {  // fmt, if standard output cannot be written
+      if (std::ferror(stdout) == 0) {
+        throw;
+      }
+      output_error = error.code().value();
+    }
+    return moe::cli::finish_output(output_error) ? code : kFailed;
   } catch (const moe::UserError& error) {
     moe::print_text(stderr, "moe: {}\n", moe::message_text(error.what()));
     return kUserError;

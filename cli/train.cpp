@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/process_start.h"
 #include "cli/progress.h"
 #include "cli/step_line.h"
 #include "cli/train_flags.h"
@@ -120,8 +121,7 @@ train::EvaluateTasks evaluate_tasks(const train::TrainSettings& settings) {
 }
 
 // One rank of a run; rank 0 prints for all.
-void train_on_rank(const TrainFlags& flags, distributed::Comm& comm) {
-  train::StopSignals signals;
+void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::StopSignals& signals) {
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
   std::optional<StepPrinter> printer;
@@ -144,7 +144,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm) {
     }
   };
   callbacks.on_step = [&](const train::StepRecord& record) {
-    signals.begin_work();
+    signals.start_polling();
     if (last.step == 0) {
       first = record;
     }
@@ -154,11 +154,15 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm) {
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.profiled_steps = flags.profile;
-  callbacks.stop_requested = [&] { return signals.requested(); };
+  callbacks.stop_requested = [&] { return signals.stop_requested(); };
+  callbacks.on_saving = [&](bool is_saving) {
+    is_saving ? signals.begin_saving() : signals.end_saving();
+  };
   train::train(flags.settings, callbacks, &comm);
   if (last.step > 0 && comm.rank() == 0) {
     print_result(flags, first, last);
   }
+  finish_output();  // while a failure can still be reported to the other ranks
 }
 
 void run(const TrainFlags& flags) {
@@ -192,7 +196,9 @@ void run(const TrainFlags& flags) {
   distributed::RankSettings ranks = flags.ranks;
   ranks.threads = flags.settings.threads;
   ranks.on_cuda = flags.settings.on_cuda;
-  distributed::run_on_ranks(ranks, [&](distributed::Comm& comm) { train_on_rank(flags, comm); });
+  train::StopSignals signals;  // before c10d starts threads
+  distributed::run_on_ranks(ranks,
+                            [&](distributed::Comm& comm) { train_on_rank(flags, comm, signals); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """The rows of all.py: what is measured, beside what, and what must be. A row is a function of a Bench that returns Results."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -331,14 +332,59 @@ def loading(bench):
             Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
 
 
+def cpu_seconds(command):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    output_of(command)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def starting(bench):
-    seconds = []
-    for _ in range(max(5, bench.rounds)):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        output_of([MOE, "--version"])
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return [Result("start of the binary (CPU seconds)", "", 0.5, "moe --version", seconds, most=True, unit=" s")]
+    """CPU seconds of `moe --version`, and their difference to a program that links LibTorch and does nothing."""
+    rounds = max(21, bench.rounds)
+    seconds = [cpu_seconds([MOE, "--version"]) for _ in range(5)]
+    results = [Result("start of the binary (CPU seconds)", "", 0.5, "moe --version", seconds, most=True, unit=" s")]
+    torch = importlib.util.find_spec("torch")
+    if torch is None:
+        raise Lacks("needs Python's torch")
+    folder = pathlib.Path(torch.submodule_search_locations[0]) / "lib"
+    bare = bench.scratch / "bare"
+    build = ["g++", "-x", "c++", "-", "-o", bare, "-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}", "-Wl,--allow-shlib-undefined"]
+    subprocess.run([str(word) for word in build], input="int main() {}", text=True, check=True)
+    extra = [cpu_seconds([MOE, "--version"]) - cpu_seconds([bare]) for _ in range(rounds)]
+    results.append(Result("start above that of a bare LibTorch program (CPU seconds)", "", 0.03, "moe --version", extra, most=True, unit=" s", digits=3))
+    return results
+
+
+def spinning(bench):
+    """Wall time of training a tiny mixture on two threads: as moe sets OpenMP's waiting, beside other settings, with and without a busy process on each core."""
+    tiny = HERE.parent.parent / "recipes/tiny"
+    model = bench.scratch / "spin"
+    output_of([MOE, "upcycle", tiny / "facts/model", "-o", model, "--experts", 4, "--force", "--quiet"])
+    command = [MOE, "train", model, "--data", tiny / "instruct.jsonl", "--steps", 60, "--seq-len", 64, "--micro-batch", 4, "--global-batch", 4, "--cache", "off", "--quiet", "--force"]
+    settings = {"moe": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}, "libgomp": {"GOMP_SPINCOUNT": "300000"}}  # libgomp's default without a policy
+
+    def seconds(variables):
+        unset = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")}
+        start = time.perf_counter()
+        subprocess.run([str(word) for word in [*command, "-o", bench.scratch / "spin-run"]], env=unset | variables, check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    def round_of():
+        return {name: seconds(variables) for name, variables in settings.items()}
+
+    quiet = [round_of() for _ in range(bench.rounds)]
+    busy_processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
+        busy = [round_of() for _ in range(bench.rounds)]
+    finally:
+        for process in busy_processes:
+            process.kill()
+    ratio = lambda rounds, peer: [one["moe"] / one[peer] for one in rounds]
+    return [Result("training a tiny mixture, a busy process on each core (wall)", "OMP_WAIT_POLICY=PASSIVE", 1.3, "moe train", ratio(busy, "passive"), most=True),
+            Result("the same", "libgomp's default", 1.0, "moe train", ratio(busy, "libgomp"), most=True),
+            Result("the same on idle cores", "libgomp's default", 1.03, "moe train", ratio(quiet, "libgomp"), most=True),
+            Result("the same on idle cores", "OMP_WAIT_POLICY=PASSIVE", 1.03, "moe train", ratio(quiet, "passive"), most=True)]
 
 
 def building(bench):
@@ -357,6 +403,7 @@ def building(bench):
 
 ROWS = {
     "start": starting,
+    "spin": spinning,
     "load": loading,
     "route": routing,
     **{f"rectify-{folder}": rectifying(folder) for folder in ("S", "M")},

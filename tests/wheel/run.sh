@@ -125,7 +125,7 @@ passes_command_tests() {
     names+=("$name")
   done
   export -f passes_command_test
-  root=$root work=$work MOE_BINARY=$work/env/bin/moe OMP_WAIT_POLICY=PASSIVE \
+  root=$root work=$work MOE_BINARY=$work/env/bin/moe \
     xargs -P "$(nproc)" -I{} bash -c 'passes_command_test {}' <<<"$(printf '%s\n' "${names[@]}")"
 }
 if [ -x "$root/build/cpu/cli_inspect_test" ]; then

@@ -1,11 +1,22 @@
 #include "core/train/loop/stop_signals.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <ctime>
+#include <iterator>
 #include <mutex>
+#include <optional>
 
 namespace moe::train {
 namespace {
+
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
 
 bool is_any_pending(const sigset_t& signals) {
   sigset_t pending;
@@ -15,52 +26,109 @@ bool is_any_pending(const sigset_t& signals) {
   return sigisemptyset(&both) == 0;
 }
 
-// Lets the signals through, here, where one stayed pending for all of kLongestWait.
-void end_where_nobody_asks(const std::stop_token& stop, const sigset_t& signals) {
-  constexpr std::chrono::milliseconds kPause{100};
-  std::mutex mutex;
-  std::condition_variable_any stopped;
-  std::unique_lock lock(mutex);
-  for (auto waited = kPause * 0; waited < StopSignals::kLongestWait;) {
-    stopped.wait_for(lock, stop, kPause, [] { return false; });
-    if (stop.stop_requested()) {
-      return;
-    }
-    waited = is_any_pending(signals) ? waited + kPause : kPause * 0;
-  }
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+// Returns whether one of `signals` was pending, and consumes it.
+bool consume_pending(const sigset_t& signals) {
+  const timespec no_wait = {0, 0};
+  return sigtimedwait(&signals, nullptr, &no_wait) > 0;
+}
+
+// Delivers `signal` to this process, which blocks it in all other threads.
+void deliver(int signal) {
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, signal);
+  pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  kill(getpid(), signal);
 }
 
 }  // namespace
 
 StopSignals::StopSignals() {
   sigemptyset(&watched_);
-  sigaddset(&watched_, SIGINT);
-  sigaddset(&watched_, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &watched_, &before_);
-  watcher_ = std::jthread(
-      [signals = watched_](const std::stop_token& stop) { end_where_nobody_asks(stop, signals); });
+  for (const int signal : kStopSignals) {
+    if (!is_ignored(signal)) {
+      sigaddset(&watched_, signal);
+      has_watched_ = true;
+    }
+  }
+  pthread_sigmask(SIG_BLOCK, &watched_, &previous_mask_);
+  watcher_ = std::jthread([this](const std::stop_token& stop) { terminate_unless_polled(stop); });
 }
 
 StopSignals::~StopSignals() {
-  begin_work();
-  const timespec no_wait = {0, 0};
-  while (sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
-  }  // one that is pending was meant for the work that ends here
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
-void StopSignals::begin_work() {
-  watcher_ = {};  // joined
-}
-
-bool StopSignals::requested() {
-  const timespec no_wait = {0, 0};
-  if (!requested_ && sigtimedwait(&watched_, nullptr, &no_wait) > 0) {
-    requested_ = true;
-    pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);  // the next one ends the process at once
+  end_watcher();
+  while (consume_pending(watched_)) {
   }
-  return requested_;
+  pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+void StopSignals::end_watcher() {
+  watcher_.request_stop();
+  if (is_polling_ && has_watched_) {  // receive_signals() is in sigwait()
+    const auto* const signal =
+        std::find_if(std::begin(kStopSignals), std::end(kStopSignals),
+                     [this](int one) { return sigismember(&watched_, one); });
+    pthread_kill(watcher_.native_handle(), *signal);
+  }
+  watcher_.join();
+}
+
+bool StopSignals::stop_requested() {
+  if (!is_polling_ && !stop_requested_ && consume_pending(watched_)) {
+    stop_requested_ = true;
+  }
+  return stop_requested_;
+}
+
+void StopSignals::start_polling() {
+  if (is_polling_) {
+    return;
+  }
+  end_watcher();
+  is_polling_ = true;
+  watcher_ = std::jthread([this](const std::stop_token& stop) { receive_signals(stop); });
+}
+
+// First phase: terminates the process when a signal has been pending for kPollTimeout.
+void StopSignals::terminate_unless_polled(const std::stop_token& stop) const {
+  constexpr std::chrono::milliseconds kPause{100};
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock lock(mutex);
+  for (auto waited = kPause * 0; waited < kPollTimeout;) {
+    stopped.wait_for(lock, stop, kPause, [] { return false; });
+    if (stop.stop_requested()) {
+      return;
+    }
+    waited = is_any_pending(watched_) ? waited + kPause : kPause * 0;
+  }
+  pthread_sigmask(SIG_UNBLOCK, &watched_, nullptr);
+}
+
+// Second phase: counts signals.
+void StopSignals::receive_signals(const std::stop_token& stop) {
+  using Clock = std::chrono::steady_clock;
+  std::optional<Clock::time_point> first;
+  if (stop_requested_) {
+    first = Clock::now();
+  }
+  int num_later = 0;  // outside of kMergeWindow
+  while (has_watched_) {
+    int signal = 0;
+    sigwait(&watched_, &signal);
+    if (stop.stop_requested()) {
+      return;
+    }
+    if (!first) {
+      first = Clock::now();
+      stop_requested_ = true;
+    } else if (Clock::now() - *first >= kMergeWindow) {
+      ++num_later;
+      if (num_later > 1 || num_saving_ == 0) {
+        deliver(signal);
+      }
+    }
+  }
 }
 
 }  // namespace moe::train

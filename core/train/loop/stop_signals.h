@@ -1,35 +1,59 @@
 #pragma once
-// SIGINT and SIGTERM as a question asked between steps instead of a handler that interrupts: while
-// this object lives they are blocked and stay pending; once one was answered, the next ends the
-// process at once, as is its default. Make it before LibTorch starts its threads,
-// which inherit the mask.
-//
-// Before the first step nothing can be lost, and a question may never come: a file that somebody
-// named may be a pipe that nobody writes to, or lie on a network that does not answer. Until
-// begin_work() a signal that no question answers within kLongestWait ends the process.
+// Graceful shutdown on SIGINT, SIGTERM and SIGHUP: the signals are blocked in all threads, and the
+// run polls for them between steps, so that it can save a checkpoint before it exits.
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <thread>
 
 namespace moe::train {
 
+// Blocks the signals while alive. Construct it before any other thread of the process starts,
+// because threads inherit the signal mask. A signal that the process was started to ignore (nohup,
+// background jobs of a shell) stays ignored.
+//
+// The object has two phases. Before start_polling() there is nothing to save, and the process may
+// be blocked (for example, on a pipe without a writer): a signal that stop_requested() does not
+// consume within kPollTimeout terminates the process. After start_polling():
+//   - the first signal makes stop_requested() return true;
+//   - signals within kMergeWindow of the first are duplicates of it (a launcher and a terminal may
+//     both deliver one);
+//   - a second signal terminates the process at once, unless a checkpoint is being written;
+//   - a third signal terminates the process at once.
+// stop_requested() and start_polling() are called from one thread; begin_saving() and end_saving()
+// from any.
 class StopSignals {
  public:
-  static constexpr std::chrono::seconds kLongestWait{4};
+  static constexpr std::chrono::seconds kPollTimeout{4};
+  static constexpr std::chrono::seconds kMergeWindow{2};
 
   StopSignals();
-  ~StopSignals();
+  ~StopSignals();  // discards pending signals and restores the signal mask
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  bool requested();   // whether one came; true for ever after
-  void begin_work();  // a signal waits for the next question from now on, however late it comes
+  // Returns true once a signal has been received.
+  bool stop_requested();
+
+  // Enters the second phase. Further calls have no effect.
+  void start_polling();
+
+  // Mark the time in which a checkpoint is written. Calls may nest.
+  void begin_saving() { ++num_saving_; }
+  void end_saving() { --num_saving_; }
 
  private:
-  sigset_t watched_ = {}, before_ = {};
-  bool requested_ = false;
-  std::jthread watcher_;  // until work begins
+  void end_watcher();
+  void terminate_unless_polled(const std::stop_token& stop) const;
+  void receive_signals(const std::stop_token& stop);
+
+  sigset_t watched_ = {}, previous_mask_ = {};
+  bool has_watched_ = false;  // false if all three are ignored
+  bool is_polling_ = false;
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<int> num_saving_{0};
+  std::jthread watcher_;
 };
 
 }  // namespace moe::train

@@ -88,7 +88,7 @@ class Run {
         trained_(trainable(model_, plan.settings.trained)),
         updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
         log_(start.log.get()),
-        saver_(parent, world, callbacks.on_saved) {
+        saver_(parent, world, callbacks.on_saved, callbacks.on_saving) {
     const TrainSettings& settings = plan.settings;
     schedule_ = {settings.schedule, settings.lr, *settings.min_lr, settings.warmup,
                  *settings.steps};
@@ -147,8 +147,10 @@ class Run {
     saver_.wait();
     remove_older_checkpoints();
     sync_log();  // a run that is done is not gone on with: its last lines would stay lost
+    callbacks_.on_saving(true);
     model::save_folder(model_, routing_, parent_, folder_.final_model(),
                        /*force=*/true, world_.all, coefficients());
+    callbacks_.on_saving(false);
     report();
     callbacks_.on_saved(folder_.final_model());
   }
@@ -427,6 +429,7 @@ class Run {
   }
 
   [[noreturn]] void interrupt() {
+    callbacks_.on_saving(true);  // to the end of the process
     saver_.wait();
     if (position_.step == 0) {
       throw Interrupted("stopped before the first step, nothing was saved");

@@ -46,7 +46,10 @@ struct TrainCallbacks {
   std::function<void(const Evaluation&)> on_evaluated = [](const Evaluation&) {};
   EvaluateTasks evaluate_tasks = {};  // needed where the settings name tasks
   int64_t profiled_steps = 0;         // the first ones of this process go to RUN/trace.json
-  std::function<bool()> stop_requested = [] { return false; };  // asked between steps
+  std::function<bool()> stop_requested = [] { return false; };  // polled between steps
+  // Called when the writing of a checkpoint begins (true) and ends (false), from any thread; may
+  // nest.
+  std::function<void(bool)> on_saving = [](bool) {};
 };
 
 // What a run is made of, before anything of it is written.

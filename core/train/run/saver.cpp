@@ -5,8 +5,12 @@
 namespace moe::train {
 
 Saver::Saver(const io::Checkpoint& parent, distributed::World& world,
-             std::function<void(const std::filesystem::path&)> on_saved)
-    : parent_(parent), world_(world), on_saved_(std::move(on_saved)) {}
+             std::function<void(const std::filesystem::path&)> on_saved,
+             std::function<void(bool)> on_saving)
+    : parent_(parent),
+      world_(world),
+      on_saved_(std::move(on_saved)),
+      on_saving_(std::move(on_saving)) {}
 
 Saver::~Saver() {
   if (writing_.valid()) {
@@ -19,14 +23,25 @@ void Saver::save(Snapshot snapshot, const std::filesystem::path& out, AddFiles a
   out_ = out;
   std::filesystem::create_directories(out.parent_path());
   if (world_.layout.processes > 1) {
-    snapshot.write(parent_, out, world_, add_files);
+    write(snapshot, out, add_files);
     on_saved_(out);
     return;
   }
-  writing_ = std::async(std::launch::async,
-                        [this, kept = std::move(snapshot), out, add = std::move(add_files)] {
-                          kept.write(parent_, out, world_, add);
-                        });
+  writing_ =
+      std::async(std::launch::async, [this, kept = std::move(snapshot), out,
+                                      add = std::move(add_files)] { write(kept, out, add); });
+}
+
+void Saver::write(const Snapshot& snapshot, const std::filesystem::path& out,
+                  const AddFiles& add_files) {
+  on_saving_(true);
+  try {
+    snapshot.write(parent_, out, world_, add_files);
+  } catch (...) {
+    on_saving_(false);
+    throw;
+  }
+  on_saving_(false);
 }
 
 void Saver::wait() {

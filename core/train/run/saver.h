@@ -14,9 +14,11 @@ namespace moe::train {
 class Saver {
  public:
   // `parent` and `world` outlive the saver. `on_saved` is called from save() or wait(), never from
-  // another thread.
+  // another thread. `on_saving` is called with true before a checkpoint is written and with false
+  // after it, from the thread that writes.
   Saver(const io::Checkpoint& parent, distributed::World& world,
-        std::function<void(const std::filesystem::path&)> on_saved);
+        std::function<void(const std::filesystem::path&)> on_saved,
+        std::function<void(bool)> on_saving);
   ~Saver();  // waits; a failure that nobody asked for is lost with it
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -30,9 +32,12 @@ class Saver {
   bool is_writing() const;
 
  private:
+  void write(const Snapshot& snapshot, const std::filesystem::path& out, const AddFiles& add_files);
+
   const io::Checkpoint& parent_;
   distributed::World& world_;
   std::function<void(const std::filesystem::path&)> on_saved_;
+  std::function<void(bool)> on_saving_;
   std::filesystem::path out_;
   std::future<void> writing_;
 };

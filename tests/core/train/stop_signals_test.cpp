@@ -3,66 +3,148 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
+
 #include "tests/support/catch.h"
 
 using moe::train::StopSignals;
 
-TEST_CASE("a signal stays pending until it is asked for, and is remembered", "[train]") {
-  for (const int signal : {SIGINT, SIGTERM}) {
-    StopSignals signals;
-    CHECK_FALSE(signals.requested());
-    ::kill(::getpid(), signal);
-    CHECK(signals.requested());
-    CHECK(signals.requested());
-  }
+namespace {
+
+constexpr std::chrono::milliseconds kMoment{200};
+constexpr auto kAfterWindow = StopSignals::kMergeWindow + kMoment;
+
+void send(int signal, std::chrono::milliseconds wait = kMoment) {
+  ::kill(::getpid(), signal);
+  std::this_thread::sleep_for(wait);
 }
 
-TEST_CASE("a signal that nobody asked for ends with the object", "[train]") {
-  {
-    const StopSignals signals;
-    ::kill(::getpid(), SIGINT);
-  }
-  SUCCEED("still alive");  // the default action would have ended this process
-  StopSignals later;
-  CHECK_FALSE(later.requested());
-}
-
-TEST_CASE("before work begins, a signal that no question answers ends the process", "[train]") {
-  const auto end_of = [](bool works) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::signal(SIGTERM, SIG_DFL);  // not the test framework's handler
-      StopSignals signals;
-      if (works) {
-        signals.begin_work();
-      }
-      ::kill(::getpid(), SIGTERM);
-      std::this_thread::sleep_for(StopSignals::kLongestWait * (works ? 1 : 10) +
-                                  std::chrono::seconds(1));
-      ::_exit(signals.requested() ? 3 : 4);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-  };
-  CHECK(end_of(/*works=*/false) == -SIGTERM);
-  CHECK(end_of(/*works=*/true) == 3);
-}
-
-TEST_CASE("after one signal was answered, the next ends the process at once", "[train]") {
+// Runs `body` in a child with the default actions. Returns its exit code, or minus the signal that
+// ended it.
+int end_of(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::signal(SIGINT, SIG_DFL);  // not the test framework's handler
-    StopSignals signals;
-    ::kill(::getpid(), SIGTERM);
-    if (!signals.requested()) {
-      ::_exit(1);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      ::signal(signal, SIG_DFL);  // not the test framework's handlers
     }
-    ::kill(::getpid(), SIGINT);
-    ::_exit(2);  // still there
+    ::_exit(body());
   }
   int status = 0;
   ::waitpid(child, &status, 0);
-  REQUIRE(WIFSIGNALED(status));
-  CHECK(WTERMSIG(status) == SIGINT);
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+TEST_CASE("a signal is pending until it is polled, and is remembered", "[train]") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    for (const bool is_polling : {false, true}) {
+      CHECK(end_of([=] {
+              StopSignals signals;
+              if (is_polling) {
+                signals.start_polling();
+              }
+              if (signals.stop_requested()) {
+                return 1;
+              }
+              send(signal);
+              return signals.stop_requested() && signals.stop_requested() ? 0 : 2;
+            }) == 0);
+    }
+  }
+}
+
+TEST_CASE("a signal that was not polled is discarded with the object", "[train]") {
+  CHECK(end_of([] {
+          {
+            const StopSignals signals;
+            send(SIGINT);
+          }
+          StopSignals later;
+          return later.stop_requested() ? 1 : 0;
+        }) == 0);
+}
+
+TEST_CASE("before polling starts, a signal that is not polled ends the process", "[train]") {
+  const auto wait = StopSignals::kPollTimeout + std::chrono::seconds(2);
+  CHECK(end_of([&] {
+          const StopSignals signals;
+          send(SIGHUP, wait);
+          return 0;
+        }) == -SIGHUP);
+  CHECK(end_of([&] {
+          StopSignals signals;
+          signals.start_polling();
+          send(SIGHUP, wait);
+          return signals.stop_requested() ? 3 : 4;
+        }) == 3);
+}
+
+TEST_CASE("signals within the merge window of the first are one, a later one ends the process",
+          "[train]") {
+  CHECK(end_of([] {
+          StopSignals signals;
+          signals.start_polling();
+          send(SIGTERM);
+          send(SIGINT);
+          send(SIGTERM, kAfterWindow);
+          return signals.stop_requested() ? 3 : 4;
+        }) == 3);
+  CHECK(end_of([] {
+          StopSignals signals;
+          signals.start_polling();
+          send(SIGTERM, kAfterWindow);
+          send(SIGINT);
+          return 3;
+        }) == -SIGINT);
+}
+
+TEST_CASE("while a checkpoint is written the second signal waits and the third ends the process",
+          "[train]") {
+  CHECK(end_of([] {
+          StopSignals signals;
+          signals.start_polling();
+          signals.begin_saving();
+          send(SIGTERM, kAfterWindow);
+          send(SIGTERM);
+          return 3;
+        }) == 3);
+  CHECK(end_of([] {
+          StopSignals signals;
+          signals.start_polling();
+          signals.begin_saving();
+          send(SIGTERM, kAfterWindow);
+          send(SIGTERM);
+          send(SIGINT);
+          return 3;
+        }) == -SIGINT);
+}
+
+TEST_CASE("a signal that is ignored at the start stays ignored", "[train]") {
+  for (const bool is_polling : {false, true}) {
+    CHECK(end_of([=] {
+            ::signal(SIGHUP, SIG_IGN);
+            StopSignals signals;
+            if (is_polling) {
+              signals.start_polling();
+            }
+            send(SIGHUP);
+            if (signals.stop_requested()) {
+              return 1;
+            }
+            send(SIGTERM);
+            return signals.stop_requested() ? 0 : 2;
+          }) == 0);
+    CHECK(end_of([=] {
+            for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+              ::signal(signal, SIG_IGN);
+            }
+            StopSignals signals;
+            if (is_polling) {
+              signals.start_polling();
+            }
+            send(SIGTERM);
+            return signals.stop_requested() ? 1 : 0;
+          }) == 0);
+  }
 }
