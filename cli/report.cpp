@@ -15,7 +15,7 @@
 #include "core/base/page/page.h"
 #include "core/base/terminal_text.h"
 #include "core/eval/report/output_files.h"
-#include "core/io/file.h"
+#include "core/io/output_list.h"
 #include "core/io/partial_file.h"
 
 namespace moe::cli {
@@ -33,7 +33,11 @@ namespace fs = std::filesystem;
 // The page that a JSON file describes (core/base/page/page.h).
 void write_described_page(const ReportFlags& flags, const fs::path& file) {
   const fs::path out = flags.out.empty() ? fs::path(file).replace_extension(".html") : flags.out;
-  eval::check_output({out}, flags.force || flags.out.empty(), "-o", {file});
+  const bool is_named_by_file = flags.out.empty();
+  eval::check_output({out}, flags.force || is_named_by_file, "-o", {file});
+  if (is_named_by_file && !flags.force) {
+    io::check_is_own_page(out);
+  }
   const Json described = read_json(file, uint64_t{256} << 20);
   std::string page;
   try {
@@ -44,7 +48,7 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
         "says",
         file.string(), error.what());
   }
-  io::write_file(out, page);
+  io::write_whole(out, page);
   print_text("{}\n", out.string());
 }
 
@@ -93,7 +97,9 @@ void run(const ReportFlags& flags) {
     return write_described_page(flags, run);
   }
   const bool is_own = flags.out.empty();  // RUN/report.html, which moe train writes anyway
-  if (!is_own) {
+  if (is_own) {
+    io::check_is_own_page(run / "report.html");
+  } else {
     check_out(flags);
   }
   const fs::path out = is_own ? run / "report.html" : flags.out;

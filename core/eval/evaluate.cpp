@@ -182,7 +182,9 @@ RunReport PreparedEvaluation::run(Runner& runner, bool is_last) {
 RunReport evaluate(const EvalSettings& settings, const EvalEvents& events) {
   std::vector<LoadedTask> tasks = load_requested_tasks(settings);
   if (!settings.out.empty()) {
-    check_output(report_files(settings.out, tasks), settings.force, "-o", input_files(settings));
+    const std::vector<std::filesystem::path> files = report_files(settings.out, tasks);
+    check_output(files, settings.force, "-o", input_files(settings));
+    check_own_output(files);
   }
   const OtherRun other =
       settings.against.empty() ? OtherRun() : read_run(settings.against, names_of(tasks));

@@ -12,6 +12,7 @@
 #include "core/eval/asked.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/output_list.h"
 #include "core/io/partial_file.h"
 #include "core/model/convert/upcycle.h"
 #include "core/route/counters_json.h"
@@ -197,11 +198,18 @@ void check_sweep_output(const EvalSettings& settings, const std::vector<SweepVal
   const auto cache = response_file(settings);
   const bool goes_on = cache && cache->ends_with_run && fs::exists(cache->file);
   const std::vector<fs::path> inputs = input_files(settings);
-  check_output({settings.out / "sweep.json", settings.out / "sweep.html"}, settings.force, "-o",
-               inputs);
+  const std::vector<fs::path> of_sweep = {settings.out / "sweep.json", settings.out / "sweep.html"};
+  check_output(of_sweep, settings.force, "-o", inputs);
+  check_own_output(of_sweep);
   for (const auto& value : values) {
-    check_output(report_files(settings.out / value.name, tasks), settings.force || goes_on, "-o",
-                 inputs);
+    const fs::path folder = settings.out / value.name;
+    if (fs::is_symlink(folder)) {
+      throw UserError("{}: is a link to {}; put the folder itself there, or give another -o",
+                      folder.string(), fs::read_symlink(folder).string());
+    }
+    const std::vector<fs::path> files = report_files(folder, tasks);
+    check_output(files, settings.force || goes_on, "-o", inputs);
+    check_own_output(files);
   }
 }
 
@@ -296,6 +304,7 @@ SweepReport sweep(const EvalSettings& settings, const std::vector<SweepAxis>& ax
     add_row(report, value, run, settings.tasks);
   }
   if (!settings.out.empty() && settings.is_rank_zero()) {
+    io::add_to_output_list(settings.out, {"sweep.html", "sweep.json"});
     io::write_whole(settings.out / "sweep.html", sweep_page(report));
     io::write_whole(settings.out / "sweep.json", sweep_json(report).dump(2) + "\n");
   }

@@ -5,12 +5,15 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
+#include "core/io/output_list.h"
 #include "core/io/paths.h"
 #include "core/io/staging_area.h"
 
 namespace moe::io {
 
 namespace fs = std::filesystem;
+
+using Slot = StagingArea::Slot;
 
 namespace {
 
@@ -31,15 +34,16 @@ void check_replaceable(const fs::path& out, bool force) {
   }
   check_not_mounted(out);
   check_removable(out);
+  check_written_by_moe(out);
 }
 
 // Whether a kill between the two renames of replace() left the folder that was OUT in `area`.
 // UserError where it may not be put back, or is the only copy beside another OUT.
 bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
-  if (!is_taken(area.replaced())) {
+  if (!area.has(Slot::kOld)) {
     return false;
   }
-  if (!is_taken(out)) {
+  if (!area.has(Slot::kOut)) {
     if (!force) {
       throw UserError(
           "{0}: a run was killed while it replaced it, the old one is {1}; rename that, or give "
@@ -49,7 +53,7 @@ bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
     check_removable(area.replaced());
     return true;
   }
-  if (is_taken(area.fresh())) {  // so the run that moved it away did not put its own there
+  if (area.has(Slot::kNew)) {  // so the run that moved it away did not put its own there
     throw UserError(
         "{}: was made after a run was killed that had moved the one before to {}; move that one, "
         "or give another output folder",
@@ -69,8 +73,39 @@ void sync_tree(const fs::path& folder) {
   sync_folder(folder);
 }
 
+// The old and the new change names in one step where the file system can; the old one is removed
+// last of all, with the area.
+void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
+  if (!area.has(Slot::kOut)) {
+    if (!area.rename(Slot::kNew, Slot::kOut, RENAME_NOREPLACE)) {
+      area.rename(Slot::kNew, Slot::kOut);
+    }
+    return;
+  }
+  if (!force) {
+    throw UserError("{}: was made by another while this run wrote", out.string());
+  }
+  check_replaceable(out, force);  // it may be another than at the start
+  if (area.rename(Slot::kNew, Slot::kOut, RENAME_EXCHANGE)) {
+    return;
+  }
+  area.rename(Slot::kOut, Slot::kOld);
+  try {
+    area.rename(Slot::kNew, Slot::kOut);
+  } catch (const fs::filesystem_error& error) {
+    std::string where;
+    try {
+      area.rename(Slot::kOld, Slot::kOut);
+    } catch (const fs::filesystem_error&) {
+      where = "; the one before is " + area.replaced().string();
+    }
+    throw UserError("{}: cannot be put in place: {}{}", out.string(), error.code().message(),
+                    where);
+  }
+}
+
 // What is left is marked: the next run removes it.
-void remove_quietly(StagingArea area) {
+void remove_quietly(StagingArea& area) {
   try {
     area.remove();
   } catch (const std::exception&) {
@@ -84,17 +119,17 @@ StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), fo
     std::optional<StagingArea> left = StagingArea::find(out_);
     check_replaceable(out_, force_);
     if (left && finds_replaced(*left, out_, force_)) {
-      fs::rename(left->replaced(), out_);
+      left->rename(Slot::kOld, Slot::kOut);
       sync_folder(parent_folder(out_));
     }
     StagingArea area = StagingArea::emptied(std::move(left), out_);
     partial_ = area.fresh();
     replaced_ = area.replaced();
-    std::error_code error;
-    fs::create_directory(partial_, error);
-    if (error) {
-      remove_quietly(std::move(area));
-      throw fs::filesystem_error("mkdir", partial_, error);
+    try {
+      area.make_fresh();
+    } catch (const fs::filesystem_error&) {
+      remove_quietly(area);
+      throw;
     }
     lock_ = area.release();
     owns_partial_ = true;
@@ -104,8 +139,12 @@ StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), fo
 }
 
 StagedFolder::~StagedFolder() {
-  if (owns_partial_) {
-    remove_quietly(StagingArea(out_, std::move(lock_)));
+  if (!owns_partial_) {
+    return;
+  }
+  try {
+    StagingArea(out_, std::move(lock_)).remove();
+  } catch (const std::exception&) {  // marked: the next run removes it
   }
 }
 
@@ -117,6 +156,7 @@ void StagedFolder::write_text(const std::string& name, const std::string& text) 
 
 void StagedFolder::commit() {
   MOE_CHECK(owns_partial_, "{} was committed before", out_.string());
+  write_output_list(partial_);
   sync_tree(partial_);
   std::string failure;
   try {
@@ -142,30 +182,15 @@ void StagedFolder::commit() {
   }
 }
 
-// The old and the new change names in one step where the file system can; the old one is removed
-// last of all, with the area.
 void StagedFolder::replace() {
-  if (!is_taken(out_)) {
-    if (!rename_with(partial_, out_, RENAME_NOREPLACE)) {
-      fs::rename(partial_, out_);
-    }
-    return;
+  StagingArea area(out_, std::move(lock_));
+  try {
+    put_in_place(area, out_, force_);
+  } catch (...) {
+    lock_ = area.release();
+    throw;
   }
-  if (!force_) {
-    throw UserError("{}: was made by another while this run wrote", out_.string());
-  }
-  check_replaceable(out_, force_);  // it may be another than at the start
-  if (rename_with(partial_, out_, RENAME_EXCHANGE)) {
-    return;
-  }
-  fs::rename(out_, replaced_);
-  std::error_code error, restored;
-  fs::rename(partial_, out_, error);
-  if (error) {
-    fs::rename(replaced_, out_, restored);
-    throw UserError("{}: cannot be put in place: {}{}", out_.string(), error.message(),
-                    restored ? "; the one before is " + replaced_.string() : "");
-  }
+  lock_ = area.release();
 }
 
 }  // namespace moe::io

@@ -1,5 +1,6 @@
 #include "core/io/staging_area.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -8,7 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <span>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
@@ -48,31 +52,114 @@ bool is_own_folder(const Descriptor& folder) {
   return ::fstat(folder.get(), &status) == 0 && status.st_uid == ::geteuid();
 }
 
-bool has_marker(const fs::path& folder, const fs::path& out) {
-  const fs::path marker = folder / kMarker;
-  std::error_code error;
-  if (!fs::is_regular_file(fs::symlink_status(marker, error))) {
+[[noreturn]] void throw_errno(const char* call, const fs::path& path) {
+  throw fs::filesystem_error(call, path, std::error_code(errno, std::generic_category()));
+}
+
+// The folder `name` in `parent`, not what a link of that name points to. Check is_open().
+Descriptor open_folder_at(int parent, const std::string& name) {
+  return Descriptor(
+      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+bool is_taken_at(int parent, const std::string& name) {
+  struct stat status {};
+  return ::fstatat(parent, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+// The folder that `out` is in; not open where there is none. From `root` on no link is followed.
+Descriptor open_parent(const fs::path& out, const fs::path& root) {
+  fs::path reached = root.empty() ? parent_folder(out) : root;
+  fs::path below;
+  if (!root.empty()) {
+    below = parent_folder(out).lexically_relative(root.lexically_normal());
+    MOE_CHECK(!below.empty() && *below.begin() != "..", "{} is not below {}", out.string(),
+              root.string());
+  }
+  Descriptor folder(::open(reached.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  for (const auto& part : below) {
+    if (!folder.is_open() || part == ".") {
+      continue;
+    }
+    reached /= part;
+    Descriptor next(
+        ::openat(folder.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    const int error = errno;
+    if (!next.is_open() && is_taken_at(folder.get(), part.string())) {
+      throw UserError(
+          "{}: is a link or no folder, and nothing is removed or replaced through it; put the "
+          "folder itself there, or give another output folder",
+          reached.string());
+    }
+    folder = std::move(next);
+    errno = error;
+  }
+  if (!folder.is_open() && errno != ENOENT) {
+    throw_errno("open", reached);
+  }
+  return folder;
+}
+
+std::vector<std::string> names_in(const Descriptor& folder) {
+  Descriptor again(::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  DIR* stream = again.is_open() ? ::fdopendir(again.get()) : nullptr;
+  std::vector<std::string> names;
+  if (stream != nullptr) {
+    again.release();  // closedir() closes it
+    while (const dirent* entry = ::readdir(stream)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") {
+        names.push_back(name);
+      }
+    }
+    ::closedir(stream);
+  }
+  return names;
+}
+
+// Removes the file or folder `name` of `parent` with all that it holds, following no link. `path`
+// is its path for errors. Nothing happens if there is none.
+void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
+  if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) {
+    return;
+  }
+  if (errno != EISDIR && errno != EPERM) {
+    throw_errno("unlink", path);
+  }
+  const Descriptor folder = open_folder_at(parent, name);
+  if (!folder.is_open()) {
+    throw_errno("open", path);
+  }
+  for (const auto& entry : names_in(folder)) {
+    remove_tree_at(folder.get(), entry, path / entry);
+  }
+  if (::unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
+    throw_errno("rmdir", path);
+  }
+}
+
+bool has_marker(const Descriptor& folder, const fs::path& out) {
+  const Descriptor marker(
+      ::openat(folder.get(), kMarker, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  if (!marker.is_open() || ::fstat(marker.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
     return false;
   }
   const std::string head = marker_head(out);
-  return read_file_start(marker, head.size()) == head;
+  std::string text(head.size(), '\0');
+  return ::pread(marker.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
+         text == head;
 }
 
 // A name in `folder` that is none of `known`.
-std::optional<std::string> foreign_name(const fs::path& folder,
+std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const auto& name : names_in(folder)) {
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       return name;
     }
   }
   return std::nullopt;
-}
-
-// The folder, not what a link of its name points to.
-Descriptor open_folder(const fs::path& folder) {
-  return Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 void lock(const Descriptor& folder, const fs::path& out) {
@@ -82,11 +169,13 @@ void lock(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// Whether `folder` still has the name `path`: it may have been renamed or removed before its lock.
-bool has_name(const Descriptor& folder, const fs::path& path) {
+// Whether `folder` still is `name` in `parent`: it may have been renamed or removed before its
+// lock.
+bool has_name(const Descriptor& folder, const Descriptor& parent, const std::string& name) {
   struct stat held {
   }, named{};
-  return ::fstat(folder.get(), &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+  return ::fstat(folder.get(), &held) == 0 &&
+         ::fstatat(parent.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
@@ -98,23 +187,24 @@ bool has_name(const Descriptor& folder, const fs::path& path) {
 }
 
 // A marked folder holds what is ours and nothing else.
-void check_content(const fs::path& folder, const fs::path& out) {
+void check_content(const Descriptor& folder, const fs::path& out) {
   if (const auto name = foreign_name(folder, {kMarker, "new", "old"})) {
     throw UserError(
         "{}: holds '{}' beside an unfinished write of {}; move that, or give another output "
         "folder",
-        folder.string(), printable(*name), out.string());
+        area_of(out).string(), printable(*name), out.string());
   }
 }
 
 // The folder without a name of ours yet, made now or left by a process that died right after; it
 // holds nothing but, at most, the marker.
-Descriptor make_unmarked(const fs::path& folder, const fs::path& out) {
+Descriptor make_unmarked(const Descriptor& parent, const fs::path& folder, const fs::path& out) {
+  const std::string name = folder.filename().string();
   for (;;) {
-    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-      throw fs::filesystem_error("mkdir", folder, std::error_code(errno, std::generic_category()));
+    if (::mkdirat(parent.get(), name.c_str(), 0777) != 0 && errno != EEXIST) {
+      throw_errno("mkdir", folder);
     }
-    Descriptor handle = open_folder(folder);
+    Descriptor handle = open_folder_at(parent.get(), name);
     if (!handle.is_open() && errno == ENOENT) {
       continue;
     }
@@ -122,15 +212,38 @@ Descriptor make_unmarked(const fs::path& folder, const fs::path& out) {
       throw_in_the_way(folder, out);
     }
     lock(handle, out);
-    if (!has_name(handle, folder)) {
+    if (!has_name(handle, parent, name)) {
       continue;
     }
-    if (foreign_name(folder, {kMarker})) {
+    if (foreign_name(handle, {kMarker})) {
       throw_in_the_way(folder, out);
     }
     return handle;
   }
 }
+
+void write_marker(const Descriptor& folder, const fs::path& path, const fs::path& out) {
+  const fs::path file = path / kMarker;
+  const Descriptor marker(
+      ::openat(folder.get(), kMarker, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!marker.is_open()) {
+    throw_write_error(errno, file);
+  }
+  const std::string text = marker_text(out);
+  write_all(marker, std::as_bytes(std::span(text)), file);
+  sync(marker, file);
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
+    throw_write_error(errno, path);
+  }
+}
+
+// renameat2 between two open folders: false where the flag is unknown.
+bool rename_at(int from_folder, const std::string& from, int to_folder, const std::string& to,
+               unsigned flag) {
+  return ::renameat2(from_folder, from.c_str(), to_folder, to.c_str(), flag) == 0;
+}
+
+bool is_unknown_flag(int error) { return error == EINVAL || error == ENOSYS || error == ENOTSUP; }
 
 }  // namespace
 
@@ -154,140 +267,190 @@ Descriptor lock_folder(const fs::path& folder, const fs::path& out) {
   return handle;
 }
 
-bool rename_with(const fs::path& from, const fs::path& to, unsigned flag) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flag) == 0) {
-    return true;
-  }
-  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) {
-    return false;
-  }
-  throw fs::filesystem_error("rename", from, to, std::error_code(errno, std::generic_category()));
-}
+StagingArea::StagingArea(fs::path out, Descriptor handle)
+    : StagingArea(out, open_parent(out, {}), std::move(handle)) {}
 
-StagingArea::StagingArea(fs::path out, Descriptor lock)
-    : out_(std::move(out)), folder_(area_of(out_)), lock_(std::move(lock)) {}
+StagingArea::StagingArea(fs::path out, Descriptor parent, Descriptor handle)
+    : out_(std::move(out)),
+      folder_(area_of(out_)),
+      parent_(std::move(parent)),
+      handle_(std::move(handle)) {}
 
-std::optional<StagingArea> StagingArea::find(const fs::path& out) {
+std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path& root) {
   const fs::path folder = area_of(out);
-  for (;;) {
-    Descriptor handle = open_folder(folder);
+  const std::string name = folder.filename().string();
+  Descriptor parent = open_parent(out, root);
+  while (parent.is_open()) {
+    Descriptor handle = open_folder_at(parent.get(), name);
     const int error = handle.is_open() ? 0 : errno;
-    if (!is_taken(folder)) {
+    if (!is_taken_at(parent.get(), name)) {
       return std::nullopt;
     }
     if (error == ENOENT) {
-      continue;  // it came meanwhile
+      continue;  // it was made meanwhile
     }
     if (error != 0 && error != ENOTDIR && error != ELOOP) {
-      throw fs::filesystem_error("open", folder, std::error_code(error, std::generic_category()));
+      errno = error;
+      throw_errno("open", folder);
     }
-    if (error != 0 || !is_own_folder(handle) || !has_marker(folder, out)) {
-      if (is_taken(folder)) {
+    if (error != 0 || !is_own_folder(handle) || !has_marker(handle, out)) {
+      if (is_taken_at(parent.get(), name)) {
         throw_in_the_way(folder, out);
       }
-      continue;  // it went meanwhile
+      continue;  // it was removed meanwhile
     }
     lock(handle, out);
-    if (!has_name(handle, folder)) {
+    if (!has_name(handle, parent, name)) {
       continue;
     }
-    check_content(folder, out);
-    return StagingArea(out, std::move(handle));
+    check_content(handle, out);
+    return StagingArea(out, std::move(parent), std::move(handle));
   }
+  return std::nullopt;
 }
 
-StagingArea StagingArea::create(const fs::path& out) {
+StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
   const fs::path unmarked = unmarked_area_of(out), folder = area_of(out);
-  Descriptor handle = make_unmarked(unmarked, out);
+  const std::string unmarked_name = unmarked.filename().string(), name = folder.filename().string();
+  Descriptor parent = open_parent(out, root);
+  if (!parent.is_open()) {
+    throw_errno("open", parent_folder(out));
+  }
+  Descriptor handle = make_unmarked(parent, unmarked, out);
   try {
-    write_file(unmarked / kMarker, marker_text(out));
-    sync_folder(unmarked);  // a power loss may keep the name below and lose what was not synced
-    if (!rename_with(unmarked, folder, RENAME_NOREPLACE)) {
-      fs::rename(unmarked, folder);  // fails where a folder with anything in it is
+    write_marker(handle, unmarked, out);  // synced: a power loss may keep the name below alone
+    if (!rename_at(parent.get(), unmarked_name, parent.get(), name, RENAME_NOREPLACE) &&
+        (!is_unknown_flag(errno) ||
+         !rename_at(parent.get(), unmarked_name, parent.get(), name, 0))) {
+      throw_errno("rename", folder);  // also where a folder with anything in it has the name
     }
   } catch (const std::exception&) {
-    std::error_code ignored;
-    fs::remove(unmarked / kMarker, ignored);
-    fs::remove(unmarked, ignored);
-    if (is_taken(folder)) {
+    ::unlinkat(handle.get(), kMarker, 0);
+    ::unlinkat(parent.get(), unmarked_name.c_str(), AT_REMOVEDIR);
+    if (is_taken_at(parent.get(), name)) {
       throw UserError(
           "{}: another run is writing it now; wait for it or give another output folder",
           out.string());
     }
     throw;
   }
-  return StagingArea(out, std::move(handle));
+  return StagingArea(out, std::move(parent), std::move(handle));
 }
 
-StagingArea StagingArea::emptied(std::optional<StagingArea> left, const fs::path& out) {
+StagingArea StagingArea::emptied(std::optional<StagingArea> left, const fs::path& out,
+                                 const fs::path& root) {
   if (!left) {
     fs::create_directories(parent_folder(out));
-    return create(out);
+    return create(out, root);
   }
   left->clear();
   return std::move(*left);
 }
 
+std::pair<int, std::string> StagingArea::location(Slot slot) const {
+  return slot == Slot::kOut
+             ? std::pair(parent_.get(), out_.filename().string())
+             : std::pair(handle_.get(), std::string(slot == Slot::kNew ? "new" : "old"));
+}
+
+bool StagingArea::has(Slot slot) const {
+  const auto [folder, name] = location(slot);
+  return is_taken_at(folder, name);
+}
+
+void StagingArea::make_fresh() const {
+  if (::mkdirat(handle_.get(), "new", 0777) != 0) {
+    throw_errno("mkdir", fresh());
+  }
+}
+
+bool StagingArea::rename(Slot from, Slot to, unsigned flag) const {
+  const auto [from_folder, from_name] = location(from);
+  const auto [to_folder, to_name] = location(to);
+  if (rename_at(from_folder, from_name, to_folder, to_name, flag)) {
+    return true;
+  }
+  if (flag != 0 && is_unknown_flag(errno)) {
+    return false;
+  }
+  throw_errno("rename", out_);
+}
+
 void StagingArea::clear() const {
-  fs::remove_all(fresh());
-  fs::remove_all(replaced());
+  remove_tree_at(handle_.get(), "new", fresh());
+  remove_tree_at(handle_.get(), "old", replaced());
 }
 
 void StagingArea::remove() {
   clear();
   // Never without both marker and name of ours: a kill here leaves what the next run takes over.
-  fs::path folder = folder_;
-  const fs::path unmarked = unmarked_area_of(out_);
-  std::error_code error;
-  if (!is_taken(unmarked)) {
-    fs::rename(folder, unmarked, error);
-    folder = error ? folder : unmarked;
+  std::string name = folder_.filename().string();
+  const std::string unmarked = unmarked_area_of(out_).filename().string();
+  if (!is_taken_at(parent_.get(), unmarked) &&
+      rename_at(parent_.get(), name, parent_.get(), unmarked, 0)) {
+    name = unmarked;
   }
-  fs::remove(folder / kMarker);
-  fs::remove(folder);
-  lock_ = Descriptor();
+  remove_tree_at(handle_.get(), kMarker, folder_ / kMarker);
+  if (::unlinkat(parent_.get(), name.c_str(), AT_REMOVEDIR) != 0) {
+    throw_errno("rmdir", folder_);
+  }
+  handle_ = Descriptor();
 }
 
-void StagingArea::disown() const { fs::remove(folder_ / kMarker); }
+void StagingArea::disown() const { remove_tree_at(handle_.get(), kMarker, folder_ / kMarker); }
 
 std::optional<fs::path> find_replaced(const fs::path& out) {
-  const fs::path old = StagingArea(normalized(out), Descriptor()).replaced();
+  const fs::path old = area_of(normalized(out)) / "old";
   std::error_code error;
   return fs::is_directory(old, error) ? std::optional(old) : std::nullopt;
 }
 
 void check_stageable(const fs::path& out) {
   const fs::path whole = normalized(out), folder = area_of(whole);
-  const Descriptor handle = open_folder(folder);
+  const Descriptor handle = open_folder_at(AT_FDCWD, folder.string());
   if (!is_taken(folder)) {
     return;
   }
-  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(folder, whole)) {
+  if (!handle.is_open() || !is_own_folder(handle) || !has_marker(handle, whole)) {
     throw_in_the_way(folder, whole);
   }
-  check_content(folder, whole);
+  check_content(handle, whole);
 }
 
-void remove_empty_area(const fs::path& out) {
+void remove_leftovers(const fs::path& out, const fs::path& root) {
+  const fs::path whole = normalized(out);
   try {
-    auto left = StagingArea::find(normalized(out));
-    if (left && !is_taken(left->fresh()) && !is_taken(left->replaced())) {
+    if (auto left = StagingArea::find(whole, root)) {
+      if (left->has(StagingArea::Slot::kOld) && !left->has(StagingArea::Slot::kOut)) {
+        return;
+      }
       left->remove();
     }
-  } catch (const UserError&) {  // somebody's, or another process is at work there
+    if (is_taken(unmarked_area_of(whole))) {  // taken over, as any next write would
+      StagingArea::emptied(std::nullopt, whole, root).remove();
+    }
+  } catch (const UserError&) {  // not ours, or another process works there
   } catch (const fs::filesystem_error&) {
   }
 }
 
-void remove_whole(const fs::path& folder) {
+void remove_whole(const fs::path& folder, const fs::path& root) {
   const fs::path whole = normalized(folder);
-  auto left = StagingArea::find(whole);
-  if (!left && !is_taken(whole)) {
+  auto left = StagingArea::find(whole, root);
+  struct stat status {};
+  const Descriptor parent = open_parent(whole, root);
+  const bool is_there = parent.is_open() && ::fstatat(parent.get(), whole.filename().c_str(),
+                                                      &status, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!left && !is_there) {
     return;
   }
-  StagingArea area = StagingArea::emptied(std::move(left), whole);
-  if (is_taken(whole)) {
-    fs::rename(whole, area.fresh());
+  if (is_there && !S_ISDIR(status.st_mode)) {
+    throw UserError("{}: is no folder but a link or a file, and is not removed; move it",
+                    whole.string());
+  }
+  StagingArea area = StagingArea::emptied(std::move(left), whole, root);
+  if (is_there) {
+    area.rename(StagingArea::Slot::kOut, StagingArea::Slot::kNew);
     sync_folder(parent_folder(whole));
   }
   area.remove();

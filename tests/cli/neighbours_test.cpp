@@ -1,8 +1,14 @@
-// What lies beside an output and is somebody else's stays, byte for byte, whatever its name.
+// Files and folders that moe did not write stay as they are: beside an output, in it, behind links,
+// and under the names that moe uses.
 
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <functional>
 #include <map>
 
 #include "tests/support/catch.h"
+#include "tests/support/places.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -18,19 +24,52 @@ using test::TempDir;
 using test::write_file;
 namespace fs = std::filesystem;
 
-// File -> what it holds.
-using Files = std::map<fs::path, std::string>;
+// Path -> type, mode, inode, time of change, and content or target of a link.
+using Fingerprints = std::map<fs::path, std::string>;
 
-void write_files(const Files& files) {
-  for (const auto& [file, text] : files) {
-    write_file(file, text);
+std::string fingerprint(const fs::path& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) {
+    return "is gone";
   }
+  std::string text = fmt::format("mode {:o}, inode {}", status.st_mode, status.st_ino);
+  if (S_ISREG(status.st_mode)) {
+    text += fmt::format(", changed {}.{:09}, ", status.st_mtim.tv_sec, status.st_mtim.tv_nsec) +
+            read_file(path);
+  } else if (S_ISLNK(status.st_mode)) {
+    text += ", to " + fs::read_symlink(path).string();
+  }
+  return text;
 }
 
-void check_untouched(const Files& files) {
+// Of `roots` and everything below them.
+Fingerprints fingerprints(const std::vector<fs::path>& roots) {
+  Fingerprints found;
+  for (const auto& root : roots) {
+    found[root] = fingerprint(root);
+    if (fs::is_directory(fs::symlink_status(root))) {
+      for (const auto& entry : fs::recursive_directory_iterator(root)) {
+        found[entry.path()] = fingerprint(entry.path());
+      }
+    }
+  }
+  return found;
+}
+
+// Writes `files` and returns their fingerprints.
+Fingerprints write_bait(const std::map<fs::path, std::string>& files) {
+  std::vector<fs::path> paths;
   for (const auto& [file, text] : files) {
-    INFO(file.string());
-    CHECK(read_file(file) == text);
+    write_file(file, text);
+    paths.push_back(file);
+  }
+  return fingerprints(paths);
+}
+
+void check_untouched(const Fingerprints& before) {
+  for (const auto& [path, print] : before) {
+    INFO(path.string());
+    CHECK(fingerprint(path) == print);
   }
 }
 
@@ -67,19 +106,21 @@ void check_refused(const RunResult& result, const std::string& part) {
 TEST_CASE("folders named like ours beside an output are not removed, nor by a refused command",
           "[cli]") {
   const World world;
-  const Files bait = {{world.dir / "out.partial/thesis.txt", "years"},
-                      {world.dir / "out.partial/new/thesis.txt", "years"},
-                      {world.dir / "out.replaced/thesis.txt", "years"}};
-  write_files(bait);
+  const Fingerprints bait = write_bait({{world.dir / "out.partial/thesis.txt", "years"},
+                                        {world.dir / "out.partial/new/thesis.txt", "years"},
+                                        {world.dir / "out.replaced/thesis.txt", "years"}});
   const std::string words = "is in the way of writing " + world.path("out");
   check_refused(world.upcycle({"-o", world.path("out")}), words);
   check_refused(run_moe({"init", world.path("dense"), "-o", world.path("out"), "--quiet"}), words);
   CHECK_FALSE(fs::exists(world.dir / "out"));
-  write_file(world.dir / "out/mine", "x");
+  fs::rename(world.dir / "out.partial", world.dir / "away");
+  REQUIRE(world.upcycle({"-o", world.path("out")}).exit_code == 0);
+  fs::rename(world.dir / "away", world.dir / "out.partial");
+  const Fingerprints out = fingerprints({world.dir / "out"});
   check_refused(world.upcycle({"-o", world.path("out")}), words);
   check_refused(world.upcycle({"-o", world.path("out"), "--force"}), words);
   check_untouched(bait);
-  CHECK(read_file(world.dir / "out/mine") == "x");
+  check_untouched(out);
   fs::rename(world.dir / "out.partial", world.dir / "away");  // as the sentence says
   const auto result = world.upcycle({"-o", world.path("out"), "--force"});
   INFO(result.err);
@@ -92,10 +133,10 @@ TEST_CASE("folders named like ours beside an output are not removed, nor by a re
 TEST_CASE("files named like half-made ones in the folder of the token cache stay", "[cli]") {
   const World world;
   const std::string key(32, 'a');
-  const Files bait = {{world.dir / "cache/thesis.partial-draft", "years"},
-                      {world.dir / ("cache/" + key + ".tokens.partial-thesis"), "years"},
-                      {world.dir / "cache/thesis.tokens.partial-a1b2c3", "moe part"}};
-  write_files(bait);
+  const Fingerprints bait =
+      write_bait({{world.dir / "cache/thesis.partial-draft", "years"},
+                  {world.dir / ("cache/" + key + ".tokens.partial-thesis"), "years"},
+                  {world.dir / "cache/thesis.tokens.partial-a1b2c3", "moe part"}});
   const auto result = world.train({"-o", world.path("run"), "--cache", world.path("cache")});
   INFO(result.err);
   CHECK(result.exit_code == 0);
@@ -105,11 +146,10 @@ TEST_CASE("files named like half-made ones in the folder of the token cache stay
 TEST_CASE("files named like half-made pages and settings stay", "[cli]") {
   const World world;
   REQUIRE(world.train({"-o", world.path("run")}).exit_code == 0);
-  const Files bait = {{world.dir / "page.html.new", "years"},
-                      {world.dir / "page.html.partial", "years"},
-                      {world.dir / "run/report.html.new", "years"},
-                      {world.dir / "run/settings.toml.new", "years"}};
-  write_files(bait);
+  const Fingerprints bait = write_bait({{world.dir / "page.html.new", "years"},
+                                        {world.dir / "page.html.partial", "years"},
+                                        {world.dir / "run/report.html.new", "years"},
+                                        {world.dir / "run/settings.toml.new", "years"}});
   CHECK(run_moe({"report", world.path("run"), "-o", world.path("page.html")}).exit_code == 0);
   CHECK(run_moe({"report", world.path("run")}).exit_code == 0);
   CHECK(world.train({"-o", world.path("run")}).exit_code == 0);
@@ -120,19 +160,23 @@ TEST_CASE("moe train --force removes what the run before made, and nobody else's
   const World world;
   const std::vector<std::string> save = {"-o", world.path("run"), "--save-every", "1"};
   REQUIRE(world.train(save).exit_code == 0);
-  const Files bait = {{world.dir / "run/mine.txt", "years"},
-                      {world.dir / "run/checkpoints/best/thesis.txt", "years"},
-                      {world.dir / "run/checkpoints/step-1.removed/thesis.txt", "years"},
-                      {world.dir / "run/events.out.tfevents.1.theirs", "years"}};
-  write_files(bait);
-  write_file(world.dir / "run/checkpoints/step-2/rows.jsonl", read_file(world.dir / "rows.jsonl"));
+  const Fingerprints bait =
+      write_bait({{world.dir / "run/mine.txt", "years"},
+                  {world.dir / "run/checkpoints/best/thesis.txt", "years"},
+                  {world.dir / "run/checkpoints/step-1.removed/thesis.txt", "years"},
+                  {world.dir / "run/events.out.tfevents.1.theirs", "years"}});
+  const fs::path added = world.dir / "run/checkpoints/step-2/rows.jsonl";
+  write_file(added, read_file(world.dir / "rows.jsonl"));
   check_refused(world.train({"-o", world.path("run"), "--force", "--data",
                              world.path("run/checkpoints/step-2/rows.jsonl")}),
                 "step-2/rows.jsonl lies inside it and would be removed");
   check_refused(world.train({"-o", world.path("run"), "--force", "--eval-data",
                              world.path("run/checkpoints/step-2/rows.jsonl")}),
                 "step-2/rows.jsonl lies inside it and would be removed");
+  check_refused(world.train({"-o", world.path("run"), "--force"}),
+                added.string() + ": is not in the list of what the run made there");
   CHECK(fs::exists(world.dir / "run/final"));
+  fs::remove(added);
   const auto result = world.train({"-o", world.path("run"), "--force", "--seed", "3"});
   INFO(result.err);
   CHECK(result.exit_code == 0);
@@ -143,9 +187,8 @@ TEST_CASE("moe train --force removes what the run before made, and nobody else's
 
 TEST_CASE("moe train --force begins in a folder of others, not in place of their files", "[cli]") {
   const World world;
-  Files bait = {{world.dir / "run/mine.txt", "years"},
-                {world.dir / "run/checkpoints/best/thesis.txt", "years"}};
-  write_files(bait);
+  const Fingerprints bait = write_bait({{world.dir / "run/mine.txt", "years"},
+                                        {world.dir / "run/checkpoints/best/thesis.txt", "years"}});
   write_file(world.dir / "run/metrics.jsonl", "years");
   check_refused(world.train({"-o", world.path("run"), "--force"}),
                 "run/metrics.jsonl: is not in the list of what a run of moe made there");
@@ -162,11 +205,10 @@ TEST_CASE("no --force removes what the command reads, its working folder or the 
   const World world;
   REQUIRE(world.upcycle({"-o", world.path("out")}).exit_code == 0);
   REQUIRE(world.train({"-o", world.path("run")}).exit_code == 0);
-  const Files inputs = {
-      {world.dir / "out/text.txt", "a text"},
-      {world.dir / "out/mine.json", read_file(world.dir / "dense/config.json")},
-      {world.dir / "run/metrics.jsonl", read_file(world.dir / "run/metrics.jsonl")}};
-  write_files(inputs);
+  const Fingerprints inputs =
+      write_bait({{world.dir / "out/text.txt", "a text"},
+                  {world.dir / "out/mine.json", read_file(world.dir / "dense/config.json")},
+                  {world.dir / "run/metrics.jsonl", read_file(world.dir / "run/metrics.jsonl")}});
   const std::string inside = "lies inside it and would be removed";
   check_refused(run_moe({"init", world.path("out/mine.json"), "-o", world.path("out"), "--force"}),
                 inside);
@@ -187,6 +229,167 @@ TEST_CASE("no --force removes what the command reads, its working folder or the 
   CHECK(fs::exists(world.dir / "out/model.safetensors"));
 }
 
+// A place for an output. `make` makes it and returns what of it moe did not write.
+struct Place {
+  const char* name;
+  std::function<std::vector<fs::path>(const World&, const fs::path& out)> make;
+};
+
+// Every name that a command gives to a file or folder of its own, made by others.
+void write_names_of_ours(const fs::path& folder) {
+  for (const char* name : {"config.json",
+                           "model.safetensors",
+                           "upcycle.json",
+                           "init.json",
+                           "checksums.json",
+                           "results.json",
+                           "samples_quiz.jsonl",
+                           "sweep.html",
+                           "sweep.json",
+                           "stats.json",
+                           "settings.toml",
+                           "inputs.json",
+                           "metrics.jsonl",
+                           "samples.jsonl",
+                           "starts.jsonl",
+                           "report.html",
+                           "trace.json",
+                           "page.html",
+                           "events.out.tfevents.1.2.moe",
+                           "final/config.json",
+                           "checkpoints/step-1/config.json",
+                           "checkpoints/step-2.partial/thesis",
+                           "texts/thesis.txt",
+                           "texts/quiz.jsonl",
+                           "moe/thesis.txt",
+                           "scores/dense/results.json",
+                           "cf=1/results.json",
+                           "cf=2/results.json"}) {
+    write_file(folder / name, fmt::format("{{\"of another\": \"{}\"}}\n", name));
+  }
+  write_file(folder / "notes.json", R"({"title": "t", "program": "p", "sections": []})");
+  write_file(folder / "notes.html", "<h1>mine</h1>\n");
+  fs::permissions(folder / "results.json", fs::perms(0444));
+  fs::permissions(folder / "report.html", fs::perms(0444));
+  fs::permissions(folder / "texts", fs::perms(0555));
+}
+
+void copy_run(const World& world, const fs::path& out) {
+  fs::copy(world.dir / "run", out, fs::copy_options::recursive);
+}
+
+// A copy of a run in which `name` is a link to the `name` of another run.
+std::vector<fs::path> link_to_other(const World& world, const fs::path& out,
+                                    const std::string& name) {
+  copy_run(world, out);
+  copy_run(world, world.dir / "other");
+  fs::remove_all(out / name);
+  fs::create_symlink(world.dir / "other" / name, out / name);
+  return {world.dir / "other", out / name};
+}
+
+const std::vector<Place>& places() {
+  static const std::vector<Place> all = {
+      {"a folder of others",
+       [](const World&, const fs::path& out) {
+         write_names_of_ours(out);
+         return std::vector<fs::path>{out};
+       }},
+      {"a folder of others with an empty list of a quickstart",
+       [](const World&, const fs::path& out) {
+         write_names_of_ours(out);
+         write_file(out / ".moe-quickstart", "");
+         return std::vector<fs::path>{out};
+       }},
+      {"a link to a folder of others",
+       [](const World& world, const fs::path& out) {
+         write_names_of_ours(world.dir / "theirs");
+         fs::create_directory_symlink(world.dir / "theirs", out);
+         return std::vector<fs::path>{world.dir / "theirs", out};
+       }},
+      {"a model of moe with a file added",
+       [](const World& world, const fs::path& out) {
+         fs::copy(world.dir / "mix", out, fs::copy_options::recursive);
+         write_file(out / "notes.txt", "years");
+         return std::vector<fs::path>{out};
+       }},
+      {"a run whose checkpoints are a link to those of another run",
+       [](const World& world, const fs::path& out) {
+         return link_to_other(world, out, "checkpoints");
+       }},
+      {"a run with a checkpoint that is a link",
+       [](const World& world, const fs::path& out) {
+         return link_to_other(world, out, "checkpoints/step-1");
+       }},
+      {"a run whose final folder is a link",
+       [](const World& world, const fs::path& out) { return link_to_other(world, out, "final"); }},
+      {"a run with files of others", [](const World& world, const fs::path& out) {
+         copy_run(world, out);
+         const std::vector<fs::path> theirs = {
+             out / "notes.txt", out / "checkpoints/step-1/notes.txt", out / "report.html",
+             out / "checkpoints/best/thesis", out / "events.out.tfevents.1.2.moe"};
+         for (const auto& file : theirs) {
+           write_file(file, "years");
+         }
+         return theirs;
+       }}};
+  return all;
+}
+
+TEST_CASE("no command changes what moe did not write, wherever its output goes", "[cli]") {
+  const World world;
+  const std::string tiny = (test::source_folder() / "recipes/tiny/model").string();
+  REQUIRE(
+      run_moe({"upcycle", tiny, "-o", world.path("mix"), "--experts", "2", "--quiet"}).exit_code ==
+      0);
+  REQUIRE(world.train({"-o", world.path("run"), "--save-every", "1"}).exit_code == 0);
+  write_file(world.dir / "quiz.jsonl",
+             R"({"question": "Who?", "choices": ["a", "b"], "answer": "a"})"
+             "\n");
+  const Place& place = places()[GENERATE(range(size_t{0}, size_t{8}))];
+  const fs::path out = world.dir / "out";
+  const Fingerprints before = fingerprints(place.make(world, out));
+  const std::string path = out.string(), mix = world.path("mix"), quiz = world.path("quiz.jsonl");
+  const std::vector<std::string> train = {"train",     world.path("dense"),
+                                          "--data",    world.path("rows.jsonl"),
+                                          "--threads", "1",
+                                          "--quiet",   "--save-every",
+                                          "1",         "--keep",
+                                          "1",         "-o",
+                                          path};
+  auto resume = train, begin_anew = train;
+  resume.insert(resume.end(), {"--steps", "2"});
+  begin_anew.insert(begin_anew.end(), {"--steps", "3", "--force"});
+  const std::vector<std::vector<std::string>> commands = {
+      {"upcycle", tiny, "--experts", "2", "-o", path, "--force", "--quiet"},
+      {"init", tiny, "-o", path, "--force", "--quiet"},
+      {"eval", mix, "--tasks", quiz, "-o", path, "--force", "--quiet"},
+      {"eval", mix, "--tasks", quiz, "-o", path, "--sweep", "cf=1,2", "--force", "--quiet"},
+      {"eval", mix, "--tasks", quiz, "--stats", path + "/stats.json", "--quiet"},
+      {"report", path},
+      {"report", path + "/notes.json"},
+      {"report", world.path("run"), "-o", path + "/page.html"},
+      {"bench", "upcycle", tiny, "-o", path, "--repeats", "1"},
+      {"inspect", path},
+      {"tokenize", path, "x"},
+      {"generate", path, "--prompt", "x", "--max-tokens", "1"},
+      {"route", path},
+      resume,
+      begin_anew};
+  for (const auto& words : commands) {
+    const RunResult result = run_moe(words);
+    INFO(place.name << ": moe " << fmt::format("{}", fmt::join(words, " ")) << ": " << result.err);
+    CHECK((result.exit_code == 0 || result.exit_code == 2));
+    check_untouched(before);
+  }
+  const RunResult quickstart = test::run_program(
+      "bash", {(test::source_folder() / "recipes/quickstart.sh").string(), path, "--short"},
+      "MOE=/bin/false");
+  INFO(place.name << ": quickstart: " << quickstart.err);
+  CHECK(quickstart.exit_code == 2);
+  check_untouched(before);
+}
+
 TEST_CASE("moe upcycle gives no file away that its model folder only links to", "[cli]") {
   const World world;
   write_file(world.dir / "key", "secret");
@@ -204,8 +407,8 @@ TEST_CASE("moe upcycle gives no file away that its model folder only links to", 
 
 TEST_CASE("an output that is a link is refused, and both ends of it stay", "[cli]") {
   const World world;
-  const Files theirs = {{world.dir / "real/thesis.txt", "years"}, {world.dir / "page", "years"}};
-  write_files(theirs);
+  const Fingerprints theirs =
+      write_bait({{world.dir / "real/thesis.txt", "years"}, {world.dir / "page", "years"}});
   fs::create_directory_symlink(world.dir / "real", world.dir / "out");
   check_refused(world.upcycle({"-o", world.path("out"), "--force"}),
                 "is a link to " + world.path("real"));

@@ -51,6 +51,12 @@ TEST_CASE("moe report draws a page that a JSON file describes", "[cli]") {
   CHECK(drawn.out == (dir / "page.html").string() + "\n");
   CHECK(says(read_file(dir / "page.html"), "two &lt;runs&gt;"));
   CHECK(run_moe({"report", page}).exit_code == 0);  // drawn anew, as a run's is
+  write_file(dir / "page.html", "<h1>mine</h1>");
+  const auto theirs = run_moe({"report", page});
+  CHECK(theirs.exit_code == 2);
+  CHECK(says(theirs.err, (dir / "page.html").string() + ": is not a page that moe wrote"));
+  CHECK(read_file(dir / "page.html") == "<h1>mine</h1>");
+  CHECK(run_moe({"report", page, "--force"}).exit_code == 0);
 
   write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
   const auto refused = run_moe({"report", page, "-o", (dir / "other.html").string()});

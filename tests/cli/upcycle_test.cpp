@@ -33,8 +33,8 @@ TEST_CASE("moe upcycle writes a folder, says so on stdout, and stays quiet when 
   CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 4 experts, router top2:cf=inf\n") == 0);
   CHECK(run.out.find("next         moe train " + out) != std::string::npos);
   CHECK(run.out.find("advice ") == std::string::npos);
-  CHECK(names_in(folder / "out") ==
-        std::vector<std::string>{"config.json", "model.safetensors", "upcycle.json"});
+  CHECK(names_in(folder / "out") == std::vector<std::string>{".moe-output", "config.json",
+                                                             "model.safetensors", "upcycle.json"});
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
 }
 

@@ -146,6 +146,7 @@ round_of_train() {  # RANKS
   (start_train "$place" "$1") >/dev/null 2>"$work/err" || fail "does not go on: $(cat "$work/err")"
   same_run "$place" "$1" || fail "another end"
   compgen -G "$place/run/*.partial" >/dev/null && fail "$(echo "$place"/run/*.partial) is left"
+  compgen -G "$place/run/checkpoints/*.partial" >/dev/null && fail "$(echo "$place"/run/checkpoints/*.partial) is left"
 }
 # Starts training on PROCESSES processes, by --ranks or by the environment of a launcher, and sets `pids`: those started here.
 start_processes() {  # PLACE PROCESSES HOW

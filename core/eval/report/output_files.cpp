@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/io/output_list.h"
 #include "core/io/paths.h"
 
 namespace moe::eval {
@@ -40,6 +41,18 @@ void check_output(const std::vector<fs::path>& files, bool force, const std::str
     }
     if (!is_writable(folder)) {
       throw UserError("{} {}: you may not write there; give another folder", flag, folder.string());
+    }
+  }
+}
+
+void check_own_output(const std::vector<fs::path>& files) {
+  for (const auto& file : files) {
+    const fs::path folder = file.parent_path();
+    if (fs::exists(file) && !io::is_listed_output(folder, file.filename().string())) {
+      throw UserError(
+          "{}: is not in the list of what moe wrote there ({}) and will not be replaced; move it, "
+          "or give another -o",
+          file.string(), (folder / io::kOutputList).string());
     }
   }
 }

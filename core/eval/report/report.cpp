@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/eval/report/output_files.h"
+#include "core/io/output_list.h"
 #include "core/io/partial_file.h"
 
 namespace moe::eval {
@@ -132,6 +133,11 @@ void write_report(const RunReport& report, const std::filesystem::path& out) {
   if (failure) {
     throw UserError("-o {}: cannot be made: {}", out.string(), failure.message());
   }
+  std::vector<std::string> names = {"results.json"};
+  for (const auto& task : report.tasks) {
+    names.push_back(samples_file(out, task.loaded.task).filename().string());
+  }
+  io::add_to_output_list(out, names);
   for (const auto& task : report.tasks) {
     io::write_whole(samples_file(out, task.loaded.task), samples_jsonl(task));
   }

@@ -10,11 +10,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <regex>
 #include <set>
 #include <span>
 
 #include "core/base/error.h"
+#include "core/train/run/made_list.h"
 
 namespace moe::train {
 namespace {
@@ -81,21 +81,23 @@ void add_numbers(const Json& object, const std::string& group, const std::set<st
   }
 }
 
-// "events.out.tfevents.1763800000.4242.moe": the name that a file of ours has. Event files of other
-// programs may lie beside it.
-bool is_ours(const std::string& name) {
-  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
-  return std::regex_match(name, ours);
+std::string event_name(int64_t start) {
+  return fmt::format("{}{}.{}.moe", kPrefix, start, ::getpid());
 }
 
-std::vector<fs::path> event_files_of_ours(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (is_ours(entry.path().filename().string())) {
-      files.push_back(entry.path());
+// The event files of the run. A run from before they were in its list has all of that form.
+std::vector<fs::path> event_files(const RunFolder& folder) {
+  std::vector<fs::path> listed, all;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    const std::string name = entry.path().filename().string();
+    if (is_event_name(name)) {
+      all.push_back(entry.path());
+      if (folder.has_made(name)) {
+        listed.push_back(entry.path());
+      }
     }
   }
-  return files;
+  return listed.empty() ? all : listed;
 }
 
 Descriptor open_events(const fs::path& file, int flags) {
@@ -179,9 +181,9 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
   return curves;
 }
 
-std::optional<EventFile> EventFile::go_on(const fs::path& folder, const EventMark& mark) {
+std::optional<EventFile> EventFile::go_on(const RunFolder& folder, const EventMark& mark) {
   std::optional<EventFile> found;
-  for (const auto& file : event_files_of_ours(folder)) {
+  for (const auto& file : event_files(folder)) {
     Descriptor descriptor = open_events(file, 0);
     if (found || !fits(descriptor, mark)) {
       continue;
@@ -201,20 +203,22 @@ std::optional<EventFile> EventFile::go_on(const fs::path& folder, const EventMar
   }
   // A TensorBoard that looks on has read beyond the cut. Under a new name it reads the file anew.
   const std::string name = found->file_.filename().string();
-  const std::string start = name.substr(0, name.find('.', kPrefix.size()));
-  const fs::path renamed = folder / fmt::format("{}.{}.moe", start, ::getpid());
-  fs::rename(found->file_, renamed);
-  found->file_ = renamed;
+  const std::string start =
+      name.substr(kPrefix.size(), name.find('.', kPrefix.size()) - kPrefix.size());
+  const fs::path renamed = folder.path() / event_name(std::stoll(start));
+  if (renamed != found->file_) {
+    folder.claim(renamed);
+    fs::rename(found->file_, renamed);
+    found->file_ = renamed;
+  }
   return found;
 }
 
-EventFile::EventFile(const fs::path& folder, double seconds) {
-  for (const auto& file : event_files_of_ours(folder)) {
-    fs::remove(file);
-  }
+EventFile::EventFile(const RunFolder& folder, double seconds) {
+  folder.remove_events();
   mark_.clock_s = now_s() - seconds;
-  file_ =
-      folder / fmt::format("{}{}.{}.moe", kPrefix, static_cast<int64_t>(mark_.clock_s), ::getpid());
+  file_ = folder.path() / event_name(static_cast<int64_t>(mark_.clock_s));
+  folder.claim(file_);
   descriptor_ = open_events(file_, O_CREAT | O_EXCL);
   if (!descriptor_.is_open()) {
     if (errno == ENOSPC || errno == EDQUOT) {

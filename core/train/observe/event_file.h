@@ -13,6 +13,7 @@
 
 #include "core/base/json.h"
 #include "core/io/file.h"
+#include "core/train/run/run_folder.h"
 
 namespace moe::train {
 
@@ -33,12 +34,13 @@ struct EventMark {
 
 class EventFile {
  public:
-  // Cuts the event file of ours in `folder` behind `mark` and goes on there. Nothing where none is
-  // as the mark says.
-  static std::optional<EventFile> go_on(const std::filesystem::path& folder, const EventMark& mark);
-  // Removes the event files of ours in `folder` and begins a new one. Its first steps took
-  // `seconds`: so long ago is its beginning. UserError when it cannot be written.
-  EventFile(const std::filesystem::path& folder, double seconds);
+  // Truncates the event file of the run behind `mark` and appends to it. Returns nothing if no file
+  // is as the mark says.
+  static std::optional<EventFile> go_on(const RunFolder& folder, const EventMark& mark);
+  // Removes the event files in the run's list and begins a new one, which is put into the list. Its
+  // first steps took `seconds`: so long ago is its beginning. Throws UserError if it cannot be
+  // written.
+  EventFile(const RunFolder& folder, double seconds);
 
   // UserError when the disk is full.
   void append(const Json& line);

@@ -131,7 +131,7 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
     });
   }
   if (state) {
-    events_ = EventFile::go_on(folder.path(), state->events);
+    events_ = EventFile::go_on(folder, state->events);
   }
   if (!events_) {
     make_events();
@@ -171,7 +171,7 @@ void MetricsLog::make_events() {
   for_each_line([&](const Json& line) {
     seconds += get_double(line, "seconds", folder_.metrics().string(), 0);
   });
-  events_.emplace(folder_.path(), seconds);
+  events_.emplace(folder_, seconds);
   for_each_line([&](const Json& line) { events_->append(line); });
 }
 

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <fstream>
+#include <regex>
 
 #include "core/io/partial_file.h"
 
@@ -17,7 +18,7 @@ constexpr std::string_view kHead = "moe run 1";
 constexpr std::string_view kCheckpoint = "checkpoints/", kStep = "step-";
 
 bool is_run_name(std::string_view name) {
-  return run_names().count(std::string(name)) > 0 ||
+  return run_names().count(std::string(name)) > 0 || is_event_name(name) ||
          (name.starts_with(kCheckpoint) && step_of(name.substr(kCheckpoint.size())));
 }
 
@@ -41,6 +42,11 @@ const std::set<std::string>& run_names() {
                                               "samples.jsonl", "starts.jsonl", "report.html",
                                               "trace.json",    "final"};
   return names;
+}
+
+bool is_event_name(std::string_view name) {
+  static const std::regex ours(R"(events\.out\.tfevents\.[0-9]+\.[0-9]+\.moe)");
+  return std::regex_match(name.begin(), name.end(), ours);
 }
 
 std::set<std::string> read_made(const fs::path& run) {

@@ -21,6 +21,10 @@ std::string step_name(int64_t step);
 // Names of files that a run has always, with "final", the folder of the end.
 const std::set<std::string>& run_names();
 
+// Returns true for the names of event files that moe makes:
+// "events.out.tfevents.1763800000.4242.moe". Other programs' event files have other endings.
+bool is_event_name(std::string_view name);
+
 // The names in RUN's list; none without a list. Names that no run makes are left out, so that a
 // list that others wrote removes nothing of theirs.
 std::set<std::string> read_made(const std::filesystem::path& run);

@@ -1,14 +1,20 @@
 #include "core/train/run/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 #include "core/io/checksums.h"
+#include "core/io/output_list.h"
 #include "core/io/partial_file.h"
 #include "core/io/paths.h"
 #include "core/io/staged_folder.h"
@@ -141,19 +147,16 @@ RunFolder::RunFolder(fs::path run, const fs::path& model, bool force, std::vecto
 
 // What is in the way of the run, or would go with what the run removes.
 void RunFolder::check_names() const {
+  check_no_links();
   const auto made_files = read_made(run_);
-  for (const auto& name : run_names()) {
-    if (name != kFinal && fs::is_symlink(run_ / name)) {
-      throw UserError(
-          "{}: is a link to {}, and a run writes files of its own: remove it, or give another -o",
-          (run_ / name).string(), fs::read_symlink(run_ / name).string());
-    }
-  }
   if (force_) {
     io::check_removable(run_);
     for (const auto& name : run_names()) {
       check_free(name, made_files);
     }
+  }
+  if (force_ || !fs::exists(final_model())) {
+    io::check_is_own_page(report());
   }
   for (const auto& name : names_in(run_ / kCheckpoints)) {
     if (force_ && step_of(name)) {
@@ -167,6 +170,55 @@ void RunFolder::check_names() const {
   io::check_stageable(final_model());
   for (const auto& name : made_files) {
     io::check_inputs_outside(run_ / name, inputs_);
+  }
+  if (force_) {
+    check_removable_files(made_files);
+  }
+}
+
+// A folder of a run that is complete and is not begun anew may be a link: nothing is written there.
+void RunFolder::check_no_links() const {
+  std::error_code error;
+  const bool is_complete = !force_ && fs::exists(final_model(), error);
+  std::vector<std::string> names(run_names().begin(), run_names().end());
+  names.push_back(kMadeList);
+  names.push_back(kCheckpoints);
+  if (!fs::is_symlink(run_ / kCheckpoints)) {
+    for (const auto& name : names_in(run_ / kCheckpoints)) {
+      if (step_of(name)) {
+        names.push_back(fmt::format("{}/{}", kCheckpoints, name));
+      }
+    }
+  }
+  for (const auto& name : names) {
+    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
+    if (fs::is_symlink(run_ / name) && !(is_complete && is_folder)) {
+      throw UserError(
+          "{}: is a link to {}, and a run writes and removes nothing through a link: put the {} "
+          "itself there, or give another -o",
+          (run_ / name).string(), fs::read_symlink(run_ / name).string(),
+          is_folder ? "folder" : "file");
+    }
+  }
+}
+
+// Before the first of them is removed: each listed name is what a run makes of it.
+void RunFolder::check_removable_files(const std::set<std::string>& made_files) const {
+  for (const auto& name : made_files) {
+    const fs::path path = run_ / name;
+    const bool is_folder = name == kFinal || name.starts_with(kCheckpoints);
+    const fs::file_status status = fs::symlink_status(path);
+    if (fs::exists(status) &&
+        !(is_folder ? fs::is_directory(status) : fs::is_regular_file(status))) {
+      throw UserError("{}: is not the {} that the run made and will not be removed; move it",
+                      path.string(), is_folder ? "folder" : "file");
+    }
+    if (const auto added = is_folder ? io::find_unlisted(path) : std::nullopt) {
+      throw UserError(
+          "{}: is not in the list of what the run made there ({}) and would be removed; move it, "
+          "or give another -o",
+          (path / printable(*added)).string(), (path / io::kOutputList).string());
+    }
   }
 }
 
@@ -249,6 +301,7 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
   } else if (made_files.empty()) {
     write_made(run_, made_before_lists(run_));
   }
+  remove_leftovers();
   io::write_whole(run_ / kSettings, settings_toml);
 }
 
@@ -256,23 +309,50 @@ void RunFolder::begin(const std::string& settings_toml, RunState state) {
 void RunFolder::remove_made(const std::set<std::string>& made_files) const {
   for (const auto& name : made_files) {
     if (name == kFinal || name.starts_with(kCheckpoints)) {
-      io::remove_whole(run_ / name);
+      io::remove_whole(run_ / name, run_);
     } else if (name != kSettings) {
-      fs::remove(run_ / name);
+      remove_file(name);
     }
   }
-  std::error_code ignored;  // something else may lie in it
-  fs::remove(run_ / kCheckpoints, ignored);
+  ::unlinkat(lock_.get(), kCheckpoints, AT_REMOVEDIR);  // fails where other files are in it
+}
+
+// Nothing happens if there is none. Relative to the open RUN: a name without a slash.
+void RunFolder::remove_file(const std::string& name) const {
+  if (::unlinkat(lock_.get(), name.c_str(), 0) != 0 && errno != ENOENT) {
+    throw UserError("{}: cannot be removed: {}", (run_ / name).string(), std::strerror(errno));
+  }
+}
+
+bool RunFolder::has_made(const std::string& name) const { return read_made(run_).count(name) > 0; }
+
+void RunFolder::remove_events() const {
+  for (const auto& name : read_made(run_)) {
+    if (is_event_name(name)) {
+      remove_file(name);
+    }
+  }
+}
+
+void RunFolder::remove_leftovers() const {
+  for (const auto& name : read_made(run_)) {
+    if (name == kFinal || name.starts_with(kCheckpoints)) {
+      io::remove_leftovers(run_ / name, run_);
+    }
+  }
 }
 
 fs::path RunFolder::checkpoint(int64_t step) const { return run_ / checkpoint_name(step); }
 
-void RunFolder::claim(const fs::path& folder) const {
+void RunFolder::claim(const fs::path& path) const {
   auto made_files = read_made(run_);
-  const fs::path name = folder.lexically_relative(run_);
+  const std::string name = path.lexically_relative(run_).string();
   check_free(name, made_files);
-  if (made_files.insert(name.string()).second) {
+  if (made_files.insert(name).second) {
     write_made(run_, made_files);
+  }
+  if (name == kFinal || name.starts_with(kCheckpoints)) {
+    io::remove_whole(path, run_);
   }
 }
 
@@ -302,8 +382,8 @@ void RunFolder::keep_newest(int64_t count, int64_t every) const {
 }
 
 void RunFolder::remove_checkpoint(int64_t step) const {
-  if (read_made(run_).count(checkpoint_name(step)) > 0) {
-    io::remove_whole(checkpoint(step));
+  if (has_made(checkpoint_name(step)) && !io::find_unlisted(checkpoint(step))) {
+    io::remove_whole(checkpoint(step), run_);
   }
 }
 
@@ -322,6 +402,12 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
         sentence += "; the checkpoint before it is used";
       }
       return checkpoint(step);
+    }
+    if (const auto added = io::find_unlisted(checkpoint(step))) {  // the run would write over it
+      throw UserError(
+          "{}: was put into a checkpoint of the run, which will be made anew; move it, then give "
+          "the same command again",
+          (checkpoint(step) / printable(*added)).string());
     }
     damaged.push_back(fmt::format("{}: {}", checkpoint(step).string(), *damage));
   }

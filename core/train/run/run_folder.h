@@ -33,10 +33,11 @@ enum class RunState { kNew, kGoesOn, kDone };
 
 class RunFolder {
  public:
-  // UserError when RUN is a file, holds `model`, or is there without being a run of ours (and
-  // neither empty nor to be replaced by `force`); when something that is not of this run has a name
-  // that the run needs; when one of `inputs` lies in what the run may remove, or `force` meets the
-  // working or the home folder. Writes nothing.
+  // Throws UserError if RUN is a file, holds `model`, or exists without being a run of ours (and is
+  // neither empty nor to be replaced by `force`); if something that is not of this run has a name
+  // that the run needs; if a file or folder of a run that is not complete is a symbolic link; if
+  // one of `inputs` is in what the run may remove, or `force` would remove the working or the home
+  // folder. Writes nothing.
   RunFolder(std::filesystem::path run, const std::filesystem::path& model, bool force,
             std::vector<std::filesystem::path> inputs = {});
 
@@ -61,13 +62,20 @@ class RunFolder {
   std::filesystem::path report() const { return run_ / "report.html"; }
   std::filesystem::path final_model() const { return run_ / "final"; }
   std::filesystem::path checkpoint(int64_t step) const;
-  // Puts `folder`, a checkpoint that is going to be made, into the run's list. UserError when it is
-  // there and not in the list: it is somebody's.
-  void claim(const std::filesystem::path& folder) const;
+  // Puts `path`, a file or checkpoint that is about to be made, into the run's list. Removes a
+  // checkpoint of the run that has the name already, which was damaged. Throws UserError if `path`
+  // exists and is not in the list, or if a folder on the way to it is a link.
+  void claim(const std::filesystem::path& path) const;
+  // Returns true if the run's list has the file `name`.
+  bool has_made(const std::string& name) const;
+  // Removes the event files that are in the run's list.
+  void remove_events() const;
+  // Removes what a kill left beside the checkpoints and the final folder of the run's list.
+  void remove_leftovers() const;
 
   std::vector<int64_t> saved_steps() const;  // ascending
   // Of the checkpoints in the run's list, removes older ones but those of steps that `every`
-  // divides (0: none stays for that).
+  // divides (0: none stays for that) and those to which files of others were added.
   void keep_newest(int64_t count, int64_t every = 0) const;
   void remove_checkpoint(int64_t step) const;  // nothing happens when the run made none
   std::optional<std::filesystem::path> last_checkpoint() const;
@@ -77,6 +85,9 @@ class RunFolder {
 
  private:
   void check_names() const;
+  void check_no_links() const;
+  void check_removable_files(const std::set<std::string>& made) const;
+  void remove_file(const std::string& name) const;
   std::vector<std::string> changed_inputs(std::map<std::string, std::string>& before,
                                           std::map<std::string, std::string>& now, Inputs& inputs,
                                           std::vector<std::string>& notes) const;

@@ -124,14 +124,11 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
     plan.first_step = *plan.settings.steps;
     plan.notes.push_back(
         fmt::format("is finished: {}; --force begins anew", folder.final_model().string()));
-    io::remove_empty_area(folder.final_model());
+    folder.remove_leftovers();
     return {{}, false, /*is_done=*/true, nullptr};
   }
   check_run_space(plan, checkpoint, state == RunState::kGoesOn ? folder.saved_steps().size() : 0);
   RunStart start = find_start(folder, state, plan);
-  if (start.resumed) {
-    io::remove_empty_area(start.folder);
-  }
   const std::vector<std::filesystem::path> new_in = folders_to_sync(folder.path());
   folder.begin(toml, state);
   folder.claim(folder.inputs());

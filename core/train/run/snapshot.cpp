@@ -161,7 +161,7 @@ Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
 
 void Snapshot::write(const io::Checkpoint& parent, const fs::path& out, distributed::World& world,
                      const AddFiles& add_files) const {
-  model::SharedFolder folder(out, /*force=*/true, world.all);
+  model::SharedFolder folder(out, /*force=*/false, world.all);
   model::write_folder(model_, routing_, parent, folder, coefficients_);
   const fs::path tensors = folder.path() / kTensors;
   folder.by_first([&] { io::create_safetensors(tensors, described(state_)); });

@@ -64,7 +64,11 @@ TEST_CASE("a mount point is refused at the start; one that appears costs no fini
           "[io]") {
   const TempDir dir;
   const fs::path disk = dir / "the disk", report = dir / "report", late = dir / "late";
-  moe::test::write_file(late / "old", "x");
+  {
+    moe::io::StagedFolder folder(late, false);
+    folder.write_text("old", "x");
+    folder.commit();
+  }
   const int code = on_small_disk(disk, report, [&] {
     moe::test::write_file(disk / "theirs", "years");
     const auto stage = [](const fs::path& out) {

@@ -146,11 +146,87 @@ TEST_CASE("an output that exists is refused, and replaced with force at commit o
     write_parts(folder, 2);
   }
   CHECK(whole_number(out) == 1);  // not committed
-  moe::test::write_file(out / "leftover", "of the old one");
+  fs::remove(out / "part0");
   commit_number(out, true, 3);
   CHECK(whole_number(out) == 3);
-  CHECK_FALSE(fs::exists(out / "leftover"));
   CHECK(std::distance(fs::directory_iterator(dir.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("force replaces a folder that moe wrote and that holds nothing else", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out";
+  std::string in_the_way;
+  SECTION("an empty folder is replaced") { fs::create_directories(out); }
+  SECTION("a folder without a list") {
+    moe::test::write_file(out / (in_the_way = "config.json"), "x");
+  }
+  SECTION("a file that was added") {
+    commit_number(out, false, 1);
+    moe::test::write_file(out / (in_the_way = "notes.txt"), "x");
+  }
+  SECTION("a file that was added below") {
+    commit_number(out, false, 1);
+    moe::test::write_file(out / "sub/notes.txt", "x");
+    in_the_way = "sub";
+  }
+  SECTION("a file of ours that was written over") {
+    commit_number(out, false, 1);
+    moe::test::write_file(out / (in_the_way = "part3"), "years");
+  }
+  SECTION("a link in place of a file of ours") {
+    commit_number(out, false, 1);
+    fs::rename(out / "part3", dir / "part3");
+    fs::create_symlink(dir / "part3", out / (in_the_way = "part3"));
+  }
+  SECTION("a list that is a link") {
+    commit_number(out, false, 1);
+    fs::rename(out / ".moe-output", dir / "list");
+    fs::create_symlink(dir / "list", out / ".moe-output");
+    in_the_way = "part";
+  }
+  const std::string before = tree_of(dir.path());
+  const std::string error = user_error_of([&] { commit_number(out, true, 2); });
+  INFO(error);
+  if (in_the_way.empty()) {
+    CHECK(whole_number(out) == 2);
+  } else {
+    CHECK(error.find((out / in_the_way).string()) == 0);
+    CHECK(tree_of(dir.path()) == before);
+  }
+}
+
+TEST_CASE("a file that is put into OUT while its replacement is written stays", "[io]") {
+  const TempDir dir;
+  const fs::path out = dir / "out";
+  commit_number(out, false, 1);
+  StagedFolder folder(out, true);
+  write_parts(folder, 2);
+  moe::test::write_file(out / "notes.txt", "years");
+  CHECK(user_error_of([&] { folder.commit(); }).find((out / "notes.txt").string()) == 0);
+  CHECK(whole_number(out) == 1);
+  CHECK(moe::test::read_file(out / "notes.txt") == "years");
+  CHECK(whole_number(dir / "out.partial/new") == 2);
+}
+
+TEST_CASE("nothing is removed through a link below the folder that is given as root", "[io]") {
+  const TempDir dir;
+  commit_number(dir / "other/checkpoints/step-1", false, 1);
+  fs::create_directories(dir / "run");
+  fs::create_directory_symlink(dir / "other/checkpoints", dir / "run/checkpoints");
+  const fs::path step = dir / "run/checkpoints/step-1";
+  CHECK(user_error_of([&] {
+          moe::io::remove_whole(step, dir / "run");
+        }).find((dir / "run/checkpoints").string()) == 0);
+  moe::io::remove_leftovers(step, dir / "run");
+  fs::remove(dir / "run/checkpoints");
+  fs::create_directories(dir / "run/checkpoints");
+  fs::create_directory_symlink(dir / "other/checkpoints/step-1", step);
+  CHECK(user_error_of([&] { moe::io::remove_whole(step, dir / "run"); }).find(step.string()) == 0);
+  CHECK(whole_number(dir / "other/checkpoints/step-1") == 1);
+  fs::remove(step);
+  commit_number(step, false, 1);
+  moe::io::remove_whole(step, dir / "run");
+  CHECK(fs::is_empty(dir / "run/checkpoints"));
 }
 
 TEST_CASE("files, the working folder and one's home are never replaced", "[io]") {
@@ -349,21 +425,39 @@ TEST_CASE("a folder that is removed goes whole, with what a killed write of it l
   CHECK(tree_of(dir.path()) == before);
 }
 
-TEST_CASE("what a kill behind the last rename left goes, and nothing else", "[io]") {
+TEST_CASE("what a killed write or removal left is removed, and nothing else", "[io]") {
   const TempDir dir;
-  commit_number(dir / "out", false, 1);
-  make_unfinished(dir / "out");
-  const std::string unfinished = tree_of(dir.path());
-  moe::io::remove_empty_area(dir / "out");  // it may hold the folder that was replaced
-  CHECK(tree_of(dir.path()) == unfinished);
-  fs::remove_all(dir / "out.partial" / "new");
-  moe::io::remove_empty_area(dir / "out");
-  CHECK(whole_number(dir / "out") == 1);
-  CHECK_FALSE(fs::exists(dir / "out.partial"));
-  moe::test::write_file(dir / "out.partial" / "thesis.txt", "years");
-  const std::string foreign = tree_of(dir.path());
-  moe::io::remove_empty_area(dir / "out");
-  CHECK(tree_of(dir.path()) == foreign);
+  const auto remove_leftovers = [&] { moe::io::remove_leftovers(dir / "out", dir.path()); };
+  SECTION("an unfinished write, a removal") {
+    make_unfinished(dir / "out");
+    moe::test::write_file(dir / "out.partial/new/below/part0", "x");
+    remove_leftovers();
+    CHECK(fs::is_empty(dir.path()));
+  }
+  SECTION("the end of a removal") {
+    make_unfinished(dir / "out");
+    fs::remove_all(dir / "out.partial/new");
+    fs::rename(dir / "out.partial", dir / ".out.moe-staging");
+    if (GENERATE(false, true)) {
+      fs::remove(dir / ".out.moe-staging/.moe-staging");
+    }
+    remove_leftovers();
+    CHECK(fs::is_empty(dir.path()));
+  }
+  SECTION("the only copy of OUT stays") {
+    commit_number(dir / "before", false, 1);
+    make_unfinished(dir / "out");
+    fs::rename(dir / "before", dir / "out.partial/old");
+    remove_leftovers();
+    CHECK(whole_number(dir / "out.partial/old") == 1);
+  }
+  SECTION("what is not ours stays") {
+    moe::test::write_file(dir / "out.partial/thesis.txt", "years");
+    moe::test::write_file(dir / ".out.moe-staging/thesis.txt", "years");
+    const std::string foreign = tree_of(dir.path());
+    remove_leftovers();
+    CHECK(tree_of(dir.path()) == foreign);
+  }
 }
 
 TEST_CASE("a kill at any instant leaves a whole folder or none", "[io]") {

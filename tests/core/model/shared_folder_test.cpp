@@ -204,7 +204,8 @@ TEST_CASE("an output that is there is refused on all ranks", "[model]") {
     folder.commit();
   });
   CHECK((errors == std::vector<std::string>(3)));
-  CHECK((files_of(dir / "out") == std::map<std::string, std::string>{{"new", "text"}}));
+  CHECK((files_of(dir / "out") == std::map<std::string, std::string>{
+                                      {".moe-output", "moe output 1\n4 new\n"}, {"new", "text"}}));
 }
 
 TEST_CASE("a rank without the others' disk says so", "[model]") {

@@ -67,6 +67,15 @@ fs::path event_file_in(const fs::path& folder) {
   return found;
 }
 
+// The folder of a run that has begun.
+struct Run {
+  TempDir dir;
+  RunFolder folder{dir / "run", dir / "model", false};
+
+  Run() { folder.begin("[train]\n", RunState::kNew); }
+  const fs::path& path() const { return folder.path(); }
+};
+
 }  // namespace
 
 TEST_CASE("CRC-32C is Castagnoli's", "[train]") {
@@ -104,16 +113,16 @@ TEST_CASE("an evaluation's numbers are curves of their own", "[train]") {
 }
 
 TEST_CASE("an event file holds the version and the lines, their times end now", "[train]") {
-  const TempDir dir;
-  write_file(dir / "events.out.tfevents.1.1.moe", "of an earlier start");
+  const Run run;
+  { EventFile earlier(run.folder, 0); }
   {
-    EventFile events(dir.path(), 1.0);
+    EventFile events(run.folder, 1.0);
     events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
     events.append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
     events.append(Json::parse(R"({"step": 300, "loss": 1.25, "seconds": 1})"));
     events.sync();
   }
-  const auto frames = frames_of(read_file(event_file_in(dir.path())));
+  const auto frames = frames_of(read_file(event_file_in(run.path())));
   REQUIRE(frames.size() == 4);
   CHECK(frames[0].find("brain.Event:2") != std::string::npos);
   // Event: 09 wall time, 10 step, 2a summary { 0a value { 0a tag, 15 float } }.
@@ -132,28 +141,28 @@ TEST_CASE("an event file holds the version and the lines, their times end now", 
 }
 
 TEST_CASE("an event file goes on where its mark says, if it is the same file", "[train]") {
-  const TempDir dir;
+  const Run run;
   EventMark mark;
   std::string marked, whole;
   {
-    EventFile events(dir.path(), 0);
+    EventFile events(run.folder, 0);
     events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
     mark = events.mark();
-    marked = read_file(event_file_in(dir.path()));
+    marked = read_file(event_file_in(run.path()));
     events.append(Json::parse(R"({"step": 2, "loss": 7, "seconds": 0.5})"));
-    whole = read_file(event_file_in(dir.path()));
+    whole = read_file(event_file_in(run.path()));
   }
   CHECK(mark.bytes == marked.size());
   const auto goes_on = [&](const std::string& text, const EventMark& from) {
-    write_file(event_file_in(dir.path()), text);
-    auto events = EventFile::go_on(dir.path(), from);
+    write_file(event_file_in(run.path()), text);
+    auto events = EventFile::go_on(run.folder, from);
     if (events) {
       events->append(Json::parse(R"({"step": 2, "loss": 2, "seconds": 0.5})"));
     }
     return events.has_value();
   };
   REQUIRE(goes_on(whole, mark));
-  const std::string after = read_file(event_file_in(dir.path()));
+  const std::string after = read_file(event_file_in(run.path()));
   CHECK(after.starts_with(marked));
   CHECK(frames_of(after).size() == 3);
   CHECK(after != whole);
@@ -162,6 +171,25 @@ TEST_CASE("an event file goes on where its mark says, if it is the same file", "
   CHECK_FALSE(goes_on(std::string(marked.size(), 'x'), mark));
   CHECK_FALSE(goes_on(whole, {0, 0, 0}));
   CHECK_FALSE(goes_on(whole, {mark.bytes, mark.sum + 1, 0}));
-  fs::remove(event_file_in(dir.path()));
-  CHECK_FALSE(EventFile::go_on(dir.path(), mark).has_value());
+  fs::remove(event_file_in(run.path()));
+  CHECK_FALSE(EventFile::go_on(run.folder, mark).has_value());
+}
+
+TEST_CASE("event files that are not in the run's list are neither removed, cut nor renamed",
+          "[train]") {
+  const Run run;
+  EventMark mark;
+  {
+    EventFile events(run.folder, 0);
+    events.append(Json::parse(R"({"step": 1, "loss": 2.5, "seconds": 0.5})"));
+    mark = events.mark();
+    events.append(Json::parse(R"({"step": 2, "loss": 7, "seconds": 0.5})"));
+  }
+  const fs::path theirs = run.path() / "events.out.tfevents.1.1.moe";
+  fs::copy_file(event_file_in(run.path()), theirs);
+  const std::string before = read_file(theirs);
+  CHECK(EventFile::go_on(run.folder, mark).has_value());
+  CHECK(read_file(theirs) == before);
+  { EventFile again(run.folder, 0); }
+  CHECK(read_file(theirs) == before);
 }

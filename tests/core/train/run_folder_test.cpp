@@ -1,6 +1,7 @@
 #include "core/train/run/run_folder.h"
 
 #include "core/io/checksums.h"
+#include "core/io/staged_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -171,9 +172,118 @@ TEST_CASE("a run does not write through links", "[train]") {
   for (const bool force : {false, true}) {
     CHECK(user_error_of([&] { RunFolder(run, model, force); }) ==
           (run / name).string() + ": is a link to " + (dir / "theirs").string() +
-              ", and a run writes files of its own: remove it, or give another -o");
+              ", and a run writes and removes nothing through a link: put the file itself there, "
+              "or give another -o");
   }
   CHECK(moe::test::read_file(dir / "theirs") == "years");
+}
+
+TEST_CASE("a run whose folder is a link is refused before its first step", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model", other = dir / "other";
+  {
+    RunFolder before(run, model, false);
+    before.begin("[train]\n", RunState::kNew);
+    add_checkpoint(before, 2);
+  }
+  write_file(other / "step-2/config.json", "years");
+  const std::string name = GENERATE("checkpoints", "checkpoints/step-2", "final");
+  fs::remove_all(run / name);
+  fs::create_directory_symlink(name == "checkpoints" ? other : other / "step-2", run / name);
+  for (const bool force : {false, true}) {
+    if (!force && name == "final") {  // complete: nothing is written or removed
+      CHECK_NOTHROW(RunFolder(run, model, force));
+    } else {
+      CHECK(user_error_of([&] {
+              RunFolder(run, model, force);
+            }).find((run / name).string() + ": is a link to ") == 0);
+    }
+  }
+  CHECK(moe::test::read_file(other / "step-2/config.json") == "years");
+}
+
+TEST_CASE("a link that appears during a run is not removed through", "[train]") {
+  const TempDir dir;
+  RunFolder run(dir / "run", dir / "model", false);
+  run.begin("[train]\n", RunState::kNew);
+  for (const int64_t step : {1, 2, 3}) {
+    add_checkpoint(run, step);
+  }
+  fs::rename(run.path() / "checkpoints", dir / "other");
+  fs::create_directory_symlink(dir / "other", run.path() / "checkpoints");
+  CHECK_FALSE(user_error_of([&] { run.keep_newest(1); }).empty());
+  CHECK_FALSE(user_error_of([&] { run.claim(run.checkpoint(3)); }).empty());
+  for (const char* step : {"step-1", "step-2", "step-3"}) {
+    CHECK(fs::exists(dir / "other" / step / "config.json"));
+  }
+}
+
+TEST_CASE("a checkpoint to which a file was added is neither removed nor written over", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model";
+  std::string added;
+  {
+    RunFolder before(run, model, false);
+    before.begin("[train]\n", RunState::kNew);
+    for (const int64_t step : {1, 2, 3}) {
+      before.claim(before.checkpoint(step));
+      moe::io::StagedFolder folder(before.checkpoint(step), false);
+      folder.write_text("config.json", "x");
+      moe::io::write_checksums(folder.path());
+      folder.commit();
+    }
+    added = (before.checkpoint(1) / "notes.txt").string();
+    write_file(added, "years");
+    before.keep_newest(1);
+    CHECK(before.saved_steps() == std::vector<int64_t>{1, 3});
+  }
+  CHECK(user_error_of([&] { RunFolder(run, model, true); }).find(added + ": is not in the list") ==
+        0);
+  RunFolder again(run, model, false);
+  std::vector<std::string> damaged;
+  CHECK(again.newest_whole(damaged) == again.checkpoint(3));
+  const std::string moved = (again.checkpoint(3) / "notes.txt").string();
+  fs::rename(added, moved);
+  CHECK(user_error_of([&] { again.newest_whole(damaged); }).find(moved) == 0);
+  CHECK(moe::test::read_file(moved) == "years");
+}
+
+TEST_CASE("what a kill left of a checkpoint is removed when the run goes on", "[train]") {
+  const TempDir dir;
+  const fs::path run = dir / "run", model = dir / "model", checkpoints = run / "checkpoints";
+  {
+    RunFolder before(run, model, false);
+    before.begin("[train]\n", RunState::kNew);
+    for (const int64_t step : {10, 20}) {
+      add_checkpoint(before, step);
+    }
+    before.claim(before.checkpoint(30));
+  }
+  // As after a kill in the removal of step 10, and in the write of step 30.
+  write_file(checkpoints / "step-10.partial/.moe-staging", "moe staging 1\nstep-10\n");
+  fs::rename(checkpoints / "step-10", checkpoints / "step-10.partial/new");
+  write_file(checkpoints / "step-30.partial/.moe-staging", "moe staging 1\nstep-30\n");
+  write_file(checkpoints / ".step-20.moe-staging/.moe-staging", "moe staging 1\nstep-20\n");
+  write_file(checkpoints / "step-40.partial/.moe-staging", "moe staging 1\nstep-40\n");
+  RunFolder again(run, model, false);
+  again.begin("[train]\n", RunState::kGoesOn);
+  CHECK(again.saved_steps() == std::vector<int64_t>{20});
+  CHECK(std::distance(fs::directory_iterator(checkpoints), {}) == 2);
+  CHECK(fs::exists(checkpoints / "step-40.partial"));  // the run did not begin to make it
+}
+
+TEST_CASE("a page that moe did not write is not replaced by a run", "[train]") {
+  const TempDir dir;
+  RunFolder(dir / "run", dir / "model", false).begin("[train]\n", RunState::kNew);
+  const fs::path page = dir / "run/report.html";
+  write_file(page, "<h1>mine</h1>");
+  for (const bool force : {false, true}) {
+    CHECK(user_error_of([&] {
+            RunFolder(dir / "run", dir / "model", force);
+          }).find(page.string() + ": is not a page that moe wrote") == 0);
+  }
+  write_file(page, "<!doctype html>\n<meta name=\"generator\" content=\"moe\">\n");
+  CHECK_NOTHROW(RunFolder(dir / "run", dir / "model", true));
 }
 
 TEST_CASE("a run from before there were lists goes on with one, and is not begun anew", "[train]") {
