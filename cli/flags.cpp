@@ -1,14 +1,14 @@
 #include "cli/flags.h"
 
 #include <ATen/Parallel.h>
-#include <toml++/toml.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
+#include <sstream>
 
 #include "core/base/error.h"
-#include "core/base/toml_depth.h"
+#include "core/base/read_file.h"
+#include "core/base/toml.h"
 #include "core/base/usable_processors.h"
 #include "kernels/ops/device.h"
 
@@ -44,23 +44,23 @@ class Adder {
 };
 
 // What a recipe value is as the text of a flag.
-std::string flag_text(const std::string& where, const toml::node& value) {
-  if (const auto* string = value.as_string()) {
-    return string->get();
+std::string flag_text(const std::string& where, const Json& value) {
+  if (value.is_string()) {
+    return value.get<std::string>();
   }
-  if (const auto* number = value.as_integer()) {
-    return fmt::format("{}", number->get());
+  if (value.is_number_integer()) {
+    return fmt::format("{}", value.get<int64_t>());
   }
-  if (const auto* number = value.as_floating_point()) {
-    return fmt::format("{}", number->get());
+  if (value.is_number()) {
+    return fmt::format("{}", value.get<double>());
   }
-  if (const auto* flag = value.as_boolean()) {
-    return flag->get() ? "true" : "false";
+  if (value.is_boolean()) {
+    return value.get<bool>() ? "true" : "false";
   }
   throw UserError("--config: {} is neither text, number, true/false nor a list of these", where);
 }
 
-// CLI11 asks for a flat list of (command, flag, values); toml++ does the reading.
+// CLI11 asks for a flat list of (command, flag, values); parse_toml() does the reading.
 class TomlConfig : public CLI::Config {
  public:
   explicit TomlConfig(const CLI::App& app) : app_(app) {}
@@ -87,18 +87,12 @@ class TomlConfig : public CLI::Config {
     if (text.size() > kMaxBytes) {
       throw UserError("--config: larger than 1 MiB, which is no recipe");
     }
-    check_toml_depth(text, "--config");
-    toml::table recipe;
-    try {
-      recipe = toml::parse(text);
-    } catch (const toml::parse_error& error) {
-      throw UserError("--config, line {}: {}", error.source().begin.line, error.description());
-    }
+    const Json recipe = parse_toml(text, "--config");
     std::vector<CLI::ConfigItem> items;
-    for (const auto& [name, node] : recipe) {
-      const CLI::App& command = find_command(std::string(name), node);
-      for (const auto& [key, value] : *node.as_table()) {
-        const CLI::ConfigItem item = flag_item(command, std::string(key), value);
+    for (const auto& [name, table] : recipe.items()) {
+      const CLI::App& command = find_command(name, table);
+      for (const auto& [key, value] : table.items()) {
+        const CLI::ConfigItem item = flag_item(command, key, value);
         if (command.parsed()) {  // tables of other commands are checked and left
           items.push_back(item);
         }
@@ -107,15 +101,15 @@ class TomlConfig : public CLI::Config {
     return items;
   }
 
-  const CLI::App& find_command(const std::string& name, const toml::node& node) const {
+  const CLI::App& find_command(const std::string& name, const Json& value) const {
     std::vector<std::string> known;
     for (const auto* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
-      if (command->get_name() == name && node.is_table()) {
+      if (command->get_name() == name && value.is_object()) {
         return *command;
       }
       known.push_back(command->get_name());
     }
-    if (!node.is_table()) {
+    if (!value.is_object()) {
       throw UserError("--config: '{}' stands outside a table; write it under [{}]", name,
                       fmt::join(known, "], ["));
     }
@@ -123,7 +117,7 @@ class TomlConfig : public CLI::Config {
   }
 
   static CLI::ConfigItem flag_item(const CLI::App& command, const std::string& key,
-                                   const toml::node& value) {
+                                   const Json& value) {
     if (command.get_option_no_throw("--" + key) == nullptr) {
       const std::string near = nearest_name("--" + key, long_flags(command));
       throw UserError("--config: '{}' under [{}] is no flag of that command{}", key,
@@ -134,8 +128,8 @@ class TomlConfig : public CLI::Config {
     item.parents = {command.get_name()};
     item.name = key;
     const std::string where = fmt::format("'{}' under [{}]", key, command.get_name());
-    if (const auto* list = value.as_array()) {
-      for (const auto& element : *list) {
+    if (value.is_array()) {
+      for (const auto& element : value) {
         item.inputs.push_back(flag_text(where, element));
       }
     } else {
@@ -276,7 +270,11 @@ std::string row_instead(const std::filesystem::path& recipe) {
     rows = rows.parent_path();
   }
   rows /= "rows.txt";
-  std::ifstream lines(rows);
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(rows, error)) {
+    return "";
+  }
+  std::istringstream lines(read_small_file(rows));
   const std::string name = recipe.stem().string() + " ";
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind(name, 0) == 0) {

@@ -13,6 +13,7 @@
 #include "cli/process_start.h"
 #include "cli/reference.h"
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/terminal_text.h"
 #include "core/base/version.h"
 #include "kernels/cpu/caching_allocator.h"
@@ -89,6 +90,19 @@ int print_filesystem_error(const std::filesystem::filesystem_error& error) {
   return is_of_name ? kUserError : kFailed;
 }
 
+// Prints a failure of the machine, or of moe itself, which the user can only report. The errors of
+// LibTorch carry a stack trace after their message.
+int print_failure(const std::exception& error) {
+  const std::string what = error.what();
+  const std::string words = what.substr(0, what.find("\nException raised from "));
+  const bool is_internal = dynamic_cast<const std::logic_error*>(&error) != nullptr ||
+                           dynamic_cast<const moe::Json::exception*>(&error) != nullptr;
+  moe::print_text(stderr, "moe: {}{}{}\n", is_internal ? "internal error: " : "",
+                  moe::terminal_text(words),
+                  is_internal ? "; please report it with the command that you ran" : "");
+  return kFailed;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "moe: turn a dense LLaMA checkpoint into a mixture of experts, train it, evaluate it", "moe"};
@@ -160,7 +174,6 @@ int main(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& error) {
     return print_filesystem_error(error);
   } catch (const std::exception& error) {
-    moe::print_text(stderr, "moe: {}\n", moe::terminal_text(error.what()));
-    return kFailed;
+    return print_failure(error);
   }
 }

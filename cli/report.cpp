@@ -42,11 +42,10 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
   std::string page;
   try {
     page = make_page(OrderedJson(described));
-  } catch (const Json::exception& error) {
+  } catch (const Json::exception&) {  // a value is missing or of another type
     throw UserError(
-        "{}: describes no page ({}); give the folder of a run, or a page as core/base/page/page.h "
-        "says",
-        file.string(), error.what());
+        "{}: describes no page; give the folder of a run, or a page as core/base/page/page.h says",
+        file.string());
   }
   io::write_whole(out, page);
   print_text("{}\n", out.string());

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -13,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/option.h"
+#include "core/base/read_file.h"
 #include "core/base/terminal_text.h"
 #include "core/io/tokenizer/tokenizer.h"
 
@@ -23,6 +23,13 @@ namespace {
 struct TokenizeFlags {
   std::string model, input = "-";
   bool json = false;
+};
+
+// A file as a stream that lets the errors of its reads out.
+struct FileStream : private FileReader, public std::istream {
+  explicit FileStream(const std::string& file) : FileReader(file), std::istream(this) {
+    exceptions(std::ios::badbit);
+  }
 };
 
 // Returns true if TEXT is the text itself: neither "-" nor the name of a file.
@@ -36,11 +43,7 @@ std::unique_ptr<std::istream> open_input(const std::string& input) {
   if (input == "-") {
     return std::make_unique<std::istream>(std::cin.rdbuf());
   }
-  auto file = std::make_unique<std::ifstream>(input, std::ios::binary);
-  if (!*file) {
-    throw UserError("{}: cannot be read, look at its permissions", input);
-  }
-  return file;
+  return std::make_unique<FileStream>(input);
 }
 
 std::string hex(std::string_view bytes) {
@@ -106,9 +109,7 @@ void run(const TokenizeFlags& flags) {
     print_json_lines(tokenizer, *in, flags.input == "-" ? "standard input" : flags.input);
     return;
   }
-  std::ostringstream text;
-  text << in->rdbuf();
-  print_table(tokenizer, text.str());
+  print_table(tokenizer, std::string(std::istreambuf_iterator<char>(*in), {}));
 }
 
 }  // namespace

@@ -288,6 +288,39 @@ Strings empty_names_in(const Tree& tree) {
   return found;
 }
 
+// Opening a file or parsing a text around the one reader: a named pipe would hang, deep JSON or
+// TOML would overflow the stack, and an exception of a library would reach the user. Files of /proc
+// and /sys, which the kernel writes, may be read by a stream.
+Strings bare_readers_in(const Tree& tree) {
+  static const std::regex stream(
+      R"((std::)(basic_)?(ifstream|fstream|filebuf)\b|\bf(d|re)?open\()");
+  static const std::regex parser(
+      R"(\b(Ordered)?[Jj]son::(parse|sax_parse|accept)\(|\btoml::parse)");
+  static const std::regex comment("//.*");
+  static const std::set<std::string> of_system = {"core/base/available_memory.cpp",
+                                                  "core/base/system_fields.cpp",
+                                                  "core/base/usable_processors.cpp",
+                                                  "core/distributed/hosts.cpp",
+                                                  "core/distributed/launch.cpp",
+                                                  "core/distributed/members.cpp",
+                                                  "core/io/paths.cpp"};
+  static const std::set<std::string> parsers = {"core/base/json.cpp", "core/base/toml.cpp"};
+  Strings found;
+  for (const auto& [path, text] : tree) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const std::string code = std::regex_replace(line, comment, "");
+      std::smatch match;
+      if ((!of_system.contains(path) && std::regex_search(code, match, stream)) ||
+          (!parsers.contains(path) && std::regex_search(code, match, parser))) {
+        found.push_back(path + " says " + match.str() +
+                        "; use core/base/read_file.h, json.h or toml.h");
+      }
+    }
+  }
+  return found;
+}
+
 Tree our_tree() {
   const std::filesystem::path root = moe::test::source_folder();
   Tree tree;
@@ -474,6 +507,21 @@ TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
 
 TEST_CASE("Private words stand nowhere", "[layout]") {
   CHECK(private_words_in(our_tree()) == Strings{});
+}
+
+TEST_CASE("Files are opened and parsed in one place", "[layout]") {
+  for (const char* line :
+       {"std::ifstream in(file);", "auto b = std::make_unique<std::filebuf>();", "fopen(name, r)",
+        "const Json json = Json::parse(text);", "nlohmann::json::parse(text, nullptr, false)",
+        "OrderedJson::parse(in)", "toml::parse_file(name)"}) {
+    CAPTURE(line);
+    CHECK(bare_readers_in({{"core/io/a.cpp", line}}).size() == 1);
+  }
+  CHECK(bare_readers_in({{"core/io/a.cpp", "// std::ifstream hangs\nparse_json(text, where);"},
+                         {"core/base/system_fields.cpp", "std::ifstream in(file);"},
+                         {"core/base/toml.cpp", "toml::parse(text)"}})
+            .empty());
+  CHECK(bare_readers_in(our_tree()) == Strings{});
 }
 
 TEST_CASE("A declared name says what the thing is", "[layout]") {

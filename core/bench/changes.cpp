@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <iterator>
 #include <map>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 
 namespace moe::bench {
 
@@ -72,13 +72,12 @@ std::vector<Change> changes(const Json& before, const Json& after) {
 }
 
 Json read_earlier(const std::filesystem::path& file, const std::string& what) {
-  std::ifstream in(file);
-  if (!in) {
-    throw UserError("--against {}: cannot be read; give what moe bench --json printed",
-                    file.string());
+  Json json;
+  try {
+    json = parse_json(read_small_file(file, kMaxSmallFileBytes, Pipes::kAllowed), file.string());
+  } catch (const UserError& error) {
+    throw UserError("--against {}; give what moe bench --json printed", error.what());
   }
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
-  Json json = parse_json(text, file.string());
   const bool is_bench = json.is_object() && json.contains("bench") && json["bench"].is_string();
   if (!is_bench || json["bench"].get<std::string>() != what) {
     throw UserError(

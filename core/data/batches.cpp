@@ -72,11 +72,17 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
   if (!examples.weights.empty()) {
     mixture_.emplace(mixed_files(examples), examples.files);
   }
+  constexpr int64_t kMaxEpoch = int64_t{1} << 31;  // times the draws of a file it must not overflow
+  const auto check = [](const char* name, int64_t value, int64_t end) {
+    if (value < 0 || value >= end) {
+      throw UserError("cursor.{} is {}, 0 to {} are possible with these data", name, value,
+                      end - 1);
+    }
+  };
+  check("epoch", cursor.epoch, kMaxEpoch);
+  check("example", cursor.example, examples.size());
   set_order();
-  const int64_t count = examples.size();
-  MOE_CHECK(cursor.epoch >= 0 && cursor.example >= 0 && cursor.example < count &&
-            cursor.offset >= 0);
-  MOE_CHECK(cursor.offset < examples_.length(current()));
+  check("offset", cursor.offset, examples_.length(current()));
 }
 
 Batch BatchStream::next() {

@@ -2,11 +2,11 @@
 
 #include <fmt/ranges.h>
 
-#include <fstream>
 #include <string_view>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/data/chat_forms.h"
 
 namespace moe::data {
@@ -16,15 +16,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char *kFile = "chat_template.jinja", *kConfig = "tokenizer_config.json";
-
-std::string read_text(const fs::path& file) {
-  constexpr size_t kMost = size_t{1} << 20;
-  std::ifstream in(file, std::ios::binary);
-  std::string text(kMost, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
-  return text;
-}
 
 // The default of "chat_template"; empty where there is none.
 std::string default_of(const Json& config) {
@@ -80,7 +71,8 @@ std::string chat_form_of(const fs::path& folder) {
   std::string text;
   fs::path file = folder / kFile;
   if (fs::exists(file)) {
-    text = read_text(file);
+    constexpr uint64_t kMaxTemplateBytes = uint64_t{1} << 20;
+    text = read_small_file(file, kMaxTemplateBytes);
   } else if (file = folder / kConfig; fs::exists(file)) {
     text = default_of(read_json(file));
   }

@@ -5,13 +5,13 @@
 #include <zstd_errors.h>
 
 #include <array>
-#include <fstream>
 #include <new>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/data/parquet.h"
 
 namespace moe::data {
@@ -230,10 +230,7 @@ OpenFile open_data_file(const fs::path& file) {
     throw UserError("{}: is not a regular file (a pipe or a device); write it to a disk first",
                     file.string());
   }
-  auto bytes = std::make_unique<std::filebuf>();
-  if (bytes->open(file, std::ios::in | std::ios::binary) == nullptr) {
-    throw UserError("{}: cannot be read; check its permissions", file.string());
-  }
+  auto bytes = std::make_unique<FileReader>(file);
   std::array<char, 8> head{};
   const auto count = static_cast<size_t>(bytes->sgetn(head.data(), head.size()));
   const std::string_view start(head.data(), count);
@@ -242,7 +239,7 @@ OpenFile open_data_file(const fs::path& file) {
   }
   refuse_foreign(start, file.string());
   const Packing packing = packing_of(start);
-  bytes->pubseekpos(static_cast<std::streamoff>(mark_bytes(start)), std::ios::in);
+  bytes->seek(mark_bytes(start));
   switch (packing) {
     case Packing::kGzip:
       return {std::make_unique<GzipBuffer>(std::move(bytes)), packing};

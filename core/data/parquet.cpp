@@ -142,7 +142,9 @@ class ParquetBuffer : public std::streambuf {
       ++row_;
     } catch (const BrokenStream&) {
       throw;
-    } catch (const std::exception& error) {  // Parquet's own, and JSON's on bytes that are no UTF-8
+    } catch (const Json::exception&) {  // from dump()
+      throw BrokenStream("the Parquet row holds text that is not UTF-8; fetch the file again");
+    } catch (const std::exception& error) {  // Parquet's own
       throw BrokenStream(
           fmt::format("the Parquet row cannot be read ({}); fetch the file again", error.what()));
     }

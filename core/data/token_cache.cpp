@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/version.h"
 #include "core/data/token_file.h"
 #include "core/data/token_layout.h"
@@ -126,7 +127,7 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
   // Opened by its number, not by its name, under which another run may put its own meanwhile.
   const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
   try {
-    return std::make_shared<TokenFile>(io::MappedFile(io::open_to_read(number), name), key,
+    return std::make_shared<TokenFile>(io::MappedFile(open_to_read(number), name), key,
                                        request.vocab_size);
   } catch (const BadTokenFile& bad) {
     throw std::runtime_error(fmt::format("{}: {} right after it was written; is the disk whole?",

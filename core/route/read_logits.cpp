@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iostream>
 #include <optional>
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 
 namespace moe::route {
 namespace {
@@ -84,23 +83,14 @@ Json read_csv(const std::string& text, const std::string& where) {
 }  // namespace
 
 std::string read_input_text(const std::string& file) {
-  std::ifstream opened;
-  if (file != "-") {
-    opened.open(file, std::ios::binary);
-    if (!opened || std::filesystem::is_directory(file)) {
-      throw UserError("{}: cannot be read; give a case, a JSON list of logits or a CSV file", file);
-    }
+  if (file == "-") {
+    return FileReader(open_standard_input(), "standard input").read_rest(kMaxBytes);
   }
-  std::istream& in = file == "-" ? std::cin : opened;
-  std::string text;
-  std::string block(size_t{1} << 16, '\0');
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0) {
-    text.append(block, 0, static_cast<size_t>(in.gcount()));
-    if (text.size() > kMaxBytes) {
-      throw UserError("{}: is larger than 1 GiB", file);
-    }
+  try {
+    return read_small_file(file, kMaxBytes, Pipes::kAllowed);
+  } catch (const UserError& error) {
+    throw UserError("{}; give a case, a JSON list of logits or a CSV file", error.what());
   }
-  return text;
 }
 
 Json read_route_input(const std::string& text, const std::string& where) {

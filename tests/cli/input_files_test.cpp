@@ -114,6 +114,90 @@ TEST_CASE("what nests without end in a task file is refused, and no stack overfl
   }
 }
 
+// Replaces `file` by something that is no file of its kind.
+void spoil(const std::filesystem::path& file, const std::string& how) {
+  std::filesystem::remove_all(file);
+  std::filesystem::create_directories(file.parent_path());
+  const std::string deep(100000, '['), close(100000, ']');
+  if (how == "pipe") {
+    REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+  } else if (how == "folder") {
+    std::filesystem::create_directory(file);
+  } else if (how == "deep") {
+    test::write_file(file, "{\"step\": " + deep + close + "}\n");
+  } else if (how == "other types") {
+    test::write_file(file,
+                     "{\"step\": \"x\", \"text\": [], \"model\": 3, \"router\": null, "
+                     "\"added_tokens\": 1, \"chat_template\": 2, \"eos_token_id\": {}}\n");
+  } else {
+    test::write_file(file, std::string("\xFF\0\x01 no text", 11));
+  }
+}
+
+// `moe WORDS` ends soon: well, or by a sentence that holds no word of a library's.
+void check_ends_plainly(const Words& words) {
+  const RunResult result = run_moe(words, "timeout -s KILL 60");
+  CAPTURE(words, result.exit_code, result.err);
+  CHECK((result.exit_code == 0 || result.exit_code == 2));
+  for (const char* internal : {"exception", "_M_range_check", "filebuf", "does not hold",
+                               "internal error", "Exception raised", "std::"}) {
+    CHECK(result.err.find(internal) == std::string::npos);
+  }
+}
+
+constexpr const char* kHowSpoilt[] = {"pipe", "folder", "deep", "other types", "no text"};
+
+TEST_CASE("a file of a model folder that is no file, or nests without end, is refused", "[cli]") {
+  const World world;
+  const std::string model = world.path("model");
+  for (const std::string name :
+       {"config.json", "model.safetensors", "tokenizer.model", "tokenizer.json",
+        "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+        "chat_template.jinja", "upcycle.json", "model.safetensors.index.json"}) {
+    for (const std::string how : kHowSpoilt) {
+      std::filesystem::remove_all(model);
+      std::filesystem::copy(test::source_folder() / "recipes/tiny/facts/model", model);
+      spoil(world.dir / "model" / name, how);
+      CAPTURE(name, how);
+      check_ends_plainly({"inspect", model});
+      check_ends_plainly({"generate", model, "--chat", "--prompt", "a", "--max-tokens", "1"});
+      if (name == "tokenizer.model") {
+        const RunResult result = run_moe({"tokenize", model, "a"}, "timeout -s KILL 60");
+        CHECK(result.exit_code == 2);
+        CHECK(result.err.find(model + "/tokenizer.model: ") != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("a file of a run folder that is no file, or nests without end, is refused", "[cli]") {
+  const World world;
+  Words train = world.train("rows.jsonl");
+  train.insert(train.end(), {"--steps", "4", "--save-every", "2", "--seq-len", "8"});
+  const RunResult whole = run_moe(train);
+  INFO(whole.err);
+  REQUIRE(whole.exit_code == 0);
+  std::filesystem::remove_all(world.dir / "run/final");
+  std::filesystem::rename(world.dir / "run", world.dir / "kept");
+  for (const std::string name :
+       {"settings.toml", ".moe-run", "inputs.json", "metrics.jsonl", "samples.jsonl",
+        "starts.jsonl", "checkpoints/step-4/state.safetensors", "checkpoints/step-4/state.json",
+        "checkpoints/step-4/checksums.json", "checkpoints/step-4/history.json"}) {
+    for (const std::string how : kHowSpoilt) {
+      std::filesystem::remove_all(world.dir / "run");
+      std::filesystem::copy(world.dir / "kept", world.dir / "run",
+                            std::filesystem::copy_options::recursive);
+      spoil(world.dir / "run" / name, how);
+      CAPTURE(name, how);
+      check_ends_plainly({"report", world.path("run"), "-o", world.path("page.html"), "--force"});
+      check_ends_plainly(train);
+      check_ends_plainly({"train", world.path("run/checkpoints/step-4"), "--data",
+                          world.path("rows.jsonl"), "-o", world.path("next"), "--steps", "1",
+                          "--seq-len", "8", "--force"});
+    }
+  }
+}
+
 TEST_CASE("a token cache that is cut short while a run reads it is named", "[cli]") {
   const World world;
   Words words = world.train("rows.jsonl");

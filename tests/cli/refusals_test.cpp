@@ -78,7 +78,7 @@ TEST_CASE("what is wrong with a recipe is said with the recipe's name", "[cli]")
     check_refused({"train", "m", "--config", recipe}, "moe: --config " + recipe + part);
     check_refused({"--config", recipe, "train", "m"}, "moe: --config " + recipe + part);
   };
-  check_recipe("[train]\nlr = = 1\n", ", line 2: ");
+  check_recipe("[train]\nlr = = 1\n", " line 2: ");
   check_recipe("lr = 1\n", ": 'lr' stands outside a table");
   check_recipe("[trian]\n", ": [trian] is no command");
   check_recipe("[train]\nlrr = 1\n", ": 'lrr' under [train] is no flag of that command");

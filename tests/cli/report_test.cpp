@@ -61,7 +61,7 @@ TEST_CASE("moe report draws a page that a JSON file describes", "[cli]") {
   write_file(dir / "page.json", R"({"title": "t", "sections": [{"panels": [{"kind": 3}]}]})");
   const auto refused = run_moe({"report", page, "-o", (dir / "other.html").string()});
   CHECK(refused.exit_code == 2);
-  CHECK(says(refused.err, "page.json: describes no page ("));
+  CHECK(says(refused.err, "page.json: describes no page; "));
   CHECK(!std::filesystem::exists(dir / "other.html"));
   CHECK(run_moe({"report", page, "-o", page, "--force"}).exit_code == 2);
 }
@@ -154,7 +154,7 @@ TEST_CASE("a folder without a run is refused", "[cli]") {
   const TempDir dir;
   const auto none = run_moe({"report", (dir / "none").string()});
   CHECK(none.exit_code == 2);
-  CHECK(says(none.err, "metrics.jsonl: cannot be read; name the folder of a run of moe train"));
+  CHECK(says(none.err, "metrics.jsonl: no such file; name the folder of a run of moe train"));
   write_file(dir / "empty/metrics.jsonl", "");
   const auto empty = run_moe({"report", (dir / "empty").string()});
   CHECK(empty.exit_code == 2);

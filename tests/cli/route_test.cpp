@@ -215,7 +215,8 @@ TEST_CASE("route refuses what it cannot route, in a sentence", "[cli]") {
   check_refused({"route", file("1,2,3\n"), "--router", "top4"}, "4");
   check_refused({"route", file("1,2,3\n"), "--router", "top1", "--ep-ranks", "2"},
                 "2 ranks do not divide 3 experts");
-  check_refused({"route", (folder / "absent").string(), "--router", "top1"}, "cannot be read");
+  check_refused({"route", (folder / "absent").string(), "--router", "top1"},
+                "absent: no such file");
   check_refused({"route", file(R"({"kind": "top", "input": {}})")}, "unknown kind 'top'");
   check_refused({"route", file(R"({"kind": "topk"})")}, "needs an object 'input'");
   check_refused({"route", file(R"({"kind": "topk", "input": {"k": 1}})")},

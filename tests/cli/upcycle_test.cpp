@@ -209,7 +209,7 @@ TEST_CASE("a bad --gate-scale or --calibration is refused", "[cli][upcycle]") {
         "moe: --calibration text.txt: only --gate-scale auto and the --router-entropy of a random "
         "router read it; add one of them, or leave it out\n");
   CHECK(refused({"--router", "topp:0.4", "--gate-scale", "auto", "--calibration", "none.txt"}) ==
-        "moe: none.txt: cannot be read; --calibration wants a text file\n");
+        "moe: none.txt: no such file; --calibration needs a text file\n");
 }
 
 TEST_CASE("moe upcycle --granularity writes the real number of experts and of the chosen ones",

@@ -1,9 +1,6 @@
 #include "core/eval/formats/lines.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <string_view>
 
 #include "core/base/error.h"
@@ -16,34 +13,16 @@ namespace {
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-[[noreturn]] void fail_to_read(const std::string& name) {
-  throw UserError("{}: cannot be read; check its permissions", name);
-}
-
-std::unique_ptr<std::istream> open_text(const std::filesystem::path& file) {
+std::unique_ptr<FileReader> open_text(const std::filesystem::path& file) {
   if (file == "-") {
-    return std::make_unique<std::istream>(std::cin.rdbuf());
+    return std::make_unique<FileReader>(open_standard_input(), "-");
   }
   std::error_code failure;
-  const auto status = std::filesystem::status(file, failure);
-  if (!std::filesystem::exists(status)) {
-    throw UserError("{}: no such file", file.string());
-  }
-  if (std::filesystem::is_directory(status)) {
-    throw UserError("{}: a folder, a file is needed", file.string());
-  }
-  if (!std::filesystem::is_regular_file(status) && !std::filesystem::is_fifo(status)) {
-    throw UserError("{}: neither a regular file nor a pipe", file.string());
-  }
-  const uint64_t bytes = std::filesystem::file_size(file, failure);
+  const uint64_t bytes = std::filesystem::file_size(file, failure);  // fails for a pipe
   if (!failure && bytes > kMaxFileBytes) {
     throw UserError("{}: {} bytes, larger than the limit of 1 GiB; split it", file.string(), bytes);
   }
-  auto in = std::make_unique<std::ifstream>(file, std::ios::binary);
-  if (!*in) {
-    fail_to_read(file.string());
-  }
-  return in;
+  return std::make_unique<FileReader>(file, Pipes::kAllowed);
 }
 
 bool is_blank(std::string_view text) {
@@ -66,10 +45,7 @@ LineReader::LineReader(const std::filesystem::path& file)
     : name_(file.string()), file_(open_text(file)) {}
 
 bool LineReader::read_line(std::string& text) {
-  if (!std::getline(*file_, text)) {
-    if (file_->bad()) {
-      fail_to_read(name_);
-    }
+  if (!file_->read_line(text, kMaxFileBytes)) {
     if (all_blank_) {
       throw UserError("{}: the file is empty", name_);
     }
@@ -95,7 +71,7 @@ std::optional<Line> LineReader::next() {
   if (find_invalid_utf8(line.text) != kValidUtf8) {
     throw UserError("{}: not UTF-8; convert the file to UTF-8", line.where);
   }
-  if (line.text.ends_with('\r') && !file_->eof()) {  // a line feed follows
+  if (line.text.ends_with('\r') && file_->has_newline()) {
     line.text.pop_back();
   }
   return line;
@@ -110,11 +86,7 @@ int64_t LineReader::count_rest() {
 }
 
 std::string read_text(const std::filesystem::path& file) {
-  const auto in = open_text(file);
-  std::string text{std::istreambuf_iterator<char>(*in), {}};
-  if (in->bad()) {
-    fail_to_read(file.string());
-  }
+  std::string text = open_text(file)->read_rest(kMaxFileBytes);
   if (text.starts_with(kByteOrderMark)) {
     text.erase(0, kByteOrderMark.size());
   }

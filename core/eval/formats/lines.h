@@ -4,13 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <istream>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 
 namespace moe::eval {
 
@@ -35,7 +35,7 @@ class LineReader {
   bool read_line(std::string& text);
 
   std::string name_;
-  std::unique_ptr<std::istream> file_;
+  std::unique_ptr<FileReader> file_;
   int64_t line_ = 0;    // lines read so far
   uint64_t bytes_ = 0;  // of these lines
   bool all_blank_ = true;

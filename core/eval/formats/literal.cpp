@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 
 namespace moe::eval {
@@ -135,17 +136,15 @@ class LiteralParser {
   }
 
   void append_code_point(std::string& text, uint32_t code) const {
-    const Json parsed =
-        Json::parse(code < 0x10000 ? fmt::format("\"\\u{:04x}\"", code)
-                                   : fmt::format("\"\\u{:04x}\\u{:04x}\"",
-                                                 0xD800 + (((code - 0x10000) >> 10U) & 0x3FFU),
-                                                 0xDC00 + ((code - 0x10000) & 0x3FFU)),
-                    nullptr,
-                    /*allow_exceptions=*/false);
-    if (!parsed.is_string() || code > 0x10FFFF) {
+    const auto parsed =
+        try_parse_json(code < 0x10000 ? fmt::format("\"\\u{:04x}\"", code)
+                                      : fmt::format("\"\\u{:04x}\\u{:04x}\"",
+                                                    0xD800 + (((code - 0x10000) >> 10U) & 0x3FFU),
+                                                    0xDC00 + ((code - 0x10000) & 0x3FFU)));
+    if (!parsed || code > 0x10FFFF) {
       fail();
     }
-    text += parsed.get<std::string>();
+    text += parsed->get<std::string>();
   }
 
   Json read_word() {

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
@@ -263,11 +264,12 @@ OrderedJson truthfulqa_answers(const OrderedJson& entry, const char* key,
 std::vector<Document> read_truthfulqa(const Files& files) {
   const std::string file = files.at(0).string();
   const std::string text = read_text(files.at(0));
-  if (!parse_json(text, file).is_array()) {  // the strict reader; keys keep their order below
+  const OrderedJson questions = parse_ordered_json(text, file);
+  if (!questions.is_array()) {
     throw UserError("{}: not a JSON array of questions", file);
   }
   std::vector<Document> documents;
-  for (const auto& entry : OrderedJson::parse(text)) {
+  for (const auto& entry : questions) {
     const std::string where = fmt::format("{} question {}", file, documents.size() + 1);
     if (!entry.is_object() || !entry.contains("question") || !entry["question"].is_string()) {
       throw UserError("{}: 'question' is missing or no string", where);

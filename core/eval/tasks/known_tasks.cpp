@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/base/error.h"
+#include "core/base/toml.h"
 #include "core/eval/formats/text.h"
 #include "core/eval/tasks/task_file.h"
 
@@ -93,7 +94,7 @@ const Declarations& declarations() {
   static const Declarations all = [] {
     Declarations files;
     for (const auto& [name, text] : known_files()) {
-      add_file(parse_toml(std::string(text), std::string(name)), files);
+      add_file(parse_toml(text, std::string(name)), files);
     }
     return files;
   }();

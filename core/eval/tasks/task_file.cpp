@@ -1,15 +1,12 @@
 #include "core/eval/tasks/task_file.h"
 
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <unordered_map>
 
 #include "core/base/error.h"
 #include "core/base/terminal_text.h"
-#include "core/base/toml_depth.h"
+#include "core/base/toml.h"
 #include "core/base/utf8.h"
 #include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
@@ -403,6 +400,12 @@ Task make_own_task(const Json& settings, const fs::path& file) {
     throw UserError("'data' is missing: the file of the questions");
   }
   Task task = make_task(settings, file.string(), /*is_known=*/false);
+  if (task.shots.count > 0 && data.shots.forms.empty()) {
+    throw UserError(
+        "num_fewshot is {} and 'fewshot_data' is missing: the file that the examples come from; "
+        "add it, or leave num_fewshot out",
+        task.shots.count);
+  }
   task.name = name;
   task.is_own = true;
   task.data = std::move(data);
@@ -410,18 +413,6 @@ Task make_own_task(const Json& settings, const fs::path& file) {
 }
 
 }  // namespace
-
-Json parse_toml(const std::string& text, const std::string& where) {
-  check_toml_depth(text, where);
-  try {
-    std::ostringstream json;
-    json << toml::json_formatter(toml::parse(text));
-    return parse_json(json.str(), where);
-  } catch (const toml::parse_error& error) {
-    throw UserError("{} line {}: {}", where, error.source().begin.line,
-                    printable(std::string(error.description())));
-  }
-}
 
 Task read_own_task(const fs::path& file) {
   const std::string text = read_text(file);

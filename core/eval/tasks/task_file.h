@@ -41,9 +41,6 @@
 
 namespace moe::eval {
 
-// TOML as JSON. UserError with the line.
-Json parse_toml(const std::string& text, const std::string& where);
-
 // A user's file. UserError: an unknown or missing key, a template that is broken, an unknown
 // metric.
 Task read_own_task(const std::filesystem::path& file);

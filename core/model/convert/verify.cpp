@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/io/tokenizer/tokenizer.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
@@ -41,14 +40,14 @@ constexpr const char* kEmbeddedText =
     "that bread rises "
     "when the dough is left alone, but everyone who smells it in the oven is grateful to them.\n";
 
+// `flag` is the flag that names the file, for errors.
 std::string read_text(const std::filesystem::path& file, const char* flag) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) {
-    throw UserError("{}: cannot be read; {} wants a text file", file.string(), flag);
+  constexpr uint64_t kMaxTextBytes = uint64_t{1} << 30;
+  try {
+    return read_small_file(file, kMaxTextBytes, Pipes::kAllowed);
+  } catch (const UserError& error) {
+    throw UserError("{}; {} needs a text file", error.what(), flag);
   }
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
 }
 
 // gate_scale is named where there is one, or would be.

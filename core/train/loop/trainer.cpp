@@ -70,6 +70,20 @@ model::Llama gather_experts(const model::Llama& local, const io::Checkpoint& par
   return whole;
 }
 
+// The batches from `cursor` on, which comes from a checkpoint where the run is resumed.
+data::BatchStream batches_at(const data::Examples& examples, const data::BatchSettings& settings,
+                             const data::Cursor& cursor, const RunStart& start) {
+  try {
+    return {examples, settings, cursor};
+  } catch (const UserError& error) {
+    if (!start.resumed) {
+      throw;
+    }
+    throw UserError("{}: {}; the checkpoint is damaged: remove it to resume from the one before",
+                    position_file(start.folder).string(), error.what());
+  }
+}
+
 // One run, from the first batch to RUN/final.
 class Run {
  public:
@@ -102,7 +116,7 @@ class Run {
       position_ = restore(start.folder, model_, updater_.optimizer());
       saved_step_ = position_.step;
     }
-    loader_.emplace(data::BatchStream(examples, batch_settings(settings), position_.cursor),
+    loader_.emplace(batches_at(examples, batch_settings(settings), position_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
     for (const auto& parameter : trained_) {
       at::Tensor(parameter.tensor).requires_grad_(true);

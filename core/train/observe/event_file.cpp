@@ -175,8 +175,10 @@ std::vector<std::pair<std::string, double>> curves_of(const Json& line) {
     add_numbers(scores, "tasks/" + task + "/", {"acc", "acc_norm"}, curves);
   }
   for (const auto& counters : line.value("layers", Json::array())) {
-    add_numbers(counters, fmt::format("layer_{}/", counters.value("layer", int64_t{0})), layer,
-                curves);
+    const Json index = counters.is_object() ? counters.value("layer", Json(0)) : Json();
+    if (index.is_number_integer()) {
+      add_numbers(counters, fmt::format("layer_{}/", index.get<int64_t>()), layer, curves);
+    }
   }
   return curves;
 }

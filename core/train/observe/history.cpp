@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/train/observe/panels.h"
 
 namespace moe::train {
@@ -113,13 +113,13 @@ History History::from_json(const Json& json, const std::string& where) {
 
 History read_history(const std::filesystem::path& run) {
   const std::filesystem::path file = run / "metrics.jsonl";
-  std::ifstream in(file, std::ios::binary);
-  if (!in) {
-    throw UserError("{}: cannot be read; name the folder of a run of moe train", file.string());
+  if (!std::filesystem::exists(file)) {
+    throw UserError("{}: no such file; name the folder of a run of moe train", file.string());
   }
+  FileReader in(file);
   History history;
   int64_t number = 0;
-  for (std::string line; std::getline(in, line) && !in.eof();) {  // a whole line ends in \n
+  for (std::string line; in.read_whole_line(line);) {
     const std::string where = fmt::format("{} line {}", file.string(), ++number);
     history.add(parse_json(line, where), where);
   }
@@ -129,13 +129,16 @@ History read_history(const std::filesystem::path& run) {
 
 std::vector<Json> read_run_history(const std::filesystem::path& file) {
   std::vector<Json> history;
-  std::ifstream in(file, std::ios::binary);
-  for (std::string line; std::getline(in, line) && !in.eof();) {
-    Json start = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!start.is_object()) {
+  if (!std::filesystem::exists(file)) {
+    return history;
+  }
+  FileReader in(file);
+  for (std::string line; in.read_whole_line(line);) {
+    auto start = try_parse_json(line);
+    if (!start || !start->is_object()) {
       break;
     }
-    history.push_back(std::move(start));
+    history.push_back(std::move(*start));
   }
   return history;
 }

@@ -2,9 +2,8 @@
 
 #include <fmt/ranges.h>
 
-#include <fstream>
-
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/train/observe/report.h"
 
 namespace moe::train {
@@ -162,8 +161,8 @@ void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::
 // Twice through the file: how long ago it began is known at its end.
 void MetricsLog::make_events() {
   const auto for_each_line = [&](const std::function<void(const Json&)>& body) {
-    std::ifstream in(folder_.metrics(), std::ios::binary);
-    for (std::string line; std::getline(in, line);) {
+    FileReader in(folder_.metrics());
+    for (std::string line; in.read_line(line);) {
       body(parse_json(line, folder_.metrics().string()));
     }
   };

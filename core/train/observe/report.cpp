@@ -3,13 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/base/html.h"
 #include "core/base/page/page.h"
+#include "core/base/read_file.h"
 #include "core/io/partial_file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/run/options.h"
@@ -20,9 +20,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string read_text(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+// Returns the text of `file`, or "" if there is no such file.
+std::string text_if_there(const fs::path& file) {
+  return fs::exists(file) ? read_small_file(file) : "";
 }
 
 using Settings = std::map<std::string, std::string>;
@@ -394,7 +394,7 @@ OrderedJson settings_section(const std::string& toml) {
 }  // namespace
 
 std::string report_page(const fs::path& run, const History& history) {
-  const std::string toml = read_text(run / "settings.toml");
+  const std::string toml = text_if_there(run / "settings.toml");
   const Settings settings = settings_in(toml);
   const std::vector<Json> starts = read_run_history(run / "starts.jsonl");
   OrderedJson sections =
@@ -425,7 +425,7 @@ std::string comparison_page(const std::vector<ComparedRun>& runs) {
   std::vector<Settings> settings;
   std::optional<double> warmup;  // the longest
   for (const auto& run : runs) {
-    settings.push_back(settings_in(read_text(run.folder / "settings.toml")));
+    settings.push_back(settings_in(text_if_there(run.folder / "settings.toml")));
     warmup = std::max(warmup, number_in(settings.back(), "warmup"));
   }
   for (auto& section : curve_sections(compared_panels(runs, names), {std::nullopt, warmup})) {

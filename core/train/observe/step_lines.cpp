@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/io/partial_file.h"
 
 namespace moe::train {
@@ -81,11 +81,14 @@ std::optional<int64_t> step_of(const Json& line) {
 std::unique_ptr<io::PartialFile> copy_start(const fs::path& file, uint64_t bytes, mode_t mode) {
   auto copy = std::make_unique<io::PartialFile>(file);
   ::fchmod(copy->file().get(), mode & 0777);
-  std::ifstream in(file, std::ios::binary);
+  FileReader in(file);
   std::string block(size_t{1} << 20, '\0');
-  while (bytes > 0 && in) {
-    in.read(block.data(), static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size())));
-    const auto count = static_cast<size_t>(in.gcount());
+  while (bytes > 0) {
+    const auto wanted = static_cast<std::streamsize>(std::min<uint64_t>(bytes, block.size()));
+    const auto count = static_cast<size_t>(in.sgetn(block.data(), wanted));
+    if (count == 0) {
+      break;
+    }
     io::write_all(copy->file(), std::as_bytes(std::span(block).first(count)), copy->path());
     bytes -= count;
   }
@@ -139,7 +142,7 @@ bool StepLines::cut_at(const LinesMark& mark) {
   }
   const uint64_t begin = behind_last_break(descriptor_, mark.bytes - 1, file_);
   const std::string line = read_at(descriptor_, begin, mark.bytes, file_);
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const Json json = try_parse_json(line).value_or(Json());
   if (line.back() != '\n' || step_of(json) != mark.step) {
     return false;
   }
@@ -148,12 +151,12 @@ bool StepLines::cut_at(const LinesMark& mark) {
 }
 
 int64_t StepLines::keep_steps(int64_t steps, const std::function<void(const Json&)>& on_line) {
-  std::ifstream in(file_, std::ios::binary);
+  FileReader in(file_);
   std::unique_ptr<io::PartialFile> copy;  // from the first line on that must go
   LinesMark mark;
   int64_t damaged = 0, dropped = 0;  // dropped: lines that none to keep has followed yet
-  for (std::string line; std::getline(in, line) && !in.eof();) {  // a whole line ends in \n
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  for (std::string line; in.read_whole_line(line);) {
+    const Json json = try_parse_json(line).value_or(Json());
     const auto step = step_of(json);
     const bool ascends =
         step && (*step > mark.step || (*step == mark.step && per_step_ == LinesPerStep::kAny));

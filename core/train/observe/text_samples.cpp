@@ -1,9 +1,9 @@
 #include "core/train/observe/text_samples.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 
 namespace moe::train {
 
@@ -42,9 +42,12 @@ std::optional<TextSample> read_sample(const Json& line) {
 
 void for_each_sample(const std::filesystem::path& file,
                      const std::function<void(const TextSample&)>& on_sample) {
-  std::ifstream in(file, std::ios::binary);
-  for (std::string line; std::getline(in, line) && !in.eof();) {
-    const auto sample = read_sample(Json::parse(line, nullptr, /*allow_exceptions=*/false));
+  if (!std::filesystem::exists(file)) {
+    return;
+  }
+  FileReader in(file);
+  for (std::string line; in.read_whole_line(line);) {
+    const auto sample = read_sample(try_parse_json(line).value_or(Json()));
     if (!sample) {
       break;
     }

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
+#include <cstring>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/data/sources.h"
 #include "core/io/content_hash.h"
 
@@ -89,13 +92,14 @@ std::vector<InputFile> task_files(const std::vector<std::string>& tasks) {
 }
 
 void add_samples(io::ContentHash& hash, const InputFile& file) {
-  std::ifstream in(file.path, std::ios::binary);
-  std::vector<char> block(kSample);
-  for (uint64_t offset = 0; in && offset < file.bytes; offset += kStride) {
-    in.seekg(static_cast<std::streamoff>(offset));
-    in.read(block.data(), static_cast<std::streamsize>(block.size()));
-    hash.update(std::as_bytes(std::span(block).first(static_cast<size_t>(in.gcount()))));
-    in.clear();
+  const Descriptor in = open_to_read(file.path);
+  std::vector<std::byte> block(kSample);
+  for (uint64_t offset = 0; offset < file.bytes; offset += kStride) {
+    const ssize_t count = ::pread(in.get(), block.data(), block.size(), static_cast<off_t>(offset));
+    if (count < 0) {
+      throw UserError("{}: cannot be read: {}", file.path.string(), std::strerror(errno));
+    }
+    hash.update(std::span(block).first(static_cast<size_t>(count)));
   }
 }
 
@@ -143,14 +147,17 @@ Inputs find_inputs(const TrainSettings& settings) {
 }
 
 std::optional<Inputs> read_inputs(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  const Json json = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
+  constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
+  if (!fs::exists(file)) {
+    return std::nullopt;
+  }
+  const auto json = try_parse_json(read_small_file(file, kMaxBytes));
+  if (!json || !json->is_object()) {
     return std::nullopt;
   }
   Inputs inputs;
   try {
-    for (const auto& [key, files] : json.items()) {
+    for (const auto& [key, files] : json->items()) {
       auto& list = inputs[key];
       for (const auto& entry : files) {
         list.push_back({entry.at("as").get<std::string>(), entry.at("bytes").get<uint64_t>(),

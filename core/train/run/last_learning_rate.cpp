@@ -1,11 +1,11 @@
 #include "core/train/run/last_learning_rate.h"
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 
 #include "core/base/error.h"
 #include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/train/observe/metrics_log.h"
 
 namespace moe::train {
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::streamoff kTail = std::streamoff{4} << 20;  // a line of thousands of experts fits
+constexpr uint64_t kTail = uint64_t{4} << 20;  // a line of thousands of experts fits
 
 // The value of `key` where `json` is an object that has it, else null.
 Json value_of(const Json& json, const char* key) {
@@ -49,16 +49,16 @@ std::optional<double> of_mixture(const fs::path& model) {
 std::optional<double> of_final(const fs::path& model) {
   const fs::path folder = fs::weakly_canonical(model);
   const fs::path file = folder.parent_path() / "metrics.jsonl";
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  if (folder.filename() != "final" || !in) {
+  if (folder.filename() != "final" || !fs::exists(file)) {
     return std::nullopt;
   }
-  const std::streamoff size = in.tellg();
-  in.seekg(std::max<std::streamoff>(0, size - kTail));
+  FileReader in(file);
+  const uint64_t size = fs::file_size(file);
   const bool is_cut = size > kTail;
+  in.seek(is_cut ? size - kTail : 0);
   std::optional<double> last;
   std::string line;
-  for (bool is_first = true; std::getline(in, line) && !in.eof(); is_first = false) {
+  for (bool is_first = true; in.read_whole_line(line); is_first = false) {
     if (is_first && is_cut) {
       continue;  // its beginning is missing
     }

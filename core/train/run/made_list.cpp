@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <fstream>
 #include <regex>
+#include <sstream>
 
+#include "core/base/read_file.h"
 #include "core/io/partial_file.h"
 
 namespace moe::train {
@@ -51,7 +52,10 @@ bool is_event_name(std::string_view name) {
 
 std::set<std::string> read_made(const fs::path& run) {
   std::set<std::string> names;
-  std::ifstream in(run / kMadeList, std::ios::binary);
+  if (!fs::exists(run / kMadeList)) {
+    return names;
+  }
+  std::istringstream in(read_small_file(run / kMadeList));
   std::string line;
   if (!std::getline(in, line) || line != kHead) {
     return names;

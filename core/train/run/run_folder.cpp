@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 #include "core/io/checksums.h"
 #include "core/io/output_list.h"
@@ -32,11 +32,6 @@ constexpr const char* kSettings = "settings.toml";
 constexpr const char* kFinal = "final";
 constexpr const char* kCheckpoints = "checkpoints";
 
-std::string read_text(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // The settings of a recipe of ours, but for those that change no number.
 std::map<std::string, std::string> values_of(const std::string& toml, const std::string& where) {
   auto values = read_settings(toml, where);
@@ -56,7 +51,7 @@ std::map<std::string, std::string> values_of_run(const fs::path& file) {
         "anew",
         what);
   };
-  const std::string toml = read_text(file);
+  const std::string toml = read_small_file(file);
   if (!toml.ends_with('\n')) {
     throw damaged(fmt::format("{}, line {}: breaks off", file.string(),
                               1 + std::count(toml.begin(), toml.end(), '\n')));

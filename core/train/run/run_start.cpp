@@ -16,6 +16,7 @@
 #include "core/io/staging_area.h"
 #include "core/train/observe/history.h"
 #include "core/train/observe/step_lines.h"
+#include "core/train/run/made_list.h"
 #include "core/train/run/snapshot.h"
 
 namespace moe::train {
@@ -100,6 +101,10 @@ RunStart find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
     return {plan.settings.model, false, false, nullptr};
   }
   plan.first_step = read_position(*checkpoint).step;
+  if (const auto step = step_of(checkpoint->filename().string()); step != plan.first_step) {
+    throw UserError("{}: 'step' is {}, the folder is that of another step; remove the folder",
+                    position_file(*checkpoint).string(), plan.first_step);
+  }
   plan.notes.push_back(
       fmt::format("goes on after step {}, from {}", plan.first_step, checkpoint->string()));
   return {*checkpoint, /*resumed=*/true, false, nullptr};

@@ -1,56 +1,49 @@
 // settings.toml read back.
 
 #include <fmt/ranges.h>
-#include <toml++/toml.h>
 
 #include "core/base/error.h"
-#include "core/base/toml_depth.h"
+#include "core/base/toml.h"
 #include "core/train/run/options.h"
 
 namespace moe::train {
 
 namespace {
 
-std::string text_of(const toml::node& node) {
-  if (const auto* list = node.as_array()) {
+std::string text_of(const Json& value) {
+  if (value.is_array()) {
     std::vector<std::string> texts;
-    for (const auto& element : *list) {
+    for (const auto& element : value) {
       texts.push_back(text_of(element));
     }
     return fmt::format("[{}]", fmt::join(texts, ", "));
   }
-  if (const auto* text = node.as_string()) {
-    return toml_string(text->get());
+  if (value.is_string()) {
+    return toml_string(value.get<std::string>());
   }
-  if (const auto* whole = node.as_integer()) {
-    return fmt::format("{}", whole->get());
+  if (value.is_number_integer()) {
+    return fmt::format("{}", value.get<int64_t>());
   }
-  if (const auto* number = node.as_floating_point()) {
-    return fmt::format("{}", number->get());
+  if (value.is_number()) {
+    return fmt::format("{}", value.get<double>());
   }
-  const auto* flag = node.as_boolean();
-  return flag == nullptr ? "neither text, number, true/false nor a list of these"
-         : flag->get()   ? "true"
-                         : "false";
+  return !value.is_boolean() ? "neither text, number, true/false nor a list of these"
+         : value.get<bool>() ? "true"
+                             : "false";
 }
 
 }  // namespace
 
 std::map<std::string, std::string> read_settings(const std::string& toml,
                                                  const std::string& where) {
-  check_toml_depth(toml, where);
+  const Json file = parse_toml(toml, where);
+  const auto table = file.find("train");
+  if (table == file.end() || !table->is_object()) {
+    throw UserError("{}: has no table [train]", where);
+  }
   std::map<std::string, std::string> values;
-  try {
-    const toml::table file = toml::parse(toml);
-    const auto* table = file["train"].as_table();
-    if (table == nullptr) {
-      throw UserError("{}: has no table [train]", where);
-    }
-    for (const auto& [key, node] : *table) {
-      values[std::string(key.str())] = text_of(node);
-    }
-  } catch (const toml::parse_error& error) {
-    throw UserError("{}, line {}: {}", where, error.source().begin.line, error.description());
+  for (const auto& [key, value] : table->items()) {
+    values[key] = text_of(value);
   }
   return values;
 }

@@ -61,6 +61,10 @@ OutlierWindow read_outliers(const Json& position, const std::string& file) {
   }
   OutlierWindow window{read_values(json, "losses", where), read_values(json, "norms", where),
                        get_int(json, "in_a_row", where, 0)};
+  if (window.in_a_row < 0 || window.in_a_row > kMostOutliersInARow) {
+    throw UserError("{}: 'in_a_row' is {}, 0 to {} are possible", where, window.in_a_row,
+                    kMostOutliersInARow);
+  }
   if (window.losses.size() != window.norms.size()) {
     throw UserError("{}: {} losses and {} norms are not of the same steps", where,
                     window.losses.size(), window.norms.size());
@@ -208,20 +212,32 @@ Position restore(const fs::path& folder, model::Llama& model, AdamW& optimizer) 
   return read_position(folder);
 }
 
+fs::path position_file(const fs::path& checkpoint) { return checkpoint / kPosition; }
+
 Position read_position(const fs::path& folder) {
-  const std::string where = (folder / kPosition).string();
+  const std::string where = position_file(folder).string();
   const Json json = read_json(where, uint64_t{1} << 20);
   if (get_int(json, "format", where) != 1) {
     throw UserError("{}: format {} is of another version of moe", where, json["format"].dump());
   }
+  const auto count_of = [&](const char* key) {
+    const int64_t count = get_int(json, key, where);
+    if (count < 0) {
+      throw UserError("{}: '{}' is {}, it must not be negative", where, key, count);
+    }
+    return count;
+  };
   Position position;
-  position.step = get_int(json, "step", where);
-  position.total_tokens = get_int(json, "total_tokens", where);
-  position.skipped_steps = get_int(json, "skipped_steps", where, 0);
-  position.skipped_outliers = get_int(json, "skipped_outliers", where, 0);
+  position.step = count_of("step");
+  position.total_tokens = count_of("total_tokens");
+  position.skipped_steps = json.contains("skipped_steps") ? count_of("skipped_steps") : 0;
+  position.skipped_outliers = json.contains("skipped_outliers") ? count_of("skipped_outliers") : 0;
   position.outliers = read_outliers(json, where);
   position.lambda = get_double(json, "lambda", where);
-  position.group_tokens = get_int(json, "group_tokens", where);
+  if (position.lambda < 0) {
+    throw UserError("{}: 'lambda' is {}, it must not be negative", where, position.lambda);
+  }
+  position.group_tokens = count_of("group_tokens");
   const Json cursor = json.value("cursor", Json::object());
   position.cursor = {get_int(cursor, "epoch", where + ": cursor"),
                      get_int(cursor, "example", where + ": cursor"),

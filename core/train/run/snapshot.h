@@ -37,6 +37,9 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+// Returns the name of the file of `checkpoint` that holds its Position.
+std::filesystem::path position_file(const std::filesystem::path& checkpoint);
+
 using AddFiles = std::function<void(const std::filesystem::path& folder)>;
 
 // A copy of all that a checkpoint holds of this process, so that it can be written while training

@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/data/shuffle.h"
 #include "tests/support/catch.h"
+#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -171,6 +172,21 @@ TEST_CASE("a stream taken up at any cursor goes on as if it had never stopped", 
       stream.next();
     }
   }
+}
+
+TEST_CASE("a cursor outside of the examples is refused by its number", "[data]") {
+  const Examples examples = numbered({3, 5, 2});
+  const BatchSettings settings{Pack::kStream, false, 4, 2, 0};
+  const auto refusal = [&](const Cursor& cursor) {
+    return test::user_error_of([&] { BatchStream(examples, settings, cursor); });
+  };
+  CHECK(refusal({0, 2, 1}).empty());
+  CHECK(refusal({0, 3, 0}) == "cursor.example is 3, 0 to 2 are possible with these data");
+  CHECK(refusal({0, -1, 0}) == "cursor.example is -1, 0 to 2 are possible with these data");
+  CHECK(refusal({0, 2, 2}) == "cursor.offset is 2, 0 to 1 are possible with these data");
+  CHECK(refusal({0, 1, -1}) == "cursor.offset is -1, 0 to 4 are possible with these data");
+  CHECK(refusal({-1, 0, 0}).starts_with("cursor.epoch is -1, "));
+  CHECK(refusal({int64_t{1} << 62, 0, 0}).starts_with("cursor.epoch is 4611686018427387904, "));
 }
 
 TEST_CASE("a batch counts its targets and a row's last position predicts nothing", "[data]") {

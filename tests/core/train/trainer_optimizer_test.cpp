@@ -215,4 +215,25 @@ TEST_CASE("a window of outliers that is none is refused by file and key", "[trai
         file + ": outliers: 'losses' must be at most 128 finite numbers");
   CHECK(error_of(R"({"losses":[1],"norms":[]})") ==
         file + ": outliers: 1 losses and 0 norms are not of the same steps");
+  CHECK(error_of(R"({"losses":[],"norms":[],"in_a_row":17})") ==
+        file + ": outliers: 'in_a_row' is 17, 0 to 16 are possible");
+}
+
+TEST_CASE("a state of training with numbers below zero is refused by file and key", "[train]") {
+  const TempDir dir;
+  const Json state = parse_json(
+      R"({"format":1,"step":1,"total_tokens":1,"skipped_steps":0,"skipped_outliers":0,"lambda":0,
+          "group_tokens":1,"cursor":{"epoch":0,"example":0,"offset":0}})",
+      "");
+  for (const char* key :
+       {"step", "total_tokens", "skipped_steps", "skipped_outliers", "lambda", "group_tokens"}) {
+    Json changed = state;
+    changed[key] = -1;
+    test::write_file(dir / "state.json", changed.dump());
+    const std::string error = test::user_error_of([&] { read_position(dir.path()); });
+    CHECK(error == fmt::format("{}: '{}' is -1, it must not be negative",
+                               (dir / "state.json").string(), key));
+  }
+  test::write_file(dir / "state.json", state.dump());
+  CHECK(read_position(dir.path()).step == 1);
 }

@@ -149,7 +149,7 @@ TEST_CASE("files that are no files are told apart", "[eval]") {
   CHECK(test::user_error_of([&] { read_text(folder / "absent"); }) ==
         (folder / "absent").string() + ": no such file");
   CHECK(test::user_error_of([&] { read_text(folder.path()); }) ==
-        folder.path().string() + ": a folder, a file is needed");
+        folder.path().string() + ": is a folder, not a regular file");
 }
 
 }  // namespace

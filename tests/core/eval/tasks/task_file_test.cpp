@@ -115,6 +115,8 @@ TEST_CASE("what is wrong in a task file, or in its data, is named", "[eval]") {
         "generate_until");
   CHECK(complaint(folder, "t.toml", rest + text + "task = \"a/b\"\n") ==
         "t.toml: 'task' is 'a/b', it names files: no slashes, no control characters, not empty");
+  CHECK(complaint(folder, "t.toml", rest + text + "num_fewshot = 3\n")
+            .starts_with("t.toml: num_fewshot is 3 and 'fewshot_data' is missing"));
   CHECK(complaint(
             folder, "t.toml",
             "data = \"no.jsonl\"\ndoc_to_choice = [\"a\", \"b\"]\ndoc_to_target = \"0\"\n" + text)

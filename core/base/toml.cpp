@@ -1,11 +1,13 @@
-// A scan for brackets and dots outside strings and comments. Up to the first syntax error it sees
-// the same strings as the parser, and the parser reads nothing behind that.
-#include "core/base/toml_depth.h"
+#include "core/base/toml.h"
+
+#include <toml++/toml.h>
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/utf8.h"
 
 namespace moe {
 namespace {
@@ -37,8 +39,9 @@ int64_t line_of(std::string_view text, size_t at) {
   return 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
 }
 
-}  // namespace
-
+// Scans for brackets and dots outside strings and comments. Up to the first syntax error it sees
+// the same strings as the parser, and the parser reads nothing behind that. Letters outside ASCII
+// are refused because toml++ 3.3 looks them up in a table that does not have most below U+049A.
 void check_toml_depth(std::string_view text, const std::string& where) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   int brackets = 0, dots = 0;
@@ -68,6 +71,60 @@ void check_toml_depth(std::string_view text, const std::string& where) {
                       line_of(text, at), kMaxTomlNesting, kMaxTomlDots);
     }
     ++at;
+  }
+}
+
+Json to_json(const toml::node& node, const std::string& where, int depth) {
+  if (depth > kMaxJsonDepth) {
+    throw UserError("{} line {}: nested deeper than {} levels", where, node.source().begin.line,
+                    kMaxJsonDepth);
+  }
+  if (const auto* table = node.as_table()) {
+    Json object = Json::object();
+    for (const auto& [key, value] : *table) {
+      object[std::string(key.str())] = to_json(value, where, depth + 1);
+    }
+    return object;
+  }
+  if (const auto* array = node.as_array()) {
+    Json list = Json::array();
+    for (const auto& element : *array) {
+      list.push_back(to_json(element, where, depth + 1));
+    }
+    return list;
+  }
+  if (const auto* text = node.as_string()) {
+    return text->get();
+  }
+  if (const auto* whole = node.as_integer()) {
+    return whole->get();
+  }
+  if (const auto* number = node.as_floating_point()) {
+    return number->get();
+  }
+  if (const auto* flag = node.as_boolean()) {
+    return flag->get();
+  }
+  std::ostringstream text;  // a date, a time or both
+  if (const auto* date = node.as_date()) {
+    text << date->get();
+  } else if (const auto* time = node.as_time()) {
+    text << time->get();
+  } else {
+    text << node.as_date_time()->get();
+  }
+  return text.str();
+}
+
+}  // namespace
+
+Json parse_toml(std::string_view text, const std::string& where) {
+  check_toml_depth(text, where);
+  try {
+    return to_json(toml::parse(text), where, 0);
+  } catch (const toml::parse_error& error) {
+    throw UserError("{} line {}: {}", where, error.source().begin.line,
+                    printable(error.description()));
   }
 }
 
