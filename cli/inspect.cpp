@@ -37,7 +37,7 @@ void print_mixture(const model::Inspection& model) {
   print_row("upcycled", !moe.source_name.empty()              ? "from " + moe.source_name
                         : moe.form == model::FolderForm::kMoe ? "no, from scratch"
                                                               : "no, made elsewhere");
-  print_row("function", model.preserves);
+  print_row("function", model.function.words);
 }
 
 void print_table(const model::Inspection& model) {

@@ -273,6 +273,9 @@ void print_advice(const model::UpcycleSettings& settings) {
       flags);
 }
 
+// Returns a string that holds names of files for one line of output.
+std::string line_text(const std::string& text) { return terminal_text(text, /*one_line=*/true); }
+
 void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& settings,
                   const model::UpcyclePlan& plan, OrderedJson report, double seconds) {
   if (flags.json) {
@@ -284,25 +287,30 @@ void print_result(const UpcycleFlags& flags, const model::UpcycleSettings& setti
   const auto bytes = static_cast<double>(plan.bytes);
   const OrderedJson routers = report["router_init"].value("layers", OrderedJson::array());
   print_text("{}written      {} to {} in {} ({}/s)\n", describe(plan), format_bytes(bytes),
-             flags.out, format_seconds(seconds), format_bytes(bytes / std::max(seconds, 1e-9)));
+             line_text(flags.out), format_seconds(seconds),
+             format_bytes(bytes / std::max(seconds, 1e-9)));
   for (const auto& layer : routers) {
-    print_text("router start {}\n", layer.value("words", ""));
+    print_text("router start {}\n", line_text(layer.value("words", "")));
   }
   if (report.contains("calibration") && report["calibration"].contains("words")) {
-    print_text("gate scale   {}\n", report["calibration"].value("words", ""));
+    print_text("gate scale   {}\n", line_text(report["calibration"].value("words", "")));
   }
   if (report.contains("certificate")) {
     const OrderedJson& certificate = report["certificate"];
-    print_text("certificate  {}\n", certificate.value("words", ""));
+    print_text("certificate  {}\n", line_text(certificate.value("words", "")));
     if (certificate.contains("without_gate_scale")) {
-      print_text("without it   {}\n", certificate["without_gate_scale"].value("words", ""));
+      print_text("without it   {}\n",
+                 line_text(certificate["without_gate_scale"].value("words", "")));
     }
   } else {
-    print_text("function     {}\n", report["preserves_function"].value("words", ""));
+    const OrderedJson& expected = report["preserves_function"];
+    print_text("function     {}{}; not measured, --verify does\n",
+               expected.value("exact", false) ? "identical by construction: " : "",
+               line_text(expected.value("words", "")));
   }
   print_text(
       "next         moe train {} -o RUN --data FILE   (moe inspect {} shows what it holds)\n",
-      flags.out, flags.out);
+      line_text(flags.out), line_text(flags.out));
   if (!flags.quiet) {
     print_advice(settings);
   }
@@ -329,7 +337,7 @@ void run(const UpcycleFlags& flags) {
     }
   };
   const model::Certify certify =
-      certifier(flags, dense, model::changes_function(settings), written);
+      certifier(flags, dense, model::changes_function(settings, plan), written);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
   OrderedJson report = model::upcycle(
       dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate,
@@ -456,7 +464,8 @@ Options output_options(UpcycleFlags& flags) {
       {.name = "verify",
        .member = &flags.verify,
        .group = group::kOutput,
-       .help = "run parent and child on a text and write the equality certificate"},
+       .help = "run parent and child on a text and write the equality certificate: identical, "
+               "close or different"},
       {.name = "verify-text",
        .member = &flags.verify_text,
        .group = group::kOutput,

@@ -228,7 +228,6 @@ const std::vector<PrivateWord>& private_words() {
       {"turned", "rotated (RoPE), transposed (a matrix)"},
       {"journal|thinned", "metrics log, downsampled"},
       {"roll call|bad news|patience|impatient", "health monitor, failure report, heartbeat"},
-      {"verdict", "failure report"},
       {"own work", "long operation"},
       {"anybody|everybody", "any_rank, all ranks"},
       {"speaks|speaker", "is_rank_zero"},

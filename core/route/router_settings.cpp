@@ -20,7 +20,7 @@ std::optional<double> number_of(const OptionValue& value) {
 }
 
 // preserves_function() of routers whose weights are not normalised.
-Preserves unnormalised(const std::string& why, double gate_scale) {
+FunctionPreservation unnormalised(const std::string& why, double gate_scale) {
   if (gate_scale == 1.0) {
     return {false, fmt::format("not preserved: {} (--gate-scale auto corrects the mean)", why)};
   }
@@ -111,7 +111,7 @@ bool weights_sum_to_one(const RouterSettings& settings) {
   return settings.family->unnormalised(settings).empty();
 }
 
-Preserves preserves_function(const RouterSettings& settings, double gate_scale) {
+FunctionPreservation preserves_function(const RouterSettings& settings, double gate_scale) {
   if (!weights_sum_to_one(settings)) {
     return unnormalised(settings.family->unnormalised(settings), gate_scale);
   }
@@ -121,16 +121,16 @@ Preserves preserves_function(const RouterSettings& settings, double gate_scale) 
                         gate_scale)};
   }
   if (!settings.capacity_factor) {
-    return {true, "preserved: nothing is dropped (cf=inf) and the weights of every token sum to 1"};
+    return {true, "no token is dropped (cf=inf) and the gate weights of every token sum to 1"};
   }
   if (settings.ir) {
-    return {true,
-            "preserved: +ir serves every token that capacity dropped, and all weights sum to 1"};
+    return {
+        true,
+        "+ir serves every token that capacity drops, and the gate weights of every token sum to 1"};
   }
   return {false,
-          "preserved for every token that an expert accepts, weights sum to 1; a token that "
-          "capacity drops from "
-          "all its experts passes by the residual only (+ir or cf=inf serve every token)"};
+          "not preserved for a token that capacity drops from all its experts: it passes by the "
+          "residual only (+ir or cf=inf serve every token)"};
 }
 
 }  // namespace moe::route

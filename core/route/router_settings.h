@@ -99,13 +99,15 @@ double default_entropy_coef(const RouterSettings& settings);
 // Whether the weights of every token that an expert serves sum to 1, whatever the logits are.
 bool weights_sum_to_one(const RouterSettings& settings);
 
-// Whether an upcycled model with this router, its weights times `gate_scale`, computes its dense
-// parent exactly (README.md, "What upcycling keeps"), and why, in words.
-struct Preserves {
+// Says whether an upcycled model computes its dense parent by construction, that is, in exact
+// arithmetic. Measured differences are a Certificate (core/model/convert/verify.h).
+struct FunctionPreservation {
   bool exact = false;
-  std::string words;
+  std::string words;  // why, and what would make it exact
 };
-Preserves preserves_function(const RouterSettings& settings, double gate_scale = 1.0);
+// Returns it for a router whose gates are multiplied by `gate_scale` (README.md, "What upcycling
+// keeps").
+FunctionPreservation preserves_function(const RouterSettings& settings, double gate_scale = 1.0);
 
 // For people: every family, how it is written, and its options with values, defaults and meaning.
 std::string router_help();

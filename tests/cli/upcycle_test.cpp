@@ -1,4 +1,10 @@
 #include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <tuple>
 
 #include "core/base/json.h"
 #include "tests/support/catch.h"
@@ -105,7 +111,8 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and every c
   REQUIRE(run.exit_code == 0);
   CHECK(run.out.find("layers 0, 2 of 3 become mixtures of 8 experts beside the dense feed-forward, "
                      "router top1:cf=0.25\n") == 0);
-  CHECK(run.out.find("preserved whatever the router does") != std::string::npos);
+  CHECK(run.out.find("certificate  identical to the dense model") != std::string::npos);
+  CHECK(run.out.find("the shared expert is the dense feed-forward") != std::string::npos);
   const Json stored = read_json(folder / "out/upcycle.json");
   CHECK(stored["certificate"]["max_abs_logit_difference"] == 0.0);
   CHECK(stored["certificate"]["preserves_function"] == true);
@@ -113,7 +120,7 @@ TEST_CASE("moe upcycle --shared-expert keeps the dense feed-forward, and every c
   const auto inspected = run_moe({"inspect", out});
   CHECK(inspected.out.find("8 experts of width 24, beside a shared one of width 24") !=
         std::string::npos);
-  CHECK(inspected.out.find("preserved whatever the router does") != std::string::npos);
+  CHECK(inspected.out.find("function      identical to the dense model") != std::string::npos);
 }
 
 TEST_CASE("moe upcycle --verify puts the equality certificate into upcycle.json",
@@ -150,8 +157,10 @@ TEST_CASE("--gate-scale auto measures, stores and shows the difference it makes"
     INFO(run.err);
     REQUIRE(run.exit_code == 0);
     CHECK(run.out.find("gate scale   the weights of a token sum to ") != std::string::npos);
-    CHECK(run.out.find("certificate  router " + std::string(router)) != std::string::npos);
-    CHECK(run.out.find("without it   router " + std::string(router) + ", gate_scale 1: ") !=
+    CHECK(run.out.find(": router " + std::string(router) + ", gate_scale ") != std::string::npos);
+    CHECK(run.out.find("\ncertificate  ") != std::string::npos);
+    CHECK(run.out.find("\nwithout it   different from the dense model") != std::string::npos);
+    CHECK(run.out.find(": router " + std::string(router) + ", gate_scale 1: ") !=
           std::string::npos);
     const Json stored = read_json(folder / "out/upcycle.json");
     const Json& with = stored["certificate"];
@@ -230,8 +239,10 @@ TEST_CASE("moe upcycle --granularity writes the real number of experts and of th
   CHECK(config["moe"]["granularity"] == 4);
   CHECK(config["moe"]["ep_ranks"] == 4);
   const auto inspected = run_moe({"inspect", out, "--json"});
-  CHECK(parse_json(inspected.out, "stdout")["moe"]["preserves_function"].get<std::string>().find(
-            "+ir gives it one of the 4 slices") != std::string::npos);
+  const Json inspection = parse_json(inspected.out, "stdout")["moe"];
+  CHECK(inspection["preserves_function"].get<std::string>().starts_with("not measured"));
+  CHECK(inspection["function"]["state"] == "not measured");
+  CHECK(inspection["function"]["verdict"].is_null());
 
   flags.insert(flags.end(), {"--router", "top2:cf=inf", "--verify", "--json"});
   flags.erase(flags.begin() + 4, flags.begin() + 6);
@@ -370,6 +381,135 @@ TEST_CASE("a killed upcycle leaves no output or a whole one, and the next run he
   CHECK(names_in(folder.path()) == std::vector<std::string>{"dense", "out"});
 }
 
+// The line of moe inspect that says what the function of a folder is.
+std::string inspected_function(const std::string& folder) {
+  const auto run = run_moe({"inspect", folder});
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  const size_t at = run.out.find("\nfunction      ");
+  REQUIRE(at != std::string::npos);
+  return run.out.substr(at + 15, run.out.find('\n', at + 1) - at - 15);
+}
+
+TEST_CASE("a verdict is stored with the weights it was measured on, and falls with them",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const std::string out = (folder / "out").string();
+  REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf"}).exit_code == 0);
+  CHECK(inspected_function(out).starts_with("not measured: moe upcycle --verify"));
+  REQUIRE(upcycle_tiny(folder, {"--router", "top2:cf=inf", "--verify"}).exit_code == 0);
+  CHECK(inspected_function(out).starts_with("identical to the dense model, but for rounding"));
+  const Json certificate = read_json(folder / "out/upcycle.json")["certificate"];
+  CHECK(certificate["max_abs_logit_difference"].get<double>() <=
+        certificate["tolerance"].get<double>());
+
+  const auto edited = [&](const char* name, const std::function<void()>& edit) {
+    CAPTURE(name);
+    std::filesystem::remove_all(folder / "copy");
+    std::filesystem::copy(out, folder / "copy");
+    CHECK(inspected_function((folder / "copy").string()).starts_with("identical"));
+    edit();
+    return inspected_function((folder / "copy").string());
+  };
+  // One byte, far from the first ones of its tensor.
+  CHECK(edited("weight", [&] {
+          std::fstream file(folder / "copy/model.safetensors",
+                            std::ios::in | std::ios::out | std::ios::binary);
+          file.seekp(-1000, std::ios::end);
+          file.put('x');
+        }).starts_with("not measured for these weights: the weights changed"));
+  CHECK(edited("config", [&] {
+          OrderedJson config = OrderedJson::parse(test::read_file(folder / "copy/config.json"));
+          config["moe"]["router"]["capacity_factor"] = 0.25;
+          test::write_file(folder / "copy/config.json", config.dump());
+        }).starts_with("not measured for these weights: config.json changed"));
+  CHECK(edited("older certificate", [&] {
+          OrderedJson report = OrderedJson::parse(test::read_file(folder / "copy/upcycle.json"));
+          report["certificate"].erase("measured_on");
+          test::write_file(folder / "copy/upcycle.json", report.dump());
+        }).starts_with("not known: "));
+  CHECK(edited("broken report", [&] {
+          test::write_file(folder / "copy/upcycle.json", "[");
+        }).starts_with("not known: "));
+
+  // Training writes no verdict, and that of its parent put beside it is not believed.
+  const auto tiny = moe::test::source_folder() / "recipes/tiny";
+  const auto trained = run_moe({"train", out, "-o", (folder / "run").string(), "--data",
+                                (tiny / "instruct.jsonl").string(), "--steps", "1", "--seq-len",
+                                "64", "--global-batch", "1", "--quiet"});
+  INFO(trained.err);
+  REQUIRE(trained.exit_code == 0);
+  const std::string final_model = (folder / "run/final").string();
+  CHECK(inspected_function(final_model).starts_with("not measured: no upcycle.json here"));
+  std::filesystem::copy(folder / "out/upcycle.json", folder / "run/final/upcycle.json");
+  std::filesystem::copy(folder / "out/config.json", folder / "run/final/config.json",
+                        std::filesystem::copy_options::overwrite_existing);
+  CHECK(inspected_function(final_model).starts_with("not measured for these weights: the weights"));
+}
+
+TEST_CASE("moe upcycle --verify says how different a mixture is, and why", "[cli][upcycle]") {
+  const TempDir folder;
+  for (const auto& [flags, verdict, why] :
+       std::vector<std::tuple<std::vector<std::string>, std::string, std::string>>{
+           {{"--router", "top2:cf=inf"}, "identical", "no token is dropped"},
+           {{"--router", "top2:cf=inf", "--vary", "noise:0.001"}, "close", "the copies are varied"},
+           {{"--router", "top2:cf=inf", "--vary", "drop:0.5"},
+            "different",
+            "the copies are varied"},
+           {{"--router", "top1:cf=0.5"}, "different", "+ir or cf=inf serve every token"},
+           {{"--router", "topp:0.4"}, "different", "--gate-scale auto corrects the mean"}}) {
+    auto words = flags;
+    words.insert(words.end(), {"--verify", "--json", "--layers", "all"});
+    const auto run = upcycle_tiny(folder, words);
+    CAPTURE(flags, run.err, run.out);
+    REQUIRE(run.exit_code == 0);
+    const Json certificate = parse_json(run.out, "stdout")["certificate"];
+    CHECK(certificate["verdict"] == verdict);
+    CHECK(certificate["preserves_function"] == (verdict == "identical"));
+    CHECK(certificate["words"].get<std::string>().starts_with(verdict));
+    CHECK(certificate["words"].get<std::string>().find(why) != std::string::npos);
+    CHECK(inspected_function((folder / "out").string()).starts_with(verdict));
+  }
+}
+
+TEST_CASE("moe upcycle refuses weights that are not finite, by the tensor's name",
+          "[cli][upcycle]") {
+  const TempDir folder;
+  const auto write_with = [&](const std::string& tensor, float value) {
+    std::filesystem::remove_all(folder / "dense");
+    test::write_tiny_checkpoint(folder / "dense");
+    const std::filesystem::path file = folder / "dense/model.safetensors";
+    const std::string text = test::read_file(file);
+    uint64_t header_bytes = 0;
+    std::memcpy(&header_bytes, text.data(), sizeof header_bytes);
+    const Json header = Json::parse(text.substr(8, header_bytes));
+    const auto end = header[tensor]["data_offsets"][1].get<uint64_t>();
+    std::fstream out(file, std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(static_cast<std::streamoff>(8 + header_bytes + end - sizeof value));
+    out.write(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const auto& [tensor, value, flags] :
+       std::vector<std::tuple<std::string, float, std::vector<std::string>>>{
+           {"model.layers.0.mlp.down_proj.weight", infinity, {}},
+           {"model.layers.2.mlp.up_proj.weight", std::nanf(""), {"--granularity", "2"}},
+           {"model.layers.1.self_attn.q_proj.weight", -infinity, {"--dtype", "bf16"}},
+           {"model.norm.weight", std::nanf(""), {"--vary", "drop:0.5"}},
+           {"model.embed_tokens.weight", infinity, {"--router-entropy", "0.7"}},
+           {"model.layers.0.mlp.gate_proj.weight", infinity, {"--shared-expert"}}}) {
+    write_with(tensor, value);
+    std::vector<std::string> words = {"upcycle", (folder / "dense").string(), "-o",
+                                      (folder / "out").string(), "--quiet"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const auto run = run_moe(words);
+    CAPTURE(tensor, run.err);
+    CHECK(run.exit_code == 2);
+    CHECK(run.err.find("tensor '" + tensor + "' has a weight that is NaN or infinite") !=
+          std::string::npos);
+    CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
+  }
+}
+
 TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", "[cli][upcycle]") {
   const TempDir folder;
   const std::string base = (folder / "base").string(), code = (folder / "code").string(),
@@ -388,8 +528,9 @@ TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", 
   const Json& certificate = json["certificate"];
   CHECK(certificate["preserves_function"] == false);
   CHECK(certificate["words"].get<std::string>().find(
-            "no longer the dense folder's: the experts come from other parents and the copies are "
-            "varied (drop:0.5); measured over ") != std::string::npos);
+            "not preserved: the experts come from other parents, which training has to reconcile, "
+            "and the copies are varied by --vary drop:0.5") != std::string::npos);
+  CHECK(certificate["verdict"] != "identical");
   CHECK(certificate["mean_kl"].get<double>() > 0);
   CHECK(certificate["parent_perplexity"].get<double>() > 1);
   CHECK(certificate["perplexity"] != certificate["parent_perplexity"]);

@@ -54,6 +54,32 @@ void convert_from(const std::byte* in, std::byte* out, size_t count, io::DType t
   }
 }
 
+// Returns the index of the first Word of `bytes` with all bits of `exponent` set. Whole blocks are
+// looked through without a branch, at the speed of memory.
+template <typename Word>
+std::optional<size_t> find_all_ones(std::span<const std::byte> bytes, Word exponent) {
+  constexpr size_t kBlock = 4096;
+  const size_t count = bytes.size() / sizeof(Word);
+  const auto is_found = [&](size_t index) {
+    Word word = 0;
+    std::memcpy(&word, bytes.data() + index * sizeof(Word), sizeof(Word));
+    return (word & exponent) == exponent;
+  };
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t end = std::min(count, begin + kBlock);
+    Word any = 0;
+    for (size_t index = begin; index < end; ++index) {
+      any |= is_found(index) ? 1 : 0;
+    }
+    for (size_t index = begin; any != 0 && index < end; ++index) {
+      if (is_found(index)) {
+        return index;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 uint16_t float_to_bf16(float value) {
@@ -114,6 +140,14 @@ void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte>
     default:
       return convert_from<io::DType::kF16>(in.data(), out.data(), count, to);
   }
+}
+
+std::optional<size_t> find_non_finite(std::span<const std::byte> bytes, io::DType dtype) {
+  MOE_CHECK(io::is_floating(dtype));
+  if (dtype == io::DType::kF32) {
+    return find_all_ones<uint32_t>(bytes, 0x7f800000U);
+  }
+  return find_all_ones<uint16_t>(bytes, dtype == io::DType::kBF16 ? 0x7f80U : 0x7c00U);
 }
 
 void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,

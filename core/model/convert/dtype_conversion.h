@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/io/safetensors.h"
@@ -18,6 +19,9 @@ float f16_to_float(uint16_t bits);
 
 // `in` holds n values of `from`, `out` gets n values of `to`; both may be unaligned.
 void convert(std::span<const std::byte> in, io::DType from, std::span<std::byte> out, io::DType to);
+
+// Returns the index of the first of the values of type `dtype` in `bytes` that is NaN or infinite.
+std::optional<size_t> find_non_finite(std::span<const std::byte> bytes, io::DType dtype);
 
 // Sends a mapped tensor to `writer` as `to`, through a block of at most 4 MiB.
 void write_converted(std::span<const std::byte> in, io::DType from, io::SafetensorsWriter& writer,

@@ -42,9 +42,9 @@ void check_granularity(int64_t granularity, int64_t experts, int64_t most_expert
   }
 }
 
-route::Preserves preserves_function(const MoeConfig& moe, double gate_scale) {
+route::FunctionPreservation preserves_function(const MoeConfig& moe, double gate_scale) {
   const route::RouterSettings& router = moe.router;
-  const route::Preserves whole = route::preserves_function(router, gate_scale);
+  const route::FunctionPreservation whole = route::preserves_function(router, gate_scale);
   const bool may_keep = route::weights_sum_to_one(router) && gate_scale == 1.0;
   if (moe.granularity == 1 || !may_keep) {
     return whole;
@@ -64,9 +64,8 @@ route::Preserves preserves_function(const MoeConfig& moe, double gate_scale) {
                         moe.granularity)};
   }
   return {false,
-          "preserved for every token that an expert accepts, weights sum to 1; a token that "
-          "capacity drops from all its experts passes by the residual only (cf=inf serves every "
-          "token)"};
+          "not preserved for a token that capacity drops from all its experts: it passes by the "
+          "residual only (cf=inf serves every token)"};
 }
 
 ExpertMatrix slice_of(const io::Checkpoint& parent, const std::string& name, int64_t slice,

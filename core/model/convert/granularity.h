@@ -17,9 +17,9 @@ namespace moe::model {
 // of all `experts`.
 void check_granularity(int64_t granularity, int64_t experts, int64_t most_experts, int64_t width);
 
-// route::preserves_function() of a mixture whose experts may be slices: what sends a token to a
-// slice without the others of its group does not keep the function then.
-route::Preserves preserves_function(const MoeConfig& moe, double gate_scale);
+// Overload of route::preserves_function() for a mixture whose experts may be slices: routing that
+// sends a token to a slice without the others of its group does not keep the function.
+route::FunctionPreservation preserves_function(const MoeConfig& moe, double gate_scale);
 
 // A matrix of one expert where its parent has it.
 struct ExpertMatrix {

@@ -5,7 +5,6 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint.h"
-#include "core/model/convert/upcycle.h"
 #include "core/route/router.h"
 
 namespace moe::model {
@@ -28,7 +27,6 @@ void explain(Inspection& out) {
     return;
   }
   const MoeConfig& moe = *out.config.moe;
-  out.preserves = preserves_parent(moe, moe.gate_scale).words;
   const route::StockWords stock = moe.router.family->stock_words(moe.router, moe.experts);
   const bool is_own = !route::own_architecture(moe.router).model_type.empty();
   if (is_own || moe.gate_scale != 1.0) {
@@ -84,6 +82,13 @@ Inspection inspect(const fs::path& folder) {
   const uint64_t ranks = out.config.moe ? static_cast<uint64_t>(out.config.moe->ep_ranks) : 1;
   out.bytes_per_rank = out.bytes - expert_bytes + expert_bytes / ranks;
   out.tokenizer = tokenizer_of(folder);
+  if (out.config.moe) {
+    out.function = stored_verdict(checkpoint);
+    if (out.function.state == StoredVerdict::State::kNoCertificate &&
+        out.config.moe->source_name.empty()) {
+      out.function.words = "not measured: the folder names no dense model that it was made from";
+    }
+  }
   explain(out);
   return out;
 }
@@ -116,7 +121,12 @@ OrderedJson to_json(const Inspection& inspection) {
                   {"router", route::to_string(config.moe->router)},
                   {"gate_scale", config.moe->gate_scale},
                   {"ep_ranks", config.moe->ep_ranks},
-                  {"preserves_function", inspection.preserves}};
+                  {"preserves_function", inspection.function.words},
+                  {"function",
+                   {{"state", to_string(inspection.function.state)},
+                    {"verdict", inspection.function.verdict.empty()
+                                    ? OrderedJson()
+                                    : OrderedJson(inspection.function.verdict)}}}};
   }
   out["bytes"] = inspection.bytes;
   out["bytes_per_rank"] = inspection.bytes_per_rank;

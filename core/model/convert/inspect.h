@@ -1,6 +1,6 @@
 #pragma once
-// What a folder holds, from its config and its tensors' headers alone: sizes, layers, router, and
-// what of it stock tools honour (core/io/formats.md).
+// What a folder holds, from its config and its tensors' headers: sizes, layers, router, the verdict
+// stored with an upcycled one, and what of it stock tools honour (core/io/formats.md).
 
 #include <cstdint>
 #include <filesystem>
@@ -11,6 +11,7 @@
 #include "core/base/json.h"
 #include "core/model/config/config.h"
 #include "core/model/config/weights.h"
+#include "core/model/convert/verify.h"
 
 namespace moe::model {
 
@@ -25,8 +26,7 @@ struct Inspection {
   std::string tokenizer;               // tokenizer.model, tokenizer.json or none
   std::vector<std::string> stock;      // what stock transformers computes as we do, in words
   std::vector<std::string> needs_moe;  // what only moe computes; empty: nothing
-  std::string
-      preserves;  // mixtures: whether such a router keeps a dense parent's function, in words
+  StoredVerdict function;  // mixtures: what was measured of these weights against the dense parent
 };
 
 // UserError as io::Checkpoint, parse_config and check_tensors throw it.

@@ -1,5 +1,7 @@
 #include "core/model/convert/upcycle.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -10,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/base/sha256.h"
+#include "core/base/utf8.h"
 #include "core/base/version.h"
 #include "core/io/paths.h"
 #include "core/model/config/layer_list.h"
@@ -87,10 +90,6 @@ std::string file_sha256(const fs::path& file) {
   Sha256 hash;
   hash.update(io::MappedFile(file).bytes());
   return hash.hex();
-}
-
-std::string config_sha256(const io::Checkpoint& checkpoint) {
-  return file_sha256(checkpoint.folder() / "config.json");
 }
 
 std::string config_dtype(io::DType dtype) {
@@ -264,9 +263,52 @@ io::TensorSource child_tensor(io::TensorInfo info, const io::Checkpoint& dense,
   return copied_tensor(info, dense, source);
 }
 
+// The tensors of parents that a tensor of the child is made of; none for one that is drawn or
+// constant.
+std::vector<std::pair<const io::Checkpoint*, std::string>> parent_tensors(
+    const std::string& name, const io::Checkpoint& dense, const UpcycleSettings& settings,
+    const UpcyclePlan& plan) {
+  if (is_router(name) || is_router_bias(name) ||
+      (settings.shared_expert && is_zero_beside_shared(name))) {
+    return {};
+  }
+  const std::string source = dense_name(name);
+  if (const auto expert = expert_index(name)) {
+    return {{&plan.expert_parents->of_expert(*expert), source}};
+  }
+  if (!settings.mean_rest || is_shared_down(name)) {
+    return {{&dense, source}};
+  }
+  std::vector<std::pair<const io::Checkpoint*, std::string>> sources;
+  for (const auto& parent : plan.expert_parents->folders()) {
+    sources.emplace_back(parent.get(), source);
+  }
+  return sources;
+}
+
+bool holds_all_values(io::DType to, io::DType from) { return to == from || to == io::DType::kF32; }
+
+// Adds a tensor of the child, whose sources are checked as it is written.
+void add_tensor(const io::TensorInfo& info, const io::Checkpoint& dense,
+                const UpcycleSettings& settings, UpcyclePlan& plan) {
+  io::TensorSource tensor = child_tensor(info, dense, settings, plan);
+  const auto sources = parent_tensors(info.name, dense, settings, plan);
+  for (const auto& [parent, name] : sources) {
+    plan.rounds_weights |= !holds_all_values(tensor.info.dtype, parent->info(name).dtype);
+  }
+  tensor.write = [write = std::move(tensor.write), sources,
+                  finite = plan.finite](io::SafetensorsWriter& writer) {
+    for (const auto& [parent, name] : sources) {
+      finite->check(*parent, name);
+    }
+    write(writer);
+  };
+  plan.tensors.push_back(std::move(tensor));
+}
+
 void add_tensors(const io::Checkpoint& dense, const UpcycleSettings& settings, UpcyclePlan& plan) {
   for (const auto& info : expected_tensors(plan.child)) {
-    plan.tensors.push_back(child_tensor(info, dense, settings, plan));
+    add_tensor(info, dense, settings, plan);
   }
   for (const auto& info : shared_expert_tensors(plan.child)) {
     plan.tensors.push_back(
@@ -363,7 +405,8 @@ OrderedJson describe_parents(const ExpertParents& parents) {
 OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, double gate_scale,
                      const std::optional<RouterStart>& start) {
   const MoeConfig& moe = *plan.child.moe;
-  const route::Preserves preserves = preserves_parent(moe, gate_scale, changes_function(settings));
+  const route::FunctionPreservation preserves =
+      preserves_parent(moe, gate_scale, changes_function(settings, plan));
   OrderedJson out;
   out["moe_version"] = kVersion;
   out["source"] = describe_source(moe.source_name, plan.config_sha256, plan.sampled_sha256);
@@ -406,16 +449,44 @@ std::string dense_name(const std::string& name) {
   return name.substr(0, begin) + ".mlp" + name.substr(dot);
 }
 
-std::string changes_function(const UpcycleSettings& settings) {
-  if (settings.shared_expert) {
-    return "";  // varied copies, too, add zeros
+void FiniteWeights::check(const io::Checkpoint& parent, const std::string& name) {
+  const io::SafetensorsFile& file = parent.file_of(name);
+  if (!checked_.emplace(&file, name).second) {
+    return;
   }
-  std::string reason = settings.expert_parents.empty() ? "" : "the experts come from other parents";
-  if (settings.vary) {
-    reason += fmt::format("{}the copies are varied ({})", reason.empty() ? "" : " and ",
-                          to_string(settings.vary));
+  constexpr size_t kBlockBytes = size_t{8} << 20;
+  const auto bytes = parent.bytes(name);
+  const io::DType dtype = parent.info(name).dtype;
+  for (size_t begin = 0; begin < bytes.size(); begin += kBlockBytes) {
+    const auto block = bytes.subspan(begin, std::min(kBlockBytes, bytes.size() - begin));
+    if (const auto found = find_non_finite(block, dtype)) {
+      throw UserError(
+          "{}: tensor '{}' has a weight that is NaN or infinite (value {}); a mixture of such a "
+          "model computes nothing, give a checkpoint whose weights are finite",
+          parent.folder().string(), printable(name),
+          begin / static_cast<size_t>(io::dtype_bytes(dtype)) + *found);
+    }
+    file.file().drop(block);
   }
-  return reason.empty() ? "" : "no longer the dense folder's: " + reason;
+}
+
+std::string changes_function(const UpcycleSettings& settings, const UpcyclePlan& plan) {
+  std::vector<std::string> reasons;
+  if (!settings.shared_expert) {  // beside it varied copies, too, add zeros
+    if (!settings.expert_parents.empty()) {
+      reasons.emplace_back("the experts come from other parents, which training has to reconcile");
+    }
+    if (settings.vary) {
+      reasons.push_back(
+          fmt::format("the copies are varied by --vary {}, which training has to recover",
+                      to_string(settings.vary)));
+    }
+  }
+  if (plan.rounds_weights) {
+    reasons.push_back(
+        fmt::format("the weights are rounded to {} (--dtype keep does not)", plan.child.dtype));
+  }
+  return reasons.empty() ? "" : fmt::format("not preserved: {}", fmt::join(reasons, ", and "));
 }
 
 void check_may_share(const ModelConfig& parent, const std::string& where) {
@@ -427,17 +498,21 @@ void check_may_share(const ModelConfig& parent, const std::string& where) {
   }
 }
 
-route::Preserves preserves_parent(const MoeConfig& moe, double gate_scale,
-                                  const std::string& difference) {
+route::FunctionPreservation preserves_parent(const MoeConfig& moe, double gate_scale,
+                                             const std::string& difference) {
   if (!difference.empty()) {
     return {false, difference};
   }
   if (moe.shared_expert_width > 0) {
     return {true,
-            "preserved whatever the router does: the shared expert is the dense feed-forward, and "
-            "the routed experts start with a down_proj of zeros"};
+            "the shared expert is the dense feed-forward, and the routed experts start with a "
+            "down_proj of zeros, so that they add nothing whatever the router does"};
   }
   return preserves_function(moe, gate_scale);
+}
+
+std::string config_sha256(const io::Checkpoint& checkpoint) {
+  return file_sha256(checkpoint.folder() / "config.json");
 }
 
 std::string sampled_sha256(const io::Checkpoint& checkpoint) {
@@ -487,6 +562,9 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   std::vector<io::TensorSource> tensors = plan.tensors;
   std::optional<RouterStart> started;
   if (settings.router_init.is_measured()) {
+    for (const auto& info : dense.tensors()) {  // the dense model is run first
+      plan.finite->check(dense, info.name);
+    }
     started = start();
     set_routers(tensors, *started, settings.granularity);
   }
@@ -509,7 +587,7 @@ OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
   if (certify) {
     report["certificate"] = certify(staged.path());
   }
-  staged.write_text("upcycle.json", report.dump(2) + "\n");
+  staged.write_text(kUpcycleReport, report.dump(2) + "\n");
   staged.commit();
   return report;
 }

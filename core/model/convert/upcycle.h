@@ -12,7 +12,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/json.h"
@@ -55,6 +57,17 @@ struct UpcycleSettings {
   bool force = false;  // replace OUT if it is there
 };
 
+// Refuses parents with weights that are not finite.
+class FiniteWeights {
+ public:
+  // Reads tensor `name` of `parent`, once however often it is called. Throws UserError with the
+  // tensor's name if a weight is NaN or infinite.
+  void check(const io::Checkpoint& parent, const std::string& name);
+
+ private:
+  std::set<std::pair<const io::SafetensorsFile*, std::string>> checked_;
+};
+
 // Everything that is known before the first byte is written.
 struct UpcyclePlan {
   ModelConfig parent, child;
@@ -62,6 +75,9 @@ struct UpcyclePlan {
   std::vector<io::TensorSource>
       tensors;         // read from the parent's Checkpoint, which must outlive the plan
   uint64_t bytes = 0;  // of tensor data
+  // Tensors pass it as they are written, right before their bytes are copied.
+  std::shared_ptr<FiniteWeights> finite = std::make_shared<FiniteWeights>();
+  bool rounds_weights = false;  // a tensor is stored in a type that cannot hold all its values
   ParameterCount dense, mixture;
   std::string config_sha256;   // of the parent's config.json
   std::string sampled_sha256;  // see sampled_sha256()
@@ -95,7 +111,7 @@ using StartRouters = std::function<RouterStart()>;
 // streamed; only `calibrate`, `certify` and `start` hold a model, which is gone before the next
 // bytes are written. `calibrate` must be there where gate_scale is open, `start` where the routers
 // are measured. Returns what upcycle.json holds. UserError: OUT is there already (unless force),
-// OUT would replace its own parent, not enough space.
+// OUT would replace its own parent, not enough space, a weight of a parent that is NaN or infinite.
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const OnBytes& on_bytes = {},
                     const Certify& certify = {}, const Calibrate& calibrate = {},
@@ -121,14 +137,19 @@ route::RouterSettings upcycled_router(const route::RouterRequest& router);
 route::RouterRequest router_of_opened(const UpcycleRequest& request,
                                       const route::RouterRequest& router);
 
-// Why a mixture computes another function than its dense folder whatever its router does; empty
-// where nothing but the router does.
-std::string changes_function(const UpcycleSettings& settings);
+// Returns why the weights of a mixture give another function than those of its dense folder,
+// whatever its router does; empty if they do not.
+std::string changes_function(const UpcycleSettings& settings, const UpcyclePlan& plan);
 
-// Whether a mixture that was upcycled so computes its dense folder with `gate_scale` in force, and
-// why; `difference` is what changes_function() said.
-route::Preserves preserves_parent(const MoeConfig& moe, double gate_scale,
-                                  const std::string& difference = "");
+// Says whether an upcycled mixture computes its dense folder by construction with `gate_scale` in
+// force; `difference` is the result of changes_function().
+route::FunctionPreservation preserves_parent(const MoeConfig& moe, double gate_scale,
+                                             const std::string& difference = "");
+
+inline constexpr const char* kUpcycleReport = "upcycle.json";
+
+// SHA-256 of the folder's config.json.
+std::string config_sha256(const io::Checkpoint& checkpoint);
 
 // SHA-256 over name, type, shape and first 4096 bytes of every tensor, by name: tells checkpoints
 // apart without reading them whole, and does not depend on how they are cut into shards.

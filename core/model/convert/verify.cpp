@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
+#include "core/io/content_hash.h"
 #include "core/io/tokenizer/tokenizer.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
@@ -50,18 +51,46 @@ std::string read_text(const std::filesystem::path& file, const char* flag) {
   }
 }
 
+std::string measured_words(const Certificate& certificate) {
+  return fmt::format(
+      "max |delta logit| {:.2e} (rounding: {:.1e}), mean KL {:.2e} nats a token, perplexity {:.4g} "
+      "-> {:.4g}, {:.1f} % of requests dropped, over {} tokens of {}",
+      certificate.max_abs_logit_difference, certificate.tolerance, certificate.mean_kl,
+      certificate.parent_perplexity, certificate.perplexity, 100 * certificate.dropped_share,
+      certificate.tokens, certificate.text);
+}
+
+// The verdict, the numbers behind it, and the reason, which `expected` says by construction.
 // gate_scale is named where there is one, or would be.
 std::string conclusion(const Certificate& certificate, const route::RouterSettings& router,
-                       bool names_scale, const std::string& function) {
-  return fmt::format(
-      "router {}{}: {}; measured over {} tokens of {}: max |delta logit| {:.2e}, mean KL {:.2e} "
-      "nats, perplexity {:.4g} -> {:.4g}, {:.1f} % of requests dropped",
-      route::to_string(router),
-      names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "", function,
-      certificate.tokens, certificate.text, certificate.max_abs_logit_difference,
-      certificate.mean_kl, certificate.parent_perplexity, certificate.perplexity,
-      100 * certificate.dropped_share);
+                       bool names_scale, const route::FunctionPreservation& expected) {
+  const bool is_identical = certificate.verdict == Verdict::kIdentical;
+  std::string reason = expected.words;
+  if (is_identical && !expected.exact) {
+    reason = "on this text; " + reason;
+  } else if (!is_identical && expected.exact) {
+    reason = "which its construction does not explain (" + reason + ")";
+  }
+  const std::string bound =
+      certificate.verdict == Verdict::kDifferent
+          ? fmt::format("different from the dense model (close is a mean KL below {:g})", kCloseKl)
+      : certificate.verdict == Verdict::kClose
+          ? fmt::format("close to the dense model (mean KL below {:g})", kCloseKl)
+          : "identical to the dense model, but for rounding";
+  return fmt::format("{}: router {}{}: {}; {}", bound, route::to_string(router),
+                     names_scale ? fmt::format(", gate_scale {:.6g}", certificate.gate_scale) : "",
+                     measured_words(certificate), reason);
 }
+
+Verdict verdict_of(const Certificate& certificate) {
+  if (certificate.max_abs_logit_difference <= certificate.tolerance) {
+    return Verdict::kIdentical;
+  }
+  return certificate.mean_kl < kCloseKl ? Verdict::kClose : Verdict::kDifferent;
+}
+
+// The larger one, or NaN if either is.
+double max_or_nan(double a, double b) { return std::isnan(a) || a >= b ? a : b; }
 
 // -sum of log p of each token behind the first: [T, V] log-probabilities, T ids.
 double next_token_nats(const Tensor& log_probabilities, const std::vector<int64_t>& ids) {
@@ -81,8 +110,10 @@ void compare_window(const Llama& parent, const Llama& child, const std::vector<i
   const Tensor expected = parent.head(parent.forward(tokens, parent.default_routing()).hidden);
   const ForwardResult result = child.forward(tokens, routing);
   const Tensor actual = child.head(result.hidden);
-  certificate.max_abs_logit_difference = std::max(certificate.max_abs_logit_difference,
-                                                  (actual - expected).abs().max().item<double>());
+  certificate.max_abs_logit_difference = max_or_nan(certificate.max_abs_logit_difference,
+                                                    (actual - expected).abs().max().item<double>());
+  certificate.max_abs_logit =
+      max_or_nan(certificate.max_abs_logit, expected.abs().max().item<double>());
   const Tensor log_p = expected.to(at::kDouble).log_softmax(-1);
   const Tensor log_q = actual.to(at::kDouble).log_softmax(-1);
   certificate.mean_kl += (log_p.exp() * (log_p - log_q)).sum().item<double>();
@@ -111,18 +142,85 @@ std::optional<io::Tokenizer> tokenizer_of(const io::Checkpoint& parent, int64_t 
   }
 }
 
+std::string weights_xxh3(const io::Checkpoint& folder) {
+  constexpr size_t kBlockBytes = size_t{8} << 20;
+  io::ContentHash hash;
+  for (const auto& info : folder.tensors()) {
+    hash.update_text(
+        fmt::format("{} {} {}", info.name, io::dtype_name(info.dtype), io::shape_text(info.shape)));
+    const auto bytes = folder.bytes(info.name);
+    for (size_t begin = 0; begin < bytes.size(); begin += kBlockBytes) {
+      const auto block = bytes.subspan(begin, std::min(kBlockBytes, bytes.size() - begin));
+      hash.update(block);
+      folder.file_of(info.name).file().drop(block);
+    }
+  }
+  return hash.digest().hex();
+}
+
+// Returns which part of a folder differs from the fingerprint `measured`: "config.json", "the
+// weights" or "". Weights are read only if a file of them is newer than `report`, which holds it.
+std::string what_changed(const io::Checkpoint& folder, const Json& measured,
+                         const std::string& where, const std::filesystem::path& report) {
+  if (config_sha256(folder) != get_string(measured, "config_sha256", where)) {
+    return "config.json";
+  }
+  const auto written = std::filesystem::last_write_time(report);
+  bool is_newer = false;
+  for (const auto& info : folder.tensors()) {
+    is_newer =
+        is_newer || std::filesystem::last_write_time(folder.file_of(info.name).path()) > written;
+  }
+  const bool is_same =
+      sampled_sha256(folder) == get_string(measured, "sampled_sha256", where) &&
+      (!is_newer || weights_xxh3(folder) == get_string(measured, "weights_xxh3", where));
+  return is_same ? "" : "the weights";
+}
+
 }  // namespace
 
+const char* to_string(Verdict verdict) {
+  return verdict == Verdict::kIdentical ? "identical"
+         : verdict == Verdict::kClose   ? "close"
+                                        : "different";
+}
+
+// Parent and child compute one function in exact arithmetic and round in f32, u = 2^-24, in sums of
+// other lengths and orders. A sum of n products has a relative error of at most s sqrt(n) u but for
+// a probability of 2 exp(-s^2 / 2) (Higham and Mary 2019, Theorem 2.4); s = 6 makes that 3e-8. In a
+// MoE layer a token's output is made by such sums of D products (gate and up: 2 sqrt(D)), F (down:
+// sqrt(F)) and, in the child, K weighted experts whose gates sum to 1 with K + 1 roundings
+// (2 K + 2, without a root: they are not independent). Both sides round: twice that. The errors of
+// L layers are independent and add like sqrt(L). To first order the later layers, norms and head
+// keep the size of a relative error of the hidden state, so that it is one of the largest logit.
+double identical_tolerance(const ModelConfig& child, double max_abs_logit) {
+  constexpr double kUnit = 0x1p-24, kSpread = 6;
+  if (!child.moe) {
+    return 0;
+  }
+  const auto experts = static_cast<double>(std::min<int64_t>(
+      child.moe->experts, std::max<int64_t>(1, child.moe->router.k) + 2));  // with +ir and +fr
+  const auto width = static_cast<double>(child.moe->expert_width);
+  const double layer = kSpread * (2 * std::sqrt(static_cast<double>(child.hidden_size)) +
+                                  std::sqrt(width * experts)) +
+                       2 * experts + 2;
+  const double layers = std::sqrt(static_cast<double>(child.moe->layers.size()));
+  return 2 * kUnit * layers * layer * max_abs_logit;
+}
+
 OrderedJson to_json(const Certificate& certificate) {
-  return {{"max_abs_logit_difference", certificate.max_abs_logit_difference},
+  return {{"verdict", to_string(certificate.verdict)},
+          {"max_abs_logit_difference", certificate.max_abs_logit_difference},
+          {"tolerance", certificate.tolerance},
           {"mean_kl", certificate.mean_kl},
+          {"close_below_kl", kCloseKl},
           {"parent_perplexity", certificate.parent_perplexity},
           {"perplexity", certificate.perplexity},
           {"tokens", certificate.tokens},
           {"gate_scale", certificate.gate_scale},
           {"dropped_share", certificate.dropped_share},
           {"text", certificate.text},
-          {"preserves_function", certificate.preserves},
+          {"preserves_function", certificate.verdict == Verdict::kIdentical},
           {"words", certificate.words}};
 }
 
@@ -196,10 +294,9 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.text = text.name;
   certificate.tokens = static_cast<int64_t>(text.ids.size());
   certificate.gate_scale = *routing.gate_scale;
-  const route::Preserves preserves =
+  const route::FunctionPreservation expected =
       moe ? preserves_parent(*moe, *routing.gate_scale, difference)
           : route::preserves_function(routing.router, *routing.gate_scale);
-  certificate.preserves = preserves.exact;
   int64_t predicted = 0;
   route::CounterValues counted;
   for (const auto& ids : verify_windows(text, parent_model.config())) {
@@ -213,8 +310,10 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
   certificate.dropped_share = counted.requests > 0 ? static_cast<double>(counted.dropped_requests) /
                                                          static_cast<double>(counted.requests)
                                                    : 0.0;
+  certificate.tolerance = identical_tolerance(child_model.config(), certificate.max_abs_logit);
+  certificate.verdict = verdict_of(certificate);
   certificate.words = conclusion(certificate, routing.router,
-                                 gate_scale || certificate.gate_scale != 1.0, preserves.words);
+                                 gate_scale || certificate.gate_scale != 1.0, expected);
   return certificate;
 }
 
@@ -225,7 +324,64 @@ OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint&
   if (certificate.gate_scale != 1.0) {
     json["without_gate_scale"] = to_json(verify_equality(parent, child, text, 1.0, difference));
   }
+  const Fingerprint measured = fingerprint(child);
+  json["measured_on"] = {{"config_sha256", measured.config_sha256},
+                         {"sampled_sha256", measured.sampled_sha256},
+                         {"weights_xxh3", measured.weights_xxh3}};
   return json;
+}
+
+Fingerprint fingerprint(const io::Checkpoint& folder) {
+  return {config_sha256(folder), sampled_sha256(folder), weights_xxh3(folder)};
+}
+
+const char* to_string(StoredVerdict::State state) {
+  switch (state) {
+    case StoredVerdict::State::kNoCertificate:
+      return "not measured";
+    case StoredVerdict::State::kNotOfThese:
+      return "outdated";
+    case StoredVerdict::State::kUnknown:
+      return "unknown";
+    case StoredVerdict::State::kHolds:
+      return "holds";
+  }
+  MOE_CHECK(false, "state {}", static_cast<int>(state));
+}
+
+StoredVerdict stored_verdict(const io::Checkpoint& folder) {
+  using State = StoredVerdict::State;
+  const std::filesystem::path file = folder.folder() / kUpcycleReport;
+  std::error_code ignored;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(file, ignored))) {
+    return {State::kNoCertificate, "",
+            "not measured: no upcycle.json here, which training and other tools do not write"};
+  }
+  try {
+    const Json report = read_json(file);
+    if (!report.contains("certificate") || report["certificate"].is_null()) {
+      return {State::kNoCertificate, "",
+              "not measured: moe upcycle --verify compares it with the dense model"};
+    }
+    const Json& certificate = report["certificate"];
+    const std::string where = file.string() + ": certificate";
+    const std::string verdict = get_string(certificate, "verdict", where, "");
+    if (verdict.empty() || !certificate.contains("measured_on")) {
+      return {State::kUnknown, verdict,
+              "not known: the certificate in upcycle.json does not say of which weights it is; moe "
+              "upcycle --verify measures again"};
+    }
+    const std::string changed = what_changed(folder, certificate["measured_on"], where, file);
+    if (!changed.empty()) {
+      return {State::kNotOfThese, verdict,
+              fmt::format("not measured for these weights: {} changed since the certificate in "
+                          "upcycle.json, which said {}",
+                          changed, verdict)};
+    }
+    return {State::kHolds, verdict, get_string(certificate, "words", where)};
+  } catch (const UserError& error) {
+    return {State::kUnknown, "", fmt::format("not known: {}", error.what())};
+  }
 }
 
 }  // namespace moe::model

@@ -1,6 +1,7 @@
 #pragma once
-// The equality certificate: an upcycled folder and its dense parent run on the same text, and how
-// far apart they are.
+// The equality certificate: an upcycled folder and its dense parent are run on the same text, and
+// the verdict follows from how far apart their logits are. upcycle.json stores it with a
+// fingerprint of the folder, so that a reader knows whether it is of these weights.
 
 #include <c10/core/Device.h>
 
@@ -16,8 +17,26 @@
 
 namespace moe::model {
 
+enum class Verdict {
+  kIdentical,  // max |delta logit| <= identical_tolerance()
+  kClose,      // mean KL < kCloseKl
+  kDifferent,
+};
+const char* to_string(Verdict verdict);  // "identical", "close", "different"
+
+// Bound of mean KL(parent || child) for kClose, in nats per token. On text that the parent itself
+// writes, the child's perplexity is exp(KL) times the parent's: 1 % more at most.
+inline constexpr double kCloseKl = 0.01;
+
+// Returns how far two f32 computations of one function may be apart in a logit: the child of
+// config `child`, whose parent's largest |logit| is `max_abs_logit`. verify.cpp derives it.
+double identical_tolerance(const ModelConfig& child, double max_abs_logit);
+
 struct Certificate {
-  double max_abs_logit_difference = 0;  // over all tokens and vocabulary entries
+  Verdict verdict = Verdict::kDifferent;
+  double max_abs_logit_difference = 0;  // over all tokens and vocabulary entries; NaN if one is
+  double max_abs_logit = 0;             // of the parent
+  double tolerance = 0;                 // identical_tolerance()
   double mean_kl = 0;                   // nats per token, KL(parent || child), in f64
   int64_t tokens = 0;
   double gate_scale = 1;     // in force on the child
@@ -25,9 +44,7 @@ struct Certificate {
   std::string
       text;  // what was read: a file, the embedded text, or counted ids where there is no tokenizer
   double parent_perplexity = 0, perplexity = 0;  // exp of the mean nats a predicted token
-  bool preserves = false;  // whether parent and child compute one function by construction
-                           // (core/route/README.md)
-  std::string words;       // the conclusion in a sentence
+  std::string words;  // the verdict in a sentence: how much, why, what to do
 };
 
 OrderedJson to_json(const Certificate& certificate);
@@ -57,9 +74,37 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
                             const VerifyText& text, std::optional<double> gate_scale = {},
                             const std::string& difference = "");
 
-// The certificate of `child` as JSON; where its gate_scale is not 1, what it would be with 1 stands
-// inside as "without_gate_scale", so that the difference is seen.
+// Identifies what a certificate was measured on.
+struct Fingerprint {
+  std::string config_sha256;   // of config.json
+  std::string sampled_sha256;  // sampled_sha256() of upcycle.h
+  std::string weights_xxh3;    // of names, types, shapes and all bytes of the tensors, by name
+};
+// Returns the fingerprint of a folder; reads all weights.
+Fingerprint fingerprint(const io::Checkpoint& folder);
+
+// Returns the certificate of `child` as JSON, with its fingerprint as "measured_on". If the child's
+// gate_scale is not 1, "without_gate_scale" is the certificate with a gate_scale of 1.
 OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                              const VerifyText& text, const std::string& difference = "");
+
+// Whether the certificate in upcycle.json is of the folder's present weights.
+struct StoredVerdict {
+  enum class State {
+    kNoCertificate,  // none was measured
+    kNotOfThese,     // weights or config.json are others than those it was measured on
+    kUnknown,        // it has no fingerprint, or upcycle.json cannot be read
+    kHolds,
+  };
+  State state = State::kNoCertificate;
+  std::string verdict;  // of the certificate, whatever the state; empty if it has none
+  std::string words;    // a sentence for people
+};
+const char* to_string(
+    StoredVerdict::State state);  // "not measured", "outdated", "unknown", "holds"
+
+// Reads the verdict stored with an upcycled folder. Compares config.json and the first bytes of
+// every tensor; reads all weights only if a file of them is newer than upcycle.json.
+StoredVerdict stored_verdict(const io::Checkpoint& folder);
 
 }  // namespace moe::model

@@ -44,7 +44,7 @@ TEST_CASE("a dropless top-k child equals its parent to rounding", "[model]") {
        {"top1:cf=inf", "top2:cf=inf", "top1+ir:cf=0.25", "top2+ir+fr:cf=0.5"}) {
     CAPTURE(router);
     const auto certificate = certificate_of(router);
-    CHECK(certificate.preserves);
+    CHECK(certificate.verdict == moe::model::Verdict::kIdentical);
     CHECK(certificate.tokens == 200);
     CHECK(certificate.max_abs_logit_difference < 1e-5);  // f32 rounding on logits of order 1
     CHECK(std::abs(certificate.mean_kl) < 1e-9);
@@ -56,7 +56,7 @@ TEST_CASE("a child of each kin of LLaMA equals its parent to rounding", "[model]
   for (const auto kin : {Foreign::kMistral, Foreign::kQwen2, Foreign::kQwen3}) {
     CAPTURE(static_cast<int>(kin));
     const auto certificate = certificate_of("top2:cf=inf", kin);
-    CHECK(certificate.preserves);
+    CHECK(certificate.verdict == moe::model::Verdict::kIdentical);
     CHECK(certificate.max_abs_logit_difference < 1e-5);  // as above
   }
 }
@@ -70,7 +70,7 @@ TEST_CASE("a child with a shared expert is its parent to the bit, whatever its r
          {std::optional<Foreign>(), {Foreign::kMistral}, {Foreign::kQwen2}}) {
       CAPTURE(router, kin.has_value());
       const auto certificate = certificate_of(router, kin, /*shared_expert=*/true);
-      CHECK(certificate.preserves);
+      CHECK(certificate.verdict == moe::model::Verdict::kIdentical);
       CHECK(certificate.max_abs_logit_difference == 0);
       CHECK(certificate.words.find("the shared expert is the dense feed-forward") !=
             std::string::npos);
@@ -80,14 +80,14 @@ TEST_CASE("a child with a shared expert is its parent to the bit, whatever its r
 
 TEST_CASE("a router that drops tokens is shown to differ", "[model]") {
   const auto certificate = certificate_of("top1:cf=0.25");
-  CHECK_FALSE(certificate.preserves);
+  CHECK(certificate.verdict != moe::model::Verdict::kIdentical);
   CHECK(certificate.dropped_share > 0.5);  // a quarter of the slots for all tokens
   CHECK(certificate.max_abs_logit_difference > 1e-4);
   CHECK(certificate.words.find("dropped") != std::string::npos);
 }
 
 TEST_CASE("gates that do not sum to one are shown to differ", "[model]") {
-  CHECK_FALSE(certificate_of("topp:0.4").preserves);
+  CHECK(certificate_of("topp:0.4").verdict != moe::model::Verdict::kIdentical);
   CHECK(certificate_of("topp:0.4").max_abs_logit_difference > 1e-4);
 }
 
@@ -153,12 +153,40 @@ TEST_CASE("a gate_scale on weights that sum to 1 is shown to differ", "[model]")
   const moe::io::Checkpoint child(folder / "moe");
   const auto text = moe::model::verify_text(parent, "", 100);
   const auto scaled = moe::model::verify_equality(parent, child, text);
-  CHECK_FALSE(scaled.preserves);
+  CHECK(scaled.verdict != moe::model::Verdict::kIdentical);
   CHECK(scaled.gate_scale == 2.0);
   CHECK(scaled.max_abs_logit_difference > 1e-4);
   CHECK(scaled.words.find("gate_scale 2 multiplies weights that sum to 1 already") !=
         std::string::npos);
   const auto without = moe::model::verify_equality(parent, child, text, 1.0);
-  CHECK(without.preserves);
+  CHECK(without.verdict == moe::model::Verdict::kIdentical);
   CHECK(without.max_abs_logit_difference < 1e-5);
+}
+
+TEST_CASE("the verdict follows from what is measured, and its bounds are stated", "[model]") {
+  using moe::model::Verdict;
+  const auto identical = certificate_of("top2:cf=inf");
+  CHECK(identical.words.starts_with("identical to the dense model"));
+  CHECK(identical.tolerance > 0);
+  CHECK(identical.tolerance < 1e-4);  // logits of order 1
+  const auto dropped = certificate_of("top1:cf=0.25");
+  CHECK(dropped.verdict != Verdict::kIdentical);
+  CHECK((dropped.mean_kl < moe::model::kCloseKl) == (dropped.verdict == Verdict::kClose));
+  const auto json = to_json(dropped);
+  CHECK(json["preserves_function"] == false);
+  CHECK(json["verdict"] == to_string(dropped.verdict));
+  CHECK(json["close_below_kl"] == moe::model::kCloseKl);
+  // Twice the width or the layers, or logits of twice the size, may round more; a dense model not.
+  moe::model::ModelConfig config;
+  config.hidden_size = 64;
+  CHECK(moe::model::identical_tolerance(config, 1) == 0);
+  config.moe.emplace();
+  config.moe->router = moe::route::parse_router("top2");
+  config.moe->experts = 8;
+  config.moe->expert_width = 128;
+  config.moe->layers = {0};
+  const double one = moe::model::identical_tolerance(config, 1);
+  CHECK(moe::model::identical_tolerance(config, 2) == 2 * one);
+  config.moe->layers = {0, 1, 2, 3};
+  CHECK(moe::model::identical_tolerance(config, 1) == Approx(2 * one));
 }

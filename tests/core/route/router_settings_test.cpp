@@ -197,7 +197,7 @@ TEST_CASE("a router says whether it keeps the function of an upcycled parent", "
   CHECK(preserves_function(parse_router("top1+ir")).exact);
   CHECK(preserves_function(parse_router("top2+ir+fr:cf=0.25")).exact);
   CHECK(preserves_function(parse_router("top2:cf=inf")).exact);
-  const Preserves plain = preserves_function(parse_router("top1"));
+  const FunctionPreservation plain = preserves_function(parse_router("top1"));
   CHECK_FALSE(plain.exact);
   CHECK(plain.words.find("residual only") != std::string::npos);
   CHECK_FALSE(preserves_function(parse_router("top1:cf=inf,gate=none")).exact);
