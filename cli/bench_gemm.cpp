@@ -35,31 +35,6 @@ model::ModelConfig config_of(const GemmFlags& flags) {
   return config;
 }
 
-// On a GPU: the experts of a layer one by one and in one launch. `json` gets the same.
-std::string table_of_experts(const model::ModelConfig& config, int64_t rows, int64_t repeats,
-                             const at::TensorOptions& options, OrderedJson& json) {
-  const auto all = bench::expert_products(config, rows);
-  if (all.empty()) {
-    return "";
-  }
-  json["expert_products"] = OrderedJson::array();
-  std::string table = "all experts of a layer, --expert-products loop | grouped\n";
-  for (const auto& products : all) {
-    const OrderedJson report =
-        bench::to_json(bench::bench_expert_products(products, repeats, options));
-    json["expert_products"].push_back(report);
-    table += fmt::format("  {:<16}{:>7}{:>7}{:>7}",
-                         fmt::format("{} x {}", products.experts, products.name), products.rows,
-                         products.k, products.n);
-    for (const char* form : {"y", "dx", "dw"}) {
-      table += fmt::format("{:>9.1f}{:>8.1f}", report[form]["loop_gflops"].get<double>(),
-                           report[form]["grouped_gflops"].get<double>());
-    }
-    table += "\n";
-  }
-  return table;
-}
-
 BenchResult measure(const GemmFlags& flags, c10::Device device) {
   const model::ModelConfig config = config_of(flags);
   const int64_t rows = 2 * flags.tokens;  // of top-2
@@ -87,9 +62,6 @@ BenchResult measure(const GemmFlags& flags, c10::Device device) {
                            product[form]["gflops"].get<double>());
     }
     table += "\n";
-  }
-  if (device.is_cuda()) {
-    table += table_of_experts(config, rows, flags.repeats, options, json);
   }
   const double roof = bench::roof_flops(reports) / 1e9;
   json["roof_gflops"] = roof;

@@ -60,12 +60,6 @@ std::string table_of(const bench::LayerReport& report) {
     }
     table += fmt::format("; peak memory {} MiB\n", report.peak_bytes >> 20);
   }
-  if (report.graph.median_s > 0) {
-    table += row_of("forward", report.forward, "", "without gradients, launched by the host");
-    table += row_of("graph", report.graph, "",
-                    fmt::format("the same recorded, {:.0f} % of the time",
-                                percent_of(report.graph, report.forward)));
-  }
   return table;
 }
 
@@ -76,20 +70,6 @@ void check(const LayerFlags& flags) {
     throw UserError("--ep-ranks {} does not divide the {} experts; use a divisor", ranks,
                     layer.experts);
   }
-  if (layer.graph && (!layer.device.is_cuda() || !layer.bf16)) {
-    throw UserError(
-        "--graph records the launches of a GPU's products in bf16; give --device cuda and "
-        "--precision bf16");
-  }
-}
-
-void check_graph(const LayerFlags& flags, const route::RouterSettings& router) {
-  if (flags.layer.graph && !route::has_kernel_plan(router, flags.layer.experts)) {
-    throw UserError(
-        "--graph records launches that never wait for the host, and {} is planned by operations "
-        "that do; leave it out",
-        route::to_string(router));
-  }
 }
 
 BenchResult measure(LayerFlags flags) {
@@ -98,7 +78,6 @@ BenchResult measure(LayerFlags flags) {
   for (const auto& text : flags.routers) {  // refused before anything is timed
     routers.push_back(route::requested_router({text, flags.cf, {}}, {}));
     route::check_router(routers.back(), flags.layer.experts);
-    check_graph(flags, routers.back());
   }
   BenchResult result;
   result.json = {{"settings", bench::to_json(flags.layer)}, {"layers", OrderedJson::array()}};
@@ -165,12 +144,7 @@ Measure add_flags(CLI::App& command, bool times_layer) {
                         {.name = "precision",
                          .member = one_of("precision", flags->precision, {"fp32", "bf16"}),
                          .group = group::kMeasure,
-                         .help = "of products: fp32 or bf16"},
-                        {.name = "graph",
-                         .member = &layer.graph,
-                         .group = group::kMeasure,
-                         .help = "also the forward alone, launched by the host and recorded as a "
-                                 "CUDA graph"}});
+                         .help = "of products: fp32 or bf16"}});
   return [flags](const BenchFlags& shared) {
     flags->layer.device = device_of(shared.device);
     flags->layer.bf16 = flags->precision == "bf16";

@@ -89,7 +89,6 @@ std::string table_of(const bench::TrainReport& report) {
 BenchResult measure(bench::TrainBenchSettings settings, c10::Device device) {
   settings.device = device;
   model::check_precision(settings.precision, device.is_cuda());
-  model::check_attention(settings.attention, settings.precision, device.is_cuda());
   const bench::TrainReport report = bench::bench_train(settings);
   OrderedJson json = {{"settings", bench::to_json(settings)}};
   json.update(bench::to_json(report));
@@ -110,44 +109,31 @@ Measure add_bench_train(CLI::App& command) {
   add_options(command, model::request_options(settings.upcycle));
   add_router_flags(command, settings.router);
   add_force_memory(command, settings.force_memory);
-  add_options(
-      command,
-      {{.name = "precision",
-        .member = choice(settings.precision, model::parse_precision, model::to_string),
-        .group = group::kMeasure,
-        .help = "fp32, bf16 or tf32 (CUDA GPUs)"},
-       {.name = "attention",
-        .member = choice(settings.attention, model::parse_attention, model::to_string),
-        .group = group::kMeasure,
-        .help = "on a GPU in bf16: flash or cudnn"},
-       {.name = "expert-products",
-        .member = choice(settings.grouped_gemm, model::parse_grouped_gemm, model::to_string),
-        .group = group::kMeasure,
-        .help = "of a GPU: loop, grouped or auto, as moe train has them"},
-       {.name = "rows",
-        .member = &settings.rows,
-        .group = group::kMeasure,
-        .help = "of a step",
-        .range = size},
-       {.name = "seq-len",
-        .member = &settings.length,
-        .group = group::kMeasure,
-        .help = "tokens a row",
-        .range = size},
-       {.name = "warmup",
-        .member = &settings.warmup,
-        .group = group::kMeasure,
-        .help = "steps before",
-        .range = size},
-       {.name = "repeats",
-        .member = &settings.repeats,
-        .group = group::kMeasure,
-        .help = "steps that are timed",
-        .range = size},
-       {.name = "graph",
-        .member = &settings.graph,
-        .group = group::kMeasure,
-        .help = "forward and backward recorded and replayed as CUDA graphs"}});
+  add_options(command,
+              {{.name = "precision",
+                .member = choice(settings.precision, model::parse_precision, model::to_string),
+                .group = group::kMeasure,
+                .help = "fp32, bf16 or tf32 (CUDA GPUs)"},
+               {.name = "rows",
+                .member = &settings.rows,
+                .group = group::kMeasure,
+                .help = "of a step",
+                .range = size},
+               {.name = "seq-len",
+                .member = &settings.length,
+                .group = group::kMeasure,
+                .help = "tokens a row",
+                .range = size},
+               {.name = "warmup",
+                .member = &settings.warmup,
+                .group = group::kMeasure,
+                .help = "steps before",
+                .range = size},
+               {.name = "repeats",
+                .member = &settings.repeats,
+                .group = group::kMeasure,
+                .help = "steps that are timed",
+                .range = size}});
   return [flags](const BenchFlags& shared) { return measure(*flags, device_of(shared.device)); };
 }
 

@@ -18,11 +18,15 @@ namespace {
 using Classes = std::vector<std::pair<const char*, uint64_t>>;
 
 Classes classes_of(const train::MemoryPlan& memory) {
-  return {{"program", memory.program},         {"weights", memory.weights},
-          {"gradients", memory.gradients},     {"optimizer", memory.optimizer},
-          {"activations", memory.activations}, {"workspace", memory.workspace},
-          {"graphs", memory.graphs},           {"checkpoint", memory.checkpoint},
-          {"evaluation", memory.evaluation},   {"peak", memory.peak}};
+  return {{"program", memory.program},
+          {"weights", memory.weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer},
+          {"activations", memory.activations},
+          {"workspace", memory.workspace},
+          {"checkpoint", memory.checkpoint},
+          {"evaluation", memory.evaluation},
+          {"peak", memory.peak}};
 }
 
 OrderedJson to_json(const train::MemoryPlan& memory) {

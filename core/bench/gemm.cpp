@@ -5,7 +5,6 @@
 #include <array>
 
 #include "kernels/cpu/gemm.h"
-#include "kernels/ops/grouped_linear.h"
 
 namespace moe::bench {
 
@@ -80,39 +79,6 @@ ProductReport bench_product(const ProductShape& shape, int64_t repeats,
   return report;
 }
 
-std::vector<ExpertProducts> expert_products(const model::ModelConfig& config, int64_t rows) {
-  if (!config.moe || config.moe->layers.empty()) {
-    return {};
-  }
-  const int64_t experts = config.moe->experts, inner = config.moe->expert_width;
-  const int64_t each = std::max<int64_t>(1, rows / experts);
-  return {{"expert up", experts, each, config.hidden_size, 2 * inner},
-          {"expert down", experts, each, inner, config.hidden_size}};
-}
-
-ExpertProductsReport bench_expert_products(const ExpertProducts& products, int64_t repeats,
-                                           const at::TensorOptions& options) {
-  at::manual_seed(1);
-  const auto& [name, experts, each, k, n] = products;
-  const auto random = [&](at::IntArrayRef sizes) { return at::randn(sizes).to(options); };
-  const int64_t rows = experts * each;
-  const at::Tensor x = random({rows, k}), dy = random({rows, n}), w = random({experts, n, k});
-  const at::Tensor trained = at::empty(w.sizes(), w.options().dtype(at::kFloat));
-  const std::vector<int64_t> counts(static_cast<size_t>(experts), each);
-  const at::Tensor ends = kernels::ends_of(counts, options.device());
-  const auto time = [&](const std::function<void()>& work) {
-    return time_of(repeats, work, options.device());
-  };
-  using kernels::grouped_product, kernels::grouped_weight_gradient;
-  return {products,
-          {time([&] { grouped_product(x, w, /*transposed=*/true, rows, counts); }),
-           time([&] { grouped_product(dy, w, /*transposed=*/false, rows, counts); }),
-           time([&] { grouped_weight_gradient(dy, x, trained, counts); })},
-          {time([&] { grouped_product(x, w, /*transposed=*/true, ends); }),
-           time([&] { grouped_product(dy, w, /*transposed=*/false, ends); }),
-           time([&] { grouped_weight_gradient(dy, x, trained, ends); })}};
-}
-
 double roof_flops(const std::vector<ProductReport>& reports) {
   double flop = 0, seconds = 0;
   for (const auto& report : reports) {
@@ -134,20 +100,6 @@ OrderedJson to_json(const ProductReport& report) {
                           {"gflops", rate(report.ours[form])},
                           {"library", to_json(report.library[form])},
                           {"ours", to_json(report.ours[form])}};
-  }
-  return json;
-}
-
-OrderedJson to_json(const ExpertProductsReport& report) {
-  const auto& [name, experts, rows, k, n] = report.products;
-  OrderedJson json = {{"name", name}, {"experts", experts}, {"rows", rows}, {"k", k}, {"n", n}};
-  const double flop = operations({name, experts * rows, k, n, 0});
-  for (size_t form = 0; form < kForms.size(); ++form) {
-    const Timing &loop = report.loop[form], &grouped = report.grouped[form];
-    json[kForms[form]] = {{"loop_gflops", flop / loop.best_s / 1e9},
-                          {"grouped_gflops", flop / grouped.best_s / 1e9},
-                          {"loop", to_json(loop)},
-                          {"grouped", to_json(grouped)}};
   }
   return json;
 }

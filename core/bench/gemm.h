@@ -37,30 +37,10 @@ struct ProductReport {
 ProductReport bench_product(const ProductShape& shape, int64_t repeats,
                             const at::TensorOptions& options = {});
 
-// The products of E experts, each with `rows` rows of its own: y [E * rows, n] = x [E * rows, k] by
-// w [E, n, k].
-struct ExpertProducts {
-  std::string name;
-  int64_t experts, rows, k, n;
-};
-// The two of a MoE layer with that many routed rows, up and down; none of a dense model.
-std::vector<ExpertProducts> expert_products(const model::ModelConfig& config, int64_t rows);
-
-// y, d x, d w of kernels/ops/grouped_linear.h by the two ways of kernels/ops/grouped_gemm.h. d w
-// comes in f32 whatever the operands are, as weights that train are f32.
-struct ExpertProductsReport {
-  ExpertProducts products;
-  Timing loop[3], grouped[3];
-};
-// On a GPU, in the dtype that `options` say.
-ExpertProductsReport bench_expert_products(const ExpertProducts& products, int64_t repeats,
-                                           const at::TensorOptions& options);
-
 // Operations a second of products like these, each kind weighted by what it holds, from the best
 // times of at::mm.
 double roof_flops(const std::vector<ProductReport>& reports);
 
 OrderedJson to_json(const ProductReport& report);
-OrderedJson to_json(const ExpertProductsReport& report);
 
 }  // namespace moe::bench

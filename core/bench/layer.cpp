@@ -10,7 +10,6 @@
 #include "core/model/moe/layer.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "kernels/ops/bf16_working_copy.h"
-#include "kernels/ops/graph.h"
 #include "kernels/ops/grouped_swiglu.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/permutation.h"
@@ -124,26 +123,6 @@ Timing time_products(const LayerSettings& settings, const LayerInputs& inputs,
       settings.device);
 }
 
-// The forward as evaluation runs it, launch by launch and recorded: on a GPU its weights lie in the
-// type of the products, so that none is rounded on the way.
-void time_forward(const LayerSettings& settings, const LayerInputs& inputs,
-                  const route::RouterSettings& router, LayerReport& report) {
-  const at::NoGradGuard no_gradients;
-  const auto type = inputs.x.scalar_type();
-  const model::MoeWeights weights = {inputs.weights.router,
-                                     kernels::weight_operand(inputs.weights.gate_up, type),
-                                     kernels::weight_operand(inputs.weights.down, type)};
-  Tensor y;
-  const auto forward = [&] {
-    const auto routing = route_once(inputs, inputs.x, weights.router, router);
-    y = model::local_dispatcher()->run(inputs.x, routing, weights.experts(), 1.0);
-  };
-  report.forward = time_of(settings.repeats, forward, settings.device);
-  const auto recorded = kernels::record_graph(forward, settings.device);
-  report.graph = time_of(
-      settings.repeats, [&] { recorded->replay(); }, settings.device);
-}
-
 // [R, D] x [D, 2F] and [R, F] x [F, D], and the two products of each one's gradient.
 void run_roof(const Tensor& gate_up, const Tensor& down, const Tensor& rows) {
   const Tensor hidden = at::mm(rows, gate_up.t());           // [R, 2F]
@@ -187,9 +166,6 @@ LayerReport bench_layer(const LayerSettings& settings, const route::RouterSettin
     report.layer = time([&] { run_layer(inputs, router); });
     report.parts_s = model::part_seconds([&] { run_layer(inputs, router); }, settings.device);
   }
-  if (settings.graph) {
-    time_forward(settings, inputs, router, report);
-  }
   report.peak_bytes = process_use().peak_bytes;
   return report;
 }
@@ -220,10 +196,6 @@ OrderedJson to_json(const LayerReport& report) {
     for (const auto& [name, seconds] : report.parts_s) {
       json["parts_ms"][name] = seconds * 1e3;
     }
-  }
-  if (report.graph.median_s > 0) {
-    json["forward"] = to_json(report.forward);
-    json["graph"] = to_json(report.graph);
   }
   json["rows"] = report.counted.rows();
   json["dropped_requests"] = report.counted.dropped_requests;

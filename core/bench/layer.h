@@ -22,8 +22,7 @@ struct LayerSettings {
   int64_t repeats = 7;      // after one to warm up; medians are reported
   bool times_layer = true;  // false: routing and products only
   c10::Device device = c10::kCPU;
-  bool bf16 = false;   // products of rows rounded to bf16, as --precision bf16
-  bool graph = false;  // also the forward alone, launched and recorded (kernels/ops/graph.h)
+  bool bf16 = false;  // products of rows rounded to bf16, as --precision bf16
 };
 
 struct LayerReport {
@@ -35,9 +34,7 @@ struct LayerReport {
   Timing layer;     // all of it, with gathering and combining
   std::map<std::string, double> parts_s;  // of the layer, each once (core/model/llama/timeline.h)
   uint64_t peak_bytes = 0;                // of the process, by the end of this router
-  // With settings.graph, without gradients: launched by the host, and replayed.
-  Timing forward, graph;
-  double flop = 0;  // of the products, forward and backward: 18 D F a row
+  double flop = 0;                        // of the products, forward and backward: 18 D F a row
   route::CounterValues counted;
 };
 

@@ -121,8 +121,7 @@ class Steps {
         routing_(model_.default_routing()),
         trained_(train::trainable(model_, {})),
         updater_(trained_, train::AdamWSettings{}, /*seed=*/0, /*world=*/nullptr) {
-    model_.set_compute(
-        {settings.precision, model::Recompute::kNone, settings.attention, settings.grouped_gemm});
+    model_.set_compute({settings.precision});
     if (model_.config().moe) {
       const auto asked = model::router_of_opened(settings.upcycle, settings.router);
       routing_.router = route::requested_router(asked, routing_.router);
@@ -138,19 +137,12 @@ class Steps {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
-    if (settings.graph) {
-      const auto& moe = model_.config().moe;
-      train::check_graph(settings.device.is_cuda(), model_.compute(),
-                         moe ? &routing_.router : nullptr, moe ? moe->experts : 0);
-      graphs_.emplace(model_, trained_, /*several=*/false);
-    }
   }
 
   train::StepLosses step() {
     const auto batch = random_batch(settings_, model_.config().vocab_size, random_);
     updater_.clear_gradients();
-    train::StepLosses losses =
-        train::add_gradients(model_, {batch}, routing_, {}, nullptr, graphs_ ? &*graphs_ : nullptr);
+    train::StepLosses losses = train::add_gradients(model_, {batch}, routing_, {});
     updater_.step(updater_.gradient_norm(), /*clip=*/1.0, /*lr=*/1e-4);
     return losses;
   }
@@ -169,7 +161,6 @@ class Steps {
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
-  std::optional<train::MicroBatchGraphs> graphs_;
   train::Updater updater_;
   Random random_{1, "bench"};
 };
@@ -318,12 +309,6 @@ OrderedJson to_json(const TrainBenchSettings& settings) {
                       {"rows", settings.rows},
                       {"length", settings.length},
                       {"repeats", settings.repeats}};
-  if (settings.graph) {
-    json["graph"] = true;
-  }
-  if (settings.grouped_gemm != kernels::GroupedGemm::kAuto) {
-    json["expert_products"] = model::to_string(settings.grouped_gemm);
-  }
   return json;
 }
 

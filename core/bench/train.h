@@ -32,14 +32,11 @@ struct TrainBenchSettings {
   model::UpcycleRequest upcycle;
   route::RouterRequest router;
   model::Precision precision = model::Precision::kF32;
-  model::AttentionKernel attention = model::AttentionKernel::kFlash;  // on a GPU in bf16
-  kernels::GroupedGemm grouped_gemm = kernels::GroupedGemm::kAuto;    // of the experts, on a GPU
-  int64_t rows = 2, length = 512;                                     // B, S of a step
+  int64_t rows = 2, length = 512;  // B, S of a step
   int64_t warmup = 2, repeats = 7, profiled = 2;
   int64_t one_thread_repeats = 3;  // where there are several threads
   int counted_repeats = 3;         // likewise, of steps counted by each thread's processor time
   c10::Device device = c10::kCPU;
-  bool graph = false;         // micro-batches as CUDA graphs
   bool force_memory = false;  // load the model although memory will be short
 };
 

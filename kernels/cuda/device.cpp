@@ -13,6 +13,11 @@ int64_t gpu_count_cuda() { return c10::cuda::device_count(); }
 
 std::string gpu_name_cuda(int64_t gpu) { return at::cuda::getDeviceProperties(gpu)->name; }
 
+bool gpu_has_grouped_mm_cuda(int64_t gpu) {
+  const int major = at::cuda::getDeviceProperties(gpu)->major;
+  return major == 9 || major == 10;
+}
+
 uint64_t gpu_peak_bytes_cuda(int64_t gpu) {
   const auto stats =
       c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(gpu));

@@ -95,14 +95,4 @@ void* current_stream(const at::Tensor& tensor) {
   return cuda_functions().current_stream(tensor.device());
 }
 
-std::unique_ptr<RecordedGraph> record_graph(const std::function<void()>& work, c10::Device device) {
-  return std::move(record_graphs({work}, device).front());
-}
-
-std::vector<std::unique_ptr<RecordedGraph>> record_graphs(
-    const std::vector<std::function<void()>>& works, c10::Device device,
-    const std::function<void()>& forget) {
-  return cuda_functions().record_graphs(works, device, forget);
-}
-
 }  // namespace moe::kernels

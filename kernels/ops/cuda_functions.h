@@ -8,15 +8,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/ops/adamw.h"
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/device.h"
-#include "kernels/ops/graph.h"
 #include "kernels/ops/logsumexp.h"
 #include "kernels/ops/permute.h"
 #include "kernels/ops/plan_weights.h"
@@ -34,14 +30,12 @@ class Store;
 
 namespace moe::kernels {
 
-// What kernels/cuda defines, or the emulator of the tests. LibTorch's device, streams and graphs:
+// What kernels/cuda defines, or the emulator of the tests. LibTorch's device and streams:
 int64_t gpu_count_cuda();
 std::string gpu_name_cuda(int64_t gpu);
 uint64_t gpu_peak_bytes_cuda(int64_t gpu);
+bool gpu_has_grouped_mm_cuda(int64_t gpu);  // compute capability 9.x or 10.x
 void* current_stream_cuda(c10::Device device);
-std::vector<std::unique_ptr<RecordedGraph>> record_graphs_cuda(
-    const std::vector<std::function<void()>>& works, c10::Device device,
-    const std::function<void()>& forget);
 // All ranks wait in it for the others to connect.
 c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& store,
                                                  int rank, int size,
@@ -52,8 +46,8 @@ struct CudaFunctions {
   decltype(&gpu_count_cuda) gpu_count;
   decltype(&gpu_name_cuda) gpu_name;
   decltype(&gpu_peak_bytes_cuda) gpu_peak_bytes;
+  decltype(&gpu_has_grouped_mm_cuda) gpu_has_grouped_mm;
   decltype(&current_stream_cuda) current_stream;
-  decltype(&record_graphs_cuda) record_graphs;
   decltype(&make_nccl_cuda) make_nccl;
   decltype(&adamw_cuda) adamw;
   decltype(&cross_entropy_cuda) cross_entropy;

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "kernels/ops/bf16_working_copy.h"
+#include "kernels/ops/cuda_functions.h"
 #include "kernels/ops/linear.h"
 
 namespace moe::kernels {
@@ -82,8 +83,11 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   }
 };
 
-// The types that at::_grouped_mm takes.
-bool fits_grouped_mm(at::ScalarType type) { return type == at::kBFloat16 || type == at::kFloat; }
+// Returns true if at::_grouped_mm multiplies `rows`: bf16 or f32, on a CPU or a GPU that has it.
+bool fits_grouped_mm(const Tensor& rows) {
+  const auto type = rows.scalar_type();
+  return (type == at::kBFloat16 || type == at::kFloat) && (rows.is_cpu() || has_grouped_mm(rows));
+}
 
 // It takes rows of whole 16 bytes: `tensor`, contiguous, with zeros behind its last dimension or
 // its last two. What has narrow rows, an adapter's low rank, is small.
@@ -107,14 +111,8 @@ Tensor first_of(const Tensor& product, int64_t dimension, int64_t size) {
 
 }  // namespace
 
-bool takes_grouped_mm(const Tensor& rows, GroupedGemm gemm) {
-  return gemm == GroupedGemm::kGrouped && rows.is_cuda() && fits_grouped_mm(rows.scalar_type());
-}
-
-Tensor ends_of(const std::vector<int64_t>& rows_per_expert, at::Device device) {
-  std::vector<int32_t> ends(rows_per_expert.size());
-  std::partial_sum(rows_per_expert.begin(), rows_per_expert.end(), ends.begin());
-  return at::tensor(ends, at::kInt).to(device, /*non_blocking=*/true);
+bool has_grouped_mm(const Tensor& rows) {
+  return rows.is_cuda() && cuda_functions().gpu_has_grouped_mm(rows.get_device());
 }
 
 std::vector<int64_t> rows_per_expert_of(const Tensor& ends) {
@@ -167,7 +165,7 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
 Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
                        const Tensor& ends) {
   const auto type = in.scalar_type();
-  if (!fits_grouped_mm(type)) {
+  if (!fits_grouped_mm(in)) {
     return grouped_product(in, weights, transposed, in.size(0), rows_per_expert_of(ends));
   }
   const Tensor left = with_whole_rows(operand(in, type), 1);
@@ -179,7 +177,7 @@ Tensor grouped_product(const Tensor& in, const Tensor& weights, bool transposed,
 Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Tensor& weights,
                                const Tensor& ends) {
   const auto type = left.scalar_type();
-  if (!fits_grouped_mm(type)) {
+  if (!fits_grouped_mm(left)) {
     return grouped_weight_gradient(left, right, weights, rows_per_expert_of(ends));
   }
   const Tensor a = with_whole_rows(operand(left, type), 1);
@@ -194,34 +192,21 @@ Tensor grouped_weight_gradient(const Tensor& left, const Tensor& right, const Te
 }
 
 Tensor grouped_linear(const Tensor& rows, const Tensor& weight,
-                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
+                      const std::vector<int64_t>& rows_per_expert) {
   const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   static_cast<int64_t>(rows_per_expert.size()) == weight.size(0) &&
                   used <= rows.size(0),
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", rows of ",
               rows_per_expert.size(), " experts");
-  if (!takes_grouped_mm(rows, gemm)) {
-    return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
-  }
-  return with_zero_rows(GroupedLinear::apply(rows.narrow(0, 0, used), weight,
-                                             Segments{{}, ends_of(rows_per_expert, rows.device())}),
-                        rows.size(0));
+  return GroupedLinear::apply(rows, weight, Segments{rows_per_expert});
 }
 
-Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends,
-                      GroupedGemm gemm) {
+Tensor grouped_linear(const Tensor& rows, const Tensor& weight, const Tensor& ends) {
   TORCH_CHECK(rows.dim() == 2 && weight.dim() == 3 && weight.size(2) == rows.size(1) &&
                   ends.numel() == weight.size(0) && ends.scalar_type() == at::kInt,
               "rows ", rows.sizes(), ", weight ", weight.sizes(), ", ends ", ends.sizes());
-  return GroupedLinear::apply(
-      rows, weight,
-      gemm == GroupedGemm::kLoop ? Segments{rows_per_expert_of(ends)} : Segments{{}, ends});
-}
-
-Tensor with_zero_rows(const Tensor& product, int64_t rows) {
-  const int64_t missing = rows - product.size(0);
-  return missing == 0 ? product : at::constant_pad_nd(product, {0, 0, 0, missing});
+  return GroupedLinear::apply(rows, weight, Segments{{}, ends});
 }
 
 }  // namespace moe::kernels

@@ -189,22 +189,15 @@ int64_t numbers_between(int64_t inner, int64_t width) {
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
+                      const std::vector<int64_t>& rows_per_expert) {
   check_shapes(rows, gate_up, down, static_cast<int64_t>(rows_per_expert.size()));
-  if (!takes_grouped_mm(rows, gemm)) {
-    return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
-  }
-  const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
-  TORCH_CHECK(used <= rows.size(0), used, " rows of ", rows.size(0));
-  return with_zero_rows(GroupedSwigluOnDevice::apply(rows.narrow(0, 0, used), gate_up, down,
-                                                     ends_of(rows_per_expert, rows.device())),
-                        rows.size(0));
+  return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert);
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& down,
-                      const std::vector<int64_t>& rows_per_expert, GroupedGemm gemm) {
+                      const std::vector<int64_t>& rows_per_expert) {
   if (gate_up.is_one_tensor() && down.is_one_tensor()) {
-    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert, gemm);
+    return grouped_swiglu(rows, gate_up.tensor, down.tensor, rows_per_expert);
   }
   RECORD_USER_SCOPE("experts");
   const int64_t used = std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), int64_t{0});
@@ -228,10 +221,10 @@ void add_swiglu(Tensor& sum, const Tensor& rows, const Weight& gate_up, const We
 }
 
 Tensor grouped_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
-                      const Tensor& ends, GroupedGemm gemm) {
+                      const Tensor& ends) {
   check_shapes(rows, gate_up, down, ends.numel());
   TORCH_CHECK(ends.scalar_type() == at::kInt && ends.device() == rows.device());
-  if (gemm == GroupedGemm::kLoop) {
+  if (rows.is_cuda() && !has_grouped_mm(rows)) {
     return GroupedSwiglu::apply(rows, gate_up, down, rows_per_expert_of(ends));
   }
   return GroupedSwigluOnDevice::apply(rows, gate_up, down, ends);

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::kernels {
@@ -21,8 +20,7 @@ namespace moe::kernels {
 // products [sum, 2F]; the activation is computed again, as its gradient is. `gemm`: who makes the
 // products on a GPU.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const std::vector<int64_t>& rows_per_expert,
-                          GroupedGemm gemm = GroupedGemm::kAuto);
+                          const std::vector<int64_t>& rows_per_expert);
 
 // Of one row, the most numbers that inference on the CPU has between rows [R, D = inner] and their
 // outputs where many share an expert: the activation [R, F = width] alone where gate and up meet in
@@ -32,8 +30,7 @@ int64_t numbers_between(int64_t inner, int64_t width);
 // The same bits of weights whose matrices may lie apart; on the CPU and not differentiable where
 // they do.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
-                          const std::vector<int64_t>& rows_per_expert,
-                          GroupedGemm gemm = GroupedGemm::kAuto);
+                          const std::vector<int64_t>& rows_per_expert);
 
 // sum [T, D] f32 += the feed-forward of rows [T, D] f32 or bf16, of one matrix each; what is added
 // is not rounded. On the CPU, not differentiable.
@@ -43,6 +40,6 @@ void add_swiglu(at::Tensor& sum, const at::Tensor& rows, const Weight& gate_up, 
 // (kernels/ops/grouped_linear.h); rows past the last hold anything, and get a gradient that is
 // anything.
 at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
-                          const at::Tensor& ends, GroupedGemm gemm = GroupedGemm::kAuto);
+                          const at::Tensor& ends);
 
 }  // namespace moe::kernels

@@ -195,8 +195,6 @@ TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {
              moe::test::contains_text("unknown command 'bench gemv', did you mean 'gemm'?"));
   CHECK_THAT(refused({"--router", "relu:k=1", "--cf", "1"}),
              moe::test::contains_text("only top-k and expert-choice routers have a capacity"));
-  CHECK_THAT(refused({"--graph"}),
-             moe::test::contains_text("give --device cuda and --precision bf16"));
 }
 
 TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {

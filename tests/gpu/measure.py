@@ -1,7 +1,7 @@
 """The rows of one call of tests/gpu/run.sh, each a measurement with what is expected of it, to callN.json.
 
-usage: measure.py 1|2|3|4 --pack FOLDER --out FOLDER [--rehearse]
-       measure.py 1|2|3|4 --list
+usage: measure.py 1|2|3 --pack FOLDER --out FOLDER [--rehearse]
+       measure.py 1|2|3 --list
 
 A row is "passed", "failed" (it ran and broke off, or is below its floor) or "not run", with the reason. Goals are no floors: a row
 says by "met" whether its numbers reach them. --rehearse takes the CPU and toy sizes, for the plumbing; then nothing is compared.
@@ -145,13 +145,13 @@ def products_row(machine):
 def layer_row(router):
     def measure(machine):
         sizes = (["--tokens", 64, "--width", 32, "--inner", 48, "--experts", 4, "--repeats", 1] if machine.rehearse else
-                 ["--tokens", 16384, "--width", 4096, "--inner", 11008, "--experts", 8, "--repeats", 20, "--graph"])
+                 ["--tokens", 16384, "--width", 4096, "--inner", 11008, "--experts", 8, "--repeats", 20])
         layer = machine.moe("bench", "layer", "--router", router, "--precision", "bf16", *sizes, limit_s=80)["layers"][0]
         parts = layer["parts_ms"]
         routed = sum(parts.get(name, 0) for name in ("routing", "permute", "combine"))
         return {"of_dense": ms(layer["roof"]) / ms(layer["layer"]), "products_of_dense": ms(layer["roof"]) / ms(layer["products"]),
                 "routing_share": routed / max(sum(parts.values()), 1e-9), "layer_ms": ms(layer["layer"]), "routing_ms": ms(layer["routing"]),
-                "graph_of_launched": ms(layer["graph"]) / ms(layer["forward"]) if "graph" in layer else None, "all": layer}
+                "all": layer}
     return measure
 
 
@@ -321,24 +321,6 @@ def evaluation(machine):
     return {name: theirs["seconds"][name] / ours[name] for name in ours} | {"moe": sets, "harness": theirs}
 
 
-# --- call 4 ---------------------------------------------------------------------------------------------------------------------
-
-def beside_row(router, *words):
-    """Steps of `moe bench train` with more words beside the same without: `ratio` is of their tokens a second. What is without is
-    measured once a call."""
-    def measure(machine):
-        folder = folder_of(machine, layers_that_fit(machine))
-        routed = ["--upcycle", 8, "--router", router] if router else []
-        kept = machine.scratch / f"without-{router or 'dense'}.json"
-        if not kept.exists():
-            kept.write_text(json.dumps(train(machine, folder, *routed, limit_s=80)))
-        # A CPU has no graphs, and attention of one kind.
-        more = [] if machine.rehearse and "--expert-products" not in words else words
-        now, before = train(machine, folder, *routed, *more, limit_s=80), json.loads(kept.read_text())
-        return {"ratio": now["tokens_per_second"] / before["tokens_per_second"], "with": now, "without": before}
-    return measure
-
-
 # --- the rows -------------------------------------------------------------------------------------------------------------------
 
 Row = collections.namedtuple("Row", "name measure goals")  # goals: a number of the row -> at least (or, as ("<=", x), at most)
@@ -361,10 +343,6 @@ CALLS = {
         Row("training top2", training_row("top2"), {"of_dense": 0.74}),
         Row("training beside transformers", beside_transformers, {"ratio": 1.3}),
         Row("evaluation beside the harness", evaluation, {"letters": 1.3, "spans": 2.6})],
-    4: [Row("training dense by graphs", beside_row("", "--graph"), {"ratio": 1.0}),
-        Row("training dense by cuDNN", beside_row("", "--attention", "cudnn"), {}),
-        Row("training top1 by graphs", beside_row("top1", "--graph"), {"ratio": 1.0}),
-        Row("training top1 expert by expert", beside_row("top1", "--expert-products", "loop"), {})],
 }
 
 

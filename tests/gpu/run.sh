@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# The first hour with a GPU: everything that has to be measured on one, in four calls of at most eight minutes, on a machine
+# The first hour with a GPU: everything that has to be measured on one, in three calls of at most eight minutes, on a machine
 # that has a GPU, PyTorch of the version that was built against, and no network. tests/gpu/README.md says what each row should
 # give.
 #
 #   tests/gpu/run.sh pack [FOLDER]   here, after `recipes/setup.sh --target all gpu`: FOLDER (build/gpu-pack) has this script and
 #                                    pack.tar.gz, of less than 64 MiB together; MOE_PACK_BUILD names another build than build/gpu
-#   FOLDER/run.sh 1|2|3|4            there: runs a call and writes callN.json and callN.log to $OUT (or the folder it is called in):
-#                                    1 tests, products, a layer; 2 kernel times, compute-sanitizer; 3 training, evaluation;
-#                                    4 training by graphs, by cuDNN's attention, expert by expert
+#   FOLDER/run.sh 1|2|3              there: runs a call and writes callN.json and callN.log to $OUT (or the folder it is called in):
+#                                    1 tests, products, a layer; 2 kernel times, compute-sanitizer; 3 training, evaluation
 #   tests/gpu/run.sh rehearse        packs build/cpu and runs the calls: as they are, where there is no GPU, and once more with
 #                                    every row that a CPU can do at the size of a toy
 #
@@ -103,7 +102,7 @@ rehearse() {
   trap "rm -rf -- '$folder'" RETURN
   export MOE_PYTHON=${MOE_PYTHON:-$(ls "$root/.venv/bin/python" 2>/dev/null || echo python3)}
   MOE_PACK_BUILD=${MOE_PACK_BUILD:-$root/build/cpu} pack "$folder"
-  for number in 1 2 3 4; do
+  for number in 1 2 3; do
     CUDA_VISIBLE_DEVICES= expect "$folder" "$number" 77 "not run"
   done
   expect "$folder" 1 0 "passed" --rehearse
@@ -113,9 +112,8 @@ rehearse() {
   else
     expect "$folder" 3 77 "not run,passed" --rehearse
   fi
-  expect "$folder" 4 0 "passed" --rehearse
   # Every row has its place in the README.
-  for number in 1 2 3 4; do
+  for number in 1 2 3; do
     python3 "$here/measure.py" "$number" --list
   done | while read -r row; do grep -qF "| $row |" "$here/README.md" || echo "$row"; done >"$folder/missing"
   if [ -s "$folder/missing" ]; then
@@ -130,7 +128,7 @@ rehearse() {
 
 case "${1:-}" in
   pack) pack "${2:-$here/../../build/gpu-pack}" ;;
-  1 | 2 | 3 | 4) call "$@" ;;
+  1 | 2 | 3) call "$@" ;;
   rehearse) rehearse ;;
-  *) stop "'${1:-}': known: pack, 1, 2, 3, 4, rehearse" ;;
+  *) stop "'${1:-}': known: pack, 1, 2, 3, rehearse" ;;
 esac

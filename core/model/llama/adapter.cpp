@@ -18,23 +18,23 @@ namespace {
 // `segments`: rows per expert on the host, or the ends of segments on the device.
 template <typename Segments>
 Tensor with_adapter(const Tensor& product, const Tensor& rows, const Adapter& adapter,
-                    const Segments& segments, kernels::GroupedGemm gemm) {
+                    const Segments& segments) {
   if (!adapter.defined()) {
     return product;
   }
-  const Tensor low_rank = kernels::grouped_linear(rows, adapter.a, segments, gemm);  // [R, r]
-  return product + kernels::grouped_linear(low_rank, adapter.b, segments, gemm) * adapter.scale;
+  const Tensor low_rank = kernels::grouped_linear(rows, adapter.a, segments);  // [R, r]
+  return product + kernels::grouped_linear(low_rank, adapter.b, segments) * adapter.scale;
 }
 
 template <typename Segments>
 Tensor swiglu_with_adapters(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                             const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                            const Segments& segments, kernels::GroupedGemm gemm) {
-  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, segments, gemm), rows,
-                                     gate_up_adapter, segments, gemm);
+                            const Segments& segments) {
+  const Tensor hidden = with_adapter(kernels::grouped_linear(rows, gate_up, segments), rows,
+                                     gate_up_adapter, segments);
   const Tensor inner = kernels::swiglu(hidden);
-  return with_adapter(kernels::grouped_linear(inner, down, segments, gemm), inner, down_adapter,
-                      segments, gemm);
+  return with_adapter(kernels::grouped_linear(inner, down, segments), inner, down_adapter,
+                      segments);
 }
 
 }  // namespace
@@ -67,22 +67,21 @@ Tensor adapted_linear(const Tensor& x, const kernels::Weight& weight, const Tens
 
 Tensor adapted_swiglu(const Tensor& rows, const kernels::Weight& gate_up,
                       const kernels::Weight& down, const Adapter& gate_up_adapter,
-                      const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert,
-                      kernels::GroupedGemm gemm) {
+                      const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert) {
   if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert, gemm);
+    return kernels::grouped_swiglu(rows, gate_up, down, rows_per_expert);
   }
   return swiglu_with_adapters(rows, gate_up.tensor, down.tensor, gate_up_adapter, down_adapter,
-                              rows_per_expert, gemm);
+                              rows_per_expert);
 }
 
 Tensor adapted_swiglu(const Tensor& rows, const Tensor& gate_up, const Tensor& down,
                       const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                      const Tensor& ends, kernels::GroupedGemm gemm) {
+                      const Tensor& ends) {
   if (!gate_up_adapter.defined() && !down_adapter.defined()) {
-    return kernels::grouped_swiglu(rows, gate_up, down, ends, gemm);
+    return kernels::grouped_swiglu(rows, gate_up, down, ends);
   }
-  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, ends, gemm);
+  return swiglu_with_adapters(rows, gate_up, down, gate_up_adapter, down_adapter, ends);
 }
 
 }  // namespace moe::model

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ops/grouped_gemm.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::model {
@@ -42,13 +41,11 @@ at::Tensor adapted_linear(const at::Tensor& x, const kernels::Weight& weight,
 // Weights with an adapter are one tensor.
 at::Tensor adapted_swiglu(const at::Tensor& rows, const kernels::Weight& gate_up,
                           const kernels::Weight& down, const Adapter& gate_up_adapter,
-                          const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert,
-                          kernels::GroupedGemm gemm = kernels::GroupedGemm::kAuto);
+                          const Adapter& down_adapter, const std::vector<int64_t>& rows_per_expert);
 // The same where the counts stay on the device: segments end at `ends` [E] i32
 // (kernels/ops/grouped_linear.h).
 at::Tensor adapted_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, const at::Tensor& down,
                           const Adapter& gate_up_adapter, const Adapter& down_adapter,
-                          const at::Tensor& ends,
-                          kernels::GroupedGemm gemm = kernels::GroupedGemm::kAuto);
+                          const at::Tensor& ends);
 
 }  // namespace moe::model

@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::array kPrecisions = {"fp32", "tf32", "bf16"};
 constexpr std::array kRecomputes = {"none", "ffn", "layer"};
-constexpr std::array kAttentions = {"flash", "cudnn"};
-constexpr std::array kGroupedGemms = {"auto", "loop", "grouped"};
 
 template <typename Choice, size_t N>
 Choice parse(const std::array<const char*, N>& names, const char* flag, const std::string& text) {
@@ -47,26 +45,7 @@ Precision inference_precision(const std::optional<Precision>& asked, bool on_cud
 Recompute parse_recompute(const std::string& text) {
   return parse<Recompute>(kRecomputes, "--recompute", text);
 }
-AttentionKernel parse_attention(const std::string& text) {
-  return parse<AttentionKernel>(kAttentions, "--attention", text);
-}
-void check_attention(AttentionKernel attention, Precision precision, bool on_cuda) {
-  if (attention == AttentionKernel::kCudnn && (!on_cuda || precision != Precision::kBf16)) {
-    throw UserError(
-        "--attention cudnn: cuDNN attends on a GPU in bf16 alone; give --device cuda --precision "
-        "bf16, or leave it out");
-  }
-}
 const char* to_string(Precision precision) { return kPrecisions[static_cast<size_t>(precision)]; }
 const char* to_string(Recompute recompute) { return kRecomputes[static_cast<size_t>(recompute)]; }
-const char* to_string(AttentionKernel attention) {
-  return kAttentions[static_cast<size_t>(attention)];
-}
-kernels::GroupedGemm parse_grouped_gemm(const std::string& text) {
-  return parse<kernels::GroupedGemm>(kGroupedGemms, "--expert-products", text);
-}
-const char* to_string(kernels::GroupedGemm gemm) {
-  return kGroupedGemms[static_cast<size_t>(gemm)];
-}
 
 }  // namespace moe::model

@@ -5,8 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "kernels/ops/grouped_gemm.h"
-
 namespace moe::model {
 
 enum class Precision {
@@ -19,15 +17,9 @@ enum class Precision {
 // What is computed again in backward (core/model/llama/recompute.h).
 enum class Recompute { kNone, kFeedForward, kLayer };
 
-// What attends on a GPU in bf16: LibTorch's flash kernel (Dao 2023, "FlashAttention-2"), or cuDNN's
-// where it serves (core/model/llama/gpu_attention.h), to measure one beside the other.
-enum class AttentionKernel { kFlash, kCudnn };
-
 struct ComputeOptions {
   Precision precision = Precision::kF32;
   Recompute recompute = Recompute::kNone;
-  AttentionKernel attention = AttentionKernel::kFlash;
-  kernels::GroupedGemm grouped_gemm = kernels::GroupedGemm::kAuto;  // of the experts, on a GPU
 };
 
 Precision parse_precision(const std::string& text);  // UserError lists what is known
@@ -37,13 +29,7 @@ void check_precision(Precision precision, bool on_cuda);
 // GPU and f32 on a CPU.
 Precision inference_precision(const std::optional<Precision>& asked, bool on_cuda);
 Recompute parse_recompute(const std::string& text);
-AttentionKernel parse_attention(const std::string& text);
-// UserError: cuDNN where it does not attend.
-void check_attention(AttentionKernel attention, Precision precision, bool on_cuda);
 const char* to_string(Precision precision);
 const char* to_string(Recompute recompute);
-const char* to_string(AttentionKernel attention);
-kernels::GroupedGemm parse_grouped_gemm(const std::string& text);
-const char* to_string(kernels::GroupedGemm gemm);
 
 }  // namespace moe::model

@@ -30,67 +30,30 @@ PackHeads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads) {
           all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
-// cuDNN's backward takes heads up to 128 wide.
-constexpr int64_t kWidestOfCudnn = 128;
-
 // What the flash kernel takes: 16 bits, and heads of whole 16 bytes up to 256 wide.
 bool fits_flash(const Tensor& qkv, const ModelConfig& config) {
   return qkv.scalar_type() == at::kBFloat16 && config.head_dim % 8 == 0 && config.head_dim <= 256;
 }
 
-// Where a kernel of LibTorch's finds the sequences of a pack.
-struct Sequencing {
-  Tensor ends;      // [B + 1]
-  int64_t longest;  // tokens
-  int64_t equal;    // B, for cuDNN; 0: the flash kernel, by `ends`
-};
-
-// [T, N, A] as cuDNN wants it, a view: [B, N, S, A].
-Tensor by_sequence(const Tensor& x, const Sequencing& sequencing) {
-  return x.view({sequencing.equal, sequencing.longest, x.size(1), x.size(2)}).transpose(1, 2);
-}
-
-// The other way; a view too, as LibTorch gives results the order of what they are of.
-Tensor by_token(const Tensor& x) { return x.transpose(1, 2).flatten(0, 1); }
-
 struct Attended {
   Tensor out, log_sum, seed, offset;  // [T, H, A], and what backward is given again
 };
 
-Attended attend_forward(const PackHeads& heads, const Sequencing& sequencing) {
+Attended attend_forward(const PackHeads& heads, const Tensor& ends, int64_t longest) {
   constexpr double kNoDropout = 0;
-  if (sequencing.equal > 0) {
-    const auto results = at::_scaled_dot_product_cudnn_attention(
-        by_sequence(heads.query, sequencing), by_sequence(heads.key, sequencing),
-        by_sequence(heads.value, sequencing),
-        /*attn_bias=*/{}, /*compute_log_sumexp=*/true, kNoDropout, /*is_causal=*/true);
-    return {by_token(std::get<0>(results)).contiguous(), std::get<1>(results), std::get<6>(results),
-            std::get<7>(results)};
-  }
   const auto results = at::_flash_attention_forward(
-      heads.query, heads.key, heads.value, sequencing.ends, sequencing.ends, sequencing.longest,
-      sequencing.longest, kNoDropout,
+      heads.query, heads.key, heads.value, ends, ends, longest, longest, kNoDropout,
       /*is_causal=*/true, /*return_debug_mask=*/false);
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results), std::get<3>(results)};
 }
 
-// Gradients of queries, keys and values.
+// Returns the gradients of queries, keys and values.
 PackHeads attend_backward(const Tensor& grad, const PackHeads& heads, const Attended& attended,
-                          const Sequencing& sequencing) {
+                          const Tensor& ends, int64_t longest) {
   constexpr double kNoDropout = 0;
-  if (sequencing.equal > 0) {
-    const auto [query, key, value] = at::_scaled_dot_product_cudnn_attention_backward(
-        by_sequence(grad.contiguous(), sequencing), by_sequence(heads.query, sequencing),
-        by_sequence(heads.key, sequencing), by_sequence(heads.value, sequencing),
-        by_sequence(attended.out, sequencing), attended.log_sum, attended.seed, attended.offset,
-        /*attn_bias=*/{}, /*cum_seq_q=*/{},
-        /*cum_seq_k=*/{}, sequencing.longest, sequencing.longest, kNoDropout, /*is_causal=*/true);
-    return {by_token(query), by_token(key), by_token(value)};
-  }
   const auto [query, key, value] = at::_flash_attention_backward(
-      grad, heads.query, heads.key, heads.value, attended.out, attended.log_sum, sequencing.ends,
-      sequencing.ends, sequencing.longest, sequencing.longest, kNoDropout, /*is_causal=*/true,
-      attended.seed, attended.offset);
+      grad, heads.query, heads.key, heads.value, attended.out, attended.log_sum, ends, ends,
+      longest, longest, kNoDropout, /*is_causal=*/true, attended.seed, attended.offset);
   return {query, key, value};
 }
 
@@ -100,16 +63,15 @@ PackHeads attend_backward(const Tensor& grad, const PackHeads& heads, const Atte
 struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& given, const Tensor& cosine,
                         const Tensor& sine, const Tensor& position, const Tensor& ends,
-                        int64_t longest, int64_t equal, int64_t heads, int64_t kv_heads) {
+                        int64_t longest, int64_t heads, int64_t kv_heads) {
     const Tensor qkv = given.contiguous();
     const int64_t width = qkv.size(1) / (heads + 2 * kv_heads);
     kernels::rope_(qkv, cosine, sine, position, heads + kv_heads, width);
     torch::autograd::impl::bump_version(qkv);  // who kept it for a backward is told
     const auto [out, log_sum, seed, offset] =
-        attend_forward(heads_of(qkv, heads, kv_heads), {ends, longest, equal});
+        attend_forward(heads_of(qkv, heads, kv_heads), ends, longest);
     context->save_for_backward({qkv, out, log_sum, seed, offset, cosine, sine, position, ends});
     context->saved_data["longest"] = longest;
-    context->saved_data["equal"] = equal;
     context->saved_data["heads"] = heads;
     context->saved_data["kv_heads"] = kv_heads;
     return out;
@@ -121,8 +83,8 @@ struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
     const PackHeads heads = heads_of(saved[0], number("heads"), number("kv_heads"));
     const auto [query, key, value] =
         attend_backward(gradients[0], heads, {saved[1], saved[2], saved[3], saved[4]},
-                        {/*ends=*/saved[8], number("longest"), number("equal")});
-    variable_list result(9);
+                        /*ends=*/saved[8], number("longest"));
+    variable_list result(8);
     result[0] = kernels::rope_backward(query, key, value, saved[5], saved[6], saved[7]);
     return result;
   }
@@ -155,8 +117,7 @@ Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
 }  // namespace
 
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
-                                      const ModelConfig& config, at::Device device,
-                                      AttentionKernel asked) {
+                                      const ModelConfig& config, at::Device device) {
   const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   if (longest == 0 ||
       (config.rope.type == RopeType::kDynamic && longest > config.max_position_embeddings)) {
@@ -175,25 +136,19 @@ std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
   const auto half = [&](const Tensor& both) {
     return both.narrow(1, 0, config.head_dim / 2).contiguous().to(device);
   };
-  const bool by_cudnn = asked == AttentionKernel::kCudnn && config.head_dim <= kWidestOfCudnn &&
-                        *std::min_element(lengths.begin(), lengths.end()) == longest;
   return PackTables{at::tensor(ends, at::kInt).to(device),
-                    at::tensor(position, at::kInt).to(device),
-                    half(table.cosine),
-                    half(table.sine),
-                    longest,
-                    by_cudnn ? static_cast<int64_t>(lengths.size()) : 0};
+                    at::tensor(position, at::kInt).to(device), half(table.cosine), half(table.sine),
+                    longest};
 }
 
 Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
                         const ModelConfig& config) {
   RECORD_USER_SCOPE("attention");
   const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
-  const auto& [ends, position, cosine, sine, longest, by_cudnn] = tables;
+  const auto& [ends, position, cosine, sine, longest] = tables;
   Tensor out;  // [T, H, A]
   if (fits_flash(qkv, config)) {
-    out = RotatedAttention::apply(qkv, cosine, sine, position, ends, longest, by_cudnn, heads,
-                                  kv_heads);
+    out = RotatedAttention::apply(qkv, cosine, sine, position, ends, longest, heads, kv_heads);
   } else {
     const Tensor rotated =
         kernels::rope(qkv, cosine, sine, position, heads + kv_heads, config.head_dim);

@@ -4,12 +4,6 @@
 // with RoPE in the same autograd node; in f32, which it does not take, documents of equal length
 // are a batch each. T tokens, B sequences, H query heads, G key/value heads, A head width, P
 // positions.
-//
-// cuDNN's kernel serves documents of one length, as they are trained on where texts are cut into
-// rows. Of several lengths LibTorch 2.11 calls its forward (at::_cudnn_attention_forward), with a
-// plan built anew for each call, but not its backward as it must be called:
-// at::_cudnn_attention_backward takes A for the longest length, whatever it is given, and cuDNN
-// then writes past a buffer (pytorch's pull request 186142, of June 2026).
 
 #include <ATen/ATen.h>
 
@@ -17,7 +11,6 @@
 #include <vector>
 
 #include "core/model/config/config.h"
-#include "core/model/llama/compute.h"
 
 namespace moe::model {
 
@@ -27,14 +20,12 @@ struct PackTables {
   at::Tensor position;      // [T] i32, of each token within its sequence
   at::Tensor cosine, sine;  // [P, A / 2] f32, P = longest
   int64_t longest = 0;
-  int64_t by_cudnn = 0;  // B, where cuDNN's kernel was asked for and all sequences are equal
 };
 
 // nullopt where no one table of rotations serves all sequences: dynamic NTK turns those that are
 // longer than the model was made for by angles of their own.
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
-                                      const ModelConfig& config, at::Device device,
-                                      AttentionKernel asked = AttentionKernel::kFlash);
+                                      const ModelConfig& config, at::Device device);
 
 // qkv [T, (H + 2 G) A] f32 or bf16 -> [T, H A] in its type: causal within each of `lengths`.
 // Differentiable in qkv, which is given away: its queries and keys are rotated where they lie.

@@ -30,11 +30,8 @@ struct Pass {
        const RoutingOptions& options, const ExpertParallel& parallel)
       : config(model),
         type(activation_type(compute)),
-        attention(compute.attention),
-        grouped_gemm(compute.grouped_gemm),
         lengths(tokens.lengths),
         continues(tokens.continues),
-        tables(tokens.tables),
         caches(tokens.caches),
         output_rows(tokens.output_rows),
         routing(options),
@@ -58,8 +55,8 @@ struct Pass {
 
   // For attention on a GPU where no sequence continues another.
   void make_tables(at::Device device) {
-    if (tables == nullptr && device.is_cuda() && continues.empty()) {
-      if (auto made = pack_tables(lengths, config, device, attention)) {
+    if (device.is_cuda() && continues.empty()) {
+      if (auto made = pack_tables(lengths, config, device)) {
         tables = std::make_shared<const PackTables>(std::move(*made));
       }
     }
@@ -92,8 +89,6 @@ struct Pass {
 
   const ModelConfig& config;
   at::ScalarType type;  // of what products take and give
-  AttentionKernel attention;
-  kernels::GroupedGemm grouped_gemm;
   std::vector<int64_t> lengths, continues;
   std::shared_ptr<const PackTables> tables;
   std::vector<SequenceCache*> caches;  // one a sequence, or none
@@ -193,8 +188,7 @@ FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, co
     return {x + adapted_swiglu(normed, layer.gate_up, layer.down, layer.gate_up_adapter,
                                layer.down_adapter, {x.size(0)})};
   }
-  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter,
-                        pass.grouped_gemm};
+  const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
   // The residual comes last, after a shared expert.
   const bool has_shared = layer.shared_expert.is_there();
   MoeOutput out =

@@ -34,9 +34,6 @@ struct Packed {
   // for none. It then attends to all of that one, and its positions count on from there, so that
   // several answers to one question compute the question once.
   std::vector<int64_t> continues = {};
-  // Of `lengths` on the model's GPU (gpu_attention.h), where many packs have the same: else each
-  // forward makes its own, and copies them there.
-  std::shared_ptr<const PackTables> tables = {};
   // Empty, or one for each sequence, on the CPU: its tokens come behind those that are kept there,
   // and are kept there too. `continues` is then empty.
   std::vector<SequenceCache*> caches = {};

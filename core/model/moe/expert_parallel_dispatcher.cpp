@@ -162,7 +162,7 @@ class ExpertParallelDispatcher : public TokenDispatcher {
 
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
-    if (has_fixed_layout(x, routing, experts)) {
+    if (has_fixed_layout(x, routing)) {
       return run_fixed(x, routing, experts, gate_scale, residual);
     }
     const Tensor out = run_rows(x, routing, experts);
@@ -174,10 +174,9 @@ class ExpertParallelDispatcher : public TokenDispatcher {
  private:
   // Whether the host knows all sizes beforehand. The experts' rows are counted on the GPU then, and
   // only in bf16 is there a product for that which does not wait (kernels/ops/grouped_linear.h).
-  bool has_fixed_layout(const Tensor& x, const route::Routing& routing,
-                        const Experts& experts) const {
-    return x.is_cuda() && !routing.input.dropless && x.scalar_type() == at::kBFloat16 &&
-           experts.gemm() != kernels::GroupedGemm::kLoop && !spread_.parallel.reads_counts;
+  bool has_fixed_layout(const Tensor& x, const route::Routing& routing) const {
+    return kernels::has_grouped_mm(x) && !routing.input.dropless &&
+           x.scalar_type() == at::kBFloat16 && !spread_.parallel.reads_counts;
   }
 
   Tensor run_fixed(const Tensor& x, const route::Routing& routing, const Experts& experts,

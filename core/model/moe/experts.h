@@ -17,7 +17,7 @@ class Experts {
  public:
   // gate_up [L, 2F, D], gate rows first; down [L, D, F].
   Experts(kernels::Weight gate_up, kernels::Weight down, Adapter gate_up_adapter = {},
-          Adapter down_adapter = {}, kernels::GroupedGemm gemm = kernels::GroupedGemm::kAuto);
+          Adapter down_adapter = {});
   virtual ~Experts() = default;
 
   // rows [n, D], tokens_per_expert[e] of them each: [n, D].
@@ -27,13 +27,9 @@ class Experts {
   // i32 (kernels/ops/grouped_linear.h), of weights in one tensor. Rows past the last hold anything.
   virtual at::Tensor run_segments(const at::Tensor& rows, const at::Tensor& ends) const;
 
-  // Who makes their products on a GPU.
-  kernels::GroupedGemm gemm() const { return gemm_; }
-
  private:
   kernels::Weight gate_up_, down_;
   Adapter gate_up_adapter_, down_adapter_;
-  kernels::GroupedGemm gemm_;
 };
 
 }  // namespace moe::model

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/route/rows.h"
+#include "kernels/ops/grouped_linear.h"
 
 namespace moe::model {
 
@@ -15,8 +16,7 @@ class LocalDispatcher : public TokenDispatcher {
  public:
   Tensor run(const Tensor& x, const route::Routing& routing, const Experts& experts,
              double gate_scale, const Tensor& residual) const override {
-    const bool reads_counts = experts.gemm() == kernels::GroupedGemm::kLoop;
-    const auto run_rows = !reads_counts && stays_on_device(x, routing) ? run_segments : run_counted;
+    const auto run_rows = stays_on_device(x, routing) ? run_segments : run_counted;
     return run_rows(x, routing, experts, gate_scale, residual);
   }
 
@@ -24,7 +24,7 @@ class LocalDispatcher : public TokenDispatcher {
   // LibTorch's grouped products in f32 wait for the host in any case: without a capacity it may as
   // well say which experts have no rows, whose weights are then not widened.
   static bool stays_on_device(const Tensor& x, const route::Routing& routing) {
-    return x.is_cuda() && has_tight_room(routing) &&
+    return kernels::has_grouped_mm(x) && has_tight_room(routing) &&
            routing.input.experts() <= kernels::kMaxSegmentExperts &&
            (!routing.input.dropless || x.scalar_type() == at::kBFloat16);
   }

@@ -35,7 +35,8 @@ class TokenDispatcher {
 
 // All experts are of this process. Where the plan's room is tight nothing is read back from a GPU
 // in bf16: all sizes follow from it (core/route/plan.h), at the price of room for rows that may not
-// come. Experts whose products a loop makes (kernels/ops/grouped_gemm.h) are counted on the host.
+// come. On a GPU without
+// kernels::has_grouped_mm() they are counted on the host.
 std::unique_ptr<TokenDispatcher> local_dispatcher();
 
 // Rows travel to the process that owns the expert and back, and so do their gradients: a collective

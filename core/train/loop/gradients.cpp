@@ -148,7 +148,7 @@ void add_counters(const std::vector<route::CounterValues>& all, size_t micro_bat
 
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         distributed::World* world, MicroBatchGraphs* graphs) {
+                         distributed::World* world) {
   StepLosses step;
   for (const auto& batch : micro_batches) {
     step.tokens += static_cast<int64_t>(batch.ids.size());
@@ -166,9 +166,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   std::vector<route::Counters> counters;
   std::vector<Tensor> nll_sums;  // of the micro-batches
   for (const auto& batch : share.batches) {
-    const MicroBatchResult result =
-        graphs == nullptr ? add_micro_batch(model, batch, asked, scale, joins)
-                          : graphs->run(batch, asked, scale, /*is_first=*/nll_sums.empty());
+    const MicroBatchResult result = add_micro_batch(model, batch, asked, scale, joins);
     nll_sums.push_back(result.nll_sum);
     means.add(result.losses, batch_share);
     counters.insert(counters.end(), result.counters.begin(), result.counters.end());

@@ -10,7 +10,7 @@
 #include "core/data/batches.h"
 #include "core/distributed/world.h"
 #include "core/model/llama/llama.h"
-#include "core/train/loop/micro_batch_graphs.h"
+#include "core/train/loop/micro_batch.h"
 
 namespace moe::train {
 
@@ -29,11 +29,8 @@ struct StepLosses {
 // them (core/distributed/world.h) and adds its share of the gradient: of a parameter that several
 // hold, theirs sum up to the gradient of L (rank_shards.h does that). What is returned is the whole
 // step's on every process.
-//
-// `graphs`: of the model, by which a process alone computes all micro-batches; it begins without
-// gradients then.
 StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batch>& micro_batches,
                          const model::RoutingOptions& routing, const AuxCoefficients& coefficients,
-                         distributed::World* world = nullptr, MicroBatchGraphs* graphs = nullptr);
+                         distributed::World* world = nullptr);
 
 }  // namespace moe::train

@@ -17,8 +17,7 @@ void add_scaled(Tensor& total, const Tensor& loss, double coefficient) {
   }
 }
 
-}  // namespace
-
+// Returns the weighted sum of the auxiliary losses, undefined if none has a gradient.
 Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale) {
   const auto& [coefficients, target_share, share] = scale;
   Tensor sum;
@@ -30,6 +29,7 @@ Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale
   return sum;
 }
 
+// Runs backward from the gradient of `hidden` and, if defined, from `auxiliary`.
 void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& auxiliary,
                    bool joins) {
   std::vector<Tensor> roots, gradients;
@@ -45,6 +45,8 @@ void backward_from(const Tensor& hidden, const Tensor& gradient, const Tensor& a
     torch::autograd::backward(roots, gradients);
   }
 }
+
+}  // namespace
 
 MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
                                  const model::RoutingOptions& routing, const MicroBatchScale& scale,

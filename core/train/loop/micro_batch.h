@@ -1,6 +1,5 @@
 #pragma once
-// What one micro-batch adds to a step: forward, head, backward, launch by launch. Recorded as
-// graphs they are in micro_batch_graphs.h.
+// Forward, head and backward of one micro-batch.
 
 #include <ATen/ATen.h>
 
@@ -17,8 +16,6 @@ struct AuxCoefficients {
   double entropy = 0;                  // beta, top-p
   double l1 = 0;                       // lambda of this step, ReLU
   double z = 0, sequence_balance = 0;  // 0: not computed either
-
-  bool operator==(const AuxCoefficients&) const = default;
 };
 
 // How a micro-batch counts in the gradient of its step.
@@ -35,15 +32,8 @@ struct MicroBatchResult {
   std::vector<route::Counters> counters;
 };
 
-// The auxiliary losses as the gradient has them; undefined where there is nothing to learn from.
-at::Tensor weighted_sum(const route::AuxLosses& losses, const MicroBatchScale& scale);
-
-// From the gradient of `hidden` rows, and from `auxiliary` where that is defined. `joins`: others
-// wait for the exchanges of this backward, whether or not there is anything here.
-void backward_from(const at::Tensor& hidden, const at::Tensor& gradient,
-                   const at::Tensor& auxiliary, bool joins);
-
-// Adds the gradient of `batch` to the model's parameters.
+// Adds the gradient of `batch` to the model's parameters. `joins`: other processes wait for the
+// exchanges of this backward, so it runs even if this process has no rows.
 MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
                                  const model::RoutingOptions& routing, const MicroBatchScale& scale,
                                  bool joins);

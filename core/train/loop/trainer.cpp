@@ -124,9 +124,6 @@ class Run {
         kernels::keep_bf16_working_copy(parameter.tensor);
       }
     }
-    if (settings.graph) {
-      graphs_.emplace(model_, trained_, *settings.global_batch > *settings.micro_batch);
-    }
   }
 
   void steps() {
@@ -259,8 +256,7 @@ class Run {
         settings.lb_coef.value_or(0), settings.entropy_coef.value_or(0), position_.lambda,
         settings.z_coef.value_or(0), settings.seq_lb_coef.value_or(0)};
     updater_.clear_gradients();
-    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_,
-                                            graphs_ ? &*graphs_ : nullptr);
+    const StepLosses losses = add_gradients(model_, data.batches, routing_, coefficients, others_);
     const double norm = updater_.gradient_norm();
     StepRecord record = describe(losses, coefficients);
     record.grad_norm = norm;
@@ -470,7 +466,6 @@ class Run {
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;
-  std::optional<MicroBatchGraphs> graphs_;  // with --graph
   Updater updater_;
   MetricsLog* log_;  // of rank 0, else null; outlives the saver, which uses it
   Saver saver_;

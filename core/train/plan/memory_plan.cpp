@@ -187,13 +187,9 @@ class StepWalk {
     }
     const bool accumulates = *settings.global_batch > *settings.micro_batch * layout.replicas;
     walk(accumulates ? kF32 * trained.trained.kept : 0);
-    if (settings.graph) {
-      most_with_graphs_ = walk_graphs(accumulates);
-    }
   }
 
   int64_t most() const { return most_; }
-  int64_t most_with_graphs() const { return most_with_graphs_; }  // 0 without
   int64_t activations() const { return activations_; }
 
  private:
@@ -246,28 +242,6 @@ class StepWalk {
     see(allocated + kF32 * trained_.embedding.whole);
   }
 
-  // The most at any moment with CUDA graphs. What forward and backward allocate lies in their pool,
-  // which is as large as its fullest moment and stays so between replays. Beside it are the head's
-  // gradient, rows and logits, and what the graphs read: the tokens' ids and d loss / d hidden. The
-  // hidden rows of a step's first micro-batch stay while the graphs of the others run.
-  int64_t walk_graphs(bool accumulates) const {
-    const int64_t row = kF32 * sizes_.tokens * sizes_.width;
-    const bool tied = config_.tie_word_embeddings;
-    const Held& head = tied ? trained_.embedding : trained_.head;
-    int64_t allocated = (accumulates ? 3 : 2) * row + activations_;
-    allocated += accumulates ? kF32 * (trained_.trained.kept - head.kept) : 0;
-    int64_t pool = 0;
-    for (size_t layer = layers_.size(); layer-- > 0;) {
-      const Held& own = trained_.layers[layer];
-      pool = std::max(pool, allocated + kF32 * own.whole + working(layer));
-      allocated += (accumulates ? 0 : kF32 * own.kept) - kept_bytes(layer);
-    }
-    pool = std::max(pool, allocated + (tied ? 0 : kF32 * trained_.embedding.whole));
-    const int64_t read = row + static_cast<int64_t>(sizeof(int64_t)) * sizes_.tokens;
-    const int64_t logits = kF32 * logits_at_once(config_, sizes_.tokens, on_cuda_);
-    return pool + read + kF32 * head.whole + 2 * row + logits;
-  }
-
   // The head's gradient beside the sums that are there. Not sharded it is added to in place.
   static int64_t new_bytes(const Held& head, bool is_new) {
     return is_new || head.whole != head.kept ? kF32 * head.whole : 0;
@@ -279,7 +253,7 @@ class StepWalk {
   bool on_cuda_;
   Sizes sizes_ = {};
   std::vector<FeedForwardBytes> layers_;
-  int64_t most_ = 0, most_with_graphs_ = 0, activations_ = 0;
+  int64_t most_ = 0, activations_ = 0;
 };
 
 }  // namespace
@@ -315,8 +289,7 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   const uint64_t evaluating = plan.evaluation == 0 ? 0
                                                    : plan.gradients + plan.evaluation +
                                                          static_cast<uint64_t>(kF32 * forward);
-  plan.graphs = std::max(static_cast<uint64_t>(step.most_with_graphs()), most) - most;
-  const uint64_t above = std::max(most + plan.graphs + plan.checkpoint, evaluating);
+  const uint64_t above = std::max(most + plan.checkpoint, evaluating);
   plan.peak = plan.program + plan.weights + plan.optimizer + above;
   return plan;
 }

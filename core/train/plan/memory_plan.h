@@ -25,9 +25,6 @@ struct MemoryPlan {
   uint64_t optimizer = 0;    // two moments of what this process updates
   uint64_t activations = 0;  // kept for backward, of one micro-batch
   uint64_t workspace = 0;    // what comes and goes, at the peak
-  uint64_t graphs = 0;       // besides, with --graph (loop/micro_batch_graphs.h): what the graphs
-                             // read, and the head's rows and logits, since a pool that is as large
-                             // as a backward's fullest moment serves the graphs alone
   uint64_t checkpoint = 0;   // the copy that is written beside training; 0 without checkpoints,
                              // and of a GPU, whose copy lies in the host's memory
   uint64_t evaluation = 0;   // the whole model, gathered between steps to evaluate it; 0 where a

@@ -10,7 +10,6 @@
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/coefficients.h"
-#include "core/train/loop/micro_batch_graphs.h"
 #include "core/train/loop/trainable.h"
 #include "core/train/loop/training_data.h"
 #include "core/train/plan/known_failures.h"
@@ -64,28 +63,6 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   resolve_coefficients(settings, moe, resolved);
   plan.losses = losses_in_force(settings, resolved.router, moe.experts,
                                 trains_router(settings.trained, config));
-}
-
-// What --graph asks of the run and of its data.
-void check_graph_of_run(const RunPlan& plan, const model::ModelConfig& config, int64_t processes) {
-  const TrainSettings& settings = plan.settings;
-  if (!settings.graph) {
-    return;
-  }
-  train::check_graph(settings.on_cuda, settings.compute,
-                     plan.is_moe ? &plan.routing.router : nullptr,
-                     plan.is_moe ? config.moe->experts : 0);
-  if (processes > 1) {
-    throw UserError(
-        "--graph: {} processes exchange what they compute, which is not recorded; leave --graph "
-        "out, or train on one GPU",
-        processes);
-  }
-  if (settings.pack != data::Pack::kStream || settings.pack_mask != data::PackMask::kCausal) {
-    throw UserError(
-        "--graph: micro-batches must have one form, and here the lengths of their sequences "
-        "differ; give --pack stream and --pack-mask causal, or leave --graph out");
-  }
 }
 
 // Who does what.
@@ -173,7 +150,6 @@ Prepared prepare(const TrainSettings& given, const TrainCallbacks& callbacks, in
                 }},
                 plan.data, shared);
   plan.settings = resolve(plan.settings, config, run.examples);
-  check_graph_of_run(plan, config, processes);
   plan.layout = plan_layout(plan, config, processes, rank);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();

@@ -158,14 +158,6 @@ Options compute_options(TrainSettings& settings) {
        .group = group::kMemory,
        .help = "computed again in backward, for less memory: none, ffn (all but attention) or "
                "layer"},
-      {.name = "expert-products",
-       .member = choice(settings.compute.grouped_gemm, model::parse_grouped_gemm, model::to_string),
-       .group = group::kMemory,
-       .help = "of a GPU: loop (one by one, which the host must count the tokens for), grouped (in "
-               "one launch) or auto (grouped where nothing need be read back); moe bench gemm "
-               "measures both",
-       .is_written =
-           [&settings] { return settings.compute.grouped_gemm != kernels::GroupedGemm::kAuto; }},
       {.name = "lora",
        .member = &settings.lora.rank,
        .group = group::kMemory,
@@ -394,13 +386,6 @@ Options machine_options(TrainSettings& settings) {
        .group = group::kRanks,
        .help = "cpu or cuda, a GPU for each process",
        .is_written = [&settings] { return settings.on_cuda; }},
-      {.name = "graph",
-       .member = &settings.graph,
-       .group = group::kRanks,
-       .help = "record what a micro-batch launches on a GPU once and replay it, as CUDA graphs: "
-               "top-k in bf16 and --pack stream, one process",
-       .changes_numbers = false,
-       .is_written = [&settings] { return settings.graph; }},
       {.name = "replicas",
        .member = &settings.replicas,
        .group = group::kRanks,

@@ -39,6 +39,12 @@ std::map<std::string, std::string> values_of(const std::string& toml, const std:
   for (const auto& key : free_keys(options_of(any))) {
     values.erase(key);
   }
+  // Options of earlier versions: CUDA graphs gave the same numbers, and `auto` is what is left.
+  values.erase("graph");
+  if (const auto products = values.find("expert-products");
+      products != values.end() && products->second == toml_string("auto")) {
+    values.erase(products);
+  }
   return values;
 }
 

@@ -84,7 +84,6 @@ struct TrainSettings {
   uint64_t seed = 0;
   int threads = 0;                  // 0 = LibTorch's choice; recorded only
   bool on_cuda = false;             // the run's ranks have GPUs; for checks and the record
-  bool graph = false;               // micro-batches as CUDA graphs, loop/micro_batch_graphs.h
   std::optional<int64_t> replicas;  // of the experts, core/distributed/world.h; changes no number
   Shard shard = Shard::kOptimizer;
   bool force = false;

@@ -322,6 +322,23 @@ TEST_CASE("old checkpoints go, the newest stay, and partial ones do not count", 
   CHECK(run.last_checkpoint() == run.checkpoint(10));
 }
 
+TEST_CASE("a run with settings of options that were removed resumes if they changed no number",
+          "[train]") {
+  const TempDir dir;
+  const fs::path model = dir / "model";
+  const auto started = [&](const std::string& name, const std::string& removed) {
+    RunFolder(dir / name, model, false).begin("[train]\nsteps = 12\n" + removed, RunState::kNew);
+    return RunFolder(dir / name, model, false);
+  };
+  const std::string now = "[train]\nsteps = 12\n";
+  CHECK(state_of(started("graph", "graph = true\n"), now) == RunState::kGoesOn);
+  CHECK(state_of(started("default", "graph = false\nexpert-products = \"auto\"\n"), now) ==
+        RunState::kGoesOn);
+  const auto error =
+      user_error_of([&] { state_of(started("loop", "expert-products = \"loop\"\n"), now); });
+  CHECK_THAT(error, moe::test::contains_text("expert-products was \"loop\""));
+}
+
 TEST_CASE("a run goes on under the same settings, and is refused with those that differ",
           "[train]") {
   const TempDir dir;

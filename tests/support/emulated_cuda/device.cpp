@@ -136,7 +136,6 @@ Tensor host_view(const Tensor& tensor) {
 
 Tensor& copy(Tensor& to, const Tensor& from, bool /*non_blocking*/) {
   if (to.device() != from.device()) {
-    Recording::refuse("a copy between host and GPU");
   }
   if (from.is_cuda() && to.is_cpu()) {
     note_read("aten::copy_ to the host");
@@ -179,7 +178,6 @@ Tensor copy_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 at::Scalar number(const Tensor& tensor) {
-  Recording::refuse("a number read back");
   note_read("aten::_local_scalar_dense");
   const Awake awake;
   return host_view(tensor).item();
@@ -322,36 +320,3 @@ struct CUDAHooks final : CUDAHooksInterface {  // the name that LibTorch looks f
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
 }  // namespace at
-
-namespace moe::kernels {
-
-namespace {
-
-// Does it all again, and refuses what a graph could not hold.
-struct Again final : RecordedGraph {
-  explicit Again(std::function<void()> its_work) : work(std::move(its_work)) {}
-  void replay() override {
-    const emulated::Recording on;
-    work();
-  }
-  std::function<void()> work;
-};
-
-}  // namespace
-
-std::vector<std::unique_ptr<RecordedGraph>> record_graphs_cuda(
-    const std::vector<std::function<void()>>& works, c10::Device /*device*/,
-    const std::function<void()>& forget) {
-  for (const auto& work : works) {
-    work();
-  }
-  forget();
-  std::vector<std::unique_ptr<RecordedGraph>> graphs;
-  for (const auto& work : works) {
-    graphs.push_back(std::make_unique<Again>(work));
-    graphs.back()->replay();
-  }
-  return graphs;
-}
-
-}  // namespace moe::kernels

@@ -354,6 +354,13 @@ int64_t HostCalls::sum(const std::map<std::string, int64_t>& calls) {
                          [](int64_t sum, const auto& call) { return sum + call.second; });
 }
 
+std::atomic<bool>& has_grouped_mm() {
+  static std::atomic<bool> one = true;
+  return one;
+}
+void set_grouped_mm(bool has_it) { has_grouped_mm() = has_it; }
+bool grouped_mm() { return has_grouped_mm(); }
+
 void count_launch(const std::string& name) {
   const std::lock_guard lock(all_calls().mutex);
   ++all_calls().calls.launches[name];
@@ -396,6 +403,7 @@ namespace moe::kernels {
 
 int64_t gpu_count_cuda() { return 1; }
 std::string gpu_name_cuda(int64_t /*gpu*/) { return "emulated GPU"; }  // tests/support/gpu.h
+bool gpu_has_grouped_mm_cuda(int64_t /*gpu*/) { return emulated::grouped_mm(); }
 uint64_t gpu_peak_bytes_cuda(int64_t /*gpu*/) { return emulated::peak_memory(); }
 void* current_stream_cuda(c10::Device /*device*/) { return nullptr; }
 c10::intrusive_ptr<c10d::Backend> make_nccl_cuda(const c10::intrusive_ptr<c10d::Store>& /*store*/,

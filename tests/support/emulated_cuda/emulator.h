@@ -47,6 +47,11 @@ void count_read(const std::string& name);
 // Since the last call, of all threads.
 HostCalls take_host_calls();
 
+// Sets whether the GPU multiplies all experts in one launch (true at first), as compute capability
+// 9.x does, or lacks such a product.
+void set_grouped_mm(bool has_it);
+bool grouped_mm();
+
 // Ends the launch that the calling thread of a kernel is part of: launching it throws
 // std::logic_error that says which thread, why, and the seed of the order.
 [[noreturn]] void stop(const std::string& why);

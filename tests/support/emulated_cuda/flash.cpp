@@ -1,6 +1,5 @@
-// LibTorch's flash attention over packed documents, and cuDNN's over sequences of one length, which
-// it has on CUDA alone: the same sums written out, document by document, in f32. Counted as one
-// launch each.
+// LibTorch's flash attention over packed documents, which it has on CUDA alone: the same sums
+// written out, document by document, in f32. Counted as one launch each.
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -103,59 +102,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
   return {dq.to(query.device()), dk.to(query.device()), dv.to(query.device())};
 }
 
-// [B, N, S, A] -> [B * S, N, A], and back in the order of memory that cuDNN's results have.
-Tensor packed(const Tensor& x) { return x.transpose(1, 2).flatten(0, 1); }
-Tensor by_sequence(const Tensor& x, const Tensor& like) {
-  return x.view({like.size(0), like.size(2), like.size(1), x.size(2)}).transpose(1, 2);
-}
-
-Tensor ends_of(const Tensor& query) {
-  return at::arange(query.size(0) + 1, at::kInt).mul_(query.size(2)).to(query.device());
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
-cudnn_forward(const Tensor& query, const Tensor& key, const Tensor& value,
-              const std::optional<Tensor>& bias, bool /*log_sum*/, double dropout, bool is_causal,
-              bool /*mask*/, std::optional<double> scale) {
-  note_launch("aten::_scaled_dot_product_cudnn_attention");
-  const Detour detour;
-  TORCH_CHECK(!bias && query.dim() == 4 && query.size(3) <= 128);
-  const int64_t length = query.size(2);
-  const Tensor ends = ends_of(query);
-  const auto results = forward(packed(query), packed(key), packed(value), ends, ends, length,
-                               length, dropout, is_causal, false, scale, {}, {}, {}, {});
-  const Tensor &log_sum = std::get<1>(results), &nothing = std::get<2>(results);
-  return {by_sequence(std::get<0>(results), query),
-          log_sum,
-          {},
-          {},
-          length,
-          length,
-          nothing,
-          nothing,
-          nothing};
-}
-
-std::tuple<Tensor, Tensor, Tensor> cudnn_backward(
-    const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& log_sum, const Tensor& seed, const Tensor& offset,
-    const Tensor& bias, const Tensor& ends, const Tensor& /*ends*/, int64_t longest,
-    int64_t /*longest*/, double dropout, bool is_causal, std::optional<double> scale) {
-  note_launch("aten::_scaled_dot_product_cudnn_attention_backward");
-  const Detour detour;
-  TORCH_CHECK(!bias.defined() && !ends.defined() && longest == query.size(2));
-  const Tensor where = ends_of(query);
-  const auto [dq, dk, dv] =
-      backward(packed(gradient), packed(query), packed(key), packed(value), packed(out), log_sum,
-               where, where, longest, longest, dropout, is_causal, seed, offset, scale, {}, {});
-  return {by_sequence(dq, query), by_sequence(dk, key), by_sequence(dv, value)};
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  library.impl("_scaled_dot_product_cudnn_attention", &cudnn_forward);
-  library.impl("_scaled_dot_product_cudnn_attention_backward", &cudnn_backward);
   library.impl("_flash_attention_forward", &forward);
   library.impl("_flash_attention_backward", &backward);
 }

@@ -7,14 +7,12 @@
 #include <atomic>
 #include <numeric>
 
-#include "core/bench/gemm.h"
 #include "core/bench/layer.h"
 #include "core/bench/train.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
-#include "tests/support/user_error.h"
 
 using namespace moe;
 using test::kGpu;
@@ -83,67 +81,5 @@ TEST_CASE("bench train keeps the bf16 copies that training keeps, and times part
   CHECK(report.parts_s.count("optimizer") == 1);
   if (test::is_emulated()) {  // whose events run a thousand times as fast as the host's clock
     CHECK(parts_s > 10 * report.step.best_s);
-  }
-}
-
-TEST_CASE("bench train makes the experts' products as it is told", "[bench][gpu]") {
-  MOE_NEED_GPU();
-  const test::TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense", {.hidden = 32});
-  test::write_mixture(dir / "dense", dir / "moe", {.router = "top1", .experts = 4});
-  bench::TrainBenchSettings settings;
-  settings.model = (dir / "moe").string();
-  settings.precision = model::Precision::kBf16;
-  settings.device = kGpu;
-  settings.graph = true;
-  settings.grouped_gemm = kernels::GroupedGemm::kLoop;
-  CHECK(test::user_error_of([&] { bench::bench_train(settings); }) ==
-        "--graph records launches that never wait for the host, and --expert-products loop waits "
-        "for the tokens per expert; leave one of them out");
-  CHECK(bench::to_json(settings)["expert_products"] == "loop");
-}
-
-TEST_CASE("bench layer records a forward whose weights lie in bf16", "[bench][gpu]") {
-  MOE_NEED_GPU();
-  bench::LayerSettings settings;
-  settings.tokens = 32;
-  settings.width = 16;
-  settings.inner = 24;
-  settings.experts = 4;
-  settings.repeats = 2;
-  settings.times_layer = false;
-  settings.device = kGpu;
-  settings.bf16 = settings.graph = true;
-  const Conversions of_gate_up({4, 48, 16});
-  const auto report = bench::bench_layer(settings, route::parse_router("top1"));
-  CHECK(Conversions::count() == 1);  // before anything is timed
-  CHECK(report.graph.median_s > 0);
-}
-
-TEST_CASE("bench gemm times the experts' products both ways at a model's shapes", "[bench][gpu]") {
-  MOE_NEED_GPU();
-  model::ModelConfig config;
-  config.hidden_size = 16;
-  CHECK(bench::expert_products(config, 64).empty());  // dense
-  config.moe.emplace();
-  config.moe->experts = 4;
-  config.moe->expert_width = 24;
-  config.moe->layers = {0};
-  const auto all = bench::expert_products(config, 64);
-  REQUIRE(all.size() == 2);
-  const auto options = at::TensorOptions(kGpu).dtype(at::kBFloat16);
-  for (const auto& products : all) {
-    const OrderedJson json =
-        bench::to_json(bench::bench_expert_products(products, /*repeats=*/2, options));
-    CAPTURE(json.dump());
-    CHECK((json["experts"] == 4 && json["rows"] == 16));
-    CHECK((json["k"] == (products.name == "expert up" ? 16 : 24) &&
-           json["n"] == (products.name == "expert up" ? 48 : 16)));
-    for (const char* form : {"y", "dx", "dw"}) {
-      for (const char* way : {"loop", "grouped"}) {
-        CHECK(json[form][way]["best_ms"].get<double>() > 0);
-        CHECK(json[form][std::string(way) + "_gflops"].get<double>() > 0);
-      }
-    }
   }
 }

@@ -97,13 +97,12 @@ constexpr double kBf16 = (8 + 8 + 1 + 1) / 512.0;
 // values before and after they are rotated back.
 constexpr double kBf16Gradient = kBf16 + (1 + 1 + 1) / 512.0;
 
-void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::ScalarType type,
-           AttentionKernel kernel = AttentionKernel::kFlash) {
+void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::ScalarType type) {
   const int64_t tokens = c10::sum_integers(lengths);
   const int64_t row = (config.heads + 2 * config.kv_heads) * config.head_dim;
   const Tensor qkv = at::randn({tokens, row}).to(at::kBFloat16);
   const Tensor upstream = at::randn({tokens, config.heads * config.head_dim}).to(at::kBFloat16);
-  const auto tables = pack_tables(lengths, config, kGpu, kernel);
+  const auto tables = pack_tables(lengths, config, kGpu);
   REQUIRE(tables.has_value());
   const Rotation rotation{tables->cosine.cpu().to(at::kDouble), tables->sine.cpu().to(at::kDouble)};
 
@@ -137,11 +136,6 @@ TEST_CASE("the attention of a pack on a GPU has the numbers and the gradient of 
           check(lengths, config, at::kBFloat16);
         }
       }
-      if (width % 8 == 0) {
-        for (const auto& lengths : {std::vector<int64_t>{9}, {31, 31, 31}, {5, 9}}) {
-          check(lengths, config, at::kBFloat16, AttentionKernel::kCudnn);
-        }
-      }
     }
   }
 }
@@ -161,19 +155,6 @@ TEST_CASE("attention in bf16 on a GPU rotates queries and keys where they lie", 
   CHECK(at::equal(after[0], before[0]));
   CHECK_FALSE(at::equal(after[1].narrow(0, 0, 48), before[1].narrow(0, 0, 48)));
   CHECK(at::equal(after[1].narrow(0, 48, 16), before[1].narrow(0, 48, 16)));
-}
-
-TEST_CASE("cuDNN attends where it was asked for and sequences are of one length", "[model][gpu]") {
-  MOE_NEED_GPU();
-  const auto sequences = [](const std::vector<int64_t>& lengths, int64_t width,
-                            AttentionKernel kernel) {
-    return pack_tables(lengths, config_of(2, 2, width), kGpu, kernel)->by_cudnn;
-  };
-  CHECK(sequences({7, 7, 7}, 8, AttentionKernel::kCudnn) == 3);
-  CHECK(sequences({7}, 128, AttentionKernel::kCudnn) == 1);
-  CHECK(sequences({7, 7, 6}, 8, AttentionKernel::kCudnn) == 0);
-  CHECK(sequences({7, 7}, 136, AttentionKernel::kCudnn) == 0);
-  CHECK(sequences({7, 7, 7}, 8, AttentionKernel::kFlash) == 0);
 }
 
 TEST_CASE("who kept what attention rotates is told in backward", "[model][gpu]") {

@@ -1,19 +1,14 @@
-// The two ways of the experts' products on a GPU, one product an expert and all in one launch:
-// each against plain sums in f64, with counts on the host and on the device. In a build without
-// CUDA the GPU is an emulated one (tests/support/emulated_cuda).
-
-#include "kernels/ops/grouped_gemm.h"
+// Tests the experts' products on a GPU against plain sums in f64: one product an expert where the
+// counts are on the host, one launch where they are on the device. In a build without CUDA the GPU
+// is an emulated one (tests/support/emulated_cuda).
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/model/moe/token_dispatcher.h"
 #include "kernels/ops/grouped_linear.h"
-#include "kernels/ops/grouped_swiglu.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;
 using namespace moe;
-using kernels::GroupedGemm;
 using test::kGpu;
 
 namespace {
@@ -102,10 +97,10 @@ void check(const Case& each, const Truth& truth, const std::vector<Tensor>& foun
 
 // y and the gradients of rows and weight; `segments`: counts, or ends on the device.
 template <typename Segments>
-std::vector<Tensor> computed(const Tensors& given, const Segments& segments, GroupedGemm gemm) {
+std::vector<Tensor> computed(const Tensors& given, const Segments& segments) {
   const Tensor rows = given.rows.to(kGpu).requires_grad_(true);
   const Tensor weight = given.weight.to(kGpu).requires_grad_(true);
-  const Tensor y = kernels::grouped_linear(rows, weight, segments, gemm);
+  const Tensor y = kernels::grouped_linear(rows, weight, segments);
   auto found = torch::autograd::grad({y}, {rows, weight}, {given.upstream.to(kGpu)});
   found.insert(found.begin(), y.detach());
   return found;
@@ -120,36 +115,13 @@ TEST_CASE("experts' products one by one and in one launch are the plain sums", "
     const Case& each = kCases[number];
     const Tensors given(each);
     const Truth truth = truth_of(each, given);
-    const Tensor ends = kernels::ends_of(each.rows_per_expert, kGpu);
-    for (const auto gemm : {GroupedGemm::kAuto, GroupedGemm::kLoop, GroupedGemm::kGrouped}) {
-      CAPTURE(number, static_cast<int>(gemm));
-      const auto counted = computed(given, each.rows_per_expert, gemm);
-      check(each, truth, counted);
-      check(each, truth, computed(given, ends, gemm));
-      const Tensor past = counted[0].narrow(0, used_rows(each), each.unused);
-      CHECK((each.unused == 0 || past.cpu().count_nonzero().item<int64_t>() == 0));
-    }
-  }
-}
-
-TEST_CASE("a layer's experts give the same by either way", "[model][gpu]") {
-  MOE_NEED_GPU();
-  at::manual_seed(10);
-  const auto made = [](at::IntArrayRef shape) { return (at::randn(shape) / 2).to(kGpu); };
-  const Tensor x = made({33, 16}).to(at::kBFloat16), logits = made({33, 4}) * 4;
-  const Tensor gate_up = made({4, 16, 16}), down = made({4, 16, 8});
-  for (const auto* router : {"top1+ir+fr", "top2:cf=inf", "topp:0.6"}) {
-    const auto y_by = [&](GroupedGemm gemm) {
-      const auto routing =
-          route::route(logits, route::parse_router(router), route::spread_over_ranks(x.size(0), 2));
-      const model::Experts experts(gate_up, down, {}, {}, gemm);
-      return model::local_dispatcher()->run(x, routing, experts, 1.0).cpu().to(at::kDouble);
-    };
-    const Tensor loop = y_by(GroupedGemm::kLoop), grouped = y_by(GroupedGemm::kGrouped);
-    CAPTURE(router);
-    // Hidden products, the activation and the output are rounded to bf16, by up to 2^-9, and a sum
-    // of f32 in another order may round to the next number: 2^-8 each time.
-    CHECK((loop - grouped).norm().item<double>() <= 3.0 / (1 << 8) * loop.norm().item<double>());
-    CHECK(loop.norm().item<double>() > 0);
+    const Tensor ends =
+        at::cumsum(at::tensor(each.rows_per_expert, at::kLong), 0).to(at::kInt).to(kGpu);
+    CAPTURE(number);
+    const auto counted = computed(given, each.rows_per_expert);
+    check(each, truth, counted);
+    check(each, truth, computed(given, ends));
+    const Tensor past = counted[0].narrow(0, used_rows(each), each.unused);
+    CHECK((each.unused == 0 || past.cpu().count_nonzero().item<int64_t>() == 0));
   }
 }

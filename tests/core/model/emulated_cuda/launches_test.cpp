@@ -116,14 +116,8 @@ TEST_CASE("attention is RoPE and LibTorch's kernel, forward and backward, and no
   config.heads = 4;
   config.kv_heads = 2;
   config.head_dim = 8;
-  const std::pair<model::AttentionKernel, std::string> kernels[] = {
-      {model::AttentionKernel::kFlash, "aten::_flash_attention"},
-      {model::AttentionKernel::kCudnn, "aten::_scaled_dot_product_cudnn_attention"}};
-  for (const auto& [kernel, name] : kernels) {
-    const bool is_flash = kernel == model::AttentionKernel::kFlash;
-    const std::vector<int64_t> lengths =
-        is_flash ? std::vector<int64_t>{3, 5} : std::vector{4L, 4L};
-    const auto tables = model::pack_tables(lengths, config, test::kGpu, kernel);
+  for (const auto& lengths : {std::vector<int64_t>{3, 5}, {4, 4}}) {
+    const auto tables = model::pack_tables(lengths, config, test::kGpu);
     const Tensor leaf = at::randn({8, 64}).to(test::kGpu, at::kBFloat16).requires_grad_(true);
     const Tensor upstream = at::randn({8, 32}).to(test::kGpu, at::kBFloat16);
     Tensor qkv = leaf.view({8, 64});
@@ -133,8 +127,8 @@ TEST_CASE("attention is RoPE and LibTorch's kernel, forward and backward, and no
     torch::autograd::grad({out}, {leaf}, {upstream});
     const HostCalls backward = emulated::take_host_calls();
     using Launches = std::map<std::string, int64_t>;
-    CHECK(forward.launches == Launches{{name + (is_flash ? "_forward" : ""), 1}, {"kernel", 1}});
-    CHECK(backward.launches == Launches{{name + "_backward", 1}, {"kernel", 1}});
+    CHECK(forward.launches == Launches{{"aten::_flash_attention_forward", 1}, {"kernel", 1}});
+    CHECK(backward.launches == Launches{{"aten::_flash_attention_backward", 1}, {"kernel", 1}});
     CHECK(forward.reads.empty());
     CHECK(backward.reads.empty());
   }
@@ -158,27 +152,30 @@ TEST_CASE("a launch more and a read more are counted", "[model][emulator]") {
   CHECK(HostCalls::sum(emulated::take_host_calls().launches) == 1);
 }
 
-// Whose counts the device alone knows: one read where each expert has a product of its own, none
-// where one launch does.
+// Counts that the device alone has: none is read where one launch multiplies all experts; a GPU
+// without such a launch reads them once.
 TEST_CASE("experts' products in one launch read nothing, one by one they read the counts once",
           "[model][emulator]") {
   const Tensor rows = at::ones({16, 8}).to(test::kGpu, at::kBFloat16);
   const Tensor weight = at::ones({2, 8, 8}).to(test::kGpu, at::kBFloat16);
   const std::vector<int64_t> counts = {9, 7};
-  const Tensor ends = kernels::ends_of(counts, test::kGpu);
-  const auto calls_of = [&](const auto& segments, kernels::GroupedGemm gemm) {
+  const Tensor ends = at::tensor({9, 16}, at::kInt).to(test::kGpu);
+  const auto calls_of = [&](const auto& segments) {
     emulated::take_host_calls();
-    kernels::grouped_linear(rows, weight, segments, gemm);
-    return emulated::take_host_calls();
+    const Tensor product = kernels::grouped_linear(rows, weight, segments);
+    const HostCalls calls = emulated::take_host_calls();
+    CHECK(at::equal(product.cpu(), at::full({16, 8}, 8, at::kBFloat16)));
+    return calls;
   };
-  using kernels::GroupedGemm;
-  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kAuto).reads) == 0);
-  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kLoop).reads) == 1);
-  CHECK(HostCalls::sum(calls_of(ends, GroupedGemm::kGrouped).reads) == 0);
-  CHECK(calls_of(ends, GroupedGemm::kGrouped).launches.at("aten::_grouped_mm") == 1);
-  CHECK(calls_of(counts, GroupedGemm::kGrouped).launches.at("aten::_grouped_mm") == 1);
-  CHECK(calls_of(counts, GroupedGemm::kLoop).launches.count("aten::_grouped_mm") == 0);
-  CHECK(calls_of(counts, GroupedGemm::kAuto).launches.count("aten::_grouped_mm") == 0);
+  HostCalls calls = calls_of(ends);
+  CHECK(HostCalls::sum(calls.reads) == 0);
+  CHECK(calls.launches.at("aten::_grouped_mm") == 1);
+  CHECK(calls_of(counts).launches.count("aten::_grouped_mm") == 0);
+  emulated::set_grouped_mm(false);
+  calls = calls_of(ends);
+  emulated::set_grouped_mm(true);
+  CHECK(HostCalls::sum(calls.reads) == 1);
+  CHECK(calls.launches.count("aten::_grouped_mm") == 0);
 }
 
 // Where experts are distributed the host must know how many rows go to whom. Of routers with a

@@ -1,5 +1,5 @@
-// What an update costs the host on a GPU, counted on the emulated one as the launches of a layer
-// are (tests/core/model/emulated_cuda): why moe train --graph leaves it out (kernels/ops/graph.h).
+// Counts the launches of an update on the emulated GPU, as tests/core/model/emulated_cuda does for
+// a layer.
 
 #include "core/train/loop/updater.h"
 #include "tests/support/emulated_cuda/emulator.h"
