@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <set>
 
 #include "core/base/version.h"
 
@@ -36,39 +35,12 @@ std::string row_of(const CLI::Option& option) {
                      cell(option.get_description()));
 }
 
-std::set<std::string> all_rows(const CLI::App& command) {
-  std::set<std::string> all;
-  for (const auto& [name, flags] : flag_groups(command)) {
-    for (const auto* flag : flags) {
-      all.insert(row_of(*flag));
-    }
-  }
-  return all;
-}
-
-// The first subcommand that has all of these flags. A command that runs one of its subcommands
-// where none is named takes that one's flags itself, and they are listed once.
-const CLI::App* subcommand_with(const CLI::App& command, const std::set<std::string>& rows) {
-  for (const auto* below : subcommands_of(command)) {
-    const std::set<std::string> all = all_rows(*below);
-    if (!rows.empty() && std::includes(all.begin(), all.end(), rows.begin(), rows.end())) {
-      return below;
-    }
-  }
-  return nullptr;
-}
-
 std::string page_of(const std::string& name, const CLI::App& command) {
   std::string page = fmt::format("\n## {}\n\n{}.\n", name, command.get_description());
-  if (const auto* same = subcommand_with(command, all_rows(command))) {
-    page += fmt::format("\nWhere nothing else is named it takes the flags of `{} {}`.\n", name,
-                        same->get_name());
-  } else {
-    for (const auto& [group, flags] : flag_groups(command)) {
-      page += fmt::format("\n| {} | value | |\n|---|---|---|\n", group);
-      for (const auto* flag : flags) {
-        page += row_of(*flag);
-      }
+  for (const auto& [group, flags] : flag_groups(command)) {
+    page += fmt::format("\n| {} | value | |\n|---|---|---|\n", group);
+    for (const auto* flag : flags) {
+      page += row_of(*flag);
     }
   }
   for (const auto* below : subcommands_of(command)) {

@@ -1,14 +1,15 @@
-#include "core/bench/generate.h"
+#include "core/model/llama/generate.h"
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
+#include <numeric>
 
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/bench/bench.h"
+#include "core/bench/timing.h"
 #include "core/model/config/weights.h"
-#include "core/model/llama/generate.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
 #include "kernels/cpu/logsumexp.h"
@@ -17,121 +18,96 @@ namespace moe::bench {
 
 namespace {
 
-using Prompts = std::vector<std::vector<int64_t>>;
-
-Prompts random_prompts(const GenerateBenchSettings& settings, int64_t vocabulary) {
-  Random random(0, "generate");
-  Prompts prompts(static_cast<size_t>(settings.rows));
-  for (auto& prompt : prompts) {
-    for (int64_t i = 0; i < settings.prompt_tokens; ++i) {
-      prompt.push_back(static_cast<int64_t>(random.below(static_cast<uint64_t>(vocabulary))));
-    }
-  }
-  return prompts;
-}
-
-// Of an expert, what a token has of it on average: k of E.
-int64_t active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
-                     const route::RouterSettings& router) {
+// Returns the stored bytes of the matrices that one token is multiplied with; of the experts k / E.
+// An embedding that is only looked up does not count.
+double active_bytes(const io::Checkpoint& checkpoint, const model::ModelConfig& config,
+                    const route::RouterSettings& router) {
   double bytes = 0;
   for (const auto& tensor : checkpoint.tensors()) {
     const bool is_embedding = tensor.name.find("embed_tokens") != std::string::npos;
     if (tensor.shape.size() < 2 || (is_embedding && !config.tie_word_embeddings)) {
-      continue;  // a row of the embedding is read
+      continue;
     }
-    const bool is_expert = tensor.name.find(".experts.") != std::string::npos && config.moe;
-    const double share =
-        is_expert ? static_cast<double>(router.family->usual_experts(router, config.moe->experts)) /
-                        static_cast<double>(config.moe->experts)
-                  : 1.0;
+    double share = 1;
+    if (config.moe && tensor.name.find(".experts.") != std::string::npos) {
+      share = static_cast<double>(router.family->usual_experts(router, config.moe->experts)) /
+              static_cast<double>(config.moe->experts);
+    }
     bytes += share * static_cast<double>(tensor.bytes());
   }
-  return static_cast<int64_t>(bytes);
+  return bytes;
 }
 
-// The best of some readings of memory that no cache holds.
+// Returns the bytes per second at which the threads read 256 MiB, which exceed the caches.
 double read_rate() {
-  constexpr int64_t kFloats = int64_t{64} << 20, kPiece = int64_t{1} << 16;
+  constexpr int64_t kFloats = int64_t{64} << 20, kBlock = int64_t{1} << 16;
   const std::vector<float> numbers(static_cast<size_t>(kFloats), 1.0F);
-  std::vector<float> largest(static_cast<size_t>(kFloats / kPiece));
-  const Timing time = time_of(5, [&] {
-    at::parallel_for(0, kFloats / kPiece, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t piece = begin; piece < end; ++piece) {
-        largest[static_cast<size_t>(piece)] =
-            kernels::row_max(numbers.data() + piece * kPiece, kPiece);
+  std::vector<float> maxima(static_cast<size_t>(kFloats / kBlock));
+  const Timing timing = time_calls(5, [&] {
+    at::parallel_for(0, kFloats / kBlock, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        maxima[static_cast<size_t>(block)] =
+            kernels::row_max(numbers.data() + block * kBlock, kBlock);
       }
     });
   });
-  MOE_CHECK(largest.front() == 1.0F);
-  return static_cast<double>(kFloats * sizeof(float)) / time.best_s;
+  MOE_CHECK(maxima.front() == 1.0F);
+  return static_cast<double>(kFloats * sizeof(float)) / timing.best_s;
 }
 
 }  // namespace
 
-double GenerateReport::share_of_read_rate() const {
-  return static_cast<double>(active_bytes) / read_bytes_per_s / step.median_s;
-}
-
-GenerateReport bench_generate(const GenerateBenchSettings& settings) {
+OrderedJson bench_generate(const GenerateSettings& settings) {
+  const auto precision = model::inference_precision(settings.precision, /*on_cuda=*/false);
   const io::Checkpoint checkpoint(settings.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   if (settings.prompt_tokens + settings.tokens > config.max_position_embeddings) {
-    throw UserError("{} tokens behind {} are more than the model's window of {}; ask for fewer",
-                    settings.tokens, settings.prompt_tokens, config.max_position_embeddings);
+    throw UserError(
+        "--prompt-tokens {} and --tokens {} exceed the model's window of {} tokens; use fewer",
+        settings.prompt_tokens, settings.tokens, config.max_position_embeddings);
   }
   model::GenerateSettings generation;
-  const model::Llama llama = [&] {
-    const model::RoutingOptions routing =
-        config.moe ? model::RoutingOptions{config.moe->router, config.moe->ep_ranks}
-                   : model::RoutingOptions{};
-    generation.max_tokens = settings.rows * settings.tokens;  // of keys and values
-    check_memory(
-        {model::generate_bytes(config, routing, settings.prompt_tokens, generation, at::kCPU), 1,
-         fmt::format("generating with {}", settings.model.string()),
-         "fewer --rows or --tokens take less"},
-        settings.force_memory);
-    return model::Llama::load(checkpoint, {}, at::kCPU, model::Storage::kStored,
-                              {settings.precision});
-  }();
+  generation.max_tokens = settings.rows * settings.tokens;  // all rows, for the memory estimate
+  const auto stored = config.moe ? model::RoutingOptions{config.moe->router, config.moe->ep_ranks}
+                                 : model::RoutingOptions{};
+  check_memory({model::generate_bytes(config, stored, settings.prompt_tokens, generation, at::kCPU),
+                1, fmt::format("generating with {}", settings.model.string()),
+                "fewer --rows or --tokens take less"},
+               settings.force_memory);
+  const model::Llama llama =
+      model::Llama::load(checkpoint, {}, at::kCPU, model::Storage::kStored, {precision});
   const auto routing = model::generation_routing(llama.default_routing());
-  const Prompts prompts = random_prompts(settings, config.vocab_size);
-  std::vector<size_t> wanted;
-  for (size_t index = 0; index < prompts.size(); ++index) {
-    wanted.push_back(index);
+  Random random(0, "generate");
+  std::vector prompts(static_cast<size_t>(settings.rows),
+                      std::vector<int64_t>(static_cast<size_t>(settings.prompt_tokens)));
+  for (auto& prompt : prompts) {
+    for (int64_t& token : prompt) {
+      token = static_cast<int64_t>(random.below(static_cast<uint64_t>(config.vocab_size)));
+    }
   }
-  const auto generate = [&](int64_t tokens) {
+  std::vector<size_t> indices(prompts.size());
+  std::iota(indices.begin(), indices.end(), size_t{0});
+  const auto seconds_of = [&](int64_t tokens) {
+    const double start = clock_s();
     generation.max_tokens = tokens;
-    model::generate_all(llama, routing, prompts, wanted, generation, settings.rows,
+    model::generate_all(llama, routing, prompts, indices, generation, settings.rows,
                         [](size_t /*index*/, const std::vector<int64_t>& /*ids*/) {});
+    return clock_s() - start;
   };
-  generate(settings.tokens);
+  seconds_of(settings.tokens);  // warm-up
   std::vector<double> steps;
   for (int64_t repeat = 0; repeat < settings.repeats; ++repeat) {
-    const double start = clock_now_s();
-    generate(1);
-    const double begin = clock_now_s();
-    generate(settings.tokens);
-    const double whole = clock_now_s() - begin, first = begin - start;
-    steps.push_back((whole - first) / static_cast<double>(settings.tokens - 1));
+    const double first = seconds_of(1);  // prompts and the first token
+    steps.push_back((seconds_of(settings.tokens) - first) /
+                    static_cast<double>(settings.tokens - 1));
   }
-  return {timing_of(std::move(steps)), active_bytes(checkpoint, config, routing.router),
-          read_rate()};
-}
-
-OrderedJson to_json(const GenerateBenchSettings& settings) {
-  return {{"model", settings.model.string()},
-          {"precision", model::to_string(settings.precision)},
-          {"rows", settings.rows},
-          {"prompt_tokens", settings.prompt_tokens},
-          {"tokens", settings.tokens},
-          {"repeats", settings.repeats}};
-}
-
-OrderedJson to_json(const GenerateReport& report) {
-  return {{"step", to_json(report.step)},
-          {"active_bytes", report.active_bytes},
-          {"read_bytes_per_second", report.read_bytes_per_s},
-          {"share_of_read_rate", report.share_of_read_rate()}};
+  const Timing step = make_timing(std::move(steps));
+  const double bytes = active_bytes(checkpoint, config, routing.router), rate = read_rate();
+  return {{"step", to_json(step)},
+          {"tokens_per_second", static_cast<double>(settings.rows) / step.median_s},
+          {"active_bytes", static_cast<int64_t>(bytes)},
+          {"read_bytes_per_second", rate},
+          {"share_of_read_rate", bytes / rate / step.median_s}};
 }
 
 }  // namespace moe::bench

@@ -1,8 +1,3 @@
-// The model that was loaded before is dropped before the next is: there is one at a time, as in any
-// process that loads one, so that memory beyond its weights is a copy on the way.
-
-#include "core/bench/load.h"
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -10,10 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
-#include <vector>
 
 #include "core/base/available_memory.h"
-#include "core/bench/environment.h"
+#include "core/bench/bench.h"
+#include "core/bench/timing.h"
+#include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
 #include "core/model/llama/llama.h"
 #include "core/model/llama/memory_need.h"
@@ -22,114 +18,77 @@ namespace moe::bench {
 
 namespace {
 
-// Looks at the process's anonymous memory until it is asked for the most.
-class MemoryWatch {
- public:
-  MemoryWatch()
-      : before_(anonymous_bytes()), thread_([this] {
-          while (!done_) {
-            most_ = std::max(most_, anonymous_bytes());
-            std::this_thread::sleep_for(std::chrono::milliseconds(2));
-          }
-        }) {}
-  ~MemoryWatch() { stop(); }
-
-  uint64_t most_above_start() {
-    stop();
-    return std::max({most_, anonymous_bytes(), before_}) - before_;
+// Polls the anonymous memory of the process in a thread.
+struct MemoryWatch {
+  // Returns the largest increase since construction.
+  uint64_t peak_increase() const {
+    return std::max({peak.load(), anonymous_bytes(), start}) - start;
   }
 
- private:
-  void stop() {
-    done_ = true;
-    if (thread_.joinable()) {
-      thread_.join();
+  const uint64_t start = anonymous_bytes();
+  std::atomic<uint64_t> peak = 0;
+  std::jthread thread{[this](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      peak = std::max<uint64_t>(peak, anonymous_bytes());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-  }
-
-  uint64_t before_, most_ = 0;
-  std::atomic<bool> done_ = false;
-  std::thread thread_;  // last: starts when the others are there
+  }};
 };
 
-uint64_t stored_bytes(const io::Checkpoint& checkpoint) {
-  uint64_t sum = 0;
-  for (const auto& info : checkpoint.tensors()) {
-    sum += static_cast<uint64_t>(info.bytes());
-  }
-  return sum;
-}
-
-uint64_t bytes_in_f32(const model::Llama& model) {
-  uint64_t sum = 0;
-  for (const auto& parameter : model.parameters()) {
-    sum += parameter.tensor.nbytes();
-  }
-  return sum;
-}
-
-model::Llama load(const std::filesystem::path& folder, model::Storage storage) {
+model::Llama load_folder(const std::filesystem::path& folder, model::Storage storage) {
   return model::Llama::load(io::Checkpoint(folder), {}, at::kCPU, storage);
 }
 
-Loading measure(const std::filesystem::path& folder, int64_t repeats, model::Storage storage) {
-  Loading loading;
-  const auto timed = [&] {
-    const double start = clock_now_s();
-    const model::Llama model = load(folder, storage);
-    const double seconds = clock_now_s() - start;
-    loading.bytes = storage == model::Storage::kF32 ? bytes_in_f32(model)
-                                                    : stored_bytes(io::Checkpoint(folder));
-    return seconds;
-  };
+// Loads the folder 1 + `repeats` times, one model at a time.
+// `weight_bytes`: of the loaded weights, or of the mapped files.
+OrderedJson time_loading(const LoadSettings& settings, model::Storage storage,
+                         uint64_t weight_bytes) {
   MemoryWatch watch;
-  loading.first_s = timed();
   std::vector<double> seconds;
-  for (int64_t i = 0; i < repeats; ++i) {
-    seconds.push_back(timed());
+  for (int64_t i = 0; i <= settings.repeats; ++i) {
+    const double start = clock_s();
+    const model::Llama model = load_folder(settings.model, storage);
+    seconds.push_back(clock_s() - start);
   }
-  loading.anonymous = watch.most_above_start();
-  loading.load = timing_of(std::move(seconds));
-  return loading;
+  const uint64_t anonymous = watch.peak_increase();
+  const double first_s = seconds.front();
+  seconds.erase(seconds.begin());
+  const Timing timing = make_timing(std::move(seconds));
+  return {{"weight_bytes", weight_bytes},
+          {"first_ms", first_s * 1e3},
+          {"bytes_per_second", static_cast<double>(weight_bytes) / timing.median_s},
+          {"anonymous_bytes", anonymous},
+          {"load", to_json(timing)}};
 }
 
-double seconds_to_first_token(const std::filesystem::path& folder) {
+// Returns the seconds of a mapped load and the logits after one token.
+double first_token_s(const std::filesystem::path& folder) {
   const at::NoGradGuard no_gradients;
-  const double start = clock_now_s();
-  const model::Llama model = load(folder, model::Storage::kStored);
+  const double start = clock_s();
+  const model::Llama model = load_folder(folder, model::Storage::kStored);
   const auto routing = model::generation_routing(model.default_routing());
   const model::Packed token{at::zeros({1}, at::kLong), {1}};
   model.head(model.forward(token, routing).hidden).argmax().item<int64_t>();
-  return clock_now_s() - start;
-}
-
-OrderedJson to_json(const Loading& loading) {
-  return {{"weight_bytes", loading.bytes},
-          {"first_ms", loading.first_s * 1e3},
-          {"load", to_json(loading.load)},
-          {"bytes_per_second", static_cast<double>(loading.bytes) / loading.load.median_s},
-          {"anonymous_bytes", loading.anonymous}};
+  return clock_s() - start;
 }
 
 }  // namespace
 
-LoadReport bench_load(const std::filesystem::path& folder, int64_t repeats, bool force_memory) {
-  LoadReport report;
-  const io::Checkpoint checkpoint(folder);
+OrderedJson bench_load(const LoadSettings& settings) {
+  const io::Checkpoint checkpoint(settings.model);
   const auto config = model::parse_config(checkpoint.config(), checkpoint.config_name());
   check_memory({model::bytes_to_copy(config, model::Storage::kF32, at::kCPU), 1,
-                fmt::format("loading {}", folder.string()), "a smaller model takes less"},
-               force_memory);
-  report.mapped = measure(folder, repeats, model::Storage::kStored);
-  report.first_token_s = seconds_to_first_token(folder);
-  report.f32 = measure(folder, repeats, model::Storage::kF32);
-  return report;
-}
-
-OrderedJson to_json(const LoadReport& report) {
-  OrderedJson json = to_json(report.f32);
-  json["mapped"] = to_json(report.mapped);
-  json["mapped"]["first_token_ms"] = report.first_token_s * 1e3;
+                fmt::format("loading {}", settings.model.string()), "a smaller model takes less"},
+               settings.force_memory);
+  uint64_t stored_bytes = 0;
+  for (const auto& tensor : checkpoint.tensors()) {
+    stored_bytes += static_cast<uint64_t>(tensor.bytes());
+  }
+  OrderedJson mapped = time_loading(settings, model::Storage::kStored, stored_bytes);
+  mapped["first_token_ms"] = first_token_s(settings.model) * 1e3;
+  const auto f32_bytes = static_cast<uint64_t>(4 * model::count_parameters(config).total);
+  OrderedJson json = time_loading(settings, model::Storage::kF32, f32_bytes);
+  json["mapped"] = mapped;
   return json;
 }
 

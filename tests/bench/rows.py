@@ -136,15 +136,38 @@ def bf16_processor():
         return False
 
 
+def thread_seconds(words, threads):
+    """CPU seconds of a process by thread: (main thread, all others). OpenMP threads that wait sleep, so that waiting does not count."""
+    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL,
+                               env=os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"})
+    seconds = {}
+    while process.poll() is None:
+        for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            try:
+                seconds[int(task.parent.name)] = int(task.read_text().split()[0]) / 1e9
+            except OSError:  # the thread has ended
+                pass
+        time.sleep(0.005)
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, words))}: exit {process.returncode}")
+    main = seconds.pop(process.pid)
+    return main, sum(seconds.values())
+
+
 def serial(folder):
-    """What one thread of this machine's computes alone, counted by the processor time of each: so it is not what memory or other programs add."""
+    """Share of a step's CPU time in which the calling thread computes alone. With n threads, serial work S and shared work P the caller takes S + P / n
+    and each other thread P / n, so S = caller - others / (n - 1). Steps are the difference between a long and a short run."""
 
     def measure(bench):
         threads = len(os.sched_getaffinity(0))
         if threads < 2:
             raise Lacks("needs two processors")
-        shares = [100 * train_bench(folder, threads)["serial_share"] for _ in range(bench.rounds)]
-        return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"moe bench train {folder} --threads {threads}", shares, most=True, unit=" %", digits=1)]
+        shares = []
+        for _ in range(bench.rounds):
+            short, long = (thread_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
+            caller, others = (more - less for more, less in zip(long, short))
+            shares.append(100 * (caller - others / (threads - 1)) / (caller + others))
+        return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"all.py --rows serial-{folder}", shares, most=True, unit=" %", digits=1)]
 
     return measure
 
@@ -156,9 +179,9 @@ def oversubscribed(folder):
         processors = len(os.sched_getaffinity(0))
         slower = {2: [], 4: []}
         for _ in range(bench.rounds):
-            plain = train_bench(folder, processors)["wall_ms"]
+            plain = train_bench(folder, processors)["step"]["median_ms"]
             for times, found in slower.items():
-                found.append(train_bench(folder, times * processors)["wall_ms"] / plain)
+                found.append(train_bench(folder, times * processors)["step"]["median_ms"] / plain)
         return [Result(f"a step with {times * processors} threads on {processors} processors: {folder}", f"{processors} threads", 1.1,
                        f"moe bench train {folder} --threads {times * processors}", found, most=True) for times, found in slower.items()]
 

@@ -45,13 +45,6 @@ TEST_CASE("cli/REFERENCE.md is what the program says of itself", "[cli]") {
   INFO("moe --reference >cli/REFERENCE.md writes it again");
   CHECK((reference.out == moe::test::read_file(moe::test::source_folder() / "cli/REFERENCE.md")));
   CHECK(reference.out.find("| Options |") == std::string::npos);  // every flag has a group
-  // The flags of the measurement that is run where none is named stand under that one alone.
-  const size_t bench = reference.out.find("\n## moe bench\n");
-  const size_t layer = reference.out.find("\n## moe bench layer\n");
-  REQUIRE((bench < layer && layer != std::string::npos));
-  const std::string of_bench = reference.out.substr(bench, layer - bench);
-  CHECK(of_bench.find("the flags of `moe bench layer`") != std::string::npos);
-  CHECK(of_bench.find("| `--") == std::string::npos);
 }
 
 TEST_CASE("the manual page has every command and flag", "[cli]") {

@@ -1,12 +1,13 @@
-// moe bench: what it prints adds up, and it refuses what it cannot measure.
+// moe bench: every benchmark runs at a tiny size, its report has the documented keys, its numbers
+// agree with each other, and wrong input is refused.
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <map>
 
 #include "core/base/json.h"
 #include "core/base/usable_processors.h"
 #include "tests/support/catch.h"
+#include "tests/support/data.h"
 #include "tests/support/matchers.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
@@ -15,32 +16,74 @@
 namespace moe::test {
 namespace {
 
-const std::vector<std::string> kSmall = {
-    "--tokens",  "96", "--width",  "16",   "--inner",  "12",       "--experts", "4",
-    "--repeats", "3",  "--router", "top1", "topp:0.4", "relu:k=1", "top2+ir+fr"};
+using Words = std::vector<std::string>;
 
-std::vector<std::string> with(std::vector<std::string> first,
-                              const std::vector<std::string>& rest) {
+std::string output(Words words) {
+  words.insert(words.begin(), "bench");
+  const RunResult run = run_moe(words);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  return run.out;
+}
+
+// Runs `moe bench WORDS --json` and checks what all reports have.
+Json report(Words words) {
+  words.emplace_back("--json");
+  const Json json = parse_json(output(words), "moe bench");
+  CHECK(json["bench"] == words[0]);
+  CHECK(json["threads"] >= 1);
+  for (const char* key : {"torch_version", "processor", "instruction_set", "date", "clock"}) {
+    CHECK(json[key].is_string());
+  }
+  return json;
+}
+
+std::string refusal(Words words) {
+  words.insert(words.begin(), "bench");
+  const RunResult run = run_moe(words);
+  CHECK(run.exit_code == 2);
+  CHECK(run.out.empty());
+  return run.err;
+}
+
+void check_timing(const Json& timing) {
+  INFO(timing.dump());
+  CHECK(timing["best_ms"] > 0);
+  CHECK(timing["best_ms"] <= timing["median_ms"]);
+  CHECK(timing["median_ms"] <= timing["worst_ms"]);
+}
+
+// The share of a timing is that of the roof that the same run measured.
+void check_share(const Json& timing, const Json& roof) {
+  check_timing(timing);
+  check_timing(roof);
+  CHECK(timing["share_of_roof"].get<double>() ==
+        Approx(roof["median_ms"].get<double>() / timing["median_ms"].get<double>()));
+}
+
+const Words kSmallLayer = {"--tokens", "96",        "--width",  "16",        "--inner",
+                           "12",       "--experts", "4",        "--repeats", "3",
+                           "--router", "top1",      "topp:0.4", "relu:k=1",  "top2+ir+fr"};
+
+Words with(Words first, const Words& rest) {
   first.insert(first.end(), rest.begin(), rest.end());
   return first;
 }
 
 }  // namespace
 
-TEST_CASE("bench measures a layer with every family of router", "[cli]") {
-  const auto run = run_moe(with({"bench", "layer", "--json"}, kSmall));
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");
+TEST_CASE("bench layer times every family of router and its parts", "[cli]") {
+  const Json json = report(with({"layer"}, kSmallLayer));
   REQUIRE(json["layers"].size() == 4);
-  CHECK(json["settings"]["ep_ranks"] == 4);
+  CHECK(json["settings"]["tokens"] == "96");
   for (const auto& layer : json["layers"]) {
     INFO(layer.dump());
-    for (const char* part : {"roof", "products", "routing", "counting", "layer"}) {
-      CHECK(layer[part]["best_ms"] > 0);
-      CHECK(layer[part]["best_ms"] <= layer[part]["median_ms"]);
-      CHECK(layer[part]["median_ms"] <= layer[part]["worst_ms"]);
+    for (const char* part : {"products", "layer"}) {
+      check_share(layer[part], layer["roof"]);
+      CHECK(layer[part]["gflops"].get<double>() ==
+            Approx(layer["flop"].get<double>() / layer[part]["median_ms"].get<double>() / 1e6));
     }
+    check_timing(layer["routing"]);
     for (const char* part : {"routing", "permute", "experts", "combine"}) {
       CHECK(layer["parts_ms"][part] > 0);
     }
@@ -51,192 +94,263 @@ TEST_CASE("bench measures a layer with every family of router", "[cli]") {
         96);
   CHECK(json["layers"][1]["padding"] == 0);  // top-p has no slots
   CHECK(json["layers"][3]["router"] == "top2+ir+fr");
-
-  const auto table = run_moe(with({"bench", "route"}, kSmall));
-  REQUIRE(table.exit_code == 0);
-  CHECK_THAT(table.out, moe::test::contains_text("% of the products"));
-  CHECK_THAT(table.out, !moe::test::contains_text("\n  layer"));
 }
 
-TEST_CASE("bench gemm sets our products beside the library's", "[cli]") {
-  const auto run = run_moe({"bench", "gemm", "--tokens", "16", "--repeats", "1", "--json"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");
-  CHECK(json["bench"] == "gemm");
-  CHECK(json["roof_gflops"] > 0);
-  REQUIRE(json["products"].size() == 5);  // expert up and down, qkv, attention out, head
-  for (const auto& product : json["products"]) {
-    for (const char* form : {"y", "dx", "dw"}) {
-      CHECK(product[form]["gflops"] > 0);
-      CHECK(product[form]["library_gflops"] > 0);
-    }
+TEST_CASE("bench route times routing and products without the layer", "[cli]") {
+  for (const Json& layer : report(with({"route"}, kSmallLayer))["layers"]) {
+    check_share(layer["products"], layer["roof"]);
+    CHECK(layer["routing_share_of_products"].get<double>() ==
+          Approx(layer["routing"]["median_ms"].get<double>() /
+                 layer["products"]["median_ms"].get<double>()));
+    CHECK_FALSE(layer.contains("layer"));
+    CHECK_FALSE(layer.contains("parts_ms"));
   }
 }
 
-TEST_CASE("bench train times steps and their parts, and shows the change to an earlier run",
-          "[cli]") {
+TEST_CASE("bench gemm times every product of a model by at::mm and by our GEMM", "[cli]") {
+  const Json json = report({"gemm", "--tokens", "16", "--repeats", "1"});
+  CHECK(json["roof_gflops"] > 0);
+  REQUIRE(json["products"].size() == 5 * 3);  // expert up and down, qkv, attention out, head
+  for (const auto& product : json["products"]) {
+    CHECK(product["library_gflops"] > 0);
+    CHECK(product["share"].get<double>() ==
+          Approx(product["gflops"].get<double>() / product["library_gflops"].get<double>()));
+  }
+  CHECK(json["products"]["expert up dw"]["n"] == 2 * 704);
+}
+
+TEST_CASE("bench train times steps, their parts and the roof", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
   shape.layers = 2;
   write_tiny_checkpoint(dir / "dense", shape);
-  REQUIRE(run_moe({"upcycle", (dir / "dense").string(), "-o", (dir / "moe").string(), "--experts",
-                   "4", "--layers", "all"})
-              .exit_code == 0);
-  const std::vector<std::string> command = {"bench",     "train",      (dir / "moe").string(),
-                                            "--router",  "top1+ir+fr", "--seq-len",
-                                            "16",        "--rows",     "2",
-                                            "--repeats", "3",          "--threads",
-                                            "1",         "--json"};
-  const auto run = run_moe(command);
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");
+  const Words words = {"train",     (dir / "dense").string(),
+                       "--upcycle", "4",
+                       "--layers",  "all",
+                       "--router",  "top1+ir+fr",
+                       "--seq-len", "16",
+                       "--rows",    "2",
+                       "--repeats", "3"};
+  const Json json = report(with(words, {"--threads", "1"}));
+  CHECK(json["threads"] == 1);
+  CHECK(json["clock"] == "cpu");
   CHECK(json["tokens"] == 32);
   CHECK(json["router"] == "top1+ir+fr");
-  CHECK(json["step"]["best_ms"] <= json["step"]["median_ms"]);
-  CHECK(json["roof_share"] > 0);
-  CHECK(json["roof_share"] < 1);
+  check_timing(json["step"]);
+  CHECK(json["tokens_per_second"].get<double>() ==
+        Approx(32e3 / json["step"]["median_ms"].get<double>()));
+  CHECK(json["roof_share"].get<double>() ==
+        Approx(json["gflops"].get<double>() / json["roof_gflops"].get<double>()));
   CHECK(json["useful_rows"] > 0);
   CHECK(json["peak_bytes"] > 0);
+  CHECK(json["last_loss"] > 0);
   for (const char* part :
        {"routing", "permute", "experts", "combine", "attention", "head", "optimizer", "norm"}) {
     INFO(part);
     CHECK(json["parts_ms"][part] > 0);
   }
-  std::ofstream(dir / "before.json") << run.out;
-  auto words = command;
-  words.insert(words.end(), {"--against", (dir / "before.json").string()});
-  const auto again = run_moe(words);
-  REQUIRE(again.exit_code == 0);
-  const Json changed = parse_json(again.out, "bench");
-  CHECK(changed["changes"]["step.median_ms"]["before"] == json["step"]["median_ms"]);
-  CHECK(changed["changes"]["step.median_ms"]["after"] == changed["step"]["median_ms"]);
-  CHECK(changed["changes"].contains("parts_ms.attention"));
+  CHECK(report(with(words, {"--threads", "4096"}))["threads"] == usable_processors());
+  const Json dense = report({"train", (dir / "dense").string(), "--seq-len", "16"});
+  CHECK(dense["router"] == "");
+  CHECK(dense["roof_share"] > 0);
+}
 
-  words = command;
-  *(std::find(words.begin(), words.end(), "--threads") + 1) = "4096";
-  const auto many = run_moe(words);
-  INFO(many.err);
-  REQUIRE(many.exit_code == 0);
-  CHECK(parse_json(many.out, "bench")["threads"] == usable_processors());
+TEST_CASE("bench eval scores synthetic requests and counts their work", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const std::string model = (shared_data() / "stories260K-hf").string();
+  const Words words = {"eval", model, "--limit", "5", "--repeats", "1"};
+  const Json json = report(with(words, {"--parts"}));
+  REQUIRE(json["sets"].size() == 2);
+  CHECK(json["sets"][0]["name"] == "letters");
+  CHECK(json["sets"][0]["head_rows"] == 5);  // one row of logits serves four letters
+  CHECK(json["sets"][1]["name"] == "spans");
+  for (const Json& set : json["sets"]) {
+    INFO(set.dump());
+    check_share(set["scoring"], set["roof"]);
+    CHECK(set["questions"] == 5);
+    CHECK(set["requests"] == 4 * 5);
+    CHECK(set["tokens_computed"] < set["tokens_asked"]);
+    CHECK_FALSE(set.contains("drop_share"));
+    CHECK(set["questions_per_second"].get<double>() ==
+          Approx(5e3 / set["scoring"]["median_ms"].get<double>()));
+    for (const char* part : {"head", "attention", "norm", "projections"}) {
+      INFO(part);
+      CHECK(set["parts_ms"][part] > 0);
+    }
+  }
+  const Json again = report(words);
+  CHECK_FALSE(again["sets"][0].contains("parts_ms"));
+  CHECK(again["sets"][1]["tokens_asked"] == json["sets"][1]["tokens_asked"]);  // equal draws
+}
 
-  words = command;
-  *(std::find(words.begin(), words.end(), "--threads") + 1) = "2";
-  const auto shared = run_moe(words);
-  REQUIRE(shared.exit_code == 0);
-  const Json by_two = parse_json(shared.out, "bench");
-  CHECK(by_two["one_thread_parts_ms"]["experts"] > 0);
-  // caller - others / (n - 1), of caller + others.
-  REQUIRE(by_two["counted"].size() == 4);  // by 1, 2, 8 and 16 threads
-  const Json& counted = by_two["counted"][1];
-  CHECK(counted["threads"] == 2);
-  const double caller = counted["caller_ms"], others = counted["others_ms"];
-  CHECK(caller > others);
-  CHECK(by_two["serial_share"].get<double>() == Approx((caller - others) / (caller + others)));
-  CHECK(counted["parts"]["experts"]["caller_ms"] > 0);
-  CHECK(!json.contains("serial_share"));
+TEST_CASE("bench eval counts the products of a shared expert for every token", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const auto set = [&](const std::string& name, const Words& more) {
+    const std::string out = (folder / name).string();
+    REQUIRE(
+        run_moe(with({"upcycle", (shared_data() / "stories260K-hf").string(), "-o", out, "--quiet"},
+                     more))
+            .exit_code == 0);
+    return report({"eval", out, "--limit", "5", "--repeats", "1"})["sets"][0];
+  };
+  const Json plain = set("plain", {}), shared = set("shared", {"--shared-expert"});
+  const Json config = read_json(folder / "shared/config.json");
+  const auto forwards = shared["forwards"].get<int64_t>();
+  const int64_t rows = shared["tokens_computed"].get<int64_t>() / forwards;
+  const double layer = 2.0 * 3 * config["hidden_size"].get<double>() *
+                       config["shared_expert_intermediate_size"].get<double>();
+  CHECK(shared["flop"].get<double>() - plain["flop"].get<double>() ==
+        Approx(3 * layer * static_cast<double>(rows * forwards)));
+}
 
-  const auto other = run_moe({"bench", "gemm", "--against", (dir / "before.json").string()});
-  CHECK(other.exit_code == 2);
-  CHECK_THAT(other.err, moe::test::contains_text("is of moe bench train, not of moe bench gemm"));
-  std::ofstream(dir / "none.json") << "[1]";
-  const auto none = run_moe({"bench", "gemm", "--against", (dir / "none.json").string()});
-  CHECK(none.exit_code == 2);
-  CHECK_THAT(none.err, moe::test::contains_text("is no measurement"));
-  const auto missing = run_moe({"bench", "gemm", "--against", (dir / "missing").string()});
-  CHECK(missing.exit_code == 2);
-  CHECK_THAT(missing.err, moe::test::contains_text("give what moe bench --json printed"));
+TEST_CASE("bench eval scores tasks and reports the share that a capacity drops", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  const std::string model = (folder / "moe").string();
+  REQUIRE(run_moe({"upcycle", (shared_data() / "stories260K-hf").string(), "-o", model, "--router",
+                   "top1:cf=0.5", "--quiet"})
+              .exit_code == 0);
+  const std::string data = (shared_data() / "bench").string();
+  const Json json = report(
+      {"eval", model, "--tasks", "logiqa", "--data", data, "--limit", "3", "--repeats", "1"});
+  REQUIRE(json["sets"].size() == 1);
+  const Json& set = json["sets"][0];
+  CHECK(set["name"] == "logiqa");
+  CHECK(set["questions"] == 3);
+  CHECK(set["tokens_computed"] == set["tokens_asked"]);  // with a capacity nothing is shared
+  CHECK(set["drop_share"].get<double>() > 0);
+  CHECK(set["drop_share"].get<double>() < 1);
+}
+
+TEST_CASE("a folder in bf16 takes half the memory of one in f32", "[cli]") {
+  MOE_NEED_SHARED_DATA();
+  const TempDir folder;
+  TinyCheckpoint shape = {.hidden = 256, .intermediate = 704, .layers = 8, .vocab = 32000};
+  shape.max_positions = 1024;
+  const auto peak_bytes = [&](io::DType dtype) {
+    const auto model = folder / io::dtype_name(dtype);
+    shape.dtype = dtype;
+    write_tiny_checkpoint(model, shape);
+    std::filesystem::copy(shared_data() / "stories260K-hf" / "tokenizer.model", model);
+    const Json json =
+        report({"eval", model.string(), "--limit", "1", "--repeats", "1", "--threads", "1"});
+    return json["sets"][0]["peak_bytes"].get<double>();
+  };
+  const double matrices = 2 * 32000 * 256 + 8 * (3 * 256 * 256 + 3 * 256 * 704);  // 2 of 4 heads
+  CHECK(peak_bytes(io::DType::kF32) - peak_bytes(io::DType::kBF16) > 0.9 * 2 * matrices);
+}
+
+TEST_CASE("bench generate compares a token with the rate of memory", "[cli]") {
+  const TempDir dir;
+  write_tiny_checkpoint(dir / "dense", {});
+  const Json json = report({"generate", (dir / "dense").string(), "--rows", "3", "--prompt-tokens",
+                            "2", "--tokens", "12", "--repeats", "3"});
+  check_timing(json["step"]);
+  CHECK(json["tokens_per_second"].get<double>() ==
+        Approx(3e3 / json["step"]["median_ms"].get<double>()));
+  CHECK(json["share_of_read_rate"].get<double>() ==
+        Approx(json["active_bytes"].get<double>() / json["read_bytes_per_second"].get<double>() /
+               json["step"]["median_ms"].get<double>() * 1e3)
+            .epsilon(1e-3));  // active_bytes is rounded
 }
 
 TEST_CASE("bench load holds one copy of the weights, and none of those that are mapped", "[cli]") {
   const TempDir dir;
   TinyCheckpoint shape;
-  shape.hidden = 512;  // 4.2 MB of embedding and head, which a second copy would show beside
+  shape.hidden = 512;  // 4.2 MB of embedding and head: a second copy would show
   shape.vocab = 1024;
   write_tiny_checkpoint(dir / "dense", shape);
-  const auto run = run_moe({"bench", "load", (dir / "dense").string(), "--repeats", "2", "--json"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");
+  const Json json = report({"load", (dir / "dense").string(), "--repeats", "2"});
   CHECK(json["weight_bytes"] >= 2 * 4 * 512 * 1024);
-  CHECK(json["load"]["median_ms"] > 0);
+  check_timing(json["load"]);
+  CHECK(json["first_ms"] > 0);
   CHECK(json["anonymous_bytes"].get<double>() <
         1.5 * json["weight_bytes"].get<double>() + (2 << 20));
   const Json& mapped = json["mapped"];
   CHECK(mapped["weight_bytes"] == json["weight_bytes"]);  // the folder is f32
-  CHECK(mapped["load"]["median_ms"] > 0);
+  check_timing(mapped["load"]);
   CHECK(mapped["first_token_ms"] > 0);
   CHECK(mapped["anonymous_bytes"].get<double>() < 0.5 * mapped["weight_bytes"].get<double>());
 }
 
-TEST_CASE("bench upcycle leaves nothing behind", "[cli]") {
+TEST_CASE("bench upcycle compares with plain writes and leaves nothing behind", "[cli]") {
   const TempDir dir;
   write_tiny_checkpoint(dir / "dense", {});
-  const auto run = run_moe({"bench", "upcycle", (dir / "dense").string(), "-o",
-                            (dir / "out").string(), "--experts", "4", "--repeats", "1", "--json"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");
+  const Json json = report({"upcycle", (dir / "dense").string(), "-o", (dir / "out").string(),
+                            "--experts", "4", "--repeats", "1"});
   CHECK(json["tensor_bytes"] > 0);
-  CHECK(json["disk_share"] > 0);
+  CHECK(json["disk_share"].get<double>() == Approx(json["disk"]["median_ms"].get<double>() /
+                                                   json["upcycle"]["median_ms"].get<double>()));
   CHECK_FALSE(std::filesystem::exists(dir / "out"));
 }
 
-TEST_CASE("bench refuses routers and ranks that do not fit", "[cli]") {
-  const auto refused = [](const std::vector<std::string>& arguments) {
-    const auto run = run_moe(with({"bench"}, arguments));
-    CHECK(run.exit_code == 2);
-    return run.err;
-  };
-  CHECK_THAT(refused({"--router", "top9"}), moe::test::contains_text("9"));
-  CHECK_THAT(refused({"--ep-ranks", "3"}), moe::test::contains_text("use a divisor"));
-  CHECK_THAT(refused({"gemv"}),
-             moe::test::contains_text("unknown command 'bench gemv', did you mean 'gemm'?"));
-  CHECK_THAT(refused({"--router", "relu:k=1", "--cf", "1"}),
-             moe::test::contains_text("only top-k and expert-choice routers have a capacity"));
-}
-
-TEST_CASE("a flag that bench refuses is the one that was wrong", "[cli]") {
-  const auto refusal = [](const std::vector<std::string>& arguments) {
-    const auto run = run_moe(with({"bench"}, arguments));
-    CHECK(run.exit_code == 2);
-    return run.err;
-  };
-  CHECK(refusal({"comm", "--ranks", "2", "--comm-timeout", "9", "--repeats", "0"}) ==
-        "moe: --repeats 0: must be a whole number of 1 to 1000000\n");
-  CHECK(refusal({"comm", "--rank", "2"}) ==
-        "moe: unknown flag '--rank', did you mean '--ranks'?; see moe bench comm --help\n");
-  CHECK(refusal({"--repeats", "0"}) == "moe: --repeats 0: must be a whole number of 1 to 1000\n");
-  // A flag of a layer would change nothing of another measurement.
-  CHECK(refusal({"gemm", "--skew", "1"}) ==
-        "moe: unknown flag '--skew'; see moe bench gemm --help\n");
-  CHECK(refusal({"--threads", "1", "gemm"}) ==
-        "moe: --threads is given to moe bench, not to moe bench gemm; write it after 'gemm'\n");
-}
-
-TEST_CASE("bench measures a layer where nothing is named", "[cli]") {
-  const auto run = run_moe(with({"bench", "--json"}, kSmall));
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  CHECK(parse_json(run.out, "bench")["bench"] == "layer");
-  CHECK(parse_json(run.out, "bench")["layers"][0].contains("layer"));
-  const auto route = run_moe(with({"bench", "route", "--json"}, kSmall));
-  REQUIRE(route.exit_code == 0);
-  CHECK(parse_json(route.out, "bench")["bench"] == "route");
-  CHECK_FALSE(parse_json(route.out, "bench")["layers"][0].contains("layer"));
-}
-
-TEST_CASE("bench comm prints once, whoever has the result", "[cli]") {
-  const auto run = run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "2",
-                            "--threads", "1", "--json"});
-  INFO(run.err);
-  REQUIRE(run.exit_code == 0);
-  const Json json = parse_json(run.out, "bench");  // one object, of rank 0
-  CHECK(json["bench"] == "comm");
-  CHECK(json["settings"]["ranks"] == 2);
-  CHECK(json["rows"].size() == 4);
+TEST_CASE("bench comm prints once, on rank 0", "[cli]") {
+  const Json json =
+      report({"comm", "--ranks", "2", "--bytes", "512", "--repeats", "2", "--threads", "1"});
+  CHECK(json["ranks"] == 2);
+  CHECK(json["rows"].size() == 4 * 2);  // collectives; 64 and 512 bytes
+  for (const Json& row : json["rows"]) {
+    check_timing(row);
+    CHECK(row["bytes_per_second"] > 0);
+  }
   CHECK(json["within_host"]["bytes_per_second"] > 0);
+}
+
+TEST_CASE("bench tables fit 80 columns and have the numbers of the JSON", "[cli]") {
+  const TempDir dir;
+  write_tiny_checkpoint(dir / "dense", {});
+  const std::string dense = (dir / "dense").string();
+  const std::vector<std::pair<Words, Words>> tables = {
+      {with({"layer"}, kSmallLayer), {"products", "share of roof", " GFLOP/s", "experts"}},
+      {{"gemm", "--tokens", "16", "--repeats", "1"}, {"attention out dw", "roof"}},
+      {{"train", dense, "--seq-len", "16", "--repeats", "1"}, {"roof share", "optimizer"}},
+      {{"generate", dense, "--prompt-tokens", "2", "--tokens", "4"}, {"share of read rate"}},
+      {{"load", dense, "--repeats", "1"}, {"mapped", "first token"}},
+      {{"comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"}, {"all_to_all 64", "rate"}}};
+  for (const auto& [words, expected] : tables) {
+    const std::string out = output(words);
+    CAPTURE(out);
+    for (const auto& text : expected) {
+      CHECK_THAT(out, contains_text(text));
+    }
+    size_t start = out.find('\n') + 1;  // after the name of the processor
+    for (size_t end; (end = out.find('\n', start)) != std::string::npos; start = end + 1) {
+      CHECK(end - start <= 80);
+    }
+  }
+}
+
+TEST_CASE("bench refuses what it cannot measure and names it", "[cli]") {
+  const TempDir dir;
+  write_tiny_checkpoint(dir / "dense", {});
+  const std::string dense = (dir / "dense").string(), out = (dir / "out").string();
+  const std::vector<std::pair<Words, std::string>> refused = {
+      {{}, "subcommand"},
+      {{"gemv"}, "did you mean 'gemm'?"},
+      {{"gemm", "--skew", "1"}, "--skew"},
+      {{"gemm", "--precision", "fp8"}, "fp8"},
+      {{"layer", "--router", "top9"}, "9"},
+      {{"layer", "--ep-ranks", "3"}, "--ep-ranks 3"},
+      {{"layer", "--router", "relu:k=1", "--cf", "1"}, "capacity"},
+      {{"layer", "--repeats", "0"}, "--repeats 0"},
+      {{"layer", "--graph"}, "--graph"},
+      {{"train", "S", "--upcycle", "4"}, "--upcycle"},
+      {{"train", "--seq-len", "0"}, "--seq-len 0"},
+      {{"train", (dir / "none").string()}, "none"},
+      {{"eval"}, "MODEL"},
+      {{"eval", dense, "--tasks", "logiqa"}, "--tasks needs --data DIR"},
+      {{"generate", dense, "--tokens", "100000"}, "--tokens 100000"},
+      {{"load", (dir / "none").string()}, "none"},
+      {{"upcycle", dense, "-o", dense}, "dense"},
+      {{"upcycle", dense, "-o", out, "--experts", "0"}, "0"},
+      {{"comm", "--rank", "2"}, "did you mean '--ranks'?"},
+      {{"comm"}, "--ranks N"}};
+  for (const auto& [words, fact] : refused) {
+    CAPTURE(words);
+    CHECK_THAT(refusal(words), contains_text(fact));
+  }
+  CHECK_FALSE(std::filesystem::exists(out));
 }
 
 }  // namespace moe::test

@@ -15,7 +15,6 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -156,60 +155,6 @@ class GpuParts {
   std::vector<Timed> parts_;
 };
 
-// The clocks of the caller's around each outermost part that the calling thread enters while it
-// lives.
-class ClockedParts {
- public:
-  explicit ClockedParts(const std::function<Clocks()>& read) : read_(read) {
-    current() = this;
-    handle_ = at::addGlobalCallback(
-        at::RecordFunctionCallback(&begin, &end)
-            .scopes({at::RecordScope::USER_SCOPE, at::RecordScope::BACKWARD_FUNCTION}));
-  }
-  ~ClockedParts() {
-    at::removeCallback(handle_);
-    current() = nullptr;
-  }
-  ClockedParts(const ClockedParts&) = delete;
-  ClockedParts& operator=(const ClockedParts&) = delete;
-
-  std::map<std::string, Clocks> clocks() && { return std::move(parts_); }
-
- private:
-  static ClockedParts*& current() {
-    static ClockedParts* running = nullptr;
-    return running;
-  }
-
-  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& /*function*/) {
-    ClockedParts& own = *current();
-    if (std::this_thread::get_id() == own.thread_ && own.depth_++ == 0) {
-      own.begin_ = own.read_();
-    }
-    return nullptr;
-  }
-
-  static void end(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
-    ClockedParts& own = *current();
-    if (std::this_thread::get_id() != own.thread_ || --own.depth_ > 0) {
-      return;
-    }
-    const Clocks now = own.read_();
-    const bool is_user = function.scope() == at::RecordScope::USER_SCOPE;
-    Clocks& part = own.parts_[is_user ? function.name() : part_of_node(function.name())];
-    for (size_t i = 0; i < now.size(); ++i) {
-      part[i] += now[i] - own.begin_[i];
-    }
-  }
-
-  const std::function<Clocks()>& read_;
-  std::thread::id thread_ = std::this_thread::get_id();
-  at::CallbackHandle handle_ = 0;
-  int depth_ = 0;  // parts that the thread is in
-  Clocks begin_{};
-  std::map<std::string, Clocks> parts_;
-};
-
 }  // namespace
 
 Timeline::Timeline() {
@@ -249,13 +194,6 @@ std::map<std::string, double> part_seconds(const std::function<void()>& work, c1
   GpuParts parts(device);
   work();
   return parts.seconds();
-}
-
-std::map<std::string, Clocks> part_clocks(const std::function<void()>& work,
-                                          const std::function<Clocks()>& read) {
-  ClockedParts parts(read);
-  work();
-  return std::move(parts).clocks();
 }
 
 }  // namespace moe::model

@@ -6,7 +6,6 @@
 
 #include <c10/core/Device.h>
 
-#include <array>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -37,11 +36,5 @@ class Timeline {
 // then also counts what the GPU waits for the host inside it. Not at the same time as another of
 // these.
 std::map<std::string, double> part_seconds(const std::function<void()>& work, c10::Device device);
-
-// Two clocks of the caller's, read together.
-using Clocks = std::array<double, 2>;
-// How far they go in the same parts of `work`, which computes on the CPU.
-std::map<std::string, Clocks> part_clocks(const std::function<void()>& work,
-                                          const std::function<Clocks()>& read);
 
 }  // namespace moe::model

@@ -1,14 +1,13 @@
-// What is measured on a GPU is what runs there: weights that keep their bf16 copies, parts by the
-// GPU's clock. In a build without CUDA the GPU is an emulated one (tests/support/emulated_cuda).
+// Benchmarks on a GPU keep bf16 working copies as training does, and time parts by the GPU's clock.
+// A build without CUDA uses an emulated GPU (tests/support/emulated_cuda).
+
+#include "core/bench/bench.h"
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
 #include <atomic>
-#include <numeric>
 
-#include "core/bench/layer.h"
-#include "core/bench/train.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
@@ -19,8 +18,8 @@ using test::kGpu;
 
 namespace {
 
-// How many f32 tensors of one shape, which nothing but a weight has, LibTorch converted while this
-// lives, in any thread.
+// Counts the f32 tensors of one shape that LibTorch converts to bf16 while this is alive, in any
+// thread.
 class Conversions {
  public:
   explicit Conversions(std::vector<int64_t> shape) {
@@ -65,21 +64,40 @@ TEST_CASE("bench train keeps the bf16 copies that training keeps, and times part
   const test::TempDir dir;
   test::write_tiny_checkpoint(dir / "dense", {.hidden = 32, .vocab = 101, .std = 0.2});
   test::write_mixture(dir / "dense", dir / "moe", {.router = "top1", .experts = 4});
-  bench::TrainBenchSettings settings;
+  bench::TrainSettings settings;
   settings.model = (dir / "moe").string();
   settings.precision = model::Precision::kBf16;
   settings.rows = 2;
   settings.length = 16;
-  settings.warmup = settings.repeats = settings.profiled = 1;
-  settings.device = kGpu;
+  settings.warmup = settings.repeats = 1;
   const Conversions of_head({101, 32});
-  const bench::TrainReport report = bench::bench_train(settings);
-  CHECK(Conversions::count() == 0);  // three steps rounded it three times without a copy
-  const double parts_s =
-      std::accumulate(report.parts_s.begin(), report.parts_s.end(), 0.0,
-                      [](double sum, const auto& part) { return sum + part.second; });
-  CHECK(report.parts_s.count("optimizer") == 1);
+  const OrderedJson report = bench::bench_train(settings, kGpu);
+  CHECK(Conversions::count() == 0);  // without a copy, each step would round the head
+  CHECK(report["parts_ms"]["optimizer"] > 0);
+  double parts_ms = 0;
+  for (const OrderedJson& ms : report["parts_ms"]) {
+    parts_ms += ms.get<double>();
+  }
   if (test::is_emulated()) {  // whose events run a thousand times as fast as the host's clock
-    CHECK(parts_s > 10 * report.step.best_s);
+    CHECK(parts_ms > 10 * report["step"]["best_ms"].get<double>());
+  }
+}
+
+TEST_CASE("bench layer on a GPU does not round the expert weights", "[bench][gpu]") {
+  MOE_NEED_GPU();
+  bench::LayerSettings settings;
+  settings.routers = {"top1", "topp:0.4"};
+  settings.tokens = 32;
+  settings.width = 16;
+  settings.inner = 24;
+  settings.experts = 4;
+  settings.repeats = 2;
+  settings.use_bf16 = true;
+  const Conversions of_gate_up({4, 48, 16});
+  const OrderedJson report = bench::bench_layer(settings, kGpu);
+  CHECK(Conversions::count() == 0);
+  for (const OrderedJson& layer : report["layers"]) {
+    CHECK(layer["layer"]["share_of_roof"] > 0);
+    CHECK(layer["parts_ms"]["experts"] > 0);
   }
 }

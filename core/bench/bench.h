@@ -1,0 +1,125 @@
+#pragma once
+// The benchmarks of `moe bench`: for each its settings and a function that returns the report.
+//
+// A report is a JSON object in the order in which `moe bench` prints it. Keys end in their unit:
+// _ms, _bytes, _per_second, gflops (1e9 floating-point operations per second); shares are 0..1.
+// A speed is compared with what the machine reaches in the same run (the roof).
+//
+// All functions throw UserError if the settings do not fit the model or the machine; they check
+// that before they time anything.
+
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/json.h"
+#include "core/distributed/session.h"
+#include "core/eval/settings.h"
+#include "core/model/convert/upcycle.h"
+#include "core/model/llama/compute.h"
+#include "core/route/router_override.h"
+
+namespace moe::bench {
+
+struct LayerSettings {
+  std::vector<std::string> routers = {"top1", "top1+ir+fr"};
+  std::string cf;  // capacity factor of all routers; empty: their own
+  int64_t tokens = 4096, width = 1024, inner = 2816, experts = 8;  // T, D, F, E
+  std::optional<int64_t> ep_ranks;                                 // W; default E
+  double skew = 0;  // adds -skew * j to the logits of expert j, so that loads differ
+  int64_t repeats = 7;
+  bool use_bf16 = false;    // products in bf16, else fp32
+  bool times_layer = true;  // false: only routing and products
+};
+
+// Times a MoE layer on random tokens, forward and backward, for each router: the layer, its routing
+// and its expert products. The roof is the experts' products by at::mm with all rows in one matrix.
+OrderedJson bench_layer(const LayerSettings& settings, c10::Device device);
+
+struct GemmSettings {
+  std::string model = "S";  // a folder or a synthetic model (roof.h)
+  int64_t tokens = 1024;    // of a micro-batch; each is routed to two experts
+  int64_t repeats = 7;
+  bool use_bf16 = false;  // products in bf16, else fp32
+};
+
+// Times every product of a training step by at::mm and by our own GEMM.
+OrderedJson bench_gemm(const GemmSettings& settings, c10::Device device);
+
+struct TrainSettings {
+  std::string model = "S";  // a folder or a synthetic model (roof.h)
+  model::UpcycleRequest upcycle;
+  route::RouterRequest router;
+  model::Precision precision = model::Precision::kF32;
+  int64_t rows = 2, length = 512;  // B, S of a step
+  int64_t warmup = 2, repeats = 7;
+  bool force_memory = false;
+};
+
+// Times training steps on random tokens. The roof is the step's products by at::mm.
+OrderedJson bench_train(const TrainSettings& settings, c10::Device device);
+
+struct EvalSettings {
+  // Folder, tasks (empty: synthetic requests), limit (default: all, of synthetic ones 60),
+  // batching, router and memory check. Its precision and device are set by bench_eval().
+  eval::EvalSettings eval;
+  std::optional<model::Precision> precision;  // default: model::inference_precision()
+  int64_t repeats = 3;
+  bool parts = false;  // also time the parts of the model (timing.h)
+};
+
+// Times the scoring of tokenised requests as `moe eval` does it. Synthetic requests are random
+// tokens, four choices each, equal in every run: "letters" scores one token after 48 to 512
+// (about 150, as MMLU), "spans" 2 to 64 (about 14) after 16 to 256 (about 70, as HellaSwag).
+// The roof is the products of the forward passes by at::mm.
+OrderedJson bench_eval(const EvalSettings& settings, c10::Device device);
+
+struct GenerateSettings {
+  std::filesystem::path model;
+  int64_t rows = 1;            // texts at once
+  int64_t prompt_tokens = 16;  // random
+  int64_t tokens = 64;         // generated per text, at least 2
+  int64_t repeats = 3;
+  std::optional<model::Precision> precision;
+  bool force_memory = false;
+};
+
+// Times a token of all texts. A token reads every active weight once, so the roof is the rate at
+// which the threads read memory.
+OrderedJson bench_generate(const GenerateSettings& settings);
+
+struct LoadSettings {
+  std::filesystem::path model;
+  int64_t repeats = 5;  // after a first load
+  bool force_memory = false;
+};
+
+// Times loading a folder from the page cache: as a copy in f32 (as for training) and mapped (as for
+// evaluation and generation).
+OrderedJson bench_load(const LoadSettings& settings);
+
+struct UpcycleSettings {
+  std::filesystem::path dense;
+  model::UpcycleSettings upcycle;  // its folder is created and removed again
+  int64_t repeats = 3;
+};
+
+// Times upcycling and as many bytes of plain writes to the same disk, both synced. The two take
+// turns of a gigabyte, so that other users of the disk slow down both.
+OrderedJson bench_upcycle(const UpcycleSettings& settings);
+
+struct CommSettings {
+  uint64_t max_bytes = uint64_t{64} << 20;  // of one rank's tensor; sizes grow eightfold from 64
+  int64_t repeats = 7;
+  distributed::RankSettings ranks;  // on_cuda is set by bench_comm()
+};
+
+// Times each collective over sizes. The smallest all-to-all gives the latency of a link, the
+// largest its rate. Starts the ranks (distributed::run_on_ranks); returns the report on rank 0 and
+// nothing elsewhere.
+std::optional<OrderedJson> bench_comm(const CommSettings& settings);
+
+}  // namespace moe::bench
