@@ -9,32 +9,19 @@ namespace moe::cli {
 
 namespace {
 
-// A run on paper: what a cluster would do.
 Options cluster_options(TrainFlags& flags) {
   return {
       {.name = "nodes",
        .member = &flags.nodes,
        .group = group::kRanks,
-       .help = "with --dry-run: memory of a GPU and the fraction of communication on so many "
-               "machines, from the config alone",
+       .help = "with --dry-run: print the memory of one GPU in a run on N machines; reads only the "
+               "config",
        .fallback = "1"},
       {.name = "gpus",
        .member = &flags.gpus,
        .group = group::kRanks,
-       .help = "of one of them",
+       .help = "GPUs per machine",
        .fallback = "8"},
-      {.name = "gpu-tflops",
-       .member = &flags.rates.tflops,
-       .group = group::kRanks,
-       .help = "1e12 FLOP/s that one of them sustains"},
-      {.name = "link-gbs",
-       .member = &flags.rates.link_gbs,
-       .group = group::kRanks,
-       .help = "1e9 bytes/s from a GPU to others in its machine; moe bench comm measures it"},
-      {.name = "network-gbs",
-       .member = &flags.rates.network_gbs,
-       .group = group::kRanks,
-       .help = "and to other machines"},
   };
 }
 

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/distributed/session.h"
-#include "core/train/plan/cluster_plan.h"
 #include "core/train/run/settings.h"
 
 namespace CLI {
@@ -18,9 +17,8 @@ struct TrainFlags {
   train::TrainSettings settings;
   int64_t show_samples = 0;  // 0 = train
   distributed::RankSettings ranks;
-  std::optional<int64_t> nodes, gpus;  // a dry run for a cluster
-  train::ClusterRates rates;
-  int64_t profile = 0;  // steps; 0 = none
+  std::optional<int64_t> nodes, gpus;  // memory estimate of a cluster
+  int64_t profile = 0;                 // steps; 0 = none
   bool quiet = false, json = false, resume = false, dry_run = false, show_settings = false;
 };
 

@@ -43,48 +43,6 @@ void print_classes(const train::MemoryPlan& memory) {
   }
 }
 
-OrderedJson to_json(const train::ClusterPlan& plan) {
-  OrderedJson json = to_json(plan.memory);
-  json["layout"] = distributed::describe(plan.layout);
-  json["parameters"] = plan.parameters;
-  json["tokens_per_step"] = plan.tokens;
-  json["flop_per_gpu"] = plan.flop;
-  json["token_bytes"] = plan.token_bytes;
-  json["gradient_bytes"] = plan.gradient_bytes;
-  json["weight_bytes"] = plan.weight_bytes;
-  json["compute_seconds"] = plan.compute_s;
-  json["token_seconds"] = plan.token_s;
-  json["gradient_seconds"] = plan.gradient_s;
-  json["weight_seconds"] = plan.weight_s;
-  json["waiting_seconds"] = plan.waiting_s;
-  json["communication_share"] = plan.communication_share();
-  return json;
-}
-
-void print_rates(const train::ClusterPlan& plan, const train::ClusterRates& rates) {
-  const auto line = [](const char* what, const std::string& how_much, double seconds) {
-    print_text("{:<12}{:>12}{:>12.1f} ms\n", what, how_much, 1e3 * seconds);
-  };
-  line("computing", fmt::format("{:.1f} TFLOP", plan.flop / 1e12), plan.compute_s);
-  line("tokens", format_bytes(plan.token_bytes), plan.token_s);
-  line("gradients", format_bytes(plan.gradient_bytes), plan.gradient_s);
-  const bool gathers = plan.weight_bytes > 0;
-  if (gathers) {
-    line("weights", format_bytes(plan.weight_bytes), plan.weight_s);
-    print_text("{:<12}{:>12}{:>12.1f} ms\n", "not hidden", "", 1e3 * plan.waiting_s);
-  }
-  const double seconds = plan.step_s();
-  print_text(
-      "a step of {} tokens: {:.2f} s where {}, {:.1f} % of it communication; {:.0f} "
-      "tokens/s a GPU (at {:g} TFLOP/s, {:g} GB/s inside a machine, {:g} GB/s between)\n",
-      plan.tokens, seconds,
-      gathers ? "weights are gathered beside computing and nothing else overlaps"
-              : "nothing overlaps",
-      100 * plan.communication_share(),
-      static_cast<double>(plan.tokens) / seconds / static_cast<double>(plan.layout.processes),
-      rates.tflops, rates.link_gbs, rates.network_gbs);
-}
-
 }  // namespace
 
 void print_memory(const train::MemoryPlan& memory, bool of_gpu, bool as_json) {
@@ -108,36 +66,33 @@ void print_samples(const train::TrainSettings& settings, int64_t count) {
   for (const auto& example : samples.examples) {
     const std::string where =
         fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
-    // Has colours of its own, and escapes the strings of files.
-    const std::string shown = data::show_example(example, where, samples.piece, colour);
-    std::fputs(("\n" + shown).c_str(), stdout);
+    fmt::print("\n{}", data::show_example(example, where, samples.piece, colour));
   }
 }
 
 void print_cluster(const TrainFlags& flags) {
   if (!flags.dry_run) {
     throw UserError(
-        "--nodes and --gpus plan a run on paper: add --dry-run; to run on several machines start "
-        "moe train by torchrun, srun or mpirun on each");
+        "--nodes and --gpus estimate the memory of a run; add --dry-run, or start moe train with "
+        "torchrun, srun or mpirun on each machine");
   }
-  train::ClusterRates rates = flags.rates;
-  rates.nodes = flags.nodes.value_or(1);
-  rates.gpus = flags.gpus.value_or(8);
-  const train::ClusterPlan plan = train::plan_cluster(flags.settings, rates);
+  const train::ClusterPlan plan =
+      train::plan_cluster(flags.settings, flags.nodes.value_or(1), flags.gpus.value_or(8));
   for (const auto& note : plan.notes) {
     if (!flags.quiet) {
       print_text(stderr, "{}\n", terminal_text(note, /*one_line=*/true));
     }
   }
   if (flags.json) {
-    print_text("{}\n", json_text(to_json(plan)));
+    OrderedJson json = to_json(plan.memory);
+    json["layout"] = distributed::describe(plan.layout);
+    json["parameters"] = plan.parameters;
+    print_text("{}\n", json_text(json));
     return;
   }
   print_text("{} parameters; {}\n", format_count(static_cast<double>(plan.parameters)),
              distributed::describe(plan.layout));
-  print_classes(plan.memory);
-  print_text("memory of one GPU; a step of it:\n");
-  print_rates(plan, rates);
+  print_memory(plan.memory, /*of_gpu=*/true, /*as_json=*/false);
 }
 
 }  // namespace moe::cli

@@ -1,15 +1,16 @@
 #pragma once
-// What moe train prints in place of a run. --dry-run: memory by class of one process, or of a GPU
-// of a cluster with what its steps cost. --show-samples: what the model will see.
+// Prints of moe train that do not train: the memory estimate of --dry-run, of one process or of one
+// GPU of a cluster, and the examples of --show-samples.
 
 #include "cli/train_flags.h"
-#include "core/train/plan/memory_plan.h"
+#include "core/train/plan/cluster_plan.h"
 
 namespace moe::cli {
 
 void print_memory(const train::MemoryPlan& memory, bool of_gpu, bool as_json);
 
-// --nodes, --gpus. UserError: without --dry-run, and what plan_cluster says.
+// Prints the memory of one GPU for --nodes and --gpus. Throws UserError without --dry-run, and what
+// plan_cluster() throws.
 void print_cluster(const TrainFlags& flags);
 
 // The first `count` examples on standard output, and nothing else: in colour on a terminal (unless
