@@ -120,6 +120,6 @@ struct CommSettings {
 // Times each collective over sizes. The smallest all-to-all gives the latency of a link, the
 // largest its rate. Starts the ranks (distributed::run_on_ranks); returns the report on rank 0 and
 // nothing elsewhere.
-std::optional<OrderedJson> bench_comm(const CommSettings& settings);
+std::optional<OrderedJson> bench_comm(const CommSettings& settings, c10::Device device);
 
 }  // namespace moe::bench

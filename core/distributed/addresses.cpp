@@ -95,6 +95,12 @@ Address address_of(const addrinfo& entry) {
 }
 
 [[noreturn]] void throw_no_way(const std::string& host) {
+  if (host.starts_with("127.") || host == "localhost" || host == "::1") {
+    throw UserError(
+        "MASTER_ADDR '{}' cannot be reached: the loopback interface of this host is down; bring it "
+        "up (ip link set lo up)",
+        host);
+  }
   throw UserError("no network of this host leads to MASTER_ADDR '{}'; is it right?", host);
 }
 

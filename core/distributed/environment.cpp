@@ -136,6 +136,13 @@ void read_store(const Reader& reader, const VariableNames& names, Environment& e
   const bool is_given = reader.has("MASTER_ADDR") && !reader.text("MASTER_ADDR").empty();
   if (is_given) {
     environment.store_host = reader.text("MASTER_ADDR");
+    if (environment.store_host == "0.0.0.0" || environment.store_host == "::") {
+      throw UserError(
+          "MASTER_ADDR {} is every address of a host, and ranks cannot connect to it; set it to "
+          "the "
+          "name or address of rank 0's host",
+          environment.store_host);
+    }
   } else if (!is_one_host(reader, names, environment.size)) {
     throw UserError(
         "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "

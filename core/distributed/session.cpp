@@ -166,9 +166,13 @@ void take_part(const Environment& environment, const RankSettings& settings, at:
     if (environment.inherited.memory >= 0) {
       membership->pool = std::make_shared<MemoryPool>(take_inherited(environment.inherited.memory));
     }
-    membership->check_in(
-        this_member(address_towards(environment.store_host, environment.store_port)),
-        fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION));
+    // Ranks of one launcher exchange everything through memory and need no network.
+    const std::string address =
+        environment.launcher == "moe" && !settings.on_cuda
+            ? environment.store_host
+            : address_towards(environment.store_host, environment.store_port);
+    membership->check_in(this_member(address),
+                         fmt::format("moe {} with LibTorch {}", kVersion, TORCH_VERSION));
     const auto comm = process_comm(membership, device);
     body(*comm);
     comm->barrier();

@@ -118,6 +118,10 @@ TEST_CASE("several hosts need the address of rank 0") {
       contains_text("mpirun started 2 processes") && contains_text("set MASTER_ADDR"));
   CHECK_THROWS_WITH(read_environment(without(torchrun(), "MASTER_ADDR")) /* two hosts */,
                     contains_text("set MASTER_ADDR"));
+  for (const char* wildcard : {"0.0.0.0", "::"}) {
+    CHECK_THROWS_WITH(read_environment(with(two, {{"MASTER_ADDR", wildcard}})),
+                      contains_text(wildcard) && contains_text("rank 0's host"));
+  }
   const auto there = read_environment(with(two, {{"MASTER_ADDR", "node1"}}));
   CHECK((there.store_host == "node1" && there.store_port >= 20000));
 }
