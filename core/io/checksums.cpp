@@ -61,8 +61,13 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
       return fmt::format("{} names '{}', which is no file of the folder", kName, printable(name));
     }
     const fs::path file = folder / name;
-    if (!fs::exists(file)) {
+    std::error_code error;
+    const auto type = fs::status(file, error).type();
+    if (type == fs::file_type::not_found) {
       return name + " is missing";
+    }
+    if (type == fs::file_type::none) {
+      return fmt::format("{} cannot be read: {}", name, error.message());
     }
     if (!want.is_string() || checksum(file) != want.get<std::string>()) {
       return name + " is not as it was written";

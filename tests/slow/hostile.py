@@ -89,7 +89,9 @@ class Place:
                 path = os.path.join(place, name)
                 if path not in omitted:
                     status = os.lstat(path)
-                    times = (0, 0) if stat.S_ISDIR(status.st_mode) and path == str(self.folder / "out") else (status.st_mtime_ns, status.st_ctime_ns)
+                    is_out = stat.S_ISDIR(status.st_mode) and path == str(self.folder / "out")
+                    is_untimed = is_out or stat.S_ISFIFO(status.st_mode)  # reading a FIFO changes its times
+                    times = (0, 0) if is_untimed else (status.st_mtime_ns, status.st_ctime_ns)
                     found[path] = (status.st_mode, 0 if stat.S_ISDIR(status.st_mode) else status.st_size, status.st_ino, *times)
         return found
 

@@ -29,6 +29,15 @@ TEST_CASE("a folder is whole until one of its files changes", "[io]") {
   CHECK(find_damage(dir.path()) == "a is missing");
 }
 
+TEST_CASE("a link that leads to itself is named as damage", "[io]") {
+  const TempDir dir;
+  write_file(dir / "a", "x");
+  write_checksums(dir.path());
+  fs::remove(dir / "a");
+  fs::create_symlink("a", dir / "a");
+  CHECK(find_damage(dir.path()).value_or("").starts_with("a cannot be read: "));
+}
+
 TEST_CASE("a file that was added, or that the list lost, makes a folder another one", "[io]") {
   const TempDir dir;
   write_file(dir / "a", "x");

@@ -275,7 +275,7 @@ TEST_CASE("beside a shared expert varied copies keep the function, as gate_scale
   settings.vary = parse_variation("drop:0.5");
   settings.gate_scale = 2.0;
   const Pair pair(folder / "dense", settings);
-  CHECK(changes_function(settings).empty());
+  CHECK(changes_function(settings, plan_upcycle(pair.dense, settings)).empty());
   CHECK(pair.report["preserves_function"]["exact"] == true);
   const std::string mlp = "model.layers.0.mlp.experts.";
   CHECK_FALSE(same_bytes(pair.child.bytes(mlp + "0.up_proj.weight"),
