@@ -195,14 +195,14 @@ round_of_stops() {  # PROCESSES HOW
       await_group "$pid" || is_good=no
     done
     step=$(last_step "$place")
-    if [ $signal != KILL ] && [ "$step" != "$before" ]; then  # before the first step the signal itself may end a process
+    if [ -e "$place/run/final" ]; then break; fi  # it came to its end
+    # Before the first step the signal itself may end a process, and there is nothing to save.
+    if [ $signal != KILL ] && [ "$step" != "$before" ] && [ "$step" != 0 ]; then
       for code in $codes; do
         case $code in 0 | 130) ;; *) fail "exit codes$codes after SIG$signal: $(cat "$work"/err?)" ;; esac
       done
-      [ -e "$place/run/final" ] || [ -e "$place/run/checkpoints/step-$step" ] ||
-        fail "SIG$signal saved nothing after step $step: $(ls "$place/run/checkpoints" 2>&1)"
+      [ -e "$place/run/checkpoints/step-$step" ] || fail "SIG$signal saved nothing after step $step: $(ls "$place/run/checkpoints" 2>&1)"
     fi
-    if [ -e "$place/run/final" ]; then break; fi
   done
   rm -f "$work"/err?
   start_processes "$place" "$1" "$2"
