@@ -47,8 +47,7 @@ std::string format_value(const std::string& key, const OrderedJson& value) {
 // Returns a key as words, without the unit that format_value() adds.
 std::string label(std::string key) {
   for (const auto& [unit, word] :
-       {std::pair("_ms", ""), std::pair("_gflops", ""), std::pair("_bytes", ""),
-        std::pair("bytes_per_second", "rate")}) {
+       {std::pair("_ms", ""), std::pair("_gflops", ""), std::pair("bytes_per_second", "rate")}) {
     if (key.ends_with(unit)) {
       key.replace(key.size() - std::string_view(unit).size(), std::string::npos, word);
       break;

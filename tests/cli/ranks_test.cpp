@@ -319,7 +319,7 @@ TEST_CASE("links are measured between ranks that moe starts") {
 
   const RunResult table =
       run_moe({"bench", "comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"});
-  CHECK_THAT(table.out, contains_text("within host") && contains_text("all_to_all 64"));
+  CHECK_THAT(table.out, contains_text("within host") && contains_text("all to all 64"));
 }
 
 TEST_CASE("what cannot be is refused in a sentence, said once") {
