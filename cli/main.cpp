@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <sstream>
 #include <system_error>
 
 #include "cli/commands.h"
@@ -138,7 +139,10 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help and --version
-    return app.exit(success);
+    std::ostringstream text;               // printed by us, so that a full disk is reported
+    const int code = app.exit(success, text, text);
+    moe::print_text("{}", text.str());
+    return code;
   } catch (const CLI::ParseError& error) {
     throw moe::UserError("{}", explain(app, error, argc, argv));
   }

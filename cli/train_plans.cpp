@@ -66,7 +66,9 @@ void print_samples(const train::TrainSettings& settings, int64_t count) {
   for (const auto& example : samples.examples) {
     const std::string where =
         fmt::format("{} line {}", samples.files[static_cast<size_t>(example.file)], example.line);
-    fmt::print("\n{}", data::show_example(example, where, samples.piece, colour));
+    // Has colours of its own, and escapes the strings of files.
+    const std::string shown = data::show_example(example, where, samples.piece, colour);
+    std::fputs(("\n" + shown).c_str(), stdout);
   }
 }
 

@@ -24,8 +24,8 @@ struct RequestSet {
 
 // Draws exp(N(mean, 0.5^2)), limited to min..max.
 int64_t draw_length(Random& random, double mean, int64_t min, int64_t max) {
-  const double length = std::exp(mean + 0.5 * random.normal());
-  return std::clamp(static_cast<int64_t>(length), std::min(min, max), max);
+  const auto length = static_cast<int64_t>(std::exp(mean + 0.5 * random.normal()));
+  return std::clamp(length, std::min(min, max), max);
 }
 
 // A small window or vocabulary shortens the requests.

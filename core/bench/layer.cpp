@@ -43,10 +43,7 @@ class LayerBench {
 
   OrderedJson run(const route::RouterSettings& router) const {
     const route::Routing routing = route_tokens(x_, weights_.router.detach(), router);
-    route::CounterValues counters = route::read_counters({routing.counters})[0];
-    if (!router.capacity_factor) {
-      counters.padding = 0;  // no slots without a capacity
-    }
+    const route::CounterValues counters = route::read_counters({routing.counters})[0];
     const Tensor rows = x_.index_select(0, routing.plan.token.narrow(0, 0, counters.rows()));
     const auto& [flop, roof] =
         time_roof({{"up", counters.rows(), settings_.width, 2 * settings_.inner, 1},
@@ -58,7 +55,7 @@ class LayerBench {
                         {"dropped_requests", counters.dropped_requests},
                         {"fr_filled", counters.fr_filled},
                         {"ir_tokens", counters.ir_tokens},
-                        {"padding", counters.padding},
+                        {"padding", router.capacity_factor ? counters.padding : 0},
                         {"load_max_over_mean", counters.load_max_over_mean()},
                         {"flop", flop}};
     json["roof"] = to_json(roof, flop, roof);

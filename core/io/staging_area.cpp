@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/read_file.h"
 #include "core/base/utf8.h"
 #include "core/io/paths.h"
 #include "core/io/staged_folder.h"

@@ -310,7 +310,7 @@ TEST_CASE("bench tables fit 80 columns and have the numbers of the JSON", "[cli]
       {{"train", dense, "--seq-len", "16", "--repeats", "1"}, {"roof share", "optimizer"}},
       {{"generate", dense, "--prompt-tokens", "2", "--tokens", "4"}, {"share of read rate"}},
       {{"load", dense, "--repeats", "1"}, {"mapped", "first token"}},
-      {{"comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"}, {"all_to_all 64", "rate"}}};
+      {{"comm", "--ranks", "2", "--bytes", "64", "--repeats", "1"}, {"all to all 64", "rate"}}};
   for (const auto& [words, expected] : tables) {
     const std::string out = output(words);
     CAPTURE(out);

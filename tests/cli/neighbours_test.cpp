@@ -311,7 +311,14 @@ const std::vector<Place>& places() {
        [](const World& world, const fs::path& out) {
          fs::copy(world.dir / "mix", out, fs::copy_options::recursive);
          write_file(out / "notes.txt", "years");
-         return std::vector<fs::path>{out};
+         std::vector<fs::path>
+             files;  // without the list of moe, which eval extends by its own files
+         for (const auto& entry : fs::directory_iterator(out)) {
+           if (entry.path().filename() != ".moe-output") {
+             files.push_back(entry.path());
+           }
+         }
+         return files;
        }},
       {"a run whose checkpoints are a link to those of another run",
        [](const World& world, const fs::path& out) {

@@ -3,7 +3,6 @@
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 #include "tests/support/training_rows.h"
 
 using namespace moe;
@@ -31,22 +30,23 @@ const std::vector<std::string> kPrinting = {
     "train --help",
     "inspect dense --json",
     "inspect dense",
-    "tokenize dense text.txt --json",
+    "tokenize dense text.txt",
+    "tokenize dense words --json",
     "generate dense --prompt a --max-tokens 2",
-    "route logits.json",
+    "route logits.csv --router top1",
     "eval dense --requests requests.jsonl",
     "eval --list",
     "completion bash",
 };
 
 void write_inputs(const TempDir& dir) {
-  test::write_tiny_checkpoint(dir / "dense");
+  std::filesystem::copy(test::source_folder() / "recipes/tiny/model", dir / "dense",
+                        std::filesystem::copy_options::recursive);
   test::write_training_rows(dir / "rows.jsonl");
   test::write_file(dir / "text.txt", "a b\n");
   test::write_file(dir / "requests.jsonl", R"({"context": "a", "continuation": " b"})"
                                            "\n");
-  test::write_file(dir / "logits.json",
-                   R"({"router": "top1", "ranks": 1, "logits": [[0.1, 0.2], [0.4, 0.3]]})");
+  test::write_file(dir / "logits.csv", "0.1,0.2\n0.4,0.3\n");
 }
 
 }  // namespace

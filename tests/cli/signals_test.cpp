@@ -243,6 +243,9 @@ class World {
   mutable int port_offset_ = 0;
 };
 
+// A folder with a tokenizer.
+const std::string kModel = (test::source_folder() / "recipes/tiny/model").string();
+
 }  // namespace
 
 TEST_CASE("a signal to any process of a run saves a checkpoint, and the resumed run is equal",
@@ -292,9 +295,8 @@ TEST_CASE("a signal that is ignored at the start stays ignored", "[cli]") {
 
 TEST_CASE("a command that has nothing to save ends by the signal", "[cli]") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Process process({"tokenize", (dir / "dense").string(), "-"}, {}, (dir / "err").string());
+    Process process({"tokenize", kModel, "-"}, {}, (dir / "err").string());
     std::this_thread::sleep_for(std::chrono::seconds(1));
     REQUIRE_FALSE(process.has_ended());
     kill(process.pid(), signal);
@@ -304,9 +306,8 @@ TEST_CASE("a command that has nothing to save ends by the signal", "[cli]") {
 
 TEST_CASE("OpenMP's spinning is bounded unless the user sets how threads wait", "[cli]") {
   const TempDir dir;
-  test::write_tiny_checkpoint(dir / "dense");
   const auto spin_count = [&](const Variables& variables) {
-    Process process({"tokenize", (dir / "dense").string(), "-"}, variables, (dir / "err").string());
+    Process process({"tokenize", kModel, "-"}, variables, (dir / "err").string());
     std::this_thread::sleep_for(std::chrono::seconds(1));
     REQUIRE_FALSE(process.has_ended());
     std::istringstream environment(

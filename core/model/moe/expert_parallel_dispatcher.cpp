@@ -4,6 +4,7 @@
 #include "core/model/moe/dispatch_layout.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "core/route/rows.h"
+#include "kernels/ops/grouped_linear.h"
 
 namespace moe::model {
 

@@ -34,10 +34,10 @@ bool consume_pending(const sigset_t& signals) {
 
 // Delivers `signal` to this process, which blocks it in all other threads.
 void deliver(int signal) {
-  sigset_t one;
-  sigemptyset(&one);
-  sigaddset(&one, signal);
-  pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  sigset_t unblocked;
+  sigemptyset(&unblocked);
+  sigaddset(&unblocked, signal);
+  pthread_sigmask(SIG_UNBLOCK, &unblocked, nullptr);
   kill(getpid(), signal);
 }
 
@@ -59,7 +59,9 @@ StopSignals::~StopSignals() {
   end_watcher();
   while (consume_pending(watched_)) {
   }
-  pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+  if (!stop_requested_) {
+    pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+  }
 }
 
 void StopSignals::end_watcher() {
@@ -67,7 +69,7 @@ void StopSignals::end_watcher() {
   if (is_polling_ && has_watched_) {  // receive_signals() is in sigwait()
     const auto* const signal =
         std::find_if(std::begin(kStopSignals), std::end(kStopSignals),
-                     [this](int one) { return sigismember(&watched_, one); });
+                     [this](int candidate) { return sigismember(&watched_, candidate); });
     pthread_kill(watcher_.native_handle(), *signal);
   }
   watcher_.join();

@@ -29,7 +29,9 @@ class StopSignals {
   static constexpr std::chrono::seconds kMergeWindow{2};
 
   StopSignals();
-  ~StopSignals();  // discards pending signals and restores the signal mask
+  // Discards pending signals and restores the signal mask; after a stop request the signals stay
+  // blocked, because duplicates may arrive until the process has exited.
+  ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 

@@ -54,7 +54,7 @@ struct LoggedRun {
   RunFolder folder{dir / "run", dir / "model", false};
   std::vector<std::string> notes;
 
-  LoggedRun() { fs::create_directories(dir / "run"); }
+  LoggedRun() { folder.begin("[train]\n", RunState::kNew); }
 
   void write(MetricsLog& log, int64_t first, int64_t last) {
     for (int64_t step = first; step <= last; ++step) {
@@ -206,12 +206,13 @@ TEST_CASE("a checkpoint tells what its metrics file lost", "[train]") {
 
 TEST_CASE("event files of other programs stay", "[train]") {
   LoggedRun run;
-  const std::vector<std::string> others = {"events.out.tfevents.1763800000.host.42.0",
-                                           "events.out.tfevents.mine",
-                                           "events.out.tfevents.1.2.moe.bak"};
+  const std::vector<std::string> others = {
+      "events.out.tfevents.1763800000.host.42.0", "events.out.tfevents.mine",
+      "events.out.tfevents.1.2.moe.bak", "events.out.tfevents.3.4.moe"};  // not in the run's list
   for (const auto& name : others) {
     write_file(run.folder.path() / name, "theirs");
   }
+  run.folder.claim(run.folder.path() / "events.out.tfevents.1.2.moe");
   write_file(run.folder.path() / "events.out.tfevents.1.2.moe", "of an earlier start");
   run.go_on(0, {});
   for (const auto& name : others) {

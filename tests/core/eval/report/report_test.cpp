@@ -170,13 +170,13 @@ TEST_CASE("a report never replaces files without force, and leaves whole files o
   write_report(report, out);
   CHECK(OrderedJson::parse(test::read_file(out / "results.json")) == results_json(report));
   CHECK(test::read_file(out / "samples_arc_easy.jsonl") == samples_jsonl(report.tasks[0]));
-  CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 2);  // nothing partial
+  CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);  // nothing partial
   CHECK(test::user_error_of([&] { check_output(files, false); }) ==
         (out / "results.json").string() +
             ": is there already; give another -o, or --force to replace it");
   check_output(files, true);
   write_report(report, out);
-  CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 2);
+  CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);
 }
 
 TEST_CASE("an output that is a file is refused before the work", "[eval]") {
