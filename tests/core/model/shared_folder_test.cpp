@@ -31,6 +31,7 @@ void make_mixture(const TempDir& dir, const fs::path& out, io::DType dtype) {
   TinyCheckpoint shape;
   shape.dtype = dtype;
   write_tiny_checkpoint(dir / "dense", shape);
+  fs::remove_all(dir / "copies");  // of an earlier call, with the file that is added below
   write_mixture(dir / "dense", dir / "copies", {.router = "top1+ir", .experts = kExperts});
   write_file(dir / "copies" / "tokenizer_config.json", "{}\n");
   const io::Checkpoint copies(dir / "copies");
