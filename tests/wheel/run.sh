@@ -48,11 +48,10 @@ check "the wheel is built" env CC=cc CXX=c++ "$python" -m pip wheel -v --disable
   -C cmake.define.MOE_CUDA=$cuda "$root"
 wheel=$(compgen -G "$work/wheel/*.whl") || finish
 
+torch_version=$(grep -oP '^torch==\K[0-9.]+' recipes/libtorch.txt) || exit 1
 contents() { "$python" -m zipfile -l "$wheel"; }
 pins_one_torch() {  # the version that setup.sh installs too
-  local pin
-  pin=$(grep '^torch==' recipes/libtorch.txt)
-  unzip_text '*.dist-info/METADATA' | grep -xF "Requires-Dist: $pin"
+  unzip_text '*.dist-info/METADATA' | grep -xF "Requires-Dist: torch==$torch_version"
 }
 unzip_text() {
   "$python" -I -c 'import fnmatch, sys, zipfile
@@ -69,8 +68,8 @@ check "it asks for the torch of recipes/libtorch.txt" pins_one_torch
 "$python" -m venv "$work/env"
 site=$(compgen -G "$work/env/lib/python3*/site-packages")
 torch=$(compgen -G "$root/.venv/lib/python3*/site-packages/torch")
-mkdir -p "$site"/torch/lib "$site/torch-2.11.0.dist-info"
-printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$(sed -n 's/^torch==//p' recipes/libtorch.txt)" >"$site/torch-2.11.0.dist-info/METADATA"
+mkdir -p "$site"/torch/lib "$site/torch-$torch_version.dist-info"
+printf 'Metadata-Version: 2.1\nName: torch\nVersion: %s\n' "$torch_version" >"$site/torch-$torch_version.dist-info/METADATA"
 cp "$torch/version.py" "$site/torch"
 for library in "$torch"/lib/*.so*; do
   case "$cuda ${library##*/}" in "OFF "*cuda* | "OFF "*nvshmem*) ;; *) ln -s "$(realpath -- "$library")" "$site/torch/lib/${library##*/}" ;; esac
