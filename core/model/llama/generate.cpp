@@ -13,8 +13,8 @@
 #include "core/base/error.h"
 #include "core/model/llama/memory_need.h"
 #include "core/model/llama/sequence_cache.h"
+#include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/skinny_gemm.h"
-#include "kernels/ops/head_argmax.h"
 
 namespace moe::model {
 
@@ -35,10 +35,22 @@ uint64_t generate_bytes(const ModelConfig& config, const RoutingOptions& routing
          forward_bytes(config, routing.router, prompt_tokens, tokens, device);
 }
 
+namespace {
+
+// Returns the index of the largest of `count` numbers, the first of equal ones, and 0 if all are
+// NaN. Takes a tenth of the time of at::argmax.
+int64_t first_largest(const float* numbers, int64_t count) {
+  const float* end = numbers + count;
+  const float* largest = std::find(numbers, end, kernels::row_max(numbers, count));
+  return largest == end ? 0 : largest - numbers;
+}
+
+}  // namespace
+
 int64_t pick_token(const Tensor& logits, double temperature, double top_p, double uniform) {
   if (temperature <= 0 && logits.is_cpu() && logits.is_contiguous() &&
-      logits.scalar_type() == at::kFloat) {  // a tenth of the time that LibTorch takes for it
-    return kernels::first_largest(logits.const_data_ptr<float>(), logits.numel());
+      logits.scalar_type() == at::kFloat) {
+    return first_largest(logits.const_data_ptr<float>(), logits.numel());
   }
   if (temperature <= 0) {
     return logits.argmax().item<int64_t>();
@@ -88,34 +100,6 @@ void add_token(const Tensor& logits, const GenerateSettings& settings, Row& row)
   row.ids.push_back(pick_token(logits, settings.temperature, settings.top_p, uniform));
 }
 
-// The largest logit of each row without the others, for so many rows that multiplying takes longer
-// than reading the head.
-class GreedyHead {
- public:
-  explicit GreedyHead(const Llama& model) : model_(model) {}
-
-  // hidden [rows, D] -> a token each, or none where whole logits are to be made.
-  std::optional<std::vector<int64_t>> tokens(const Tensor& hidden) {
-    constexpr int64_t kLeastRows = 8;
-    std::optional<std::vector<int64_t>> found;
-    if (hidden.size(0) >= kLeastRows) {
-      model_.with_head([&](const Tensor& weight) {
-        if (!argmax_ && kernels::HeadArgmax::serves(weight)) {
-          argmax_.emplace(weight);
-        }
-        if (argmax_) {
-          found = (*argmax_)(hidden.to(model_.product_type()).to(at::kFloat));
-        }
-      });
-    }
-    return found;
-  }
-
- private:
-  const Llama& model_;
-  std::optional<kernels::HeadArgmax> argmax_;
-};
-
 // How many tokens all prompts begin with, each keeping one of its own.
 int64_t common_beginning(const std::vector<std::vector<int64_t>>& prompts) {
   const auto& first = prompts.front();
@@ -163,7 +147,7 @@ class RowBatch {
  public:
   RowBatch(const Llama& model, const RoutingOptions& routing, const GenerateSettings& settings,
            const std::vector<std::vector<int64_t>>& prompts, int64_t most_rows)
-      : model_(model), routing_(routing), settings_(settings), prompts_(prompts), head_(model) {
+      : model_(model), routing_(routing), settings_(settings), prompts_(prompts) {
     const auto common = prompts.size() > 1 ? common_beginning(prompts) : 0;
     if (common > 0) {
       const auto prefix = std::make_shared<SequenceCache>(model.config(), common);
@@ -257,12 +241,6 @@ class RowBatch {
 
   // hidden [rows, D]: another token for each.
   void add_tokens(const Tensor& hidden, const std::vector<Row*>& rows) {
-    if (const auto greedy = settings_.temperature <= 0 ? head_.tokens(hidden) : std::nullopt) {
-      for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i]->ids.push_back((*greedy)[i]);
-      }
-      return;
-    }
     const Tensor logits = model_.head(hidden);  // [rows, V]
     for (size_t i = 0; i < rows.size(); ++i) {
       add_token(logits[static_cast<int64_t>(i)], settings_, *rows[i]);
@@ -287,7 +265,6 @@ class RowBatch {
   const RoutingOptions& routing_;
   const GenerateSettings& settings_;
   const std::vector<std::vector<int64_t>>& prompts_;
-  GreedyHead head_;
   std::shared_ptr<const SequenceCache> prefix_;
   std::optional<KeptMemory> memory_;
   std::vector<std::unique_ptr<Row>> rows_;

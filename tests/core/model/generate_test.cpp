@@ -142,8 +142,6 @@ TEST_CASE("a prompt's text is the same in any batch and alone", "[model]") {
   }
 }
 
-// So many rows that the head looks for its largest logit in bf16 first, where the processor
-// multiplies bf16 (kernels/ops/head_argmax.h).
 TEST_CASE("a prompt's text is the same among many as alone", "[model]") {
   const moe::test::TempDir folder;
   moe::test::TinyCheckpoint options;
