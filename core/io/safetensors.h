@@ -61,7 +61,6 @@ class SafetensorsWriter {
   void copy(const SafetensorsFile& source, const std::string& name);
   void finish();
 
-  uint64_t expected_bytes() const { return expected_bytes_; }  // of tensor data, without the header
   uint64_t written_bytes() const { return written_bytes_; }
 
  private:

@@ -124,7 +124,6 @@ StagedFolder::StagedFolder(fs::path out, bool force) : out_(normalized(out)), fo
     }
     StagingArea area = StagingArea::emptied(std::move(left), out_);
     partial_ = area.fresh();
-    replaced_ = area.replaced();
     try {
       area.make_fresh();
     } catch (const fs::filesystem_error&) {

@@ -39,7 +39,7 @@ class StagedFolder {
  private:
   void replace();
 
-  std::filesystem::path out_, partial_, replaced_;
+  std::filesystem::path out_, partial_;
   Descriptor lock_;  // OUT.partial, locked while this process lives
   bool force_ = false;
   bool owns_partial_ = false;

@@ -5,11 +5,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
 #include <numeric>
-
-#include "kernels/ops/recorded_part.h"
 
 namespace moe::kernels {
 
@@ -50,17 +49,6 @@ void attend_all(const Tensor& qkv, const AttentionHeads& heads, const std::vecto
           static_cast<Number*>(out.data_ptr()) + token * heads.heads * heads.width);
     }
   });
-}
-
-double flop_of(const AttentionHeads& heads, const std::vector<int64_t>& lengths,
-               const std::vector<KeptSequence>& kept) {
-  double seen = 0;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    const auto length = static_cast<double>(lengths[i]);
-    seen +=
-        length * (static_cast<double>(kept[i].prefix_length + kept[i].length) + (length + 1) / 2);
-  }
-  return 4.0 * static_cast<double>(heads.heads * heads.width) * seen;
 }
 
 void check_kept(const Tensor& qkv, const AttentionHeads& heads, const std::vector<int64_t>& lengths,
@@ -108,7 +96,7 @@ Tensor cached_attention(const Tensor& given, const AttentionHeads& heads,
                         const std::vector<int64_t>& lengths, const std::vector<KeptSequence>& kept,
                         const Rotation& rotation) {
   check_kept(given, heads, lengths, kept, rotation);
-  RECORD_USER_SCOPE_WITH_INPUTS("attention", flop_input(flop_of(heads, lengths, kept)));
+  RECORD_USER_SCOPE("attention");
   const Tensor qkv = given.contiguous();
   const Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
   const bool is_bf16 = qkv.scalar_type() == at::kBFloat16;

@@ -12,8 +12,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/ops/recorded_part.h"
-
 namespace moe::kernels {
 
 namespace {
@@ -131,25 +129,15 @@ void forward_trees(const Tensor& qkv, const Rotation& rotation, const AttentionH
   });
 }
 
-// The most positions of a sequence with what it continues, and the floating-point operations of
-// both products of all that a token sees.
-struct AttentionSize {
+// Returns the largest number of positions of a sequence, including the sequence that it continues.
+int64_t max_positions(const std::vector<int64_t>& lengths, const std::vector<int64_t>& continues) {
   int64_t positions = 0;
-  double flop = 0;
-};
-
-AttentionSize size_of(const AttentionHeads& heads, const std::vector<int64_t>& lengths,
-                      const std::vector<int64_t>& continues) {
-  AttentionSize size;
   for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
     const int64_t before = continues.empty() ? -1 : continues[sequence];
     const int64_t past = before < 0 ? 0 : lengths[static_cast<size_t>(before)];
-    const auto length = static_cast<double>(lengths[sequence]);
-    size.positions = std::max(size.positions, past + lengths[sequence]);
-    size.flop += 4.0 * static_cast<double>(heads.heads * heads.width) * length *
-                 (static_cast<double>(past) + (length + 1) / 2);
+    positions = std::max(positions, past + lengths[sequence]);
   }
-  return size;
+  return positions;
 }
 
 void check_attention(const Tensor& qkv, const AttentionHeads& heads,
@@ -160,7 +148,7 @@ void check_attention(const Tensor& qkv, const AttentionHeads& heads,
                   qkv.size(1) == heads.row() && heads.heads % heads.kv_heads == 0 &&
                   heads.width % 2 == 0,
               "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
-  const int64_t longest = size_of(heads, lengths, continues).positions;
+  const int64_t longest = max_positions(lengths, continues);
   TORCH_CHECK(rotation.cosine.size(0) >= longest && rotation.cosine.size(1) == heads.width,
               "rotation is ", rotation.cosine.sizes(), ", the longest sequence ", longest);
 }
@@ -173,7 +161,7 @@ struct CausalAttention : torch::autograd::Function<CausalAttention> {
                         std::vector<int64_t> numbers,  // H, G, A
                         std::vector<int64_t> lengths) {
     const AttentionHeads heads{numbers[0], numbers[1], numbers[2]};
-    RECORD_USER_SCOPE_WITH_INPUTS("attention", flop_input(size_of(heads, lengths, {}).flop));
+    RECORD_USER_SCOPE("attention");
     const Tensor qkv = given.contiguous();
     Tensor out = at::empty({qkv.size(0), heads.heads * heads.width}, qkv.options());
     const Tensor log_sum = at::empty({qkv.size(0), heads.heads}, cosine.options());
@@ -217,7 +205,7 @@ Tensor causal_attention(const Tensor& qkv, const AttentionHeads& heads,
 Tensor shared_prefix_attention(const Tensor& given, const AttentionHeads& heads,
                                const std::vector<int64_t>& lengths,
                                const std::vector<int64_t>& continues, const Rotation& rotation) {
-  RECORD_USER_SCOPE_WITH_INPUTS("attention", flop_input(size_of(heads, lengths, continues).flop));
+  RECORD_USER_SCOPE("attention");
   TORCH_CHECK(continues.size() == lengths.size() &&
               !(at::GradMode::is_enabled() && given.requires_grad()));
   check_attention(given, heads, lengths, continues, rotation);

@@ -15,7 +15,6 @@
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_linear.h"
 #include "kernels/ops/linear.h"
-#include "kernels/ops/recorded_part.h"
 #include "kernels/ops/swiglu.h"
 
 namespace moe::kernels {
@@ -166,8 +165,6 @@ Tensor activated(const Tensor& rows, const Weight& gate_up, int64_t used,
     const RowBlocks matrix = gate_up.matrix(static_cast<int64_t>(expert));
     const Tensor own = rows.narrow(0, first, count);
     if (meets_in_cache(rows, count, matrix)) {
-      RECORD_USER_SCOPE_WITH_INPUTS(c10::str("product ", inner, " x ", 2 * width),
-                                    flop_input(4.0 * static_cast<double>(count * inner * width)));
       swiglu_product_cpu({view_of(own, type), columns_of_rows(matrix, 0, width, type),
                           columns_of_rows(matrix, width, 2 * width, type),
                           out.narrow(0, first, count).data_ptr(), count, inner, width,

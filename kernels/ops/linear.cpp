@@ -9,14 +9,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/cuda_functions.h"
-#include "kernels/ops/recorded_part.h"
 
 namespace moe::kernels {
 
@@ -152,18 +150,8 @@ void libtorch_product_out(Tensor& out, const Operand& left, const Operand& right
   }
 }
 
-// Its name among the parts that are recorded: inner and outer width.
-std::string product_name(const Operand& left, const Tensor& out) {
-  return c10::str("product ", left.tensor.size(1), " x ", out.size(1));
-}
-
-double product_flop(const Operand& left, const Tensor& out) {
-  return 2.0 * static_cast<double>(left.tensor.numel()) * static_cast<double>(out.size(1));
-}
-
 void side_by_side_product_out(Tensor& out, const Operand& left, const SideBySide& right,
                               bool accumulate) {
-  RECORD_USER_SCOPE_WITH_INPUTS(product_name(left, out), flop_input(product_flop(left, out)));
   if (!accumulate && try_skinny_gemm(out, left, right)) {
     return;
   }

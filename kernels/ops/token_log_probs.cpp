@@ -4,12 +4,12 @@
 #include "kernels/ops/token_log_probs.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 
 #include "kernels/ops/linear.h"
 #include "kernels/ops/logsumexp.h"
-#include "kernels/ops/recorded_part.h"
 
 namespace moe::kernels {
 
@@ -47,8 +47,7 @@ void check(const Tensor& hidden, const Tensor& weight, std::span<const TargetTok
 std::vector<TokenLogProb> token_log_probs(const Tensor& hidden, const Tensor& weight,
                                           at::ScalarType type,
                                           std::span<const TargetToken> targets) {
-  RECORD_USER_SCOPE_WITH_INPUTS("head", flop_input(2.0 * static_cast<double>(hidden.numel()) *
-                                                   static_cast<double>(weight.size(0))));
+  RECORD_USER_SCOPE("head");
   // f16 has no operand of bf16 that is read as it lies.
   const bool is_converted = weight.scalar_type() == at::kHalf && type == at::kBFloat16;
   if (!hidden.is_cpu() || hidden.size(0) < kLeastRows || hidden.size(1) == 0 || is_converted) {

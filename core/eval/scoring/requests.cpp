@@ -138,11 +138,6 @@ Tokens encode_text(const TextEncoder& encoder, std::string_view text) {
   return tokens;
 }
 
-Request encode_request(const TextEncoder& encoder, const TextPair& pair) {
-  ContextTokens tokens_of(encoder);
-  return encode_pair(encoder, pair, tokens_of);
-}
-
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs) {
   constexpr int64_t kPairs = 64;  // that a thread takes at least

@@ -84,14 +84,13 @@ TextEncoder make_encoder(const io::Tokenizer& tokenizer, bool adds_bos, int64_t 
 // The tokens of a text, after a BOS where one is added.
 std::vector<int64_t> encode_text(const TextEncoder& encoder, std::string_view text);
 
+// Encodes all pairs, by all threads; of several errors the first pair's is thrown.
 // White space that ends the context moves to the continuation. The continuation's tokens are what
 // encode(context + continuation) has beyond as many tokens as encode(context) has; the context's
 // are encode(context), also where the joint text has other ones at the border ("." and a line end
 // are one token of Llama 3's: the line end is then in neither, as in the harness). A context that
 // is empty, or white space only, becomes the prefix token. UserError when no token is left to
 // score.
-Request encode_request(const TextEncoder& encoder, const TextPair& pair);
-// All of them, by all threads; of several errors the first pair's.
 std::vector<Request> encode_requests(const TextEncoder& encoder,
                                      const std::vector<TextPair>& pairs);
 

@@ -37,7 +37,6 @@ class ExpertParents {
   const io::Checkpoint& of_expert(int64_t expert) const {
     return of_expert_.empty() ? *base_ : *of_expert_.at(static_cast<size_t>(expert));
   }
-  bool are_given() const { return !opened_.empty(); }
   // Each folder once, however many copies it has; empty where none was given.
   const std::vector<std::unique_ptr<io::Checkpoint>>& folders() const { return opened_; }
   // The experts that are copies, or slices, of a folder's feed-forwards.

@@ -33,7 +33,7 @@ Tokens scored_tokens(const Request& request) {
 }
 
 TEST_CASE("context and continuation are encoded as one text", "[eval]") {
-  const Request request = encode_request(encoder(), {"xy", " cd", ""});
+  const Request request = encode_requests(encoder(), {{"xy", " cd", ""}}).front();
   CHECK(request.tokens == Tokens{'x', 'y', ' ', 'c', 'd'});
   CHECK(request.scored == 3);
   CHECK(request.inputs() == 4);
@@ -42,34 +42,37 @@ TEST_CASE("context and continuation are encoded as one text", "[eval]") {
 TEST_CASE("a token across the border is replaced by the context's own", "[eval]") {
   // encode("xa") has 2 tokens, encode("xab!") has x, ab, !: what is left after two tokens is "!"
   // alone, and it stands after x and a.
-  const Request request = encode_request(encoder(), {"xa", "b!", ""});
+  const Request request = encode_requests(encoder(), {{"xa", "b!", ""}}).front();
   CHECK(request.tokens == Tokens{'x', 'a', '!'});
   CHECK(scored_tokens(request) == Tokens{'!'});
 }
 
 TEST_CASE("white space that ends the context moves to the continuation", "[eval]") {
-  const Request request = encode_request(encoder(), {"x \n\u00A0", "y", ""});
+  const Request request = encode_requests(encoder(), {{"x \n\u00A0", "y", ""}}).front();
   CHECK(scored_tokens(request) == Tokens{' ', '\n', 0xC2, 0xA0, 'y'});
 }
 
 TEST_CASE("a BOS stands before the text once", "[eval]") {
-  CHECK(encode_request(encoder(true), {"x", "y", ""}).tokens == Tokens{1, 'x', 'y'});
-  CHECK(encode_request(encoder(true), {"<s>x", "y", ""}).tokens == Tokens{'<', 's', '>', 'x', 'y'});
-  CHECK(encode_request(encoder(false), {"x", "y", ""}).tokens == Tokens{'x', 'y'});
+  CHECK(encode_requests(encoder(true), {{"x", "y", ""}}).front().tokens == Tokens{1, 'x', 'y'});
+  CHECK(encode_requests(encoder(true), {{"<s>x", "y", ""}}).front().tokens ==
+        Tokens{'<', 's', '>', 'x', 'y'});
+  CHECK(encode_requests(encoder(false), {{"x", "y", ""}}).front().tokens == Tokens{'x', 'y'});
 }
 
 TEST_CASE("an empty context becomes the prefix token, with and without BOS", "[eval]") {
   for (const bool adds_bos : {false, true}) {
-    CHECK(encode_request(encoder(adds_bos), {"", "yz", ""}).tokens == Tokens{1, 'y', 'z'});
-    CHECK(encode_request(encoder(adds_bos), {"", "yz", ""}).scored == 2);
-    CHECK(encode_request(encoder(adds_bos), {" \n", "y", ""}).tokens == Tokens{1, ' ', '\n', 'y'});
+    CHECK(encode_requests(encoder(adds_bos), {{"", "yz", ""}}).front().tokens ==
+          Tokens{1, 'y', 'z'});
+    CHECK(encode_requests(encoder(adds_bos), {{"", "yz", ""}}).front().scored == 2);
+    CHECK(encode_requests(encoder(adds_bos), {{" \n", "y", ""}}).front().tokens ==
+          Tokens{1, ' ', '\n', 'y'});
     // A continuation that begins with the prefix token brings its own.
-    CHECK(encode_request(encoder(adds_bos), {"", "\x01y", ""}).tokens == Tokens{1, 'y'});
+    CHECK(encode_requests(encoder(adds_bos), {{"", "\x01y", ""}}).front().tokens == Tokens{1, 'y'});
   }
 }
 
 TEST_CASE("what exceeds the window is cut from the left, BOS first", "[eval]") {
-  const Request request = encode_request(encoder(true, 4), {"vwx", "yz", ""});
+  const Request request = encode_requests(encoder(true, 4), {{"vwx", "yz", ""}}).front();
   CHECK(request.tokens == Tokens{'v', 'w', 'x', 'y', 'z'});  // window + 1
   CHECK(request.inputs() == 4);
   CHECK(request.scored == 2);
@@ -77,11 +80,11 @@ TEST_CASE("what exceeds the window is cut from the left, BOS first", "[eval]") {
 }
 
 TEST_CASE("a continuation longer than the window is scored by its end, and says so", "[eval]") {
-  const Request whole = encode_request(encoder(false, 3), {"x", "123", ""});
+  const Request whole = encode_requests(encoder(false, 3), {{"x", "123", ""}}).front();
   CHECK(whole.tokens == Tokens{'x', '1', '2', '3'});
   CHECK(whole.scored == 3);
   CHECK_FALSE(whole.choice_cut);
-  const Request cut = encode_request(encoder(false, 3), {"x", "12345", ""});
+  const Request cut = encode_requests(encoder(false, 3), {{"x", "12345", ""}}).front();
   CHECK(cut.tokens == Tokens{'2', '3', '4', '5'});
   CHECK(cut.scored == 3);  // '2' has nothing before it
   CHECK(cut.choice_cut);
@@ -100,7 +103,7 @@ TEST_CASE("a context that choices share is encoded once, and their requests are 
   const auto requests = encode_requests(counting, pairs);
   CHECK(contexts == 3);
   for (size_t i = 0; i < pairs.size(); ++i) {
-    const Request alone = encode_request(encoder(true), pairs[i]);
+    const Request alone = encode_requests(encoder(true), {pairs[i]}).front();
     CHECK(requests[i].tokens == alone.tokens);
     CHECK(requests[i].scored == alone.scored);
   }
@@ -108,7 +111,7 @@ TEST_CASE("a context that choices share is encoded once, and their requests are 
 
 TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   CHECK(test::user_error_of([] {
-          encode_request(encoder(), {"x", "", "file line 3"});
+          encode_requests(encoder(), {{"x", "", "file line 3"}});
         }) ==
         "file line 3: this tokenizer gives the continuation '' no token of its own after its "
         "context; nothing can be "
@@ -116,7 +119,7 @@ TEST_CASE("a continuation without tokens of its own is refused", "[eval]") {
   // Normalisation may make the whole shorter than the context: here "ab" is one token, "a" and "b"
   // would be two.
   CHECK(test::user_error_of([] {
-          encode_request(encoder(), {"a", "b", "file line 4"});
+          encode_requests(encoder(), {{"a", "b", "file line 4"}});
         }).starts_with("file line 4: this tokenizer gives the continuation 'b' no token"));
 }
 
@@ -135,7 +138,7 @@ TEST_CASE("many threads encode the requests that one does, and tell the first fa
     const auto requests = encode_requests(encoder(true), pairs);
     REQUIRE(requests.size() == pairs.size());
     for (size_t i = 0; i < pairs.size(); ++i) {
-      const Request alone = encode_request(encoder(true), pairs[i]);
+      const Request alone = encode_requests(encoder(true), {pairs[i]}).front();
       CHECK((requests[i].tokens == alone.tokens && requests[i].scored == alone.scored));
     }
     CHECK(
@@ -155,7 +158,7 @@ TEST_CASE("a context that the tokenizer drops whole becomes the prefix token", "
                               return tokens;
                             },
                             2, "</s>", false, 100};
-  const Request request = encode_request(no_hash, {"##", "yz", ""});
+  const Request request = encode_requests(no_hash, {{"##", "yz", ""}}).front();
   CHECK(request.tokens == Tokens{2, 'y', 'z'});
   CHECK(request.scored == 2);
 }
@@ -164,7 +167,7 @@ TEST_CASE("an empty choice after a space still has a token in LLaMA's tokenizer"
   MOE_NEED_SHARED_DATA();
   const auto tokenizer = io::Tokenizer::load(test::shared_data() / "llama-tokenizer", 0);
   const TextEncoder llama = make_encoder(tokenizer, false, 2048);
-  const Request request = encode_request(llama, {"Answer:", " ", ""});
+  const Request request = encode_requests(llama, {{"Answer:", " ", ""}}).front();
   CHECK(request.scored == 1);
   CHECK(tokenizer.piece(request.tokens.back()) == "\u2581");
   CHECK(llama.prefix_id == 1);
@@ -176,7 +179,7 @@ TEST_CASE("normalisation changes lengths and still splits behind the context", "
   const auto tokenizer = io::Tokenizer::load(test::shared_data() / "llama-tokenizer", 0);
   const TextEncoder llama = make_encoder(tokenizer, true, 2048);
   const std::string context = "Ｆｕｌｌ ﬁ ① e\u0301";  // full-width, ligature, circled, combining
-  const Request request = encode_request(llama, {context, " ok", ""});
+  const Request request = encode_requests(llama, {{context, " ok", ""}}).front();
   const Tokens whole = tokenizer.encode(context + " ok");
   CHECK(request.tokens.size() == whole.size() + 1);
   CHECK(request.scored == static_cast<int64_t>(whole.size() - tokenizer.encode(context).size()));

@@ -69,17 +69,17 @@ TEST_CASE("awkward questions are read as they stand", "[eval]") {
 
 TEST_CASE("contexts and choices longer than the window keep their end", "[eval]") {
   const std::string text(40, 'x');
-  const Request context = encode_request(bytes_encoder(16), {text, " ab", "w"});
+  const Request context = encode_requests(bytes_encoder(16), {{text, " ab", "w"}}).front();
   CHECK(context.tokens.size() == 17);  // the last token is no input
   CHECK(context.scored == 3);
   CHECK_FALSE(context.choice_cut);
-  const Request choice = encode_request(bytes_encoder(16), {"c", " " + text, "w"});
+  const Request choice = encode_requests(bytes_encoder(16), {{"c", " " + text, "w"}}).front();
   CHECK(choice.tokens.size() == 17);
   CHECK(choice.scored == 16);
   CHECK(choice.choice_cut);
-  const Request moved = encode_request(bytes_encoder(16), {"c \n", " a", "w"});
+  const Request moved = encode_requests(bytes_encoder(16), {{"c \n", " a", "w"}}).front();
   CHECK(moved.scored == 4);  // " \n" and " a"
-  const Request empty = encode_request(bytes_encoder(16), {"", " a", "w"});
+  const Request empty = encode_requests(bytes_encoder(16), {{"", " a", "w"}}).front();
   CHECK((empty.tokens == std::vector<int64_t>{1, ' ', 'a'}));
 }
 
