@@ -90,8 +90,9 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
   const auto seconds_of = [&](int64_t tokens) {
     const double start = clock_s();
     generation.max_tokens = tokens;
-    model::generate_all(llama, routing, prompts, indices, generation, settings.rows,
-                        [](size_t /*index*/, const std::vector<int64_t>& /*ids*/) {});
+    model::generate_all(llama, routing, generation,
+                        {prompts, indices, settings.rows,
+                         [](size_t /*index*/, const std::vector<int64_t>& /*ids*/) {}});
     return clock_s() - start;
   };
   seconds_of(settings.tokens);  // warm-up

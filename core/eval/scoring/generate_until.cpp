@@ -94,14 +94,14 @@ void generate_answers(const model::Llama& llama, const model::RoutingOptions& ro
   const int64_t rows = model::rows_at_once(llama.config(), longest, generation.max_tokens,
                                            available_memory_bytes() / 4);
   model::generate_all(
-      llama, model::generation_routing(routing), prompts, wanted, settings, rows,
-      [&](size_t index, std::vector<int64_t> ids) {
-        const auto& ends = settings.eos_ids;
-        if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
-          ids.pop_back();
-        }
-        done(index, cut_at(tokenizer.decode(ids), generation.until));
-      });
+      llama, model::generation_routing(routing), settings,
+      {prompts, wanted, rows, [&](size_t index, std::vector<int64_t> ids) {
+         const auto& ends = settings.eos_ids;
+         if (!ids.empty() && std::find(ends.begin(), ends.end(), ids.back()) != ends.end()) {
+           ids.pop_back();
+         }
+         done(index, cut_at(tokenizer.decode(ids), generation.until));
+       }});
 }
 
 }  // namespace moe::eval

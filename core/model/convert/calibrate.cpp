@@ -91,7 +91,7 @@ GateMeasure measure_gates(const io::Checkpoint& parent, const io::Checkpoint& ch
   };
   for (const auto& ids : verify_windows(text, dense.config())) {
     const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
-    dense.forward(tokens, dense.default_routing(), nullptr, on_input);
+    dense.forward(tokens, dense.default_routing(), on_input);
   }
   return measure;
 }

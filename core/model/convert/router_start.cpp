@@ -192,13 +192,12 @@ std::map<int64_t, Tensor> read_states(const io::Checkpoint& base, const ModelCon
     const auto count = static_cast<int64_t>(pack.counted.size());
     const Tensor counted = at::tensor(pack.counted, at::kLong);
     const Packed tokens{at::tensor(pack.ids, at::kLong), pack.lengths};
-    dense.forward(tokens, dense.default_routing(), nullptr,
-                  [&](int64_t layer, const Tensor& input) {
-                    if (const auto found = states.find(layer); found != states.end()) {
-                      const Tensor rows = input.index_select(0, counted.to(input.device()));
-                      found->second.narrow(0, done, count).copy_(rows);
-                    }
-                  });
+    dense.forward(tokens, dense.default_routing(), [&](int64_t layer, const Tensor& input) {
+      if (const auto found = states.find(layer); found != states.end()) {
+        const Tensor rows = input.index_select(0, counted.to(input.device()));
+        found->second.narrow(0, done, count).copy_(rows);
+      }
+    });
     done += count;
   }
   return states;

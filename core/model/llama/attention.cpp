@@ -217,21 +217,21 @@ Tensor project_qkv(const Tensor& x, const AttentionWeights& weights, const Model
 }
 
 Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
-                       const Sequences& sequences, LayerCache* cache) {
+                       const Sequences& sequences) {
   const std::span<const int64_t> lengths = sequences.lengths;
   const bool shares = !sequences.continues.empty();
   MOE_CHECK(!shares || sequences.continues.size() == lengths.size());
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   MOE_CHECK(tokens == x.size(0), "lengths sum to {}, tokens are {}", tokens, x.size(0));
   Tensor qkv = project_qkv(x, weights, config);
-  if (cache == nullptr && !shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
+  if (!shares && !lengths.empty() && kernels::has_causal_attention(qkv)) {
     return attend_packed(qkv, lengths, config);
   }
-  if (cache == nullptr && shares && kernels::has_causal_attention(qkv) &&
-      !at::GradMode::is_enabled() && has_one_table(sequences, config)) {
+  if (shares && kernels::has_causal_attention(qkv) && !at::GradMode::is_enabled() &&
+      has_one_table(sequences, config)) {
     return attend_shared(qkv, sequences, config);
   }
-  if (cache == nullptr && sequences.tables != nullptr) {
+  if (sequences.tables != nullptr) {
     return packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
   }
   std::vector<Tensor> parts;
@@ -244,7 +244,7 @@ Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const M
     const Tensor part = qkv.narrow(0, first, rows);
     if (const int64_t prefix = sequences.prefix_of(begin); prefix < 0) {
       parts.push_back(
-          attend(part, static_cast<int64_t>(count), config, cache, shares ? &seen : nullptr));
+          attend(part, static_cast<int64_t>(count), config, nullptr, shares ? &seen : nullptr));
     } else {
       MOE_CHECK(prefix < static_cast<int64_t>(begin) && seen[prefix].keys.defined());
       parts.push_back(attend_after(part, run, config, seen[prefix]));
@@ -253,17 +253,29 @@ Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const M
     first += rows;
     begin = end;
   }
-  MOE_CHECK(cache == nullptr || (parts.size() == 1 && !shares),
-            "a cache needs sequences of one length");
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
-Tensor attended_behind(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
-                       const std::vector<int64_t>& lengths,
-                       const std::vector<kernels::KeptSequence>& kept, const RopeTable& rotations) {
-  return kernels::cached_attention(project_qkv(x, weights, config),
-                                   {config.heads, config.kv_heads, config.head_dim}, lengths, kept,
-                                   {rotations.cosine, rotations.sine});
+Tensor attended_tokens(const Tensor& x, const AttentionWeights& weights, const ModelConfig& config,
+                       const std::vector<int64_t>& lengths, const std::vector<KvCache*>& caches,
+                       int64_t index, const RopeTable& rotations) {
+  const Tensor qkv = project_qkv(x, weights, config);
+  if (!kernels::has_causal_attention(qkv)) {
+    std::vector<Tensor> parts;
+    int64_t first = 0;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      parts.push_back(attend(qkv.narrow(0, first, lengths[i]), /*batch=*/1, config,
+                             &caches[i]->gpu_layer(index), nullptr));
+      first += lengths[i];
+    }
+    return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
+  }
+  std::vector<kernels::KeptSequence> kept;
+  for (const KvCache* cache : caches) {
+    kept.push_back(cache->cpu_layer(index));
+  }
+  return kernels::cached_attention(qkv, {config.heads, config.kv_heads, config.head_dim}, lengths,
+                                   kept, {rotations.cosine, rotations.sine});
 }
 
 RopeTable rotations_at(const std::vector<int64_t>& lengths, const std::vector<int64_t>& starts,

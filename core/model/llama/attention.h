@@ -9,8 +9,8 @@
 #include "core/model/config/config.h"
 #include "core/model/llama/adapter.h"
 #include "core/model/llama/gpu_attention.h"
+#include "core/model/llama/kv_cache.h"
 #include "core/model/llama/rope.h"
-#include "kernels/ops/cached_attention.h"
 #include "kernels/ops/weight.h"
 
 namespace moe::model {
@@ -21,11 +21,6 @@ struct AttentionWeights {
   at::Tensor bias;         // [(H + 2 G) A], of the rows of qkv; undefined where there is none
   Adapter qkv_adapter = {}, output_adapter = {};
   at::Tensor query_norm = {}, key_norm = {};  // [A], of every head; undefined where there are none
-};
-
-// Keys and values seen so far by one layer, [B, G, S, A]; undefined before the first token.
-struct LayerCache {
-  at::Tensor keys, values;
 };
 
 // Sequence i is the next lengths[i] tokens; it continues the earlier sequence continues[i], or none
@@ -46,17 +41,17 @@ at::Tensor spread_heads(const at::Tensor& x, int64_t heads);
 at::Tensor project_qkv(const at::Tensor& x, const AttentionWeights& weights,
                        const ModelConfig& config);
 
-// x [T, D], the normed input; positions start at 0, or after what `cache` holds (then all lengths
-// are equal, none continues another, and the cache is extended). Returns what every head gives,
-// [T, H A], before the product with the output matrix.
+// x [T, D], the normed input; positions start at 0. Returns what every head gives, [T, H A], before
+// the product with the output matrix.
 at::Tensor attended_tokens(const at::Tensor& x, const AttentionWeights& weights,
-                           const ModelConfig& config, const Sequences& sequences,
-                           LayerCache* cache);
-// The same on the CPU of sequences of which some tokens are kept already; their next lengths[i] are
-// x [T, D], and `rotations` [T, A] those of their positions.
-at::Tensor attended_behind(const at::Tensor& x, const AttentionWeights& weights,
+                           const ModelConfig& config, const Sequences& sequences);
+
+// Overload for sequences with a cache each: x [T, D] are their next lengths[i] tokens, whose keys
+// and values layer `index` of the caches stores. `rotations` [T, A] are those of their positions,
+// on a CPU.
+at::Tensor attended_tokens(const at::Tensor& x, const AttentionWeights& weights,
                            const ModelConfig& config, const std::vector<int64_t>& lengths,
-                           const std::vector<kernels::KeptSequence>& kept,
+                           const std::vector<KvCache*>& caches, int64_t index,
                            const RopeTable& rotations);
 
 // Of sequence i the positions from starts[i] on, lengths[i] of them, one after the other: [T, A].

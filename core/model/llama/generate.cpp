@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/model/llama/kv_cache.h"
 #include "core/model/llama/memory_need.h"
-#include "core/model/llama/sequence_cache.h"
 #include "kernels/cpu/logsumexp.h"
 #include "kernels/cpu/skinny_gemm.h"
 
@@ -81,7 +81,7 @@ namespace {
 struct Row {
   size_t index = 0;    // of the prompt
   int64_t memory = 0;  // part of KeptMemory
-  SequenceCache cache;
+  KvCache cache;
   std::vector<int64_t> ids = {};  // new ones
   std::mt19937_64 random;
 };
@@ -118,10 +118,12 @@ int64_t common_beginning(const std::vector<std::vector<int64_t>>& prompts) {
 // ends gives its part to the next.
 class KeptMemory {
  public:
-  // Of `rows`, of as many tokens each.
-  KeptMemory(const ModelConfig& config, int64_t rows, int64_t tokens)
+  // For `rows` sequences of `tokens` tokens. A cache on a GPU takes none of it.
+  KeptMemory(const Llama& model, int64_t rows, int64_t tokens)
       : tokens_(tokens),
-        parts_(at::empty({rows, SequenceCache::floats(config, tokens)}, at::kFloat)) {
+        parts_(
+            at::empty({rows, model.device().is_cpu() ? KvCache::numel(model.config(), tokens) : 0},
+                      at::kFloat)) {
     for (int64_t part = 0; part < rows; ++part) {
       free_.push_back(part);
     }
@@ -148,14 +150,16 @@ class RowBatch {
   RowBatch(const Llama& model, const RoutingOptions& routing, const GenerateSettings& settings,
            const std::vector<std::vector<int64_t>>& prompts, int64_t most_rows)
       : model_(model), routing_(routing), settings_(settings), prompts_(prompts) {
-    const auto common = prompts.size() > 1 ? common_beginning(prompts) : 0;
+    const bool can_share = model.device().is_cpu() && prompts.size() > 1;
+    const auto common = can_share ? common_beginning(prompts) : 0;
     if (common > 0) {
-      const auto prefix = std::make_shared<SequenceCache>(model.config(), common);
+      const auto prefix =
+          std::make_shared<KvCache>(model.config(), KvCacheOptions{.capacity = common});
       const auto& first = prompts.front();
       forward({first.begin(), first.begin() + common}, {common}, {prefix.get()});
       prefix_ = prefix;
     }
-    memory_.emplace(model.config(), most_rows, room_of_a_row());
+    memory_.emplace(model, most_rows, room_of_a_row());
   }
 
   size_t size() const { return rows_.size(); }
@@ -181,7 +185,7 @@ class RowBatch {
   // Another token for each.
   void step() {
     std::vector<int64_t> fresh;
-    std::vector<SequenceCache*> caches;
+    std::vector<KvCache*> caches;
     std::vector<Row*> all;
     for (const auto& row : rows_) {
       fresh.push_back(row->ids.back());
@@ -223,7 +227,8 @@ class RowBatch {
     const int64_t part = memory_->take();
     return {index,
             part,
-            SequenceCache(model_.config(), memory_->tokens(), prefix_, memory_->part(part)),
+            KvCache(model_.config(),
+                    {model_.device(), memory_->tokens(), prefix_, memory_->part(part)}),
             {},
             std::mt19937_64(settings_.seed)};
   }
@@ -249,7 +254,7 @@ class RowBatch {
 
   // [sequences, D], the final hidden state of each one's last token.
   Tensor forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths,
-                 const std::vector<SequenceCache*>& caches) const {
+                 const std::vector<KvCache*>& caches) const {
     Packed tokens{.ids = at::tensor(ids, at::kLong), .lengths = lengths, .caches = caches};
     if (ids.size() > lengths.size()) {
       std::vector<int64_t> last;
@@ -265,31 +270,10 @@ class RowBatch {
   const RoutingOptions& routing_;
   const GenerateSettings& settings_;
   const std::vector<std::vector<int64_t>>& prompts_;
-  std::shared_ptr<const SequenceCache> prefix_;
+  std::shared_ptr<const KvCache> prefix_;
   std::optional<KeptMemory> memory_;
   std::vector<std::unique_ptr<Row>> rows_;
 };
-
-// A prompt alone, on the CPU.
-std::vector<int64_t> generate_one(const Llama& model, const RoutingOptions& routing,
-                                  const std::vector<int64_t>& prompt,
-                                  const GenerateSettings& settings,
-                                  const std::function<void(int64_t)>& on_token) {
-  const std::vector<std::vector<int64_t>> prompts{prompt};
-  std::vector<int64_t> ids;
-  RowBatch batch(model, routing, settings, prompts, /*most_rows=*/1);
-  batch.start(std::vector<size_t>{0});
-  while (batch.size() > 0) {
-    if (on_token && !batch.ids().empty()) {
-      on_token(batch.ids().back());
-    }
-    batch.finish([&](size_t /*index*/, const std::vector<int64_t>& all) { ids = all; });
-    if (batch.size() > 0) {
-      batch.step();
-    }
-  }
-  return ids;
-}
 
 }  // namespace
 
@@ -302,31 +286,25 @@ int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t a
 }
 
 void generate_all(const Llama& model, const RoutingOptions& routing,
-                  const std::vector<std::vector<int64_t>>& prompts,
-                  const std::vector<size_t>& wanted, const GenerateSettings& settings, int64_t rows,
-                  const OnGenerated& done) {
-  if (wanted.empty()) {
+                  const GenerateSettings& settings, const GenerateBatch& prompts) {
+  if (prompts.wanted.empty()) {
     return;
   }
   const at::NoGradGuard no_gradients;
-  if (!model.device().is_cpu()) {
-    for (const size_t index : wanted) {
-      done(index, generate(model, routing, prompts[index], settings));
-    }
-    return;
-  }
-  RowBatch batch(model, routing, settings, prompts,
-                 std::min(rows, static_cast<int64_t>(wanted.size())));
-  for (std::span<const size_t> left = wanted; !left.empty() || batch.size() > 0;) {
+  // A GPU's products depend on the number of rows.
+  const size_t rows = model.device().is_cpu() ? static_cast<size_t>(prompts.rows) : 1;
+  RowBatch batch(model, routing, settings, prompts.prompts,
+                 static_cast<int64_t>(std::min(rows, prompts.wanted.size())));
+  for (std::span<const size_t> left = prompts.wanted; !left.empty() || batch.size() > 0;) {
     if (batch.size() > 0) {
       batch.step();
     }
-    batch.finish(done);
-    while (!left.empty() && batch.size() < static_cast<size_t>(rows)) {
-      const size_t count = std::min(left.size(), static_cast<size_t>(rows) - batch.size());
+    batch.finish(prompts.done);
+    while (!left.empty() && batch.size() < rows) {
+      const size_t count = std::min(left.size(), rows - batch.size());
       batch.start(left.first(count));
       left = left.subspan(count);
-      batch.finish(done);
+      batch.finish(prompts.done);
     }
   }
 }
@@ -336,33 +314,18 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::function<void(int64_t)>& on_token) {
   MOE_CHECK(!prompt.empty());
   const at::NoGradGuard no_gradients;
-  if (model.device().is_cpu()) {
-    return generate_one(model, routing, prompt, settings, on_token);
-  }
-  const int64_t limit = model.config().max_position_embeddings;
-  std::mt19937_64 random(settings.seed);
-  KvCache cache;
+  const std::vector<std::vector<int64_t>> prompts{prompt};
   std::vector<int64_t> ids;
-  std::vector<int64_t> fresh = prompt;
-  auto position = static_cast<int64_t>(prompt.size());
-  while (static_cast<int64_t>(ids.size()) < settings.max_tokens && position < limit) {
-    const auto count = static_cast<int64_t>(fresh.size());
-    const Tensor input = at::tensor(fresh, at::kLong);
-    const Tensor hidden = model.forward({input, {count}}, routing, &cache).hidden;
-    const Tensor logits = model.head(hidden.narrow(0, count - 1, 1))[0];
-    const double uniform = static_cast<double>(random() >> 11) * 0x1.0p-53;
-    const int64_t next = pick_token(logits, settings.temperature, settings.top_p, uniform);
-    ids.push_back(next);
-    if (on_token) {
-      on_token(next);
+  RowBatch batch(model, routing, settings, prompts, /*most_rows=*/1);
+  batch.start(std::vector<size_t>{0});
+  while (batch.size() > 0) {
+    if (on_token && !batch.ids().empty()) {
+      on_token(batch.ids().back());
     }
-    const auto& ends = settings.eos_ids;
-    if (std::find(ends.begin(), ends.end(), next) != ends.end() ||
-        (settings.stops && settings.stops(ids))) {
-      break;
+    batch.finish([&](size_t /*index*/, const std::vector<int64_t>& all) { ids = all; });
+    if (batch.size() > 0) {
+      batch.step();
     }
-    fresh = {next};
-    ++position;
   }
   return ids;
 }

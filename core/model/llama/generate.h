@@ -34,16 +34,19 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
 
-// The same of many prompts, each by itself: `done` gets a prompt's index and its new ids when they
-// end, in whatever order they do. Up to `rows` are computed at once; whoever ends makes room for
-// the next. What a prompt gets does not depend on what is computed beside it: the beginning that
-// all have in common is the same whatever `wanted`, the prompts that are to be answered (of a run
-// that goes on, those that are left), and kernels/cpu/skinny_gemm.h sees to the rest.
 using OnGenerated = std::function<void(size_t index, const std::vector<int64_t>& ids)>;
+struct GenerateBatch {
+  const std::vector<std::vector<int64_t>>& prompts;
+  const std::vector<size_t>& wanted;  // indices of the prompts to continue
+  int64_t rows = 1;  // prompts computed at once on a CPU; a GPU computes one after the other
+  OnGenerated done;  // called with an index and its new ids when they are complete, in any order
+};
+
+// Generates for each of the wanted prompts. The ids of a prompt do not depend on the prompts that
+// are computed at the same time: the common prefix is that of all prompts, and every row of
+// skinny_gemm() (kernels/cpu/skinny_gemm.h) has the same bits in any batch.
 void generate_all(const Llama& model, const RoutingOptions& routing,
-                  const std::vector<std::vector<int64_t>>& prompts,
-                  const std::vector<size_t>& wanted, const GenerateSettings& settings, int64_t rows,
-                  const OnGenerated& done);
+                  const GenerateSettings& settings, const GenerateBatch& batch);
 
 // As many rows at once as `available` bytes have room for, at least one and at most the rows of a
 // skinny product.

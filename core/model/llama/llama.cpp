@@ -62,16 +62,17 @@ struct Pass {
     }
   }
 
-  // For attention behind caches: room for the new tokens, and every one's rotation, the same in all
-  // layers.
-  void make_rotations() {
+  // Reserves memory for the new tokens in the caches, and makes the rotations of all layers.
+  void prepare_caches(at::Device device) {
     MOE_CHECK(caches.size() == lengths.size() && continues.empty());
     std::vector<int64_t> starts;
     for (size_t i = 0; i < caches.size(); ++i) {
       starts.push_back(caches[i]->length());
-      caches[i]->make_room(lengths[i]);
+      caches[i]->reserve(lengths[i]);
     }
-    rotations = rotations_at(lengths, starts, config);
+    if (device.is_cpu()) {
+      rotations = rotations_at(lengths, starts, config);
+    }
   }
 
   // What a dense last layer goes on with behind its attention: of all [T, ..] the rows that are
@@ -91,9 +92,9 @@ struct Pass {
   at::ScalarType type;  // of what products take and give
   std::vector<int64_t> lengths, continues;
   std::shared_ptr<const PackTables> tables;
-  std::vector<SequenceCache*> caches;  // one a sequence, or none
-  Tensor output_rows;                  // [N] i64 on the model's device, or undefined
-  std::optional<RopeTable> rotations;  // with caches: [T, A]
+  std::vector<KvCache*> caches;  // one a sequence, or none
+  Tensor output_rows;            // [N] i64 on the model's device, or undefined
+  RopeTable rotations;           // [T, A], with caches on a CPU
   // Whether the residual stream may be added to where it lies: for inference on the CPU, where no
   // backward asks for it again.
   bool adds_in_place = false;
@@ -112,29 +113,23 @@ Tensor attention_without_tokens(const Tensor& x, const Layer& layer, const Pass&
 }
 
 // Every token's attention [T, H A] in layer `index`, before the last product.
-Tensor attended(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
-                LayerCache* cache) {
+Tensor attended(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   const Tensor normed = pass.norm(x, layer.input_norm);
   if (pass.caches.empty()) {
     return attended_tokens(normed, layer.attention, pass.config,
-                           {pass.lengths, pass.continues, pass.tables.get()}, cache);
+                           {pass.lengths, pass.continues, pass.tables.get()});
   }
-  std::vector<kernels::KeptSequence> kept;
-  for (const SequenceCache* sequence : pass.caches) {
-    kept.push_back(sequence->layer(index));
-  }
-  return attended_behind(normed, layer.attention, pass.config, pass.lengths, kept, *pass.rotations);
+  return attended_tokens(normed, layer.attention, pass.config, pass.lengths, pass.caches, index,
+                         pass.rotations);
 }
 
 // x [T, D] f32, the residual stream -> what the attention of layer `index` adds to it, [T, D], or
 // to the rows that it goes on with.
-Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
-                      LayerCache* cache) {
+Tensor attention_half(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   if (x.size(0) == 0) {
     return attention_without_tokens(x, layer, pass);
   }
-  const Tensor rows =
-      pass.rows_behind_attention(attended(x, layer, pass, index, cache), layer, index);
+  const Tensor rows = pass.rows_behind_attention(attended(x, layer, pass, index), layer, index);
   return adapted_linear(rows, layer.attention.output, {}, layer.attention.output_adapter);
 }
 
@@ -145,16 +140,14 @@ struct Middle {
 };
 
 // x is given away where nobody needs it any more (Pass::adds_in_place).
-Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index,
-                       LayerCache* cache) {
+Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   if (pass.adds_in_place && x.size(0) > 0 && !layer.attention.output_adapter.defined()) {
-    const Tensor rows =
-        pass.rows_behind_attention(attended(x, layer, pass, index, cache), layer, index);
+    const Tensor rows = pass.rows_behind_attention(attended(x, layer, pass, index), layer, index);
     Tensor sum = pass.rows_behind_attention(x, layer, index);
     kernels::add_linear(sum, rows, layer.attention.output);
     return {sum, pass.norm(sum, layer.post_norm)};
   }
-  const Tensor added = attention_half(x, layer, pass, index, cache);
+  const Tensor added = attention_half(x, layer, pass, index);
   auto [sum, normed] = kernels::rms_norm_of_sum(pass.rows_behind_attention(x, layer, index), added,
                                                 layer.post_norm, pass.config.rms_norm_eps,
                                                 /*to_bf16=*/pass.type == at::kBFloat16);
@@ -211,7 +204,7 @@ FeedForwardOutput recomputed_half(const Tensor& x, const Layer& layer,
       [&layer, pass, index, with_attention, decided, first](const Tensor& input) {
         const bool again = decided->has_value();
         set_layer(pass->spread.parallel, index);
-        const Middle middle = with_attention ? after_attention(input, layer, *pass, index, nullptr)
+        const Middle middle = with_attention ? after_attention(input, layer, *pass, index)
                                              : Middle{input, pass->norm(input, layer.post_norm)};
         FeedForwardOutput out = feed_forward_half(middle, layer, *pass, decided.get());
         if (!again) {
@@ -263,15 +256,13 @@ Tensor embedded(const Tensor& embedding, const Tensor& ids, WeightShards* shards
   return x;
 }
 
-// Tokens, with those of the cache and of the sequences that others continue.
-int64_t longest_sequence(const Packed& tokens, const KvCache* cache) {
-  const bool has_past =
-      cache != nullptr && !cache->layers.empty() && cache->layers.front().keys.defined();
-  const int64_t past = has_past ? cache->layers.front().keys.size(2) : 0;
+// Returns the length of the longest sequence, with the tokens of its cache and of the sequence that
+// it continues.
+int64_t longest_sequence(const Packed& tokens) {
   std::vector<int64_t> ends;
   for (size_t sequence = 0; sequence < tokens.lengths.size(); ++sequence) {
     const int64_t before = tokens.continues.empty() ? -1 : tokens.continues[sequence];
-    const int64_t kept = tokens.caches.empty() ? past : tokens.caches[sequence]->length();
+    const int64_t kept = tokens.caches.empty() ? 0 : tokens.caches[sequence]->length();
     ends.push_back((before < 0 ? kept : ends[static_cast<size_t>(before)]) +
                    tokens.lengths[sequence]);
   }
@@ -439,17 +430,14 @@ void Llama::set_compute(const ComputeOptions& compute) {
 
 const ComputeOptions& Llama::compute() const { return weights_->compute; }
 
-ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing, KvCache* cache,
+ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing,
                              const OnFeedForward& on_feed_forward) const {
   const ModelConfig& config = weights_->config;
   if (config.sliding_window > 0) {
-    check_window(config.sliding_window, longest_sequence(tokens, cache));
-  }
-  if (cache != nullptr) {
-    cache->layers.resize(config.layers);
+    check_window(config.sliding_window, longest_sequence(tokens));
   }
   MOE_CHECK(!tokens.output_rows.defined() || (!at::GradMode::is_enabled() && !on_feed_forward));
-  const bool keeps_all = cache != nullptr || on_feed_forward || !at::GradMode::is_enabled();
+  const bool keeps_all = !tokens.caches.empty() || on_feed_forward || !at::GradMode::is_enabled();
   const Recompute recompute = keeps_all ? Recompute::kNone : weights_->compute.recompute;
   const auto own =
       std::make_shared<Pass>(config, weights_->compute, tokens, routing, weights_->parallel);
@@ -458,23 +446,22 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
   }
   own->adds_in_place = device().is_cpu() && !at::GradMode::is_enabled();
   if (!tokens.caches.empty()) {
-    own->make_rotations();
-  } else if (cache == nullptr) {
+    own->prepare_caches(device());
+  } else {
     own->make_tables(device());
   }
   const std::shared_ptr<const Pass> pass = own;
   ForwardResult result;
   const auto run_layer = [&](int64_t index, const Tensor& input) {
     const Layer& layer = weights_->layers[index];
-    LayerCache* layer_cache = cache == nullptr ? nullptr : &cache->layers[index];
     if (recompute == Recompute::kLayer) {
       return recomputed_half(input, layer, pass, index, /*with_attention=*/true);
     }
     if (recompute == Recompute::kFeedForward) {
-      const Tensor middle = input + attention_half(input, layer, *pass, index, layer_cache);
+      const Tensor middle = input + attention_half(input, layer, *pass, index);
       return recomputed_half(middle, layer, pass, index, /*with_attention=*/false);
     }
-    const Middle middle = after_attention(input, layer, *pass, index, layer_cache);
+    const Middle middle = after_attention(input, layer, *pass, index);
     if (on_feed_forward) {
       on_feed_forward(index, kernels::rms_norm(middle.x, layer.post_norm, config.rms_norm_eps));
     }

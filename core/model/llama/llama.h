@@ -19,8 +19,8 @@
 #include "core/model/llama/attention.h"
 #include "core/model/llama/compute.h"
 #include "core/model/llama/gpu_attention.h"
+#include "core/model/llama/kv_cache.h"
 #include "core/model/llama/lora.h"
-#include "core/model/llama/sequence_cache.h"
 #include "core/model/moe/layer.h"
 
 namespace moe::model {
@@ -34,9 +34,9 @@ struct Packed {
   // for none. It then attends to all of that one, and its positions count on from there, so that
   // several answers to one question compute the question once.
   std::vector<int64_t> continues = {};
-  // Empty, or one for each sequence, on the CPU: its tokens come behind those that are kept there,
-  // and are kept there too. `continues` is then empty.
-  std::vector<SequenceCache*> caches = {};
+  // Empty, or one for each sequence: its tokens come behind those in the cache and are added to it.
+  // `continues` is then empty.
+  std::vector<KvCache*> caches = {};
   // Undefined, or [N] i64, increasing: the tokens whose hidden states are asked for. A dense last
   // layer then computes nothing behind its attention for the others. For inference alone.
   at::Tensor output_rows = {};
@@ -50,12 +50,6 @@ struct RoutingOptions {
   std::optional<double> gate_scale = {};  // in place of the folder's
   // Losses besides those of the router (core/route/losses.h).
   bool wants_z_loss = false, wants_sequence_balance = false;
-};
-
-// Keys and values of the tokens seen so far, a pair a layer; all B sequences of equal length.
-// Starts empty.
-struct KvCache {
-  std::vector<LayerCache> layers;
 };
 
 // Of the tokens of this process alone. Under expert parallelism the backward of a forward is a
@@ -145,7 +139,7 @@ class Llama {
 
   // `cache`, when given, is extended in place; all lengths must then be equal.
   ForwardResult forward(const Packed& tokens, const RoutingOptions& routing,
-                        KvCache* cache = nullptr, const OnFeedForward& on_feed_forward = {}) const;
+                        const OnFeedForward& on_feed_forward = {}) const;
   at::Tensor head(const at::Tensor& hidden) const;  // [N, D] -> logits [N, V] f32
   // Calls `body` with the head's matrix [V, D], the embedding's where tied. Where weights are
   // sharded it is whole for that long alone, and what `body` adds to its gradient is summed up.

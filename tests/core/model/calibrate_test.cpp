@@ -86,7 +86,7 @@ Expected by_loops(const World& world) {
   expected.positive.assign(3, std::vector<int64_t>(4));
   for (const auto& ids : verify_windows(world.text, child.config())) {
     const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
-    child.forward(tokens, same_function, nullptr, [&](int64_t layer, const at::Tensor& input) {
+    child.forward(tokens, same_function, [&](int64_t layer, const at::Tensor& input) {
       const at::Tensor router = child.parameters()[5 + 7 * layer].tensor;
       REQUIRE(child.parameters()[5 + 7 * layer].name ==
               fmt::format("model.layers.{}.mlp.router", layer));

@@ -92,11 +92,12 @@ Texts generated(const moe::model::Llama& model, const Texts& prompts,
                 int64_t rows) {
   Texts all(prompts.size());
   std::vector<int> times(prompts.size());
-  moe::model::generate_all(model, model.default_routing(), prompts, wanted, settings, rows,
-                           [&](size_t index, const std::vector<int64_t>& ids) {
-                             all[index] = ids;
-                             ++times[index];
-                           });
+  moe::model::generate_all(
+      model, model.default_routing(), settings,
+      {prompts, wanted, rows, [&](size_t index, const std::vector<int64_t>& ids) {
+         all[index] = ids;
+         ++times[index];
+       }});
   for (size_t index = 0; index < prompts.size(); ++index) {
     CHECK(times[index] == std::count(wanted.begin(), wanted.end(), index));
   }
@@ -196,8 +197,9 @@ TEST_CASE("kept keys that find no room move to where there is some, with the sam
   moe::test::write_tiny_checkpoint(folder / "m", options);
   const auto model = moe::model::Llama::load(moe::io::Checkpoint(folder / "m"));
   const at::NoGradGuard no_gradients;
-  moe::model::SequenceCache narrow(model.config(), 1), wide(model.config(), 64);
-  const auto next = [&](moe::model::SequenceCache& cache, std::vector<int64_t> ids) {
+  moe::model::KvCache narrow(model.config(), {.capacity = 1});
+  moe::model::KvCache wide(model.config(), {.capacity = 64});
+  const auto next = [&](moe::model::KvCache& cache, std::vector<int64_t> ids) {
     const auto count = static_cast<int64_t>(ids.size());
     return model
         .forward({.ids = at::tensor(ids, at::kLong), .lengths = {count}, .caches = {&cache}},

@@ -443,11 +443,13 @@ TEST_CASE("a cache gives the logits of the whole sequence with biases and head n
   const auto model = Llama::load(moe::io::Checkpoint(folder / "m"));
   const Tensor whole = run(model, {1, 5, 9}, {3});
   const at::NoGradGuard no_gradients;
-  moe::model::KvCache cache;
+  moe::model::KvCache cache(model.config());
   const auto part = [&](const std::vector<int64_t>& ids) {
     const auto count = static_cast<int64_t>(ids.size());
     return model.head(
-        model.forward({at::tensor(ids, at::kLong), {count}}, model.default_routing(), &cache)
+        model
+            .forward({.ids = at::tensor(ids, at::kLong), .lengths = {count}, .caches = {&cache}},
+                     model.default_routing())
             .hidden);
   };
   CHECK(distance(part({1, 5}), whole.narrow(0, 0, 2)) < kTolerance);
@@ -544,12 +546,14 @@ TEST_CASE("a cache gives the logits of the whole sequence", "[model]") {
   const std::vector<int64_t> ids{1, 5, 9, 11, 7, 2, 40};
   const Tensor whole = run(model, ids, {7});
   const at::NoGradGuard no_gradients;
-  moe::model::KvCache cache;
+  moe::model::KvCache cache(model.config());
   int64_t first = 0;
   for (const int64_t count : {3, 1, 2, 1}) {  // one token and several after a past
     const std::vector<int64_t> part(ids.begin() + first, ids.begin() + first + count);
     const Tensor hidden =
-        model.forward({at::tensor(part, at::kLong), {count}}, model.default_routing(), &cache)
+        model
+            .forward({.ids = at::tensor(part, at::kLong), .lengths = {count}, .caches = {&cache}},
+                     model.default_routing())
             .hidden;
     CHECK(distance(model.head(hidden), whole.narrow(0, first, count)) < kTolerance);
     first += count;
@@ -569,18 +573,18 @@ TEST_CASE("a text is read up to the length of a window, a longer one is refused"
   CHECK(distance(run(model, {7, 1, 5, 9, 11}, {1, 4}).narrow(0, 1, 4), whole) < kTolerance);
   const std::string refusal =
       "a text of 5 tokens is longer than the 4 of sliding_window in config.json";
-  const auto said = [&](const moe::model::Packed& tokens, moe::model::KvCache* cache) {
-    return moe::test::user_error_of([&] { model.forward(tokens, {}, cache); });
+  const auto said = [&](const moe::model::Packed& tokens) {
+    return moe::test::user_error_of([&] { model.forward(tokens, {}); });
   };
   const Tensor ids = at::tensor({1, 5, 9, 11, 2}, at::kLong);
-  CHECK_THAT(said({ids, {5}}, nullptr), contains_text(refusal));
-  CHECK_THAT(said({ids, {3, 2}, {-1, 0}}, nullptr), contains_text(refusal));
-  CHECK(said({ids, {3, 1, 1}, {-1, 0, 0}}, nullptr).empty());
+  CHECK_THAT(said({ids, {5}}), contains_text(refusal));
+  CHECK_THAT(said({ids, {3, 2}, {-1, 0}}), contains_text(refusal));
+  CHECK(said({ids, {3, 1, 1}, {-1, 0, 0}}).empty());
   const at::NoGradGuard no_gradients;
-  moe::model::KvCache cache;
-  CHECK(said({ids.narrow(0, 0, 3), {3}}, &cache).empty());
-  CHECK(said({ids.narrow(0, 3, 1), {1}}, &cache).empty());
-  CHECK_THAT(said({ids.narrow(0, 4, 1), {1}}, &cache), contains_text(refusal));
+  moe::model::KvCache cache(model.config());
+  CHECK(said({ids.narrow(0, 0, 3), {3}, {}, {&cache}}).empty());
+  CHECK(said({ids.narrow(0, 3, 1), {1}, {}, {&cache}}).empty());
+  CHECK_THAT(said({ids.narrow(0, 4, 1), {1}, {}, {&cache}}), contains_text(refusal));
 }
 
 TEST_CASE("a saved folder loads to the same model, bit for bit", "[model]") {

@@ -59,16 +59,15 @@ std::vector<Rows> states_of(const Llama& model, const std::vector<int64_t>& ids)
   const at::NoGradGuard no_gradients;
   std::vector<Rows> states(static_cast<size_t>(model.config().layers));
   const Packed tokens{at::tensor(ids, at::kLong), {static_cast<int64_t>(ids.size())}};
-  model.forward(tokens, model.default_routing(), nullptr,
-                [&](int64_t layer, const at::Tensor& input) {
-                  for (int64_t token = 0; token < input.size(0); ++token) {
-                    Row row;
-                    for (int64_t column = 0; column < input.size(1); ++column) {
-                      row.push_back(input[token][column].item<double>());
-                    }
-                    states[static_cast<size_t>(layer)].push_back(std::move(row));
-                  }
-                });
+  model.forward(tokens, model.default_routing(), [&](int64_t layer, const at::Tensor& input) {
+    for (int64_t token = 0; token < input.size(0); ++token) {
+      Row row;
+      for (int64_t column = 0; column < input.size(1); ++column) {
+        row.push_back(input[token][column].item<double>());
+      }
+      states[static_cast<size_t>(layer)].push_back(std::move(row));
+    }
+  });
   return states;
 }
 
