@@ -25,7 +25,7 @@ enum Mark : unsigned { kAccepted = 1, kFilled = 2, kRectified = 4, kDropped = 8 
 
 // Everything the drawing reads, on the host.
 struct Drawing {
-  const route::RoutingCase& routing_case;
+  const route::RoutingProblem& problem;
   route::Routing routing;
   Decisions decisions;
   route::CounterValues counted;
@@ -34,8 +34,8 @@ struct Drawing {
   TableStyle style;
   std::string text;
 
-  int64_t experts() const { return routing_case.logits.size(1); }
-  int64_t local() const { return experts() / routing_case.group.ranks; }
+  int64_t experts() const { return problem.logits.size(1); }
+  int64_t local() const { return experts() / problem.group.ranks; }
   float weight(int64_t token, int64_t expert) const {
     return weights.data_ptr<float>()[token * experts() + expert];
   }
@@ -45,16 +45,10 @@ struct Drawing {
   }
 };
 
-Drawing prepare(const route::RoutingCase& routing_case, const TableStyle& style) {
+Drawing prepare(const route::RoutingProblem& problem, const TableStyle& style) {
   const at::NoGradGuard no_gradients;
   Drawing drawing{
-      routing_case,
-      route::route(routing_case.logits, routing_case.router, routing_case.group, routing_case.bias),
-      {},
-      {},
-      {},
-      {},
-      style,
+      problem, route::route(problem.logits, problem.router, problem.group), {}, {}, {}, {}, style,
       ""};
   drawing.decisions = route::decisions_of(drawing.routing.input, drawing.routing.plan);
   drawing.counted = route::read_counters({drawing.routing.counters})[0];
@@ -117,7 +111,7 @@ std::string without_trailing_blanks(const std::string& text) {
 }
 
 std::string home_text(const Drawing& drawing, int64_t token) {
-  const int64_t home = drawing.routing_case.group.home[token];
+  const int64_t home = drawing.problem.group.home[token];
   return home < 0 ? "pad" : fmt::format("{}", home);
 }
 
@@ -165,7 +159,7 @@ void draw_lists(Drawing& drawing, int64_t tokens) {
 // Which tokens hold the slots of each expert, and what stays empty.
 void draw_slots(Drawing& drawing) {
   const auto& input = drawing.routing.input;
-  if (!route::has_capacity(drawing.routing_case.router)) {
+  if (!route::has_capacity(drawing.problem.router)) {
     return;
   }
   drawing.text += "\nslots of each expert, in order of acceptance (- is padding)\n";
@@ -208,7 +202,7 @@ std::string loss_words(const route::AuxLosses& losses) {
 
 void draw_counts(Drawing& drawing) {
   const auto& counted = drawing.counted;
-  const route::RouterFamily& family = *drawing.routing_case.router.family;
+  const route::RouterFamily& family = *drawing.problem.router.family;
   if (family.tokens_request) {
     drawing.text += fmt::format("\nrequests     {}, {} dropped ({:.1f} %)", counted.requests,
                                 counted.dropped_requests,
@@ -217,7 +211,7 @@ void draw_counts(Drawing& drawing) {
       drawing.text +=
           fmt::format("; {} of {} fill-ins accepted (+)", counted.fr_filled, counted.fr_requests);
     }
-    if (drawing.routing_case.router.ir) {
+    if (drawing.problem.router.ir) {
       drawing.text += fmt::format("; {} tokens rectified at home (*)", counted.ir_tokens);
     }
   }
@@ -238,21 +232,20 @@ void draw_counts(Drawing& drawing) {
 
 }  // namespace
 
-std::string route_table(const route::RoutingCase& routing_case, const TableStyle& style) {
-  Drawing drawing = prepare(routing_case, style);
-  const int64_t all = routing_case.logits.size(0), tokens = std::min(all, style.max_tokens);
-  drawing.text = fmt::format("{}: {} tokens, {} experts on {} rank{}",
-                             route::to_string(routing_case.router), all, drawing.experts(),
-                             routing_case.group.ranks, routing_case.group.ranks == 1 ? "" : "s");
+std::string route_table(const route::RoutingProblem& problem, const TableStyle& style) {
+  Drawing drawing = prepare(problem, style);
+  const int64_t all = problem.logits.size(0), tokens = std::min(all, style.max_tokens);
+  drawing.text =
+      fmt::format("{}: {} tokens, {} experts on {} rank{}", route::to_string(problem.router), all,
+                  drawing.experts(), problem.group.ranks, problem.group.ranks == 1 ? "" : "s");
   const auto& input = drawing.routing.input;
-  if (routing_case.router.family->has_slots) {
+  if (problem.router.family->has_slots) {
     drawing.text += input.dropless ? ", no capacity"
                                    : fmt::format(", slots an expert takes from each rank: {}",
                                                  fmt::join(input.capacity, " "));
   }
   drawing.text += "\n\n";
-  const int64_t width =
-      kHeadColumns + drawing.experts() * kCellColumns + 2 * routing_case.group.ranks;
+  const int64_t width = kHeadColumns + drawing.experts() * kCellColumns + 2 * problem.group.ranks;
   if (width <= style.columns) {
     draw_grid(drawing, tokens);
   } else {

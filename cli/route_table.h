@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/route/routing_case.h"
+#include "core/route/routing_json.h"
 
 namespace moe::cli {
 
@@ -15,6 +15,6 @@ struct TableStyle {
   bool color = false;
 };
 
-std::string route_table(const route::RoutingCase& routing_case, const TableStyle& style);
+std::string route_table(const route::RoutingProblem& problem, const TableStyle& style);
 
 }  // namespace moe::cli

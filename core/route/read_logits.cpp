@@ -89,7 +89,7 @@ std::string read_input_text(const std::string& file) {
   try {
     return read_small_file(file, kMaxBytes, Pipes::kAllowed);
   } catch (const UserError& error) {
-    throw UserError("{}; give a case, a JSON list of logits or a CSV file", error.what());
+    throw UserError("{}; give a JSON list of logits or a CSV file", error.what());
   }
 }
 
@@ -102,8 +102,8 @@ Json read_route_input(const std::string& text, const std::string& where) {
   if (json.is_array()) {
     return {{"logits", std::move(json)}};
   }
-  if (!json.contains("kind") && !json.contains("logits")) {
-    throw UserError("{}: has neither 'kind' (a case) nor 'logits' (a list of rows)", where);
+  if (!json.contains("logits")) {
+    throw UserError("{}: has no 'logits' (a list of rows)", where);
   }
   return json;
 }

@@ -12,10 +12,10 @@ namespace moe::route {
 // than 1 GiB.
 std::string read_input_text(const std::string& file);
 
-// What a file of `moe route` holds, as JSON: a case (an object with "kind"), or an object with
-// "logits" [T][E] and perhaps num_ranks, home and valid, made from a bare list or CSV too. CSV:
-// numbers between commas, blanks or tabs; a first line of names is skipped; empty lines and lines
-// that open with # too. UserError names file and line.
+// Returns an object with "logits" [T][E], and "num_ranks", "home" and "valid" where `text` has
+// them. `text` is such an object, a JSON list of rows, or CSV: numbers separated by commas, blanks
+// or tabs; a first line of names, empty lines and lines that begin with # are skipped. Throws
+// UserError that names `where` and the line.
 Json read_route_input(const std::string& text, const std::string& where);
 
 }  // namespace moe::route

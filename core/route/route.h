@@ -12,13 +12,6 @@
 
 namespace moe::route {
 
-// A gradient with respect to the logits that an answered case holds (routing_case.h).
-struct CaseGradient {
-  std::string loss, gradient;    // what the case calls the number and its gradient
-  RouterSettings router;         // routed so
-  at::Tensor AuxLosses::*which;  // of this loss; nullptr: of sum(weights * upstream)
-};
-
 struct Routing;
 
 // What a family does with tensors. T tokens, E experts.
@@ -31,7 +24,6 @@ struct RouterFunctions {
                       const RouterSettings& settings);
   AuxLosses (*losses)(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                       const RouterSettings& settings);
-  std::vector<CaseGradient> (*case_gradients)(const RouterSettings& settings);
   // The plan of the rules in f32, made by operations of their own (kernel_plan.h); nullptr where
   // there are none.
   Plan (*kernel_plan)(const RouteInput& input, const RouterSettings& settings) = nullptr;

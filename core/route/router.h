@@ -126,7 +126,7 @@ struct StockWords {
 // T tokens, E experts.
 struct RouterFamily {
   // How it is written.
-  std::string name;                     // in config.json, and the kind of its routing cases: "topk"
+  std::string name;                     // in config.json: "topk"
   std::string word;                     // in --router, before k of top-k: "top"
   std::string title;                    // in sentences: "top-k"
   std::string syntax;                   // for a line of help: "top{K}[+ir][+fr][:cf=X|inf,...]"

@@ -284,9 +284,8 @@ def write_texts(base):
     (data / "recipe.toml").write_text('[train]\nsteps = 2\nseq-len = 32\nlr = 1e-3\nrouter = "top1"\n[eval]\nlimit = 3\n')
     (data / "logits.csv").write_text("a,b,c,d\n0.5,-1,2,0.25\n1,2,3,4\n-1,0,0,1\n2,2,2,2\n")
     (data / "logits.json").write_text(json.dumps([[0.5, -1, 2, 0.25], [1, 2, 3, 4], [0, 0, 0, 1], [2, 2, 2, 2]]))
-    (data / "case.json").write_text(json.dumps({"name": "one", "kind": "topk", "input": {
-        "num_tokens": 4, "num_experts": 2, "num_ranks": 2, "home": [0, 0, 1, 1], "valid": [True] * 4, "k": 1, "capacity_factor": 1.0,
-        "ir": True, "fr": True, "logits": [[0.5, 1], [1, 2], [3, 1], [0, 1]]}}))
+    (data / "placed.json").write_text(json.dumps({
+        "num_ranks": 2, "home": [0, 0, 1, 1], "valid": [True] * 4, "logits": [[0.5, 1], [1, 2], [3, 1], [0, 1]]}))
     (data / "prompts.json").write_text(json.dumps({"0": ["What is a pet?"], "1": {"positive": ["What comes next?"], "negative": ["pet"]}}))
     (data / "page.json").write_text(json.dumps({
         "program": "x", "title": "numbers", "facts": [{"name": "a", "value": "1"}], "notes": [{"text": "n"}], "x": {"label": "step"},
@@ -363,7 +362,7 @@ COMMANDS = {
     "eval ranks": (["moe", "data"], "eval {in}/moe --tasks {in}/data/quiz.jsonl -o {out} --ranks 2 --comm-timeout 8"),
     "route csv": (["data"], "route {in}/data/logits.csv --router top1+ir+fr --ep-ranks 2"),
     "route json": (["data"], "route {in}/data/logits.json --router top2 --json"),
-    "route case": (["data"], "route {in}/data/case.json --table"),
+    "route placed": (["data"], "route {in}/data/placed.json --router top1+ir+fr"),
     "bench route": ([], "bench route --tokens 16 --width 8 --inner 8 --experts 2 --repeats 1"),
     "bench generate": (["dense"], "bench generate {in}/dense --tokens 2 --prompt-tokens 2 --repeats 1"),
     "bench upcycle": (["dense"], "bench upcycle {in}/dense -o {out} --experts 2 --repeats 1"),
@@ -408,7 +407,7 @@ TARGETS = {
     "data/page.json": ["report page"],
     "data/logits.csv": ["route csv", "route stdin"],
     "data/logits.json": ["route json"],
-    "data/case.json": ["route case"],
+    "data/placed.json": ["route placed"],
     "bench/arc/ARC-Easy-Test.jsonl": ["eval bench"],
     "bench/piqa/valid.jsonl": ["eval bench"],
     "bench/piqa/valid-labels.lst": ["eval bench"],
@@ -786,7 +785,7 @@ def flags_by_command(reference):
 
 
 TRIED_BY = {"upcycle": ["upcycle", "upcycle verify"], "init": ["init"], "train": ["train", "train dense"], "eval": ["eval", "eval task"],
-            "generate": ["generate moe"], "route": ["route csv", "route case"], "inspect": ["inspect"], "bench route": ["bench route"],
+            "generate": ["generate moe"], "route": ["route csv", "route placed"], "inspect": ["inspect"], "bench route": ["bench route"],
             "bench generate": ["bench generate"], "bench upcycle": ["bench upcycle"]}
 
 
@@ -1039,7 +1038,7 @@ def run_signals(fixtures, place, words, dice):
 
 DISKS = ["stdout full", "stderr full", "both full", "closed 0", "closed 1", "closed 2", "closed 1 2", "closed 0 1 2", "pipe closed", "small disk",
          "small disk", "few inodes", "read-only disk", "read-only folder", "no home", "tmp full", "home is a file"]
-DISK_COMMANDS = ["upcycle", "init", "train", "eval", "generate", "inspect", "inspect dense", "tokenize json", "route csv", "route json", "route case",
+DISK_COMMANDS = ["upcycle", "init", "train", "eval", "generate", "inspect", "inspect dense", "tokenize json", "route csv", "route json", "route placed",
                  "report", "eval requests", "eval stats", "completion", "bench route", "train samples", "eval against", "train cache"]
 
 

@@ -186,10 +186,14 @@ def cases(data):
     yield {"name": "generated text", "files": ["stdout.*"],
            "commands": [["{moe}", "generate", f"{TINY}/model", "--prompt", "The", "--max-tokens", "40"]]}
     yield {"name": "inspect", "files": ["stdout.0"], "commands": [["{moe}", "inspect", f"{TINY}/model", "--json"]]}
-    golden = sorted((data.parent / "oracle" / "cases").glob("*.json"))
-    if golden:
-        yield {"name": f"routes of {len(golden)} golden cases", "files": ["stdout.*"],
-               "commands": [["{moe}", "route", str(case), "--json"] for case in golden]}
+    logits = [path for path in sorted((data.parent / "oracle" / "cases").glob("*.json"))
+              if "logits" in json.loads(path.read_text()).get("input", {})]
+    if logits:
+        write = "import json, sys; json.dump(json.load(open(sys.argv[1]))['input'], open(sys.argv[2], 'w'))"
+        yield {"name": f"routes of the logits of {len(logits)} golden cases", "files": ["stdout.*"],
+               "commands": [command for index, path in enumerate(logits) for command in (
+                   [sys.executable, "-c", write, str(path), "{out}/logits.json"],
+                   ["{moe}", "route", "{out}/logits.json", "--router", ROUTERS[index % len(ROUTERS)].replace("top2", "top1")])]}
     model = data / "stories260K-hf"
     for task in TASKS if (data / "bench").is_dir() else []:
         yield {"name": f"samples of {task}", "files": ["scores/samples_*.jsonl", "scores/results.json"],

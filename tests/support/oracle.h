@@ -1,5 +1,5 @@
 #pragma once
-// The golden routing cases (core/route/README.md, "Cases"): where they are, one by one, and their
+// The golden routing cases (../shared/oracle/cases): where they are, one by one, and their
 // numbers as tensors.
 
 #include <ATen/ATen.h>

@@ -34,14 +34,8 @@ AuxLosses losses(const at::Tensor&, const RouteInput&, const at::Tensor&, const 
   return {};
 }
 
-std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
-  return {{"combine", "combine", router, nullptr}};
-}
-
 }  // namespace
 
-RouterFunctions ExpertChoice::functions() {
-  return {softmax_scores, rules, gates, losses, case_gradients};
-}
+RouterFunctions ExpertChoice::functions() { return {softmax_scores, rules, gates, losses}; }
 
 }  // namespace moe::route

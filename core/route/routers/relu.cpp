@@ -30,12 +30,8 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
   return all;
 }
 
-std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
-  return {{"combine", "combine", router, nullptr}, {"l1", "l1", router, &AuxLosses::l1}};
-}
-
 }  // namespace
 
-RouterFunctions Relu::functions() { return {scores, rules, gates, losses, case_gradients}; }
+RouterFunctions Relu::functions() { return {scores, rules, gates, losses}; }
 
 }  // namespace moe::route

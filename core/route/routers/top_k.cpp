@@ -77,25 +77,10 @@ void kernel_weights(const at::Tensor& logits, const RouterSettings& settings, Ro
   routing.losses.sequence_balance = sequence_balance(logits, input);
 }
 
-// Both gradients of the weights and both counts of the load-balance loss, whatever is chosen.
-std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
-  std::vector<CaseGradient> all(4, {"combine", "combine_st", router, nullptr});
-  all[0].router.straight_through = true;
-  all[1].gradient = "combine_nost";
-  all[1].router.straight_through = false;
-  for (const auto& [i, count, name] : {std::tuple{2, LbCount::kFirst, "lb_first"},
-                                       std::tuple{3, LbCount::kSelected, "lb_selected"}}) {
-    all[i].loss = all[i].gradient = name;
-    all[i].router.lb_count = count;
-    all[i].which = &AuxLosses::load_balance;
-  }
-  return all;
-}
-
 }  // namespace
 
 RouterFunctions TopK::functions() {
-  return {softmax_scores, rules, gates, losses, case_gradients, plan_by_kernels, kernel_weights};
+  return {softmax_scores, rules, gates, losses, plan_by_kernels, kernel_weights};
 }
 
 }  // namespace moe::route

@@ -42,14 +42,8 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
   return all;
 }
 
-std::vector<CaseGradient> case_gradients(const RouterSettings& router) {
-  return {{"combine", "combine", router, nullptr},
-          {"lb_selected", "lb_selected", router, &AuxLosses::load_balance},
-          {"entropy", "entropy", router, &AuxLosses::entropy}};
-}
-
 }  // namespace
 
-RouterFunctions TopP::functions() { return {softmax_scores, rules, gates, losses, case_gradients}; }
+RouterFunctions TopP::functions() { return {softmax_scores, rules, gates, losses}; }
 
 }  // namespace moe::route

@@ -2,7 +2,6 @@
 // and how it moves.
 
 #include "core/route/route.h"
-#include "core/route/routing_case.h"
 #include "tests/core/route/promises.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
@@ -254,28 +253,6 @@ TEST_CASE("step by step the bias brings a skewed load to the mean", "[route]") {
     CHECK(worst() < 1.3);
     CHECK(bias.argmin().item<int64_t>() == 2);
   }
-}
-
-TEST_CASE("a routing case carries its bias, and a bias without a router for it is refused",
-          "[route]") {
-  Json input = {{"logits", {{2.0, 1.0, 0.0, -1.0}, {0.0, 2.0, 1.5, 0.5}}},
-                {"num_ranks", 1},
-                {"k", 1},
-                {"capacity_factor", nullptr},
-                {"bias_rate", 0.001},
-                {"bias", {0, 0, 0, 5}}};
-  const auto read = [&] { return route::read_routing_case("topk", input, "case"); };
-  const Json answer = route::answer(read());
-  CHECK(answer["expect"]["choices"] == Json({{3}, {3}}));
-  CHECK(route::input_json(read())["input"]["bias"] == Json({0.0, 0.0, 0.0, 5.0}));
-  input["bias"] = {0, 0, 5};
-  CHECK(user_error_of(read) == "case: 'bias' has 3 numbers, the logits have 4 experts");
-  input["bias"] = "large";
-  CHECK(user_error_of(read).find("case: 'bias' is not a list of rows of numbers") == 0);
-  input["bias"] = {0, 0, 0, 5};
-  input.erase("bias_rate");
-  CHECK(user_error_of(read) ==
-        "case: 'bias' is of routers with a bias_rate, which this one has not");
 }
 
 }  // namespace moe::test

@@ -1,0 +1,213 @@
+#include "core/route/routing_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "core/base/error.h"
+#include "core/route/decisions.h"
+
+namespace moe::route {
+namespace {
+
+constexpr size_t kMaxNumbers = size_t{1} << 26;  // of the logits
+
+// Returns input["logits"], [T, E] f32.
+at::Tensor read_logits(const Json& input, const std::string& where) {
+  if (!input["logits"].is_array() || input["logits"].empty() || !input["logits"][0].is_array() ||
+      input["logits"][0].empty()) {
+    throw UserError("{}: 'logits' is not a list of rows of numbers", where);
+  }
+  const Json& rows = input["logits"];
+  const size_t width = rows[0].size();
+  if (rows.size() > kMaxNumbers / width) {
+    throw UserError("{}: 'logits' has more than {} numbers", where, kMaxNumbers);
+  }
+  std::vector<float> numbers;
+  numbers.reserve(rows.size() * width);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!rows[row].is_array() || rows[row].size() != width) {
+      throw UserError("{}: row {} of 'logits' does not have {} numbers as the first has", where,
+                      row, width);
+    }
+    for (const auto& number : rows[row]) {
+      const double value = number.is_number() ? number.get<double>() : NAN;
+      numbers.push_back(static_cast<float>(value));
+      if (!std::isfinite(numbers.back())) {
+        throw UserError("{}: row {} of 'logits' holds {}, which is no finite 32-bit number", where,
+                        row, number.dump());
+      }
+    }
+  }
+  return at::tensor(numbers, at::kFloat)
+      .view({static_cast<int64_t>(rows.size()), static_cast<int64_t>(width)});
+}
+
+RoutingGroup read_group(const Json& input, int64_t tokens, int64_t experts,
+                        const std::string& where) {
+  const int64_t ranks = get_int(input, "num_ranks", where, 1);
+  if (ranks < 1 || experts % ranks != 0) {
+    throw UserError("{}: {} ranks do not divide {} experts; use a divisor", where, ranks, experts);
+  }
+  std::vector<bool> valid(tokens, true);
+  if (input.contains("valid") && !input["valid"].is_null()) {
+    const Json& list = input["valid"];
+    if (!list.is_array() || static_cast<int64_t>(list.size()) != tokens) {
+      throw UserError("{}: 'valid' is not a list of {} truth values", where, tokens);
+    }
+    for (int64_t token = 0; token < tokens; ++token) {
+      const Json& flag = list[token];
+      valid[token] = flag.is_boolean() ? flag.get<bool>() : flag != 0;
+    }
+  }
+  RoutingGroup group = spread_over_ranks(std::count(valid.begin(), valid.end(), true), ranks);
+  if (input.contains("home") && !input["home"].is_null()) {
+    group.home = get_ints(input, "home", where);
+    if (static_cast<int64_t>(group.home.size()) != tokens) {
+      throw UserError("{}: 'home' names {} ranks for {} tokens", where, group.home.size(), tokens);
+    }
+    for (const int64_t home : group.home) {
+      if (home < 0 || home >= ranks) {
+        throw UserError("{}: 'home' names rank {}; there are 0 to {}", where, home, ranks - 1);
+      }
+    }
+  } else {
+    for (int64_t token = 0; token < tokens; ++token) {
+      if (!valid[token]) {
+        group.home.insert(group.home.begin() + token, -1);
+      }
+    }
+  }
+  for (int64_t token = 0; token < tokens; ++token) {
+    group.home[token] = valid[token] ? group.home[token] : -1;
+  }
+  return group;
+}
+
+// The double that an f32 is printed as: 0.1f gives 0.1, not 0.10000000149011612.
+double shortest(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
+
+OrderedJson matrix_json(const at::Tensor& matrix) {
+  const at::Tensor host = matrix.detach().cpu().contiguous();
+  const bool integers = host.scalar_type() == at::kLong;
+  OrderedJson rows = OrderedJson::array();
+  for (int64_t row = 0; row < host.size(0); ++row) {
+    OrderedJson line = OrderedJson::array();
+    for (int64_t column = 0; column < host.size(1); ++column) {
+      const int64_t at = row * host.size(1) + column;
+      if (integers) {
+        line.push_back(host.data_ptr<int64_t>()[at]);
+      } else {
+        line.push_back(shortest(host.data_ptr<float>()[at]));
+      }
+    }
+    rows.push_back(std::move(line));
+  }
+  return rows;
+}
+
+OrderedJson input_json(const RoutingProblem& problem) {
+  OrderedJson input = {{"num_tokens", problem.logits.size(0)},
+                       {"num_experts", problem.logits.size(1)},
+                       {"num_ranks", problem.group.ranks}};
+  std::vector<bool> valid;
+  std::vector<int64_t> home;
+  for (const int64_t rank : problem.group.home) {
+    valid.push_back(rank >= 0);
+    home.push_back(std::max<int64_t>(rank, 0));
+  }
+  input["home"] = home;
+  input["valid"] = valid;
+  input["logits"] = matrix_json(problem.logits);
+  const OrderedJson router = to_json(problem.router);
+  for (const auto& [key, value] : router.items()) {
+    if (!value.is_null() || key == "capacity_factor") {
+      input[key] = value;
+    }
+  }
+  return input;
+}
+
+OrderedJson slot_stats(const CounterValues& counted) {
+  return {{"requests", counted.requests},
+          {"dropped_requests", counted.dropped_requests},
+          {"dropped_tokens", counted.dropped_tokens},
+          {"unserved_tokens", counted.unserved_tokens},
+          {"fr_rejected", counted.fr_rejected},
+          {"slots_total", counted.slots_total},
+          {"slots_used", counted.slots_used},
+          {"padding", counted.padding},
+          {"ir_tokens", counted.ir_tokens}};
+}
+
+// Adds who was accepted, dropped, filled in and rectified.
+void put_decisions(const Routing& routing, const RouterFamily& family, OrderedJson& expect) {
+  const CounterValues counted = read_counters({routing.counters})[0];
+  Decisions decisions = decisions_of(routing.input, routing.plan);
+  if (family.has_slots) {
+    expect["slots"] = decisions.slots;
+    expect["drops"] = decisions.drops;
+    expect["fr_filled"] = decisions.fr_filled;
+    expect["ir"] = decisions.ir;
+    expect["stats"] = slot_stats(counted);
+    expect["accepted"] = decisions.accepted;
+    return;
+  }
+  if (!family.ranks_choices) {
+    for (auto& experts : decisions.accepted) {
+      std::sort(experts.begin(), experts.end());
+    }
+  }
+  expect["selected"] = decisions.accepted;
+  expect["stats"] = {{"experts_per_token", counted.experts_per_token()}};
+  if (family.has_adaptive_l1) {
+    expect["stats"]["sparsity"] = counted.sparsity();
+  }
+}
+
+OrderedJson losses_json(const AuxLosses& losses) {
+  OrderedJson json = OrderedJson::object();
+  for (const auto& [name, loss] : {std::pair{"load_balance", &losses.load_balance},
+                                   {"entropy", &losses.entropy},
+                                   {"l1", &losses.l1}}) {
+    if (loss->defined()) {
+      json[name] = shortest(loss->item<float>());
+    }
+  }
+  return json;
+}
+
+}  // namespace
+
+RoutingProblem read_problem(const Json& input, const RouterSettings& router,
+                            const std::string& where) {
+  RoutingProblem problem{read_logits(input, where), {}, router};
+  check_router(router, problem.logits.size(1));
+  problem.group = read_group(input, problem.logits.size(0), problem.logits.size(1), where);
+  return problem;
+}
+
+OrderedJson route_to_json(const RoutingProblem& problem) {
+  const RouterFamily& family = *problem.router.family;
+  const Routing routing = route(problem.logits, problem.router, problem.group);
+  const RouteInput& input = routing.input;
+  OrderedJson expect = OrderedJson::object();
+  if (family.has_softmax_scores) {
+    expect["probs"] = matrix_json(input.scores);
+  }
+  if (family.has_slots) {
+    expect["capacity"] = input.capacity;
+  }
+  put_decisions(routing, family, expect);
+  expect["combine"] = matrix_json(routing.combine);
+  if (family.tokens_request) {
+    const int64_t choices = problem.router.fr ? std::min(input.k + 1, input.experts()) : input.k;
+    expect["choices"] = matrix_json(input.ranked.narrow(1, 0, choices));
+  }
+  return {{"kind", family.name},
+          {"input", input_json(problem)},
+          {"expect", expect},
+          {"loss", losses_json(routing.losses)}};
+}
+
+}  // namespace moe::route
