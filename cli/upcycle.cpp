@@ -339,15 +339,17 @@ void run(const UpcycleFlags& flags) {
   const model::Certify certify =
       certifier(flags, dense, model::changes_function(settings, plan), written);
   const model::Calibrate calibrate = calibrator(flags, dense, settings, written);
-  OrderedJson report = model::upcycle(
-      dense, plan, settings, [&](uint64_t done) { progress.set(done); }, certify, calibrate,
-      [&] {
-        model::RouterStart routers =
-            model::start_routers(dense, plan.child, settings.router_init, text);
-        // Writing streams: it needs none of the memory that the parent's forward took.
-        kernels::use_caching_allocator().release();
-        return routers;
-      });
+  OrderedJson report =
+      model::upcycle(dense, plan, settings,
+                     {[&](uint64_t done) { progress.set(done); }, certify, calibrate,
+                      [&] {
+                        model::RouterStart routers =
+                            model::start_routers(dense, plan.child, settings.router_init, text);
+                        // Writing streams: it needs none of the memory that the parent's forward
+                        // took.
+                        kernels::use_caching_allocator().release();
+                        return routers;
+                      }});
   written();
   for (const auto& warning : report.value("warnings", std::vector<std::string>())) {
     print_text(stderr, "warning: {}\n", terminal_text(warning, /*one_line=*/true));

@@ -60,12 +60,12 @@ OrderedJson bench_upcycle(const UpcycleSettings& settings) {
   std::vector<double> upcycle_s, disk_s;
   for (int64_t i = 0; i < settings.repeats; ++i) {
     InterleavedTimer timer(upcycled.out);
-    model::upcycle(parent, plan, upcycled, [&](uint64_t bytes) {
-      peak_bytes = std::max(peak_bytes, anonymous_bytes());
-      if (bytes - timer.probed_bytes >= InterleavedTimer::kTurnBytes) {
-        timer.end_turn(bytes);
-      }
-    });
+    model::upcycle(parent, plan, upcycled, {[&](uint64_t bytes) {
+                     peak_bytes = std::max(peak_bytes, anonymous_bytes());
+                     if (bytes - timer.probed_bytes >= InterleavedTimer::kTurnBytes) {
+                       timer.end_turn(bytes);
+                     }
+                   }});
     timer.end_turn(plan.bytes);
     upcycle_s.push_back(timer.upcycle_s);
     disk_s.push_back(timer.disk_s);

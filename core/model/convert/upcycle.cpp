@@ -546,8 +546,8 @@ UpcyclePlan plan_upcycle(const io::Checkpoint& dense, const UpcycleSettings& set
 }
 
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
-                    const UpcycleSettings& settings, const OnBytes& on_bytes,
-                    const Certify& certify, const Calibrate& calibrate, const StartRouters& start) {
+                    const UpcycleSettings& settings, const UpcycleHooks& hooks) {
+  const auto& [on_bytes, certify, calibrate, start] = hooks;
   MOE_CHECK(settings.gate_scale || calibrate, "gate_scale is open and nothing measures it");
   MOE_CHECK(!settings.router_init.is_measured() || start, "nothing measures the routers");
   check_out(dense, plan, settings.out);

@@ -107,15 +107,19 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 // Called before the first byte of a tensor is written, where settings.router_init is measured.
 using StartRouters = std::function<RouterStart()>;
 
+struct UpcycleHooks {
+  OnBytes on_bytes = {};
+  Certify certify = {};
+  Calibrate calibrate = {};  // required if settings.gate_scale is empty
+  StartRouters start = {};   // required if settings.router_init is measured
+};
+
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json. Bytes are
-// streamed; only `calibrate`, `certify` and `start` hold a model, which is gone before the next
-// bytes are written. `calibrate` must be there where gate_scale is open, `start` where the routers
-// are measured. Returns what upcycle.json holds. UserError: OUT is there already (unless force),
-// OUT would replace its own parent, not enough space, a weight of a parent that is NaN or infinite.
+// streamed; only the hooks hold a model, which is gone before the next bytes are written. Returns
+// what upcycle.json holds. UserError: OUT is there already (unless force), OUT would replace its
+// own parent, not enough space, a weight of a parent that is NaN or infinite.
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
-                    const UpcycleSettings& settings, const OnBytes& on_bytes = {},
-                    const Certify& certify = {}, const Calibrate& calibrate = {},
-                    const StartRouters& start = {});
+                    const UpcycleSettings& settings, const UpcycleHooks& hooks = {});
 
 // UserError: the mixture of this dense model, of the folder `where`, can have no shared expert.
 void check_may_share(const ModelConfig& parent, const std::string& where);

@@ -184,9 +184,9 @@ FeedForwardOutput feed_forward_half(const Middle& middle, const Layer& layer, co
   const Experts experts{layer.gate_up, layer.down, layer.gate_up_adapter, layer.down_adapter};
   // The residual comes last, after a shared expert.
   const bool has_shared = layer.shared_expert.is_there();
-  MoeOutput out =
-      moe_forward(normed, layer.router, experts, pass.routing.router, pass.spread, pass.gate_scale,
-                  pass.routing.count_tokens, decided, layer.router_bias, has_shared ? Tensor() : x);
+  MoeOutput out = moe_forward(
+      normed, {layer.router, pass.routing.router, layer.router_bias}, experts, pass.spread,
+      {pass.gate_scale, pass.routing.count_tokens, decided, has_shared ? Tensor() : x});
   if (has_shared) {
     out.y = x + (out.y + layer.shared_expert.run(normed));
   }

@@ -31,37 +31,34 @@ route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenSpread
 
 }  // namespace
 
-MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
-                      const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens, std::optional<route::Routing>* decided,
-                      const at::Tensor& bias, const at::Tensor& residual) {
-  MOE_CHECK(x.dim() == 2 && router_weight.size(1) == x.size(1),
+MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
+                      const TokenSpread& spread, const MoeForwardOptions& options) {
+  MOE_CHECK(x.dim() == 2 && router.weight.size(1) == x.size(1),
             "x has {} dimensions, width {}, the router {}", x.dim(), x.size(-1),
-            router_weight.size(1));
+            router.weight.size(1));
+  std::optional<route::Routing>* decided = options.decided;
   const bool is_recomputed = decided != nullptr && decided->has_value();
   const route::Routing routing = [&] {
     RECORD_USER_SCOPE("routing");
-    const at::Tensor logits = router_logits(x, router_weight);
-    return is_recomputed ? route::route_again(logits, **decided, router)
-                         : route::route(logits, router, spread.local, bias);
+    const at::Tensor logits = router_logits(x, router.weight);
+    return is_recomputed ? route::route_again(logits, **decided, router.settings)
+                         : route::route(logits, router.settings, spread.local, router.bias);
   }();
   if (decided != nullptr && !is_recomputed) {
     *decided = routing;
     (*decided)->combine = (*decided)->weights = at::Tensor();
     (*decided)->losses = {};
   }
-  const auto dispatcher = make_token_dispatcher(spread, router);
-  return {dispatcher->run(x, routing, experts, gate_scale, residual),
+  const auto dispatcher = make_token_dispatcher(spread, router.settings);
+  return {dispatcher->run(x, routing, experts, options.gate_scale, options.residual),
           scaled_losses(routing.losses, spread), routing.counters,
-          count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
+          options.count_tokens ? route::rows_of_tokens(routing.input, routing.plan) : at::Tensor()};
 }
 
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
                       const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens,
-                      std::optional<route::Routing>* decided) {
-  return moe_forward(x, weights.router, weights.experts(), router, spread, gate_scale, count_tokens,
-                     decided);
+                      const MoeForwardOptions& options) {
+  return moe_forward(x, {weights.router, router}, weights.experts(), spread, options);
 }
 
 }  // namespace moe::model

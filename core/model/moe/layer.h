@@ -33,19 +33,28 @@ struct MoeOutput {
 // gradient checks.
 at::Tensor router_logits(const at::Tensor& x, const at::Tensor& router);
 
-// Routes and runs the experts. x [T, D] is the normed input. `spread.local.home` gives each token
-// its logical rank, -1 for padding (its y row is 0). `decided`, when given, keeps what was decided:
-// empty, it is filled; else tokens go where it says. `bias` [E]: of the choice, as route() takes
-// it. `residual` [T, D] f32: added to what the experts give, where it is defined.
-MoeOutput moe_forward(const at::Tensor& x, const at::Tensor& router_weight, const Experts& experts,
-                      const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens = false,
-                      std::optional<route::Routing>* decided = nullptr, const at::Tensor& bias = {},
-                      const at::Tensor& residual = {});
-// The same of weights in one tensor each.
+// Router of one layer.
+struct LayerRouter {
+  const at::Tensor& weight;  // [E, D] f32
+  const route::RouterSettings& settings;
+  at::Tensor bias = {};  // [E], added where tokens choose, as route() takes it; undefined: none
+};
+
+struct MoeForwardOptions {
+  double gate_scale = 1.0;    // multiplies the gates
+  bool count_tokens = false;  // fills MoeOutput::token_rows
+  // Routing of the layer for recomputation: filled if empty, else tokens are routed as it says.
+  std::optional<route::Routing>* decided = nullptr;
+  at::Tensor residual = {};  // [T, D] f32, added to the output of the experts; undefined: none
+};
+
+// Routes the normed input x [T, D] and runs the experts. `spread.local.home` is the logical rank of
+// each token, -1 for padding, whose rows of y are 0.
+MoeOutput moe_forward(const at::Tensor& x, const LayerRouter& router, const Experts& experts,
+                      const TokenSpread& spread, const MoeForwardOptions& options = {});
+// Overload for weights of one tensor each.
 MoeOutput moe_forward(const at::Tensor& x, const MoeWeights& weights,
                       const route::RouterSettings& router, const TokenSpread& spread,
-                      double gate_scale, bool count_tokens = false,
-                      std::optional<route::Routing>* decided = nullptr);
+                      const MoeForwardOptions& options = {});
 
 }  // namespace moe::model

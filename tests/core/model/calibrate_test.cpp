@@ -41,9 +41,10 @@ struct World {
     settings.force = true;
     const io::Checkpoint parent = dense();
     return upcycle(
-        parent, plan_upcycle(parent, settings), settings, {},
-        [&](const auto& staged) { return certify_equality(parent, io::Checkpoint(staged), text); },
-        [&](const auto& staged) { return calibrate(parent, staged, settings, text); });
+        parent, plan_upcycle(parent, settings), settings,
+        {{},
+         [&](const auto& staged) { return certify_equality(parent, io::Checkpoint(staged), text); },
+         [&](const auto& staged) { return calibrate(parent, staged, settings, text); }});
   }
 };
 

@@ -92,7 +92,8 @@ Output run_layer(const Input& input, const model::TokenSpread& spread, int64_t f
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
                            leaf(input.all.down.narrow(0, first_expert, experts))};
   std::optional<route::Routing> decided;
-  const auto out = model::moe_forward(x, weights, input.router, spread, 0.7, false, &decided);
+  const auto out = model::moe_forward(x, weights, input.router, spread,
+                                      {.gate_scale = 0.7, .decided = &decided});
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
   std::array<Tensor, route::kAllLosses.size()> losses;

@@ -62,7 +62,7 @@ void check_layer_case(const json& one) {
   const auto settings = settings_of(input.at("router"), input["router"]["family"]);
   const MoeWeights weights = case_weights(input);
   const auto x = tensor_of(input.at("x"), at::kFloat).requires_grad_(true);
-  const auto out = model::moe_forward(x, weights, settings, group_of(input), 1.0);
+  const auto out = model::moe_forward(x, weights, settings, group_of(input));
   CHECK(distance(out.y, tensor_of(one["expect"]["y"], at::kDouble)) < 1e-5);
 
   const auto dy = tensor_of(input.at("dy"), at::kFloat);
@@ -116,7 +116,7 @@ TEST_CASE("equal experts compute the dense FFN whatever the router weighs", "[mo
       for (const int64_t ranks : {1, 2, 8}) {
         INFO(text << " W " << ranks << " router scale " << router_scale);
         const auto out =
-            model::moe_forward(x, weights, settings, route::spread_over_ranks(40, ranks), 1.0);
+            model::moe_forward(x, weights, settings, route::spread_over_ranks(40, ranks));
         CHECK(distance(out.y, dense(x, weights, 0)) < kPreserved);
       }
     }
@@ -128,7 +128,7 @@ TEST_CASE("a token that no expert accepts leaves the layer as zero", "[model]") 
   const auto settings = route::parse_router("top1:cf=0.5");
   const MoeWeights weights = random_weights(4, 8, 6);
   const auto out = model::moe_forward(random({1, 8}).repeat({8, 1}), weights, settings,
-                                      route::spread_over_ranks(8, 1), 1.0);
+                                      route::spread_over_ranks(8, 1));
   CHECK(out.y[0].abs().max().item<double>() > 0);  // one slot, the first of equals has it
   CHECK(out.y.narrow(0, 1, 7).abs().max().item<double>() == 0);
 }
@@ -139,8 +139,8 @@ TEST_CASE("gate_scale multiplies the output", "[model]") {
   const auto x = random({12, 8});
   const auto settings = route::parse_router("topp:0.5");
   const auto group = route::spread_over_ranks(12, 2);
-  const auto once = model::moe_forward(x, weights, settings, group, 1.0).y;
-  const auto twice = model::moe_forward(x, weights, settings, group, 2.0).y;
+  const auto once = model::moe_forward(x, weights, settings, group).y;
+  const auto twice = model::moe_forward(x, weights, settings, group, {.gate_scale = 2.0}).y;
   CHECK(distance(twice, once * 2) < 1e-14);
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("awkward shapes pass forward and backward", "[model]") {
       weights.gate_up.requires_grad_(true);
       weights.down.requires_grad_(true);
       const auto out = model::moe_forward(x, weights, route::parse_router(text),
-                                          route::spread_over_ranks(shape.tokens, shape.ranks), 1.0);
+                                          route::spread_over_ranks(shape.tokens, shape.ranks));
       CHECK(out.y.sizes() == at::IntArrayRef({shape.tokens, 8}));
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       (out.y.sum() + aux).backward();
@@ -177,7 +177,7 @@ TEST_CASE("all rows on one expert leave the others without gradient", "[model]")
   weights.gate_up.requires_grad_(true);
   const auto x = random({10, 8}).abs();  // every logit of e2 is positive
   const auto out = model::moe_forward(x, weights, route::parse_router("top1:cf=inf"),
-                                      route::spread_over_ranks(10, 2), 1.0);
+                                      route::spread_over_ranks(10, 2));
   CHECK(distance(out.y, dense(x, weights, 2)) < kPreserved);
   out.y.square().sum().backward();
   for (int64_t expert = 0; expert < 4; ++expert) {
@@ -191,9 +191,9 @@ TEST_CASE("padding tokens change nothing and come out as zero", "[model]") {
   const auto x = random({12, 8});
   const auto settings = route::parse_router("top2+ir+fr:cf=1");
   auto group = route::spread_over_ranks(8, 2);
-  const auto alone = model::moe_forward(x.narrow(0, 0, 8), weights, settings, group, 1.0);
+  const auto alone = model::moe_forward(x.narrow(0, 0, 8), weights, settings, group);
   group.home.resize(12, -1);
-  const auto padded = model::moe_forward(x, weights, settings, group, 1.0);
+  const auto padded = model::moe_forward(x, weights, settings, group);
   CHECK(distance(padded.y.narrow(0, 0, 8), alone.y) < 1e-13);
   CHECK(padded.y.narrow(0, 8, 4).abs().max().item<double>() == 0);
   CHECK(distance(padded.losses.load_balance, alone.losses.load_balance) < 1e-13);
@@ -208,7 +208,7 @@ TEST_CASE("the whole layer has the gradient of finite differences", "[model]") {
     INFO(text);
     const auto settings = route::parse_router(text);
     const auto loss = [&](const at::Tensor& at, const MoeWeights& with) {
-      const auto out = model::moe_forward(at, with, settings, group, 0.7);
+      const auto out = model::moe_forward(at, with, settings, group, {.gate_scale = 0.7});
       const auto aux = out.losses.l1.defined() ? out.losses.l1 : out.losses.load_balance;
       return (out.y * dy).sum() + 0.3 * aux;
     };
@@ -234,7 +234,7 @@ TEST_CASE("the router learns from the auxiliary loss alone", "[model]") {
   MoeWeights weights = random_weights(4, 8, 6);
   weights.router.requires_grad_(true);
   const auto out = model::moe_forward(random({16, 8}), weights, route::parse_router("top1:st=off"),
-                                      route::spread_over_ranks(16, 2), 1.0);
+                                      route::spread_over_ranks(16, 2));
   out.losses.load_balance.backward();
   CHECK(weights.router.grad().abs().max().item<double>() > 1e-4);
 }
@@ -245,13 +245,13 @@ TEST_CASE("activations in bf16 are routed and added up in f32", "[model]") {
   const auto x = random({32, 16}, at::kFloat).to(at::kBFloat16);
   const auto settings = route::parse_router("top2+ir+fr:cf=1");
   const auto group = route::spread_over_ranks(32, 2);
-  const auto out = model::moe_forward(x, weights, settings, group, 1.0);
+  const auto out = model::moe_forward(x, weights, settings, group);
   CHECK(out.y.scalar_type() == at::kFloat);
   const auto rounded = [](const at::Tensor& weight) {
     return weight.to(at::kBFloat16).to(at::kFloat);
   };
   const MoeWeights wide = {weights.router, rounded(weights.gate_up), rounded(weights.down)};
-  const auto exact = model::moe_forward(x.to(at::kFloat), wide, settings, group, 1.0);
+  const auto exact = model::moe_forward(x.to(at::kFloat), wide, settings, group);
   // The same decisions; the hidden products and the results are rounded to 8 bits: a few times 2^-8
   // of their size.
   CHECK(at::equal(out.counters.tokens_per_expert, exact.counters.tokens_per_expert));

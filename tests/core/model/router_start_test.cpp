@@ -294,7 +294,7 @@ TEST_CASE("a folder holds the rows that were measured, and upcycle.json says wha
       text_of_prompts(base, read_prompts(settings.router_init.file, 2, {}), "prompts.json");
   const UpcyclePlan plan = plan_upcycle(base, settings);
   const RouterStart start = start_routers(base, plan.child, settings.router_init, text);
-  const OrderedJson report = upcycle(base, plan, settings, {}, {}, {}, [&] { return start; });
+  const OrderedJson report = upcycle(base, plan, settings, {.start = [&] { return start; }});
   const io::Checkpoint child(folder / "out");
   for (const auto& layer : start.layers) {
     CHECK(test::floats(child, fmt::format("model.layers.{}.mlp.gate.weight", layer.layer)) ==
@@ -334,8 +334,9 @@ TEST_CASE("the experts of a group start by one row, that of the feed-forward the
     settings.out = folder / "out";
     settings.force = true;
     const UpcyclePlan plan = plan_upcycle(base, settings);
-    upcycle(base, plan, settings, {}, {}, {},
-            [&, text = text, init = init] { return start_routers(base, plan.child, init, *text); });
+    upcycle(base, plan, settings, {.start = [&, text = text, init = init] {
+              return start_routers(base, plan.child, init, *text);
+            }});
     const Json report = read_json(folder / "out/upcycle.json")["router_init"];
     CHECK(report["layers"] == Json(to_json(whole)["layers"]));
     const io::Checkpoint child(folder / "out");

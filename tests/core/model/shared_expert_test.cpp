@@ -133,7 +133,7 @@ TEST_CASE("beside experts that add zeros a gate of zeros keeps half of the share
   for (const char* router : {"top1", "top2+ir+fr:cf=0.5", "topp:0.4", "relu:k=1"}) {
     INFO(router);
     const auto out = model::moe_forward(x, routed, route::parse_router(router),
-                                        route::spread_over_ranks(kTokens, 1), 1.0);
+                                        route::spread_over_ranks(kTokens, 1));
     CHECK(distance(out.y + twice.run(x), dense) < 1e-5);
     CHECK(at::equal(out.y + twice.run(x), twice.run(x)));
   }

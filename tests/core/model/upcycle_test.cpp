@@ -406,15 +406,16 @@ TEST_CASE("the certificate is made from the staged folder and a failing one leav
   const UpcycleSettings settings = settings_for(folder / "out");
   const UpcyclePlan plan = plan_upcycle(dense, settings);
   CHECK_THROWS_AS(
-      upcycle(dense, plan, settings, {},
-              [](const std::filesystem::path&) -> OrderedJson { throw UserError("no text"); }),
+      upcycle(dense, plan, settings, {.certify = [](const std::filesystem::path&) -> OrderedJson {
+                throw UserError("no text");
+              }}),
       UserError);
   CHECK_FALSE(std::filesystem::exists(folder / "out"));
   CHECK_FALSE(std::filesystem::exists(folder / "out.partial"));
-  upcycle(dense, plan, settings, {}, [&](const std::filesystem::path& staged) {
-    CHECK_FALSE(std::filesystem::exists(folder / "out"));
-    return OrderedJson{{"tensors", io::Checkpoint(staged).tensors().size()}};
-  });
+  upcycle(dense, plan, settings, {.certify = [&](const std::filesystem::path& staged) {
+            CHECK_FALSE(std::filesystem::exists(folder / "out"));
+            return OrderedJson{{"tensors", io::Checkpoint(staged).tensors().size()}};
+          }});
   CHECK(read_json(folder / "out/upcycle.json")["certificate"]["tensors"] == plan.tensors.size());
 }
 
@@ -440,17 +441,18 @@ TEST_CASE("a calibration sees the written folder and its scale goes into config.
   settings.router = route::parse_router("topp:0.4");
   settings.gate_scale.reset();
   double certified = 0;
-  const OrderedJson report = upcycle(
-      dense, plan_upcycle(dense, settings), settings, {},
-      [&](const std::filesystem::path& staged) -> OrderedJson {
-        certified = read_json(staged / "config.json")["moe"]["gate_scale"];
-        return {{"words", "seen"}};
-      },
-      [](const std::filesystem::path& staged) {
-        CHECK(read_json(staged / "config.json")["moe"]["gate_scale"] == 1.0);
-        CHECK(io::Checkpoint(staged).has("model.layers.0.mlp.gate.weight"));
-        return Calibration{2.5, {{"words", "measured"}}, {"a warning"}};
-      });
+  const OrderedJson report =
+      upcycle(dense, plan_upcycle(dense, settings), settings,
+              {{},
+               [&](const std::filesystem::path& staged) -> OrderedJson {
+                 certified = read_json(staged / "config.json")["moe"]["gate_scale"];
+                 return {{"words", "seen"}};
+               },
+               [](const std::filesystem::path& staged) {
+                 CHECK(read_json(staged / "config.json")["moe"]["gate_scale"] == 1.0);
+                 CHECK(io::Checkpoint(staged).has("model.layers.0.mlp.gate.weight"));
+                 return Calibration{2.5, {{"words", "measured"}}, {"a warning"}};
+               }});
   CHECK(certified == 2.5);
   CHECK(read_json(folder / "out/config.json")["moe"]["gate_scale"] == 2.5);
   CHECK(read_json(folder / "out/config.json")["model_type"] == "moe_scaled");
@@ -545,10 +547,10 @@ TEST_CASE("progress grows to the bytes announced", "[model][upcycle]") {
   settings.shard_bytes = 10'000;
   const UpcyclePlan plan = plan_upcycle(dense, settings);
   uint64_t last = 0;
-  upcycle(dense, plan, settings, [&](uint64_t done) {
-    CHECK(done >= last);
-    last = done;
-  });
+  upcycle(dense, plan, settings, {[&](uint64_t done) {
+            CHECK(done >= last);
+            last = done;
+          }});
   CHECK(last == plan.bytes);
 }
 

@@ -112,7 +112,7 @@ TEST_CASE("counting beside one layer, T = 4096, D = 1024, F = 256", "[!benchmark
       const auto settings = route::parse_router(router);
       const auto group = route::spread_over_ranks(kTokens, experts);
       const double layer = median_seconds(
-          3, [&] { model::moe_forward(x, weights, settings, group, 1.0).y.sum().backward(); });
+          3, [&] { model::moe_forward(x, weights, settings, group).y.sum().backward(); });
       const double counting = counting_seconds(kTokens, experts, experts, router);
       fmt::print("E {:>2}  {:<11} layer {:8.1f} ms  counting {:6.3f} ms  {:.3f} %\n", experts,
                  router, 1e3 * layer, 1e3 * counting, 100 * counting / layer);

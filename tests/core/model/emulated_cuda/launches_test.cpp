@@ -43,7 +43,7 @@ class Layer {
 
   HostCalls forward() {
     emulated::take_host_calls();
-    out_ = model::moe_forward(x_, weights_, router_, spread_, 1.0);
+    out_ = model::moe_forward(x_, weights_, router_, spread_);
     return emulated::take_host_calls();
   }
 
@@ -218,7 +218,7 @@ TEST_CASE("a layer whose experts are distributed reads the GPU once a rank, or n
             HostCalls before;
             taken(before);
             const Tensor y =
-                model::moe_forward(x, weights, route::parse_router(one.router), spread, 1.0).y;
+                model::moe_forward(x, weights, route::parse_router(one.router), spread).y;
             taken(forward);
             torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
             taken(backward);
