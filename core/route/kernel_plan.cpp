@@ -1,14 +1,10 @@
 #include "core/route/kernel_plan.h"
 
-#include <torch/csrc/autograd/custom_function.h>
-
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "core/base/error.h"
 #include "core/route/rows.h"
-#include "kernels/ops/cuda_functions.h"
 
 namespace moe::route {
 
@@ -65,16 +61,6 @@ kernels::TopKPlanRows memory_of(const Plan& plan) {
           plan.overflow_token.size(0)};
 }
 
-// An operation on the device of `on`: by the kernel of a GPU, or by the loop of the CPU.
-template <typename Args, typename OnGpu, typename OnCpu>
-void run_on(const at::Tensor& on, const Args& args, OnGpu on_gpu, OnCpu on_cpu) {
-  if (on.is_cuda()) {
-    (kernels::cuda_functions().*on_gpu)(args, kernels::current_stream(on));
-  } else {
-    on_cpu(args);
-  }
-}
-
 // What the choices of tokens are written to.
 struct ChoiceTensors {
   at::Tensor scores, choice, at_home, requested;
@@ -87,16 +73,16 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopK
                    at::empty({shape.tokens, shape.choices}, ints), at::empty({shape.tokens}, ints),
                    at::empty({shape.choices, shape.experts * shape.ranks}, ints)};
   const at::Tensor logits = input.logits.contiguous();
-  run_on(logits,
-         kernels::RouterChoicesArgs{
-             logits.const_data_ptr<float>(),
-             home.const_data_ptr<int32_t>(),
-             {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
-             to.scores.data_ptr<float>(),
-             to.choice.data_ptr<int32_t>(),
-             to.at_home.data_ptr<int32_t>(),
-             to.requested.data_ptr<int32_t>()},
-         &kernels::CudaFunctions::router_choices, kernels::router_choices_cpu);
+  kernels::run_on(logits,
+                  kernels::RouterChoicesArgs{
+                      logits.const_data_ptr<float>(),
+                      home.const_data_ptr<int32_t>(),
+                      {shape.tokens, shape.experts, shape.ranks, shape.choices, /*is_relu=*/false},
+                      to.scores.data_ptr<float>(),
+                      to.choice.data_ptr<int32_t>(),
+                      to.at_home.data_ptr<int32_t>(),
+                      to.requested.data_ptr<int32_t>()},
+                  &kernels::CudaFunctions::router_choices, kernels::router_choices_cpu);
   if (!input.ranked.is_same(input.by_logit)) {
     MOE_CHECK(input.logits.is_cpu());
     to.choice = input.ranked.narrow(1, 0, shape.choices).to(at::kInt).contiguous();
@@ -104,91 +90,10 @@ ChoiceTensors choose(const RouteInput& input, const at::Tensor& home, const TopK
   return to;
 }
 
-// A finished plan as the kernels of its weights read it.
-kernels::PlanRows rows_in(const RouteInput& input, const Plan& plan) {
-  return {plan.token.const_data_ptr<int64_t>(),
-          plan.expert.const_data_ptr<int64_t>(),
-          plan.choice.const_data_ptr<int64_t>(),
-          plan.count.const_data_ptr<int64_t>(),
-          input.home.const_data_ptr<int64_t>(),
-          plan.token.size(0),
-          input.tokens(),
-          input.experts(),
-          input.ranks,
-          input.k};
+kernels::PlanTensors tensors_of(const RouteInput& input, const Plan& plan) {
+  return {plan.token, plan.expert,     plan.choice, plan.count,
+          input.home, input.experts(), input.ranks, input.k};
 }
-
-kernels::PlanWeightsKind kind_of(const RouteInput& input, const KernelGates& gates) {
-  const auto in_use = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
-                                    [](int64_t tokens) { return tokens > 0; });
-  return {gates.normalise, gates.straight_through, gates.lb_choices, std::max<int64_t>(in_use, 1)};
-}
-
-const float* pointer_to(const at::Tensor& f32) {
-  return f32.defined() ? f32.const_data_ptr<float>() : nullptr;
-}
-
-// What was decided, kept for the gradient: none of it has one.
-struct Decided : torch::CustomClassHolder {
-  Decided(const RouteInput& input, const Plan& plan, const KernelGates& gates)
-      : kept{plan.token, plan.expert, plan.choice, plan.count, input.home},
-        rows(rows_in(input, plan)),
-        kind(kind_of(input, gates)) {}
-  std::array<at::Tensor, 5> kept;  // what `rows` points to
-  kernels::PlanRows rows;
-  kernels::PlanWeightsKind kind;
-};
-
-struct WeighPlan : torch::autograd::Function<WeighPlan> {
-  // combine [T, E], weights [R], load balance [], z [].
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
-                                                const at::Tensor& given, const at::Tensor& count,
-                                                const RouteInput& input, const Plan& plan,
-                                                const KernelGates& gates) {
-    const at::Tensor logits = given.contiguous(), by_logit = input.by_logit.contiguous();
-    const auto options = logits.options();
-    const at::Tensor combine = at::empty_like(logits, at::MemoryFormat::Contiguous);
-    const at::Tensor weights = at::empty({plan.token.size(0)}, options);
-    const at::Tensor load_balance = at::empty({}, options), z = at::empty({}, options);
-    const at::Tensor chosen =
-        at::empty({input.ranks * (input.experts() + 1)}, options.dtype(at::kInt));
-    const at::Tensor sums =
-        at::empty({2 * kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
-    const auto decided = c10::make_intrusive<Decided>(input, plan, gates);
-    run_on(logits,
-           kernels::PlanWeightsArgs{
-               decided->rows, decided->kind, logits.const_data_ptr<float>(),
-               count.const_data_ptr<float>(), by_logit.const_data_ptr<int64_t>(),
-               combine.data_ptr<float>(), weights.data_ptr<float>(), chosen.data_ptr<int32_t>(),
-               sums.data_ptr<double>(), load_balance.data_ptr<float>(), z.data_ptr<float>()},
-           &kernels::CudaFunctions::plan_weights, kernels::plan_weights_cpu);
-    context->set_materialize_grads(false);
-    context->save_for_backward({logits, count, combine, chosen});
-    context->saved_data["decided"] = c10::IValue::make_capsule(decided);
-    return {combine, weights, load_balance, z};
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list upstream) {
-    const auto saved = context->get_saved_variables();
-    const auto held = context->saved_data["decided"].toCapsule();
-    const auto& decided = static_cast<const Decided&>(*held);
-    for (at::Tensor& of_one : upstream) {
-      of_one = of_one.defined() ? of_one.contiguous() : of_one;
-    }
-    const at::Tensor& logits = saved[0];
-    const at::Tensor pulled = at::empty_like(logits), grad = at::empty_like(logits);
-    run_on(logits,
-           kernels::PlanWeightsBackwardArgs{
-               decided.rows, decided.kind, logits.const_data_ptr<float>(),
-               saved[1].const_data_ptr<float>(), saved[2].const_data_ptr<float>(),
-               saved[3].const_data_ptr<int32_t>(), pointer_to(upstream[1]), pointer_to(upstream[0]),
-               pointer_to(upstream[2]), pointer_to(upstream[3]), pulled.data_ptr<float>(),
-               grad.data_ptr<float>()},
-           &kernels::CudaFunctions::plan_weights_backward, kernels::plan_weights_backward_cpu);
-    return {grad, {}, {}, {}, {}};
-  }
-};
 
 }  // namespace
 
@@ -210,35 +115,30 @@ Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings) {
   const Plan plan = room_for(input, shape);
   const at::Tensor scratch =
       at::empty({home.is_cuda() ? kernels::top_k_plan_scratch(shape) : 0}, home.options());
-  run_on(input.logits,
-         kernels::TopKPlanArgs{shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
-         &kernels::CudaFunctions::top_k_plan, kernels::top_k_plan_cpu);
+  kernels::run_on(input.logits,
+                  kernels::TopKPlanArgs{shape, in, memory_of(plan), scratch.data_ptr<int32_t>()},
+                  &kernels::CudaFunctions::top_k_plan, kernels::top_k_plan_cpu);
   return plan;
 }
 
-KernelCounts count_by_kernels(const RouteInput& input, const Plan& plan,
-                              const RouterSettings& settings) {
-  const auto options = input.logits.options();
-  const KernelCounts to{
-      at::empty({input.tokens(), input.experts()}, options),
-      at::empty({(input.ranks + 1) * kernels::kRowKinds + 2}, options.dtype(at::kLong))};
-  const at::Tensor sums =
-      at::empty({kernels::plan_weights_sums(input.tokens())}, options.dtype(at::kDouble));
-  const at::Tensor logits = input.logits.contiguous(), scores = input.scores.contiguous();
-  run_on(logits,
-         kernels::PlanCountsArgs{rows_in(input, plan), logits.const_data_ptr<float>(),
-                                 scores.const_data_ptr<float>(), settings.ir, input.dropless,
-                                 to.count.data_ptr<float>(), to.counted.data_ptr<int64_t>(),
-                                 sums.data_ptr<double>()},
-         &kernels::CudaFunctions::plan_counts, kernels::plan_counts_cpu);
-  return to;
+kernels::PlanCounts count_by_kernels(const RouteInput& input, const Plan& plan,
+                                     const RouterSettings& settings) {
+  return kernels::count_plan(input.logits.contiguous(), input.scores.contiguous(),
+                             tensors_of(input, plan), settings.ir, input.dropless);
 }
 
-KernelWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
-                               const RouteInput& input, const Plan& plan,
-                               const KernelGates& gates) {
-  const auto found = WeighPlan::apply(logits, count, input, plan, gates);
-  return {found[0], found[1], found[2], input.wants_z_loss ? found[3] : at::Tensor()};
+kernels::PlanWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
+                                      const RouteInput& input, const Plan& plan,
+                                      const KernelGates& gates) {
+  const auto in_use = std::count_if(input.rank_tokens.begin(), input.rank_tokens.end(),
+                                    [](int64_t tokens) { return tokens > 0; });
+  kernels::PlanWeights found = kernels::weigh_plan(
+      logits, count, input.by_logit, tensors_of(input, plan),
+      {gates.normalise, gates.straight_through, gates.lb_choices, std::max<int64_t>(in_use, 1)});
+  if (!input.wants_z_loss) {
+    found.z = at::Tensor();
+  }
+  return found;
 }
 
 }  // namespace moe::route

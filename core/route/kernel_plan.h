@@ -7,6 +7,7 @@
 
 #include "core/route/losses.h"
 #include "core/route/rule.h"
+#include "kernels/ops/weigh_plan.h"
 
 namespace moe::route {
 
@@ -15,22 +16,17 @@ namespace moe::route {
 Plan plan_by_kernels(const RouteInput& input, const RouterSettings& settings);
 
 // multiplicities() of such a plan (gates.h), and what Counters::counted is made of.
-struct KernelCounts {
-  at::Tensor count, counted;
-};
-KernelCounts count_by_kernels(const RouteInput& input, const Plan& plan,
-                              const RouterSettings& settings);
+kernels::PlanCounts count_by_kernels(const RouteInput& input, const Plan& plan,
+                                     const RouterSettings& settings);
 
 // softmax_gates() and row_weights() (gates.h), load_balance_loss() of the first `lb_choices`, and
 // z_loss() where `input` wants it, undefined else. Differentiable in the logits [T, E] f32.
-struct KernelWeights {
-  at::Tensor combine, weights, load_balance, z;
-};
 struct KernelGates {
   bool normalise, straight_through;
   int64_t lb_choices;
 };
-KernelWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
-                               const RouteInput& input, const Plan& plan, const KernelGates& gates);
+kernels::PlanWeights weigh_by_kernels(const at::Tensor& logits, const at::Tensor& count,
+                                      const RouteInput& input, const Plan& plan,
+                                      const KernelGates& gates);
 
 }  // namespace moe::route

@@ -72,7 +72,7 @@ Routing route(const at::Tensor& logits, const RouterSettings& settings, const Ro
     routing.input = make_input(logits, functions.scores(logits), settings, group, bias);
     if (goes_by_kernels(logits, settings)) {
       routing.plan = functions.kernel_plan(routing.input, settings);
-      const KernelCounts found = count_by_kernels(routing.input, routing.plan, settings);
+      const kernels::PlanCounts found = count_by_kernels(routing.input, routing.plan, settings);
       routing.count = found.count;
       routing.counters = counters_of(routing.input, routing.plan, settings, found.counted);
     } else {

@@ -66,7 +66,7 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
 
 void kernel_weights(const at::Tensor& logits, const RouterSettings& settings, Routing& routing) {
   const RouteInput& input = routing.input;
-  const KernelWeights found =
+  const kernels::PlanWeights found =
       weigh_by_kernels(logits, routing.count, input, routing.plan,
                        {settings.gate_norm == GateNorm::kSelected, settings.straight_through,
                         counted_choices(input, settings)});

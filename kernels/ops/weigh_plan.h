@@ -1,0 +1,49 @@
+#pragma once
+// Counts, gates and losses of a finished plan as tensors, with their autograd node; plan_weights.h
+// has the kernels. T tokens, E experts, R rows of the plan, W ranks.
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/ops/cuda_functions.h"
+#include "kernels/ops/plan_weights.h"
+
+namespace moe::kernels {
+
+// Runs an operation on the device of `on`: `on_gpu` is a member of CudaFunctions.
+template <typename Args, typename OnGpu, typename OnCpu>
+void run_on(const at::Tensor& on, const Args& args, OnGpu on_gpu, OnCpu on_cpu) {
+  if (on.is_cuda()) {
+    (cuda_functions().*on_gpu)(args, current_stream(on));
+  } else {
+    on_cpu(args);
+  }
+}
+
+struct PlanTensors {
+  at::Tensor token, expert, choice, count;  // [R] i64 as core/route/plan.h has them
+  at::Tensor home;                          // [T] i64 rank of each token, W for padding
+  int64_t experts, ranks, k;
+
+  PlanRows rows() const;
+};
+
+struct PlanCounts {
+  at::Tensor count;    // [T, E] f32, how often each token is served by each expert
+  at::Tensor counted;  // [(W + 1) * kRowKinds + 2] i64, see PlanCountsArgs
+};
+// Counts the rows of `plan`. `logits` and `scores` [T, E] f32 are contiguous.
+PlanCounts count_plan(const at::Tensor& logits, const at::Tensor& scores, const PlanTensors& plan,
+                      bool rectifies, bool dropless);
+
+struct PlanWeights {
+  at::Tensor combine;          // [T, E] f32
+  at::Tensor weights;          // [R] f32
+  at::Tensor load_balance, z;  // [] f32
+};
+// Computes weights and losses from the logits [T, E] f32, in which they are differentiable.
+// `count` is PlanCounts::count; `by_logit` [T, E] i64 has the experts of each token, best first.
+PlanWeights weigh_plan(const at::Tensor& logits, const at::Tensor& count,
+                       const at::Tensor& by_logit, const PlanTensors& plan,
+                       const PlanWeightsKind& kind);
+
+}  // namespace moe::kernels
