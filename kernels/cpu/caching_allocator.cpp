@@ -122,9 +122,12 @@ c10::DataPtr CachingAllocator::allocate(size_t bytes) {
     }
     return {data, data, &std::free, cpu};
   }
-  auto block = std::make_unique<Block>(take(whole_pages(bytes)));
-  void* data = block->data;
-  return {data, block.release(), &free_block, cpu};
+  Block block = take(whole_pages(bytes));
+  void* data = block.data;
+  LiveBlocks& live = live_blocks();
+  const std::lock_guard lock(live.mutex);
+  live.blocks.emplace(data, std::move(block));
+  return {data, data, &free_memory, cpu};
 }
 
 void CachingAllocator::copy_data(void* to, const void* from, size_t bytes) const {
@@ -136,9 +139,23 @@ CachingAllocator::Use CachingAllocator::use() const {
   return use_;
 }
 
-void CachingAllocator::free_block(void* block) {
-  const std::unique_ptr<Block> owned(static_cast<Block*>(block));
-  owned->owner->return_block(std::move(*owned));
+// Frees what allocate() returned, whichever way its size was allocated.
+void CachingAllocator::free_memory(void* data) {
+  LiveBlocks& live = live_blocks();
+  std::unique_lock lock(live.mutex);
+  auto block = live.blocks.extract(data);
+  lock.unlock();
+  if (block.empty()) {
+    std::free(data);  // NOLINT: from aligned_alloc
+    return;
+  }
+  block.mapped().owner->return_block(std::move(block.mapped()));
+}
+
+CachingAllocator::LiveBlocks& CachingAllocator::live_blocks() {
+  // Never destroyed: tensors in other statics may be freed after it would be. NOLINTNEXTLINE
+  static LiveBlocks* const live = std::make_unique<LiveBlocks>().release();
+  return *live;
 }
 
 CachingAllocator::Block CachingAllocator::take(size_t bytes) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 namespace moe::kernels {
@@ -28,6 +29,8 @@ class CachingAllocator final : public c10::Allocator {
 
   // At least 64-byte aligned; nullptr of 0 bytes. std::bad_alloc when the system has no more.
   c10::DataPtr allocate(size_t bytes) override;
+  // The deleter of raw_allocate(), by which LibTorch takes scratch memory for oneDNN.
+  c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
   Use use() const;  // of large blocks; tensors below 64 KiB are malloc's
@@ -50,8 +53,15 @@ class CachingAllocator final : public c10::Allocator {
     void give(Block& to, Room& room);
   };
   using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes
+  // Blocks of all allocators that tensors use. A DataPtr's context has to be its data
+  // (c10::Allocator::raw_allocate()), so that it cannot hold the block.
+  struct LiveBlocks {
+    std::mutex mutex;
+    std::unordered_map<void*, Block> blocks;  // by their data
+  };
 
-  static void free_block(void* block);
+  static void free_memory(void* data);
+  static LiveBlocks& live_blocks();
   Block take(size_t bytes);
   void return_block(Block block);
   void cache_block(Block block);

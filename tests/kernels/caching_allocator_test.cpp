@@ -29,6 +29,17 @@ TEST_CASE("a dropped block goes to the next tensor of about its size", "[kernels
   CHECK(cache.use().held == 0);
 }
 
+TEST_CASE("raw memory, as oneDNN takes for scratch, is allocated and freed", "[kernels]") {
+  CachingAllocator cache;
+  for (const size_t bytes : {size_t{1000}, 2 * kMiB}) {
+    void* data = cache.raw_allocate(bytes);
+    std::memset(data, 1, bytes);
+    cache.raw_deallocate(data);
+  }
+  CHECK(cache.use().live == 0);
+  CHECK(cache.use().held == 2 * kMiB);
+}
+
 TEST_CASE("blocks are aligned, apart from each other, and hold what is written", "[kernels]") {
   CachingAllocator cache;
   std::vector<c10::DataPtr> blocks;
