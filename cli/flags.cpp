@@ -303,7 +303,19 @@ void add_config(CLI::App& command) {
 }
 
 void read_recipes(CLI::App& app) {
-  app.set_config("--config", "", "a TOML recipe, one table a command");
+  app.set_config("--config", "", "a TOML recipe, one table a command")
+      ->check([](const std::string& file) -> std::string {
+        if (file.rfind("/dev/", 0) == 0) {
+          return "";  // the shell's <(command)
+        }
+        try {
+          open_to_read(
+              file);  // CLI11 opens it again, and would wait for the writer of a named pipe
+        } catch (const UserError& error) {
+          return error.what();
+        }
+        return "";
+      });
   app.config_formatter(std::make_shared<TomlConfig>(app));
 }
 

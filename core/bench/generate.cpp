@@ -103,6 +103,10 @@ OrderedJson bench_generate(const GenerateSettings& settings) {
                     static_cast<double>(settings.tokens - 1));
   }
   const Timing step = make_timing(std::move(steps));
+  if (step.best_s <= 0) {
+    throw UserError("bench generate: {} tokens take too little time to be measured; raise --tokens",
+                    settings.tokens);
+  }
   const double bytes = active_bytes(checkpoint, config, routing.router), rate = read_rate();
   return {{"step", to_json(step)},
           {"tokens_per_second", static_cast<double>(settings.rows) / step.median_s},

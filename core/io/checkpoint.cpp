@@ -116,6 +116,7 @@ Checkpoint::Checkpoint(const fs::path& folder) : folder_(folder) {
   } else {
     throw_no_weights(folder_);
   }
+  check_tokenizer_files(folder_);
 }
 
 void Checkpoint::add_file(SafetensorsFile file) {

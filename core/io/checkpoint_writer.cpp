@@ -121,6 +121,18 @@ void copy_with_mode(const fs::path& from, const fs::path& to) {
   sync(copy, to);
 }
 
+void check_tokenizer_files(const fs::path& folder) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  for (const char* name : kCopiedFiles) {
+    std::error_code error;
+    const fs::path file = folder / name;
+    if (fs::is_regular_file(file, error) && fs::file_size(file, error) > kMaxBytes && !error) {
+      throw UserError("{}: has more than the {} bytes that such a file may have", file.string(),
+                      kMaxBytes);
+    }
+  }
+}
+
 void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
   std::error_code error;
   if (fs::equivalent(from, to, error)) {

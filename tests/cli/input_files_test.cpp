@@ -78,6 +78,38 @@ TEST_CASE("--data is a regular file: a pipe is refused, and nobody waits for its
             ": is not a regular file (a pipe or a device); write it to a disk first\n");
 }
 
+TEST_CASE("a recipe is a regular file or the shell's pipe", "[cli]") {
+  const World world;
+  for (const std::string& file : {world.path("pipe.jsonl"), world.path("dense")}) {
+    const RunResult result =
+        run_moe({"upcycle", world.path("dense"), "-o", world.path("out"), "--config", file},
+                "timeout -s KILL 60");
+    CAPTURE(file, result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.find(file) != std::string::npos);
+  }
+  CHECK(run_moe({"upcycle", world.path("dense"), "-o", world.path("out"), "--config", "/dev/null"})
+            .exit_code == 0);
+}
+
+TEST_CASE("a tokenizer file of any size that takes no disk space is refused", "[cli]") {
+  const World world;
+  for (const char* name : {"chat_template.jinja", "tokenizer.json", "generation_config.json"}) {
+    const std::filesystem::path file = world.dir / "dense" / name;
+    const bool is_new = !std::filesystem::exists(file);
+    test::write_file(file, is_new ? "{}" : test::read_file(file));
+    std::filesystem::resize_file(file, uint64_t{1} << 36);
+    const RunResult result =
+        run_moe({"upcycle", world.path("dense"), "-o", world.path("sparse"), "--experts", "2"},
+                "timeout -s KILL 60");
+    CAPTURE(name, result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(result.err.find(file.string()) != std::string::npos);
+    CHECK_FALSE(std::filesystem::exists(world.dir / "sparse"));
+    std::filesystem::remove(file);
+  }
+}
+
 TEST_CASE("SIGTERM ends a command that waits for a file which says nothing", "[cli]") {
   const World world;
   Words train = world.train("rows.jsonl");
