@@ -177,6 +177,15 @@ int main(int argc, char** argv) {
     return kFailed;
   } catch (const std::filesystem::filesystem_error& error) {
     return print_filesystem_error(error);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) {
+      return print_failure(error);
+    }
+    moe::print_text(
+        stderr,
+        "moe: the system starts no more threads or processes (see ulimit -u); end other "
+        "programs or use fewer threads (OMP_NUM_THREADS)\n");
+    return kFailed;
   } catch (const std::exception& error) {
     return print_failure(error);
   }

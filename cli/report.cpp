@@ -44,7 +44,7 @@ void write_described_page(const ReportFlags& flags, const fs::path& file) {
     page = make_page(OrderedJson(described));
   } catch (const Json::exception&) {  // a value is missing or of another type
     throw UserError(
-        "{}: describes no page; give the folder of a run, or a page as core/base/page/page.h says",
+        "{}: is not a page as JSON, an object with a title and panels; give the folder of a run",
         file.string());
   }
   io::write_whole(out, page);
@@ -118,7 +118,7 @@ void add_report(CLI::App& app) {
                           .member = &flags->runs,
                           .group = group::kOutput,
                           .help = "the folder of a run, finished or not; several: their curves "
-                                  "over each other; or a page as JSON (core/base/page/page.h)",
+                                  "over each other; or a page as JSON",
                           .spelled = "RUN",
                           .is_required = true},
                          {.name = "out",
