@@ -55,25 +55,17 @@ struct TomlText {
   }
 };
 
-// A member's value, where it is a number and has one.
-std::optional<double> number_of(const Member& member) {
-  return std::visit(
-      [](const auto& held) -> std::optional<double> {
-        if constexpr (requires { static_cast<double>(*held); }) {
-          return static_cast<double>(*held);
-        } else if constexpr (requires { static_cast<double>(**held); }) {
-          return held->has_value() ? std::optional(static_cast<double>(**held)) : std::nullopt;
-        } else {
-          return std::nullopt;
-        }
-      },
-      member);
-}
-
-bool holds(const Range& range, double value) {
-  const bool inside = range.is_open ? range.least < value && value < range.most
-                                    : range.least <= value && value <= range.most;
-  return std::isfinite(value) && inside;
+template <typename Number, typename To>
+bool set_number(To& to, const std::string& text) {
+  Number number{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const bool is_number =
+      error == std::errc() && stop == end && std::isfinite(static_cast<double>(number));
+  if (is_number) {
+    to = number;
+  }
+  return is_number;
 }
 
 std::string rule_of(const Range& range, double value) {
@@ -139,6 +131,69 @@ Range positive_number() {
 
 Range number_between(double least, double most) {
   return {.least = least, .most = most, .is_checked = true};
+}
+
+std::string value_text(const Member& member) {
+  if (const auto* text = std::get_if<std::string*>(&member)) {
+    return **text;
+  }
+  if (const auto* word = std::get_if<Choice>(&member)) {
+    return word->get();
+  }
+  return std::visit(TomlText(), member);
+}
+
+bool set_value(const Member& member, const std::string& text) {
+  return std::visit(
+      [&text](const auto& held) {
+        using Held = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<Held, bool*>) {
+          *held = text == "true" || (text != "false" && *held);
+          return text == "true" || text == "false";
+        } else if constexpr (std::is_same_v<Held, std::string*>) {
+          *held = text;
+          return true;
+        } else if constexpr (std::is_same_v<Held, Choice>) {
+          const bool is_known =
+              std::find(held.words.begin(), held.words.end(), text) != held.words.end();
+          if (is_known) {
+            held.set(text);
+          }
+          return is_known;
+        } else if constexpr (std::is_same_v<Held, std::optional<int64_t>*> ||
+                             std::is_same_v<Held, std::optional<double>*>) {
+          if (text.empty()) {
+            held->reset();
+            return true;
+          }
+          return set_number<typename std::remove_pointer_t<Held>::value_type>(*held, text);
+        } else if constexpr (std::is_arithmetic_v<std::remove_pointer_t<Held>>) {
+          return set_number<std::remove_pointer_t<Held>>(*held, text);
+        } else {
+          return false;
+        }
+      },
+      member);
+}
+
+std::optional<double> number_of(const Member& member) {
+  return std::visit(
+      [](const auto& held) -> std::optional<double> {
+        if constexpr (requires { static_cast<double>(*held); }) {
+          return static_cast<double>(*held);
+        } else if constexpr (requires { static_cast<double>(**held); }) {
+          return held->has_value() ? std::optional(static_cast<double>(**held)) : std::nullopt;
+        } else {
+          return std::nullopt;
+        }
+      },
+      member);
+}
+
+bool holds(const Range& range, double value) {
+  const bool inside = range.is_open ? range.least < value && value < range.most
+                                    : range.least <= value && value <= range.most;
+  return std::isfinite(value) && inside;
 }
 
 Options joined(std::vector<Options> parts) {

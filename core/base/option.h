@@ -84,6 +84,16 @@ Choice choice(MemberType& member, Value (*parse)(const std::string&), const char
 // A text that is one of a few words.
 Choice one_of(const char* name, std::string& member, std::vector<std::string> words);
 
+// Returns the value as a user writes it; empty if the member is open or a list.
+std::string value_text(const Member& member);
+// Sets the member from the text that value_text() returns for it; "" makes an optional open.
+// Returns false and changes nothing if `text` is no value of the member. Not for lists.
+bool set_value(const Member& member, const std::string& text);
+// Returns the value of a member that is a number and has one.
+std::optional<double> number_of(const Member& member);
+// Returns whether `value` is finite and within the range.
+bool holds(const Range& range, double value);
+
 // "--micro-batch".
 std::string flag_of(const Option& option);
 // The line of --help: what it is, its default, where that is from.

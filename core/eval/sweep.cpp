@@ -69,7 +69,7 @@ std::optional<int64_t> whole_number(const std::string& text) {
 // `max=` of the router that p is put into.
 std::string max_of(const route::RouterRequest& base, const route::RouterSettings& stored) {
   const auto router = base.router.empty() ? stored : route::parse_router(base.router);
-  if (!base.router.empty() && route::find_option(*router.family, "p") == nullptr) {
+  if (!base.router.empty() && router.family->name != "topp") {
     throw UserError("--sweep p needs a top-p router, --router {} is none", base.router);
   }
   return router.max_experts ? fmt::format(",max={}", *router.max_experts) : "";

@@ -4,74 +4,23 @@
 // know a new family as soon as it stands in the list (routers/all.h). What a family does with
 // tensors is its other half (route.h): readers of files build without LibTorch.
 
-#include <array>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <optional>
 #include <string>
-#include <type_traits>
-#include <utility>
-#include <variant>
 #include <vector>
 
+#include "core/base/option.h"
 #include "core/route/router_settings.h"
 
 namespace moe::route {
 
 inline constexpr int64_t kMaxExperts = 1 << 20;  // beyond any model; keeps T * k far from overflow
-inline constexpr double kMaxCapacityFactor = 1 << 20;  // a larger one is a slip: cf=inf is dropless
+inline constexpr double kMaxCapacityFactor = 1 << 20;  // cf=inf is dropless
 
 // ------------------------------------------------------------------------------------ the options
 
-// Empty where an option may have no value (cf=inf, no max). Of two words: whether it is the second.
-using OptionValue = std::variant<std::monostate, bool, int64_t, double>;
-
-enum class OptionForm { kWhole, kNumber, kSwitch, kWords };
-
-// The member of RouterSettings that holds an option.
-struct OptionMember {
-  OptionForm form = OptionForm::kWhole;
-  bool may_be_empty = false;
-  std::function<OptionValue(const RouterSettings&)> get = {};
-  std::function<void(RouterSettings&, const OptionValue&)> set = {};
-};
-
-template <typename T>
-struct IsOptional : std::false_type {};
-template <typename T>
-struct IsOptional<std::optional<T>> : std::true_type {};
-
-// Of a bool (a switch), an enum of two (words), an int64_t, a double, or an optional number.
-template <typename T>
-OptionMember member(T RouterSettings::*where) {
-  if constexpr (IsOptional<T>::value) {
-    using Number = typename T::value_type;
-    return {std::is_same_v<Number, double> ? OptionForm::kNumber : OptionForm::kWhole, true,
-            [where](const RouterSettings& s) {
-              return s.*where ? OptionValue(*(s.*where)) : OptionValue();
-            },
-            [where](RouterSettings& s, const OptionValue& value) {
-              const auto* number = std::get_if<Number>(&value);
-              s.*where = number == nullptr ? T() : T(*number);
-            }};
-  } else if constexpr (std::is_enum_v<T>) {
-    return {
-        OptionForm::kWords, false,
-        [where](const RouterSettings& s) { return OptionValue(static_cast<int>(s.*where) != 0); },
-        [where](RouterSettings& s, const OptionValue& value) {
-          s.*where = static_cast<T>(std::get<bool>(value) ? 1 : 0);
-        }};
-  } else {
-    return {
-        std::is_same_v<T, bool>     ? OptionForm::kSwitch
-        : std::is_same_v<T, double> ? OptionForm::kNumber
-                                    : OptionForm::kWhole,
-        false, [where](const RouterSettings& s) { return OptionValue(s.*where); },
-        [where](RouterSettings& s, const OptionValue& value) { s.*where = std::get<T>(value); }};
-  }
-}
-
-// Where --router says an option.
+// Where an option is written in --router.
 enum class OptionPosition {
   kHead,      // a number right after the name: the 2 of top2
   kModifier,  // a switch after a plus sign: +ir
@@ -79,42 +28,47 @@ enum class OptionPosition {
   kNamed,     // name=value
 };
 
+enum OptionTrait : unsigned {
+  kTrainingOnly = 1,           // a forward without a backward does not read it
+  kChangesGates = 2,           // the sum of a token's weights depends on it
+  kScalesWithGranularity = 4,  // multiplied by the number of parts of an expert
+  kResetIfUnnamed = 8,         // a --router of the stored family that does not name it resets it
+};
+
+// Sentences about an option; those with braces are formatted with the values named here.
+enum class Sentence {
+  kMissing,         // --router must name the option: the error after the family's name
+  kNoKey,           // config.json must have the key: the error
+  kTooMany,         // the value exceeds the number of experts: router, value, experts
+  kNeedsForce,      // another value than the stored one needs --force: why
+  kNote,            // another value than the stored one: the stored value
+  kNoteInTraining,  // as kNote, when training only
+};
+
+// An option of a family. `option.range.rule` is the error for a value out of range, formatted with
+// the value.
+struct RouterOption {
+  Option option;    // name: "cf" of cf=1.5, "ir" of +ir; the member is one of a RouterSettings
+  const char* key;  // in config.json: "capacity_factor"
+  OptionPosition position = OptionPosition::kNamed;
+  const char* takes = "";       // the values, in words: "a number above 0, or inf"
+  const char* empty_word = "";  // how --router writes an open value
+  unsigned traits = 0;          // OptionTrait
+  std::map<Sentence, std::string> sentences = {};
+
+  bool has(OptionTrait trait) const { return (traits & trait) != 0; }
+  bool must_be_named() const { return sentences.contains(Sentence::kMissing); }
+};
+using RouterOptions = std::vector<RouterOption>;
+
 // A model_type of our own is one that stock tools refuse; empty where they may load the folder.
 struct OwnArchitecture {
   std::string model_type = {}, name = {};
 };
 
-// What is left empty does not apply. Sentences with braces are filled in by fmt.
-struct RouterOption {
-  std::string name;  // in --router: "cf" of cf=1.5, "ir" of +ir
-  std::string key;   // in config.json: "capacity_factor"
-  OptionMember value;
-  OptionPosition position = OptionPosition::kNamed;
-  std::string takes = {};                 // the values, in words: "a number above 0, or inf"
-  std::array<std::string, 2> words = {};  // of kWords, in the order of the enum
-  std::string empty_word = {};            // how --router writes the empty value
-  std::string help = {};                  // what it does, in words
-
-  std::string when_missing = {};  // it must be said, and what the error says after the name
-  std::string when_no_key = {};   // what the error says where config.json lacks the key
-  bool (*in_range)(double) = {};  // of numbers
-  std::string out_of_range = {};  // {}: the value
-  std::string too_many = {};      // above the number of experts. {} {} {}: router, value, experts
-  OptionValue (*default_value)(const RouterSettings&) = {};  // where it depends on other options
-
-  bool is_kept = true;  // a --router of the stored family that does not name it leaves it as it is
-  bool is_training_only = false;  // a forward without a backward does not read it
-  bool changes_gates = false;     // the sum of a token's weights depends on it
-  bool scales_with_granularity = false;
-  std::string needs_force = {};  // another value only with --force, and why
-  std::string note = {};         // said where another value stands in for one. {}: the stored value
-  bool note_in_training_only = false;
-  OwnArchitecture own = {};  // of a folder whose router has a value here
-};
-
-// What families with the same option share of it: cf of those with a capacity, and k.
-RouterOption capacity_option();
-RouterOption k_option();
+// Options that several families have: cf of those with a capacity, and k.
+RouterOption capacity_option(RouterSettings& settings);
+RouterOption k_option(RouterSettings& settings);
 
 // ------------------------------------------------------------------------------------- the family
 
@@ -135,8 +89,9 @@ struct RouterFamily {
   std::vector<std::string> examples;    // that the tests run over
   std::string help;                     // what it does, in words
   std::string no_modifiers = {};        // why there is no +ir and no +fr
-  std::vector<RouterOption> options;    // in the order of --router and config.json
-  void (*start)(RouterSettings&) = {};  // sets what differs from the defaults of RouterSettings
+  RouterOptions (*options)(RouterSettings&);  // in the order of --router and config.json
+  void (*start)(RouterSettings&) = {};   // sets what differs from the defaults of RouterSettings
+  void (*derive)(RouterSettings&) = {};  // sets defaults that depend on k
 
   // How it routes.
   bool has_softmax_scores = true;  // logits mean log-probabilities, up to a constant per token
@@ -164,6 +119,7 @@ struct RouterFamily {
 
   // What stock tools make of a folder.
   OwnArchitecture own = {};
+  bool (*is_own)(const RouterSettings&) = {};  // whether settings need `own`; null: always
   int64_t (*stock_experts)(const RouterSettings&, int64_t experts);  // num_experts_per_tok
   bool stock_experts_are_k = false;  // then config.json must say the same number twice
   StockWords (*stock_words)(const RouterSettings&, int64_t experts);
@@ -172,21 +128,21 @@ struct RouterFamily {
 // All of them, in the order of routers/all.h.
 const std::vector<RouterFamily>& router_families();
 
-// That of a folder with this router: the family's or that of an option.
+// Returns the architecture of a folder with this router.
 OwnArchitecture own_architecture(const RouterSettings& settings);
 
-// The option of that name, or nullptr.
-const RouterOption* find_option(const RouterFamily& family, const std::string& name);
+// Returns the options of the settings' family, bound to `settings`.
+inline RouterOptions options_of(RouterSettings& settings) {
+  return settings.family->options(settings);
+}
 
-// ----------------------------------------------------------------------- values, as all readers do
-
-// The text of --router as a value; nothing when it is none.
-std::optional<OptionValue> parse_value(const RouterOption& option, const std::string& text);
-// And back.
-std::string value_text(const RouterOption& option, const OptionValue& value);
-// The value that stands where --router does not say one, with the other options as they are.
-OptionValue default_value(const RouterOption& option, const RouterSettings& settings);
-// The settings of a family before any option is read.
+// Returns the value of an option as --router writes it.
+std::string option_text(const RouterOption& option);
+// Sets an option from its text in --router; returns false if it is no value.
+bool set_option(const RouterOption& option, const std::string& text);
+// Returns the settings of a family before any option is read.
 RouterSettings start_of(const RouterFamily& family);
+// Returns the settings that --router with the family and k of `settings` alone would give.
+RouterSettings defaults_of(const RouterSettings& settings);
 
 }  // namespace moe::route

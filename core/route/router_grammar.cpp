@@ -32,20 +32,25 @@ Strings split(const std::string& text, char separator) {
   return parts;
 }
 
-std::vector<const RouterOption*> options_at(const RouterFamily& family, OptionPosition position) {
-  std::vector<const RouterOption*> found;
-  for (const auto& option : family.options) {
-    if (option.position == position) {
-      found.push_back(&option);
-    }
-  }
-  return found;
+// Returns the options of the family that are written at `position`, bound to `settings`.
+RouterOptions options_at(RouterSettings& settings, OptionPosition position) {
+  RouterOptions options = options_of(settings);
+  std::erase_if(options, [&](const auto& option) { return option.position != position; });
+  return options;
 }
 
-// The one option that stands there, or nullptr.
-const RouterOption* option_at(const RouterFamily& family, OptionPosition position) {
-  const auto found = options_at(family, position);
-  return found.empty() ? nullptr : found.front();
+Strings names_of(const RouterOptions& options, const char* prefix = "") {
+  Strings names;
+  for (const auto& option : options) {
+    names.push_back(std::string(prefix) + option.option.name);
+  }
+  return names;
+}
+
+const RouterOption* find_option(const RouterOptions& options, const std::string& name) {
+  const auto found = std::find_if(options.begin(), options.end(),
+                                  [&](const auto& each) { return each.option.name == name; });
+  return found == options.end() ? nullptr : &*found;
 }
 
 std::string did_you_mean(const std::string& word, const Strings& known_names) {
@@ -89,7 +94,8 @@ Words words_of(const std::string& text) {
 // The family that `name` opens with; a number may follow where one is expected.
 const RouterFamily* family_of(const std::string& name) {
   for (const auto& family : router_families()) {
-    const bool has_number = option_at(family, OptionPosition::kHead) != nullptr;
+    RouterSettings settings = start_of(family);
+    const bool has_number = !options_at(settings, OptionPosition::kHead).empty();
     if (name.starts_with(family.word) &&
         (has_number ? is_number(name.substr(family.word.size())) : name == family.word)) {
       return &family;
@@ -98,67 +104,56 @@ const RouterFamily* family_of(const std::string& name) {
   return nullptr;
 }
 
-// Reads what must be said at `place`; `text` is nullptr where nothing is.
+// Reads an option that must be given; `text` is nullptr if it is not.
 void read_required(const RouterOption& option, const std::string* text, const std::string& where,
-                   const std::string& rest, RouterSettings& settings) {
-  const auto value = text == nullptr ? std::nullopt : parse_value(option, *text);
-  if (!value) {
-    throw UserError("{}: '{}' {}{}", where, settings.family->word, option.when_missing, rest);
+                   const std::string& rest, const RouterSettings& settings) {
+  if (text == nullptr || !set_option(option, *text)) {
+    throw UserError("{}: '{}' {}{}", where, settings.family->word,
+                    option.sentences.at(Sentence::kMissing), rest);
   }
-  option.value.set(settings, *value);
 }
 
 void read_modifiers(const Strings& modifiers, const std::string& where, RouterSettings& settings) {
-  const auto known_names = options_at(*settings.family, OptionPosition::kModifier);
-  Strings names;
-  for (const auto* option : known_names) {
-    names.push_back("+" + option->name);
-  }
+  const RouterOptions options = options_at(settings, OptionPosition::kModifier);
   std::set<std::string> seen;
   for (const auto& word : modifiers) {
-    const auto option = std::find_if(known_names.begin(), known_names.end(),
-                                     [&](const auto* each) { return each->name == word; });
-    if (option == known_names.end()) {
+    const RouterOption* option = find_option(options, word);
+    if (option == nullptr) {
       throw UserError("{}: unknown modifier '+{}', {}", where, word,
-                      did_you_mean("+" + word, names));
+                      did_you_mean("+" + word, names_of(options, "+")));
     }
     if (!seen.insert(word).second) {
       throw UserError("{}: '+{}' is given twice, give it once", where, word);
     }
-    (*option)->value.set(settings, true);
+    set_option(*option, "on");
   }
 }
 
-// Reads "name=value" words; returns the names it saw.
-std::set<std::string> read_named(const Strings& words, const std::string& where,
-                                 RouterSettings& settings) {
-  const auto options = options_at(*settings.family, OptionPosition::kNamed);
-  Strings known_names;
-  for (const auto* option : options) {
-    known_names.push_back(option->name);
-  }
+// Reads "name=value" words.
+void read_named(const Strings& words, const std::string& where, RouterSettings& settings) {
+  const RouterOptions options = options_at(settings, OptionPosition::kNamed);
   std::set<std::string> seen;
   for (const auto& word : words) {
     const size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
-    const auto found = std::find_if(options.begin(), options.end(),
-                                    [&](const auto* each) { return each->name == name; });
-    if (found == options.end()) {
-      throw UserError("{}: unknown option '{}', {}", where, word, did_you_mean(name, known_names));
+    const RouterOption* option = find_option(options, name);
+    if (option == nullptr) {
+      throw UserError("{}: unknown option '{}', {}", where, word,
+                      did_you_mean(name, names_of(options)));
     }
     if (!seen.insert(name).second) {
       throw UserError("{}: '{}' is given twice, give it once", where, name);
     }
-    const RouterOption& option = **found;
-    const auto value =
-        equals == std::string::npos ? std::nullopt : parse_value(option, word.substr(equals + 1));
-    if (!value) {
+    if (equals == std::string::npos || !set_option(*option, word.substr(equals + 1))) {
       throw UserError("{}: '{}' is not understood, '{}=' takes {}", where, word, name,
-                      option.takes);
+                      option->takes);
     }
-    option.value.set(settings, *value);
   }
-  return seen;
+  for (const auto& option : options) {
+    if (option.must_be_named() && !seen.contains(option.option.name)) {
+      read_required(option, nullptr, where, "", settings);
+    }
+  }
 }
 
 RouterSettings parse_words(const std::string& where, Words words) {
@@ -166,80 +161,72 @@ RouterSettings parse_words(const std::string& where, Words words) {
   if (family == nullptr) {
     fail_unknown(where, words.head);
   }
-  if (!words.modifiers.empty() && options_at(*family, OptionPosition::kModifier).empty()) {
+  RouterSettings settings = start_of(*family);
+  if (!words.modifiers.empty() && options_at(settings, OptionPosition::kModifier).empty()) {
     throw UserError("{}: '{}' has no modifiers: {}; leave '+{}' out", where, family->word,
                     family->no_modifiers, fmt::join(words.modifiers, "+"));
   }
-  RouterSettings settings = start_of(*family);
-  if (const auto* head = option_at(*family, OptionPosition::kHead)) {
+  for (const auto& head : options_at(settings, OptionPosition::kHead)) {
     const std::string number = words.name.substr(family->word.size());
-    read_required(*head, &number, where, fmt::format(", not '{}'", words.name), settings);
+    read_required(head, &number, where, fmt::format(", not '{}'", words.name), settings);
   }
-  for (const auto& option : family->options) {  // those that depend on the head
-    if (option.default_value != nullptr) {
-      option.value.set(settings, option.default_value(settings));
-    }
-  }
+  settings = defaults_of(settings);
   read_modifiers(words.modifiers, where, settings);
-  if (const auto* first = option_at(*family, OptionPosition::kFirst)) {
-    read_required(*first, words.options.empty() ? nullptr : words.options.data(), where, "",
+  for (const auto& first : options_at(settings, OptionPosition::kFirst)) {
+    read_required(first, words.options.empty() ? nullptr : words.options.data(), where, "",
                   settings);
     words.options.erase(words.options.begin());
   }
-  const auto seen = read_named(words.options, where, settings);
-  for (const auto* option : options_at(*family, OptionPosition::kNamed)) {
-    if (!option->when_missing.empty() && !seen.contains(option->name)) {
-      read_required(*option, nullptr, where, "", settings);
-    }
-  }
+  read_named(words.options, where, settings);
   return settings;
 }
 
-// What stands after the colon, in the order of the table.
-std::string options_text(const RouterSettings& settings, bool every_option) {
+// The part after the colon, in the order of the table.
+std::string options_text(RouterSettings settings, bool every_option) {
+  RouterSettings defaults = defaults_of(settings);
+  const RouterOptions options = options_of(settings), by_default = options_of(defaults);
   Strings texts;
-  for (const auto& option : settings.family->options) {
-    const OptionValue value = option.value.get(settings);
-    const std::string text = value_text(option, value);
+  for (size_t i = 0; i < options.size(); ++i) {
+    const RouterOption& option = options[i];
+    const std::string text = option_text(option);
     if (option.position == OptionPosition::kFirst) {
       texts.push_back(text);
     } else if (option.position == OptionPosition::kNamed && !text.empty() &&
-               (every_option || !option.when_missing.empty() ||
-                value != default_value(option, settings))) {
-      texts.push_back(option.name + "=" + text);
+               (every_option || option.must_be_named() || text != option_text(by_default[i]))) {
+      texts.push_back(fmt::format("{}={}", option.option.name, text));
     }
   }
   return texts.empty() ? "" : fmt::format(":{}", fmt::join(texts, ","));
 }
 
-std::string text_of(const RouterSettings& settings, bool every_option) {
+std::string text_of(RouterSettings settings, bool every_option) {
   std::string text = settings.family->word;
-  for (const auto& option : settings.family->options) {
+  for (const auto& option : options_of(settings)) {
     if (option.position == OptionPosition::kHead) {
-      text += value_text(option, option.value.get(settings));
-    } else if (option.position == OptionPosition::kModifier &&
-               std::get<bool>(option.value.get(settings))) {
-      text += "+" + option.name;
+      text += option_text(option);
+    } else if (option.position == OptionPosition::kModifier && option_text(option) == "on") {
+      text += std::string("+") + option.option.name;
     }
   }
   return text + options_text(settings, every_option);
 }
 
-// "  cf=VALUE   a number above 0, or inf (k)" and what it does.
-std::string option_help(const RouterFamily& family, const RouterOption& option) {
-  const RouterSettings start = start_of(family);
-  const std::string fallback =
-      option.when_missing.empty() ? value_text(option, default_value(option, start)) : "";
-  const std::string said = option.position == OptionPosition::kModifier ? "+" + option.name
-                           : option.position == OptionPosition::kNamed  ? option.name + "="
-                                                                        : option.name;
-  std::string values = option.takes;
-  if (option.default_value != nullptr) {
-    values += " (k)";
-  } else if (option.position == OptionPosition::kNamed && !fallback.empty()) {
-    values += fmt::format(" ({})", fallback);
+// Returns "  cf=VALUE   a number above 0, or inf (k)" and the help of an option that is bound to
+// the defaults of its family.
+std::string option_help(const RouterOption& option) {
+  std::string said = option.option.name, values = option.takes;
+  if (option.position == OptionPosition::kModifier) {
+    said = "+" + said;
+  } else if (option.position == OptionPosition::kNamed) {
+    said += "=";
+    const std::string fallback =
+        option.option.fallback.empty() ? option_text(option) : option.option.fallback;
+    if (!fallback.empty() && !option.must_be_named()) {
+      values += fmt::format(" ({})", fallback);
+    }
   }
-  return fmt::format("      {:<9} {}{}{}\n", said, values, values.empty() ? "" : ": ", option.help);
+  return fmt::format("      {:<9} {}{}{}\n", said, values, values.empty() ? "" : ": ",
+                     option.option.help);
 }
 
 }  // namespace
@@ -269,8 +256,9 @@ std::string router_help() {
   std::string text = "Routers (--router), their options and defaults:\n";
   for (const auto& family : router_families()) {
     text += fmt::format("  {}\n      {}\n", family.syntax, family.help);
-    for (const auto& option : family.options) {
-      text += option_help(family, option);
+    RouterSettings start = start_of(family);
+    for (const auto& option : options_of(start)) {
+      text += option_help(option);
     }
   }
   return text;

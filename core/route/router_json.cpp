@@ -21,7 +21,8 @@ const Strings& json_keys() {
   static const Strings keys = [] {
     Strings all = {"family"};
     for (const auto& family : router_families()) {
-      for (const auto& option : family.options) {
+      RouterSettings start = start_of(family);
+      for (const auto& option : options_of(start)) {
         if (std::find(all.begin(), all.end(), option.key) == all.end()) {
           all.push_back(option.key);
         }
@@ -52,37 +53,53 @@ const RouterFamily& family_from_json(const Json& json, const std::string& where)
                   fmt::join(known_keys, ", "));
 }
 
-// The value of an option whose key is there.
-OptionValue value_from_json(const RouterOption& option, const Json& json,
-                            const std::string& where) {
-  switch (option.value.form) {
-    case OptionForm::kWhole:
-      return get_int(json, option.key, where);
-    case OptionForm::kNumber:
-      return get_double(json, option.key, where);
-    case OptionForm::kSwitch:
-      return get_bool(json, option.key, where, false);
-    case OptionForm::kWords:
-      break;
+// Sets an option from its key, which is there.
+void set_from_json(const RouterOption& option, const Json& json, const std::string& where) {
+  const Member& member = option.option.member;
+  if (auto* const* chosen = std::get_if<bool*>(&member)) {
+    **chosen = get_bool(json, option.key, where, false);
+  } else if (const auto* word = std::get_if<Choice>(&member)) {
+    const std::string text = get_string(json, option.key, where);
+    if (!set_value(member, text)) {
+      throw UserError("{}: '{}' is '{}', known: {}", where, option.key, text,
+                      fmt::join(word->words, ", "));
+    }
+  } else if (std::holds_alternative<int64_t*>(member) ||
+             std::holds_alternative<std::optional<int64_t>*>(member)) {
+    set_value(member, fmt::format("{}", get_int(json, option.key, where)));
+  } else {
+    set_value(member, fmt::format("{}", get_double(json, option.key, where)));
   }
-  const std::string word = get_string(json, option.key, where);
-  if (word != option.words[0] && word != option.words[1]) {
-    throw UserError("{}: '{}' is '{}', known: {}, {}", where, option.key, word, option.words[0],
-                    option.words[1]);
-  }
-  return word == option.words[1];
 }
 
-void read_option(const RouterOption& option, const Json& json, const std::string& where,
-                 RouterSettings& settings) {
-  const bool is_there = json.contains(option.key);
-  if (!is_there && !option.when_no_key.empty()) {
-    throw UserError("{}: {}", where, option.when_no_key);
+OrderedJson to_json(const RouterOption& option) {
+  const Member& member = option.option.member;
+  if (auto* const* chosen = std::get_if<bool*>(&member)) {
+    return **chosen;
   }
-  if (is_there && json.at(option.key).is_null() && option.value.may_be_empty) {
-    option.value.set(settings, OptionValue());
-  } else if (!option.when_missing.empty() || (is_there && !json.at(option.key).is_null())) {
-    option.value.set(settings, value_from_json(option, json, where));
+  if (const auto* word = std::get_if<Choice>(&member)) {
+    return word->get();
+  }
+  const auto number = number_of(member);
+  if (!number) {
+    return {};
+  }
+  const bool is_whole = std::holds_alternative<int64_t*>(member) ||
+                        std::holds_alternative<std::optional<int64_t>*>(member);
+  return is_whole ? OrderedJson(static_cast<int64_t>(*number)) : OrderedJson(*number);
+}
+
+void read_option(const RouterOption& option, const Json& json, const std::string& where) {
+  const bool is_there = json.contains(option.key);
+  const bool has_value = is_there && !json.at(option.key).is_null();
+  if (const auto missing = option.sentences.find(Sentence::kNoKey);
+      !is_there && missing != option.sentences.end()) {
+    throw UserError("{}: {}", where, missing->second);
+  }
+  if (has_value || option.must_be_named()) {
+    set_from_json(option, json, where);
+  } else if (is_there) {
+    set_value(option.option.member, "");  // null; leaves all members but optional ones unchanged
   }
 }
 
@@ -91,9 +108,10 @@ void refuse_foreign_modifiers(const RouterFamily& own, const Json& json, const s
   for (const auto& family : router_families()) {
     Strings names;
     bool is_on = false;
-    for (const auto& option : family.options) {
+    RouterSettings start = start_of(family);
+    for (const auto& option : options_of(start)) {
       if (&family != &own && option.position == OptionPosition::kModifier) {
-        names.push_back("'" + option.key + "'");
+        names.push_back(fmt::format("'{}'", option.key));
         is_on = get_bool(json, option.key, where, false) || is_on;
       }
     }
@@ -112,17 +130,9 @@ OrderedJson to_json(const RouterSettings& settings) {
     json[key] = nullptr;
   }
   json["family"] = settings.family->name;
-  for (const auto& option : settings.family->options) {
-    const OptionValue value = option.value.get(settings);
-    if (const auto* whole = std::get_if<int64_t>(&value)) {
-      json[option.key] = *whole;
-    } else if (const auto* number = std::get_if<double>(&value)) {
-      json[option.key] = *number;
-    } else if (option.value.form == OptionForm::kWords) {
-      json[option.key] = value_text(option, value);
-    } else if (const auto* is_on = std::get_if<bool>(&value)) {
-      json[option.key] = *is_on;
-    }
+  RouterSettings read = settings;
+  for (const auto& option : options_of(read)) {
+    json[option.key] = to_json(option);
   }
   return json;
 }
@@ -139,8 +149,8 @@ RouterSettings router_from_json(const Json& json, const std::string& where) {
     }
   }
   RouterSettings settings = start_of(family_from_json(json, where));
-  for (const auto& option : settings.family->options) {
-    read_option(option, json, where, settings);
+  for (const auto& option : options_of(settings)) {
+    read_option(option, json, where);
   }
   refuse_foreign_modifiers(*settings.family, json, where);
   check_ranges(settings, where);

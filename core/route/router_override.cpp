@@ -20,15 +20,15 @@ bool names_option(const std::string& router, std::string_view option) {
          (text[at - 1] == ':' || text[at - 1] == ',' || text[at - 1] == ' ');
 }
 
-// --cf as the router grammar reads it, so that both spellings mean the same.
-OptionValue capacity_factor(const std::string& cf) {
-  const RouterOption option = capacity_option();
-  const auto value = parse_value(option, lower(cf));
-  const auto* number = value ? std::get_if<double>(&*value) : nullptr;
-  if (!value || (number != nullptr && !option.in_range(*number))) {
+// Returns --cf as the router grammar reads it; open for "inf".
+std::optional<double> capacity_factor(const std::string& cf) {
+  RouterSettings settings;
+  const RouterOption option = capacity_option(settings);
+  if (!set_option(option, lower(cf)) ||
+      (settings.capacity_factor && !holds(option.option.range, *settings.capacity_factor))) {
     throw UserError("--cf '{}' is not a positive number or 'inf'", cf);
   }
-  return *value;
+  return settings.capacity_factor;
 }
 
 // "top-k and expert-choice"
@@ -42,14 +42,14 @@ std::string families_with_slots() {
   return fmt::format("{}", fmt::join(titles, " and "));
 }
 
-// Between routers of one family: what --router leaves out is not changed. What stands in the name,
-// after a plus sign or must be said is always said.
-void keep_unnamed_options(const std::string& text, const RouterSettings& stored,
-                          RouterSettings& router) {
-  for (const auto& option : router.family->options) {
-    if (option.position == OptionPosition::kNamed && option.is_kept &&
-        !names_option(text, option.name)) {
-      option.value.set(router, option.value.get(stored));
+// Between routers of one family, keeps the stored value of each option that --router may name and
+// does not.
+void keep_unnamed_options(const std::string& text, RouterSettings stored, RouterSettings& router) {
+  const RouterOptions options = options_of(router), kept = options_of(stored);
+  for (size_t i = 0; i < options.size(); ++i) {
+    if (options[i].position == OptionPosition::kNamed && !options[i].has(kResetIfUnnamed) &&
+        !names_option(text, options[i].option.name)) {
+      set_value(options[i].option.member, value_text(kept[i].option.member));
     }
   }
 }
@@ -58,16 +58,15 @@ void apply_cf(const RouterRequest& given, RouterSettings& router) {
   if (given.cf.empty()) {
     return;
   }
-  const OptionValue cf = capacity_factor(given.cf);
-  const RouterOption* option = find_option(*router.family, "cf");
-  if (option == nullptr) {
+  const std::optional<double> cf = capacity_factor(given.cf);
+  if (!router.family->has_slots) {
     throw UserError("--cf {}: only {} routers have a capacity, this one is {}", given.cf,
                     families_with_slots(), to_string(router));
   }
-  if (names_option(given.router, "cf") && option->value.get(router) != cf) {
+  if (names_option(given.router, "cf") && router.capacity_factor != cf) {
     throw UserError("--cf {} contradicts --router {}; give one of them", given.cf, given.router);
   }
-  option->value.set(router, cf);
+  router.capacity_factor = cf;
 }
 
 // What changes from the stored router to the one that stands in for it.
@@ -77,12 +76,19 @@ struct Change {
   std::string words;  // "top2 in place of the stored top1"
   std::vector<std::string>& notes;
 
-  // The options that differ, none between two families.
-  std::vector<const RouterOption*> options() const {
-    std::vector<const RouterOption*> changed;
-    for (const auto& option : router.family->options) {
-      if (same_family(stored, router) && option.value.get(stored) != option.value.get(router)) {
-        changed.push_back(&option);
+  struct ChangedOption {
+    RouterOption option;  // bound to `router`
+    std::string before;   // value_text() in `stored`
+  };
+  // Returns the options that differ; none between two families.
+  std::vector<ChangedOption> options() const {
+    std::vector<ChangedOption> changed;
+    RouterSettings read = stored;
+    const RouterOptions now = options_of(router), before = options_of(read);
+    for (size_t i = 0; same_family(stored, router) && i < now.size(); ++i) {
+      const std::string text = value_text(before[i].option.member);
+      if (text != value_text(now[i].option.member)) {
+        changed.push_back({now[i], text});
       }
     }
     return changed;
@@ -109,23 +115,23 @@ void check_family(const Change& change) {
 
 // What rescales the model is refused, or noted when forced; the rest is noted where it matters.
 void note_options(const Change& change, bool force, Purpose purpose) {
-  for (const auto* option : change.options()) {
-    if (option->needs_force.empty()) {
+  for (const auto& [option, before] : change.options()) {
+    const auto reason = option.sentences.find(Sentence::kNeedsForce);
+    if (reason == option.sentences.end()) {
       continue;
     }
     if (!force) {
       throw UserError("--router: {}: {}; add --force if that is meant", change.words,
-                      option->needs_force);
+                      reason->second);
     }
-    change.note("warning: " + change.words + ": " + option->needs_force);
+    change.note("warning: " + change.words + ": " + reason->second);
   }
-  for (const auto* option : change.options()) {
-    const OptionValue stored = option->value.get(change.stored);
-    const bool had_none = std::holds_alternative<std::monostate>(stored);
-    if (!option->note.empty() && !had_none &&
-        (purpose == Purpose::kTrain || !option->note_in_training_only)) {
-      const std::string before = value_text(*option, stored);
-      change.note(change.words + ": " + fmt::format(fmt::runtime(option->note), before));
+  for (const auto& [option, before] : change.options()) {
+    for (const auto& [kind, sentence] : option.sentences) {
+      if (!before.empty() && (kind == Sentence::kNote ||
+                              (kind == Sentence::kNoteInTraining && purpose == Purpose::kTrain))) {
+        change.note(change.words + ": " + fmt::format(fmt::runtime(sentence), before));
+      }
     }
   }
 }
@@ -133,10 +139,10 @@ void note_options(const Change& change, bool force, Purpose purpose) {
 // Evaluation does not read these: the stored ones stay, so that results name a router that was.
 void ignore_training_options(const Change& change) {
   std::vector<std::string> ignored;
-  for (const auto* option : change.options()) {
-    if (option->is_training_only) {
-      option->value.set(change.router, option->value.get(change.stored));
-      ignored.push_back(option->name);
+  for (const auto& [option, before] : change.options()) {
+    if (option.has(kTrainingOnly)) {
+      set_value(option.option.member, before);
+      ignored.emplace_back(option.option.name);
     }
   }
   if (!ignored.empty()) {
@@ -149,8 +155,9 @@ void ignore_training_options(const Change& change) {
 void note_gate_scale(const Change& change, double gate_scale) {
   const auto options = change.options();
   const bool same_gates = same_family(change.stored, change.router) &&
-                          std::none_of(options.begin(), options.end(),
-                                       [](const auto* option) { return option->changes_gates; });
+                          std::none_of(options.begin(), options.end(), [](const auto& changed) {
+                            return changed.option.has(kChangesGates);
+                          });
   if (gate_scale != 1.0 && !same_gates) {
     change.note(
         fmt::format("warning: {}: the folder's gate_scale {:.6g} was chosen for the stored "

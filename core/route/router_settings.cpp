@@ -2,22 +2,11 @@
 
 #include "core/route/router_settings.h"
 
-#include <cmath>
-
 #include "core/base/error.h"
 #include "core/route/router.h"
 
 namespace moe::route {
 namespace {
-
-// A number of an option as a double; nothing where it is none.
-std::optional<double> number_of(const OptionValue& value) {
-  if (const auto* whole = std::get_if<int64_t>(&value)) {
-    return static_cast<double>(*whole);
-  }
-  const auto* number = std::get_if<double>(&value);
-  return number == nullptr ? std::nullopt : std::optional(*number);
-}
 
 // preserves_function() of routers whose weights are not normalised.
 FunctionPreservation unnormalised(const std::string& why, double gate_scale) {
@@ -32,24 +21,59 @@ FunctionPreservation unnormalised(const std::string& why, double gate_scale) {
 
 }  // namespace
 
+std::string option_text(const RouterOption& option) {
+  const std::string text = value_text(option.option.member);
+  if (std::holds_alternative<bool*>(option.option.member)) {
+    return text == "true" ? "on" : "off";
+  }
+  return text.empty() ? option.empty_word : text;
+}
+
+bool set_option(const RouterOption& option, const std::string& text) {
+  const Member& member = option.option.member;
+  if (std::holds_alternative<bool*>(member)) {
+    return set_value(member, text == "on" ? "true" : text == "off" ? "false" : text + "?");
+  }
+  return !text.empty() && set_value(member, text == option.empty_word ? "" : text);
+}
+
+RouterSettings start_of(const RouterFamily& family) {
+  RouterSettings settings;
+  settings.family = &family;
+  if (family.start != nullptr) {
+    family.start(settings);
+  }
+  return settings;
+}
+
+RouterSettings defaults_of(const RouterSettings& settings) {
+  RouterSettings defaults = start_of(*settings.family);
+  defaults.k = settings.k;
+  if (settings.family->derive != nullptr) {
+    settings.family->derive(defaults);
+  }
+  return defaults;
+}
+
 void check_ranges(const RouterSettings& settings, const std::string& where) {
-  for (const auto& option : settings.family->options) {
-    const OptionValue value = option.value.get(settings);
-    const auto number = number_of(value);
-    if (number && option.in_range != nullptr &&
-        !(std::isfinite(*number) && option.in_range(*number))) {
-      throw UserError("{}: {}", where,
-                      fmt::format(fmt::runtime(option.out_of_range), value_text(option, value)));
+  RouterSettings read = settings;
+  for (const auto& option : options_of(read)) {
+    const Range& range = option.option.range;
+    const auto number = number_of(option.option.member);
+    if (number && range.is_checked && !holds(range, *number)) {
+      throw UserError("{}: {}", where, fmt::format(fmt::runtime(range.rule), option_text(option)));
     }
   }
 }
 
 void check_router(const RouterSettings& settings, int64_t experts) {
-  for (const auto& option : settings.family->options) {
-    const OptionValue value = option.value.get(settings);
-    if (!option.too_many.empty() && number_of(value).value_or(0) > static_cast<double>(experts)) {
-      throw UserError("{}", fmt::format(fmt::runtime(option.too_many), to_string(settings),
-                                        value_text(option, value), experts));
+  RouterSettings read = settings;
+  for (const auto& option : options_of(read)) {
+    const auto number = number_of(option.option.member);
+    const auto sentence = option.sentences.find(Sentence::kTooMany);
+    if (sentence != option.sentences.end() && number.value_or(0) > static_cast<double>(experts)) {
+      throw UserError("{}", fmt::format(fmt::runtime(sentence->second), to_string(settings),
+                                        option_text(option), experts));
     }
   }
 }
@@ -68,15 +92,15 @@ bool has_capacity(const RouterSettings& settings) {
 bool same_family(const RouterSettings& a, const RouterSettings& b) { return a.family == b.family; }
 
 RouterSettings with_granularity(RouterSettings settings, int64_t granularity) {
-  for (const auto& option : settings.family->options) {
-    const OptionValue value = option.value.get(settings);
-    if (!option.scales_with_granularity) {
+  for (const auto& option : options_of(settings)) {
+    if (!option.has(kScalesWithGranularity)) {
       continue;
     }
-    if (const auto* whole = std::get_if<int64_t>(&value)) {
-      option.value.set(settings, *whole * granularity);
-    } else if (const auto* number = std::get_if<double>(&value)) {
-      option.value.set(settings, *number * static_cast<double>(granularity));
+    const Member& member = option.option.member;
+    if (auto* const* whole = std::get_if<int64_t*>(&member)) {
+      **whole *= granularity;
+    } else if (const auto number = number_of(member)) {
+      set_value(member, fmt::format("{}", *number * static_cast<double>(granularity)));
     }
   }
   return settings;
@@ -98,13 +122,7 @@ double default_entropy_coef(const RouterSettings& settings) {
 
 OwnArchitecture own_architecture(const RouterSettings& settings) {
   const RouterFamily& family = *settings.family;
-  for (const auto& option : family.options) {
-    const bool has_value = !std::holds_alternative<std::monostate>(option.value.get(settings));
-    if (family.own.model_type.empty() && has_value && !option.own.model_type.empty()) {
-      return option.own;
-    }
-  }
-  return family.own;
+  return family.is_own == nullptr || family.is_own(settings) ? family.own : OwnArchitecture();
 }
 
 bool weights_sum_to_one(const RouterSettings& settings) {

@@ -113,9 +113,6 @@ std::vector<Architecture> own_architectures() {
   };
   for (const auto& family : route::router_families()) {
     add(family.own);
-    for (const auto& option : family.options) {
-      add(option.own);
-    }
   }
   own.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
   return own;

@@ -29,7 +29,7 @@ struct ExpertChoice {
         .no_modifiers =
             "+ir and +fr mend what capacity refuses, and experts that choose refuse "
             "nobody",
-        .options = {capacity()},
+        .options = options,
         .start = [](RouterSettings& s) { s.capacity_factor = 2; },
         .has_slots = true,
         .most_choices = [](const RouterSettings&, int64_t experts) { return experts; },
@@ -58,13 +58,13 @@ struct ExpertChoice {
   }
 
  private:
-  static RouterOption capacity() {
-    RouterOption option = capacity_option();
-    option.changes_gates = true;
-    option.too_many =
+  static RouterOptions options(RouterSettings& s) {
+    RouterOption capacity = capacity_option(s);
+    capacity.traits |= kChangesGates;
+    capacity.sentences[Sentence::kTooMany] =
         "router '{}' lets an expert take {} times its share of the tokens, which the "
         "{} experts do not have: give a smaller cf, or cf=inf for all tokens";
-    return option;
+    return {capacity};
   }
 
   // The mean over tokens, C E / T = cf, rounded up.

@@ -2,6 +2,8 @@
 // ReLU routing (ReMoE, Wang et al.): an expert runs for a token iff its logit is positive, and an
 // L1 loss whose weight follows the sparsity keeps the mean at k of E experts.
 
+#include <limits>
+
 #include "core/route/router.h"
 
 namespace moe::route {
@@ -11,32 +13,43 @@ struct RouterFunctions;
 struct Relu {
   static RouterFunctions functions();
 
-  static std::vector<RouterOption> options() {
+  static RouterOptions options(RouterSettings& s) {
+    RouterOption k = k_option(s);
+    k.option.help = "sets the target sparsity 1 - k/E";
+    k.traits |= kTrainingOnly;
+    k.sentences[Sentence::kMissing] =
+        "needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1";
+    k.sentences[Sentence::kNoteInTraining] = "k moves the target sparsity";
     return {
-        k(),
-        {.name = "lambda0",
+        k,
+        {.option = {.name = "lambda0",
+                    .member = &s.lambda0,
+                    .help = "weight of the L1 loss in the first step",
+                    .range = {.most = kAnyNumber,
+                              .is_checked = true,
+                              .rule = "lambda0 must be a number from 0, is {}"}},
          .key = "lambda0",
-         .value = member(&RouterSettings::lambda0),
          .takes = "a number from 0",
-         .help = "weight of the L1 loss in the first step",
-         .in_range = [](double v) { return v >= 0; },
-         .out_of_range = "lambda0 must be a number from 0, is {}",
-         .is_training_only = true},
-        {.name = "mult",
+         .traits = kTrainingOnly},
+        {.option = {.name = "mult",
+                    .member = &s.lambda_multiplier,
+                    .help = "what lambda is multiplied by while the model is too dense, else "
+                            "divided",
+                    .range = {.least = 1,
+                              .most = kAnyNumber,
+                              .is_checked = true,
+                              .rule = "the multiplier of lambda must be a number from 1, is {}"}},
          .key = "lambda_multiplier",
-         .value = member(&RouterSettings::lambda_multiplier),
          .takes = "a number from 1",
-         .help = "what lambda is multiplied by while the model is too dense, else divided",
-         .in_range = [](double v) { return v >= 1; },
-         .out_of_range = "the multiplier of lambda must be a number from 1, is {}",
-         .is_training_only = true},
-        {.name = "l1",
+         .traits = kTrainingOnly},
+        {.option = {.name = "l1",
+                    .member = choice<L1Weights, L1Weights>(
+                        "l1", s.l1,
+                        {{"refined", L1Weights::kRefined}, {"plain", L1Weights::kPlain}}),
+                    .help = "the L1 loss weighs experts by their load, or all alike"},
          .key = "l1",
-         .value = member(&RouterSettings::l1),
          .takes = "refined or plain",
-         .words = {"refined", "plain"},
-         .help = "the L1 loss weighs experts by their load, or all alike",
-         .is_training_only = true},
+         .traits = kTrainingOnly},
     };
   }
 
@@ -51,7 +64,7 @@ struct Relu {
         .examples = {"relu:k=1"},
         .help = "a token takes every expert with a positive logit",
         .no_modifiers = "+ir and +fr mend what capacity refuses, and only top-k has a capacity",
-        .options = options(),
+        .options = options,
         .has_softmax_scores = false,
         .ranks_choices = false,
         .can_leave_experts_dead = true,
@@ -77,15 +90,7 @@ struct Relu {
   }
 
  private:
-  static RouterOption k() {
-    RouterOption option = k_option();
-    option.help = "sets the target sparsity 1 - k/E";
-    option.when_missing = "needs k, which sets the target sparsity 1 - k/E, e.g. relu:k=1";
-    option.is_training_only = true;
-    option.note = "k moves the target sparsity";
-    option.note_in_training_only = true;
-    return option;
-  }
+  static constexpr double kAnyNumber = std::numeric_limits<double>::max();
 };
 
 }  // namespace moe::route

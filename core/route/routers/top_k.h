@@ -16,49 +16,72 @@ struct RouterFunctions;
 struct TopK {
   static RouterFunctions functions();
 
-  static std::vector<RouterOption> options() {
+  static RouterOptions options(RouterSettings& s) {
+    RouterOption k = k_option(s), capacity = capacity_option(s);
+    k.position = OptionPosition::kHead;
+    k.option.help = "experts that a token requests";
+    k.traits |= kChangesGates;
+    k.sentences[Sentence::kMissing] =
+        "needs a whole number of experts per token, e.g. top1 or top2";
+    k.sentences[Sentence::kNote] = "k was {}; the capacity factor is kept unless given";
+    capacity.option.fallback = "k";
     return {
-        k(),
-        {.name = "ir",
+        k,
+        {.option = {.name = "ir",
+                    .member = &s.ir,
+                    .help = "intra-GPU rectification: a token that was refused goes to the best "
+                            "expert of its own rank"},
          .key = "ir",
-         .value = member(&RouterSettings::ir),
-         .position = OptionPosition::kModifier,
-         .help = "intra-GPU rectification: a token that was refused goes to the best expert of "
-                 "its own rank"},
-        {.name = "fr",
+         .position = OptionPosition::kModifier},
+        {.option = {.name = "fr",
+                    .member = &s.fr,
+                    .help = "fill-in rectification: slots that are left go to the (k+1)-th "
+                            "choices"},
          .key = "fr",
-         .value = member(&RouterSettings::fr),
-         .position = OptionPosition::kModifier,
-         .help = "fill-in rectification: slots that are left go to the (k+1)-th choices"},
-        capacity(),
-        {.name = "gate",
+         .position = OptionPosition::kModifier},
+        capacity,
+        {.option = {.name = "gate",
+                    .member = choice<GateNorm, GateNorm>(
+                        "gate", s.gate_norm,
+                        {{"selected", GateNorm::kSelected}, {"none", GateNorm::kNone}}),
+                    .help = "weights are softmax over the experts that accepted, or over all"},
          .key = "gate_norm",
-         .value = member(&RouterSettings::gate_norm),
          .takes = "selected or none",
-         .words = {"selected", "none"},
-         .help = "weights are softmax over the experts that accepted, or over all",
-         .changes_gates = true,
-         .needs_force = "another gate rescales every MoE output"},
-        {.name = "st",
+         .traits = kChangesGates,
+         .sentences = {{Sentence::kNeedsForce, "another gate rescales every MoE output"}}},
+        {.option = {.name = "st",
+                    .member = &s.straight_through,
+                    .help = "straight-through gradient: the router learns from the full softmax"},
          .key = "straight_through",
-         .value = member(&RouterSettings::straight_through),
          .takes = "on or off",
-         .help = "straight-through gradient: the router learns from the full softmax",
-         .is_training_only = true},
-        {.name = "lb",
+         .traits = kTrainingOnly},
+        {.option = {.name = "lb",
+                    .member = choice<LbCount, LbCount>(
+                        "lb", s.lb_count,
+                        {{"first", LbCount::kFirst}, {"selected", LbCount::kSelected}}),
+                    .help = "what the load-balance loss counts: first choices, or all k requests"},
          .key = "lb_count",
-         .value = member(&RouterSettings::lb_count),
          .takes = "first or selected",
-         .words = {"first", "selected"},
-         .help = "what the load-balance loss counts: first choices, or all k requests",
-         .is_training_only = true},
-        {.name = "order",
+         .traits = kTrainingOnly},
+        {.option = {.name = "order",
+                    .member = choice<SlotOrder, SlotOrder>(
+                        "order", s.slot_order,
+                        {{"choice", SlotOrder::kChoice}, {"score", SlotOrder::kScore}}),
+                    .help = "slots are given choice by choice, or to the k requests by score"},
          .key = "slot_order",
-         .value = member(&RouterSettings::slot_order),
-         .takes = "choice or score",
-         .words = {"choice", "score"},
-         .help = "slots are given choice by choice, or to the k requests by score"},
-        bias(),
+         .takes = "choice or score"},
+        {.option = {.name = "bias",
+                    .member = &s.bias_rate,
+                    .help = "a bias of each expert, added to its scores where tokens choose, moves "
+                            "by so much a step towards equal load; 0: it stands still",
+                    .range = {.most = 1,
+                              .is_checked = true,
+                              .rule = "bias must be a number from 0 to 1, is {}"}},
+         .key = "bias_rate",
+         .takes = "a number from 0 to 1",
+         .traits = kResetIfUnnamed,
+         .sentences = {{Sentence::kNote,
+                        "bias was {}; a router that names none chooses by its scores alone"}}},
     };
   }
 
@@ -73,7 +96,8 @@ struct TopK {
         .examples = {"top1", "top2", "top3:order=score", "top2:cf=inf,gate=none",
                      "top2:bias=0.001"},
         .help = "every token requests its k best experts, of a bounded number of slots",
-        .options = options(),
+        .options = options,
+        .derive = [](RouterSettings& s) { s.capacity_factor = static_cast<double>(s.k); },
         .has_slots = true,
         .tokens_request = true,
         .most_choices = [](const RouterSettings& s, int64_t) { return s.k; },
@@ -92,6 +116,8 @@ struct TopK {
                      ? ""
                      : "gate=none leaves weights that do not sum to 1 (gate=selected does)";
         },
+        .own = {"moe_biased", "MoeBiasedForCausalLM"},
+        .is_own = [](const RouterSettings& s) { return s.bias_rate.has_value(); },
         .stock_experts = [](const RouterSettings& s, int64_t) { return s.k; },
         .stock_experts_are_k = true,
         .stock_words = stock_words,
@@ -99,39 +125,6 @@ struct TopK {
   }
 
  private:
-  static RouterOption k() {
-    RouterOption option = k_option();
-    option.position = OptionPosition::kHead;
-    option.help = "experts that a token requests";
-    option.when_missing = "needs a whole number of experts per token, e.g. top1 or top2";
-    option.changes_gates = true;
-    option.note = "k was {}; the capacity factor is kept unless given";
-    return option;
-  }
-
-  static RouterOption bias() {
-    return {.name = "bias",
-            .key = "bias_rate",
-            .value = member(&RouterSettings::bias_rate),
-            .takes = "a number from 0 to 1",
-            .help =
-                "a bias of each expert, added to its scores where tokens choose, moves by so "
-                "much a step towards equal load; 0: it stands still",
-            .in_range = [](double v) { return v >= 0 && v <= 1; },
-            .out_of_range = "bias must be a number from 0 to 1, is {}",
-            .is_kept = false,
-            .note = "bias was {}; a router that names none chooses by its scores alone",
-            .own = {"moe_biased", "MoeBiasedForCausalLM"}};
-  }
-
-  static RouterOption capacity() {
-    RouterOption option = capacity_option();
-    option.default_value = [](const RouterSettings& s) {
-      return OptionValue(static_cast<double>(s.k));
-    };
-    return option;
-  }
-
   // Fill-in may use every slot; without it there are no more rows than requests.
   static double fresh_rows(const RouterSettings& s, int64_t tokens, int64_t) {
     const auto requests = static_cast<double>(tokens * s.k);

@@ -27,30 +27,7 @@ struct TopP {
         .examples = {"topp:0.4", "topp:0.7,max=2"},
         .help = "a token takes experts, best first, until their probabilities sum to p",
         .no_modifiers = "+ir and +fr mend what capacity refuses, and only top-k has a capacity",
-        .options = {{.name = "p",
-                     .key = "p",
-                     .value = member(&RouterSettings::p),
-                     .position = OptionPosition::kFirst,
-                     .takes = "a number from 0 to 1",
-                     .help = "probability to reach",
-                     .when_missing = "needs the probability to reach, from 0 to 1, e.g. topp:0.4",
-                     .in_range = [](double v) { return v >= 0 && v <= 1; },
-                     .out_of_range = "p is a share of probability from 0 to 1, is {}",
-                     .changes_gates = true},
-                    {.name = "max",
-                     .key = "max_experts",
-                     .value = member(&RouterSettings::max_experts),
-                     .takes = "a whole number from 1",
-                     .help = "keeps at most so many experts of a token",
-                     .in_range = [](double v) { return v >= 1 && v <= kMaxExperts; },
-                     .out_of_range =
-                         "max must be a whole number from 1 to the number of experts, is {}",
-                     .too_many =
-                         "router '{}' keeps up to {} experts per token, the layers have {}: give "
-                         "a smaller max",
-                     .is_kept = false,
-                     .changes_gates = true,
-                     .scales_with_granularity = true}},
+        .options = options,
         .start = [](RouterSettings& s) { s.lb_count = LbCount::kSelected; },
         .most_choices = [](const RouterSettings& s,
                            int64_t experts) { return s.max_experts.value_or(experts); },
@@ -77,6 +54,37 @@ struct TopP {
   }
 
  private:
+  static RouterOptions options(RouterSettings& s) {
+    return {
+        {.option = {.name = "p",
+                    .member = &s.p,
+                    .help = "probability to reach",
+                    .range = {.most = 1,
+                              .is_checked = true,
+                              .rule = "p is a share of probability from 0 to 1, is {}"}},
+         .key = "p",
+         .position = OptionPosition::kFirst,
+         .takes = "a number from 0 to 1",
+         .traits = kChangesGates,
+         .sentences = {{Sentence::kMissing,
+                        "needs the probability to reach, from 0 to 1, e.g. topp:0.4"}}},
+        {.option = {.name = "max",
+                    .member = &s.max_experts,
+                    .help = "keeps at most so many experts of a token",
+                    .range = {.least = 1,
+                              .most = kMaxExperts,
+                              .is_checked = true,
+                              .rule = "max must be a whole number from 1 to the number of "
+                                      "experts, is {}"}},
+         .key = "max_experts",
+         .takes = "a whole number from 1",
+         .traits = kResetIfUnnamed | kChangesGates | kScalesWithGranularity,
+         .sentences = {{Sentence::kTooMany,
+                        "router '{}' keeps up to {} experts per token, the layers have {}: give "
+                        "a smaller max"}}},
+    };
+  }
+
   static int64_t stock_experts(const RouterSettings& s, int64_t experts) {
     return std::min(s.max_experts.value_or(2), experts);
   }

@@ -131,6 +131,28 @@ TEST_CASE("help says the default and where it is from", "[base]") {
   CHECK(flag_of(options[0]) == "--steps");
 }
 
+TEST_CASE("a member is set from the text that it is written as, and from no other", "[base]") {
+  Settings settings;
+  const Options options = options_of(settings);
+  const auto set = [&](size_t index, const char* text) {
+    return set_value(options[index].member, text);
+  };
+  CHECK((set(0, "7") && settings.steps == 7 && value_text(options[0].member) == "7"));
+  for (const char* text : {"7.5", "x", "99999999999999999999"}) {
+    CHECK_FALSE(set(0, text));
+  }
+  CHECK(settings.steps == 7);
+  CHECK((set(0, "") && !settings.steps && value_text(options[0].member).empty()));
+  CHECK((set(1, "1e-3") && settings.rate == 0.001 && value_text(options[1].member) == "0.001"));
+  for (const char* text : {"", "nan", "inf", "1e999", "1,5"}) {
+    CHECK_FALSE(set(1, text));
+  }
+  CHECK(settings.rate == 0.001);
+  CHECK((set(3, "red") && settings.colour == Colour::kRed && !set(3, "green")));
+  CHECK(value_text(options[3].member) == "red");
+  CHECK_FALSE(set(2, "a"));  // a list
+}
+
 TEST_CASE("what changes no number is known by its key", "[base]") {
   Settings settings;
   CHECK(free_keys(options_of(settings)) == std::set<std::string>{"name", "threads"});

@@ -105,12 +105,14 @@ inline std::vector<route::RouterSettings> all_routers() {
   for (const auto& family : route::router_families()) {
     for (const auto& example : family.examples) {
       std::vector<route::RouterSettings> forms = {route::parse_router(example)};
-      for (const auto& option : family.options) {
-        const bool is_modifier = option.position == route::OptionPosition::kModifier;
+      const size_t options = route::options_of(forms.front()).size();
+      for (size_t option = 0; option < options; ++option) {
+        const bool is_modifier =
+            route::options_of(forms.front())[option].position == route::OptionPosition::kModifier;
         const size_t before = is_modifier ? forms.size() : 0;
         for (size_t i = 0; i < before; ++i) {
           forms.push_back(forms[i]);
-          option.value.set(forms.back(), true);
+          route::set_option(route::options_of(forms.back())[option], "on");
         }
       }
       routers.insert(routers.end(), forms.begin(), forms.end());
