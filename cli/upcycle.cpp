@@ -92,9 +92,9 @@ model::UpcycleSettings settings_from(const UpcycleFlags& flags) {
   }
   settings.shard_bytes = parse_bytes(flags.shard_size, "--shard-size");
   settings.last_lr = train::last_learning_rate(flags.dense);
-  settings.dtype = flags.dtype == "keep"   ? model::StoredType::kKeep
-                   : flags.dtype == "bf16" ? model::StoredType::kBF16
-                                           : model::StoredType::kF32;
+  if (flags.dtype != "keep") {
+    settings.dtype = flags.dtype == "bf16" ? io::DType::kBF16 : io::DType::kF32;
+  }
   return settings;
 }
 

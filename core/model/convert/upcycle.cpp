@@ -96,20 +96,6 @@ std::string config_dtype(io::DType dtype) {
   return dtype == io::DType::kBF16 ? "bfloat16" : dtype == io::DType::kF16 ? "float16" : "float32";
 }
 
-std::optional<io::DType> target_dtype(StoredType type) {
-  switch (type) {
-    case StoredType::kKeep:
-      return std::nullopt;
-    case StoredType::kF32:
-      return io::DType::kF32;
-    case StoredType::kBF16:
-      return io::DType::kBF16;
-    case StoredType::kF16:
-      return io::DType::kF16;
-  }
-  MOE_CHECK(false, "stored type {}", static_cast<int>(type));
-}
-
 bool given(const Json& json, const char* key) {
   return json.contains(key) && !json.at(key).is_null();
 }
@@ -117,8 +103,8 @@ bool given(const Json& json, const char* key) {
 ModelConfig child_config(const io::Checkpoint& dense, const UpcycleSettings& settings,
                          const ModelConfig& parent, const std::string& sha256) {
   ModelConfig child = parent;
-  if (const auto target = target_dtype(settings.dtype)) {
-    child.dtype = config_dtype(*target);
+  if (settings.dtype) {
+    child.dtype = config_dtype(*settings.dtype);
   } else if (!given(dense.config(), "dtype") && !given(dense.config(), "torch_dtype")) {
     child.dtype = config_dtype(dense.info("model.embed_tokens.weight").dtype);
   }
@@ -221,8 +207,7 @@ bool is_shared_down(const std::string& name) {
 io::DType child_dtype(const io::TensorInfo& info, const io::Checkpoint& dense,
                       const UpcycleSettings& settings) {
   const std::string source = dense_name(info.name);
-  return target_dtype(settings.dtype)
-      .value_or(dense.has(source) ? dense.info(source).dtype : info.dtype);
+  return settings.dtype.value_or(dense.has(source) ? dense.info(source).dtype : info.dtype);
 }
 
 // One tensor of the child: drawn if it is a router, else from the dense folder or from other
@@ -425,7 +410,7 @@ OrderedJson describe(const UpcyclePlan& plan, const UpcycleSettings& settings, d
   out["router_init"] = describe_routers(moe, settings.router_init, start);
   out["ep_ranks"] = moe.ep_ranks;
   out["gate_scale"] = gate_scale;
-  out["dtype"] = settings.dtype == StoredType::kKeep ? "keep" : plan.child.dtype;
+  out["dtype"] = settings.dtype ? plan.child.dtype : "keep";
   out["shard_bytes"] = settings.shard_bytes;
   out["tensor_bytes"] = plan.bytes;
   out["parameters"] = {

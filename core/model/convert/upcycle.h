@@ -29,8 +29,6 @@
 
 namespace moe::model {
 
-enum class StoredType { kKeep, kF32, kBF16, kF16 };
-
 struct UpcycleSettings {
   std::filesystem::path out;
   int64_t experts = 8;          // E, per MoE layer, before they are cut
@@ -39,8 +37,8 @@ struct UpcycleSettings {
   std::optional<double> router_std;  // default: the parent's initializer_range
   RouterInit router_init;            // what else than a seed the router's rows come from
   int64_t seed = 1;                  // of the router
-  StoredType dtype =
-      StoredType::kKeep;  // kF32 and kBF16 convert everything but the router, which is F32
+  // Converts every tensor but the router, which is F32; empty: dtypes of the parent.
+  std::optional<io::DType> dtype;
   uint64_t shard_bytes = 5'000'000'000;
   std::optional<int64_t> ep_ranks;         // W, default E: one expert a rank
   std::optional<double> gate_scale = 1.0;  // empty: auto, `calibrate` of upcycle() says

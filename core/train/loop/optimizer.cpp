@@ -57,7 +57,7 @@ AdamW::AdamW(const std::vector<model::NamedParameter>& parameters, const AdamWSe
 AdamW::AdamW(const std::vector<Slice>& slices, const AdamWSettings& settings, uint64_t seed)
     : settings_(settings) {
   decayed_.weight_decay = settings.weight_decay;
-  const auto type = settings.moments == MomentType::kBF16 ? at::kBFloat16 : at::kFloat;
+  const auto type = settings.moments == io::DType::kBF16 ? at::kBFloat16 : at::kFloat;
   for (const auto& slice : slices) {
     const Tensor& weight = slice.values;
     Group& group = is_decayed(slice, settings) ? decayed_ : kept_;
@@ -120,7 +120,7 @@ void AdamW::step_group(const Group& group, double lr, double gradient_scale) con
     factors.gradient_scale =
         at::full({1}, gradient_scale, weights.front().options().dtype(at::kFloat));
   }
-  if (settings_.moments == MomentType::kF32) {
+  if (settings_.moments == io::DType::kF32) {
     update(weights, gradients, means, squares, updates, factors);
     return;
   }

@@ -272,7 +272,7 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
   plan.program = program + kFirstStep;
   plan.weights = static_cast<uint64_t>(kF32 * trained.all.kept + 2 * trained.copied);
   plan.gradients = static_cast<uint64_t>(kF32 * trained.trained.kept);
-  const bool halved = settings.adamw.moments == MomentType::kBF16;
+  const bool halved = settings.adamw.moments == io::DType::kBF16;
   plan.optimizer = static_cast<uint64_t>((halved ? kF32 : 2 * kF32) * trained.updated);
   plan.activations = static_cast<uint64_t>(step.activations());
   if ((settings.save_every || settings.save_minutes) && !settings.on_cuda) {

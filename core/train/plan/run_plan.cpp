@@ -184,7 +184,7 @@ MemoryNeed memory_need(const RunPlan& plan) {
   std::string remedy = "a smaller --micro-batch";
   remedy += settings.compute.recompute == model::Recompute::kLayer ? "" : ", --recompute layer";
   remedy += settings.lora.rank > 0 ? "" : ", --lora 8";
-  remedy += settings.adamw.moments == MomentType::kBF16 ? "" : ", --optimizer-state bf16";
+  remedy += settings.adamw.moments == io::DType::kBF16 ? "" : ", --optimizer-state bf16";
   const bool may_shard = plan.layout.processes > 1 && settings.shard != Shard::kWeights;
   remedy += may_shard ? ", --shard weights" : "";
   return {plan.memory.peak - plan.memory.program, 1,

@@ -257,9 +257,9 @@ Options update_options(TrainSettings& settings) {
        .fallback = "off",
        .range = deviations()},
       {.name = "optimizer-state",
-       .member = choice<MomentType, MomentType>(
-           "optimizer-state", settings.adamw.moments,
-           {{"fp32", MomentType::kF32}, {"bf16", MomentType::kBF16}}),
+       .member =
+           choice<io::DType, io::DType>("optimizer-state", settings.adamw.moments,
+                                        {{"fp32", io::DType::kF32}, {"bf16", io::DType::kBF16}}),
        .group = group::kMemory,
        .help = "fp32 or bf16: AdamW's two moments, 8 or 4 bytes a parameter"},
   };

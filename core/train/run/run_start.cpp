@@ -150,7 +150,7 @@ RunStart begin(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoin
 }  // namespace
 
 uint64_t checkpoint_bytes(const io::Checkpoint& checkpoint, const RunPlan& plan) {
-  const uint64_t state = plan.settings.adamw.moments == MomentType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
+  const uint64_t state = plan.settings.adamw.moments == io::DType::kBF16 ? 4 + 2 * 2 : 4 + 2 * 4;
   return model_bytes(checkpoint) + state * static_cast<uint64_t>(plan.parameters);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/io/tensor_info.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/upcycle_request.h"
 #include "core/model/llama/compute.h"
@@ -23,15 +24,13 @@ namespace moe::train {
 // the update, or dense matrices and their gradients too (core/model/llama/weight_shards.h).
 enum class Shard { kOptimizer, kWeights };
 
-enum class MomentType { kF32, kBF16 };  // how the two moments are kept: 8 or 4 bytes a parameter
-
 // Defaults: ../README.md.
 struct AdamWSettings {
   double weight_decay = 0.0;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
-  bool decay_embeddings = true;  // embedding and head too; never norms and biases
-  MomentType moments = MomentType::kF32;
+  bool decay_embeddings = true;         // embedding and head too; never norms and biases
+  io::DType moments = io::DType::kF32;  // of the two moments, F32 or BF16
 };
 
 struct TrainSettings {

@@ -116,7 +116,7 @@ TEST_CASE("slices are converted as whole experts are, after they are multiplied"
   test::write_tiny_checkpoint(dir / "dense");
   const io::Checkpoint dense(dir / "dense");
   UpcycleSettings settings = settings_for(4);
-  settings.dtype = StoredType::kBF16;
+  settings.dtype = io::DType::kBF16;
   const io::Checkpoint fine = upcycled(dir, "fine", settings);
   for (const char* matrix : kMatrices) {
     auto expected = plain_slice(dense, matrix, 3, 4);
@@ -431,11 +431,11 @@ TEST_CASE("what cannot be cut is refused before anything is written", "[model][u
         "and lose the parent's function; give a power of two, or --dtype fp32");
   CHECK(error("dense", [](auto& s) {
           s.granularity = 3;
-          s.dtype = StoredType::kBF16;
+          s.dtype = io::DType::kBF16;
         }).find("stored in bfloat16") != std::string::npos);
   CHECK(error("bf16", [](auto& s) {
           s.granularity = 3;
-          s.dtype = StoredType::kF32;
+          s.dtype = io::DType::kF32;
         }).empty());
   // A weight near the end of fp16 is found where it is multiplied.
   test::write_tiny_checkpoint(dir / "fp16", {.dtype = io::DType::kF16, .std = 10000});

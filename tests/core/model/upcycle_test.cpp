@@ -113,14 +113,14 @@ TEST_CASE("a model of one layer, one expert, and shards in and out", "[model][up
 TEST_CASE("conversion changes every value to its nearest and no router", "[model][upcycle]") {
   struct Case {
     io::DType from;
-    StoredType type;
+    io::DType type;
     io::DType to;
     const char* dtype;
   };
-  for (const Case& c : {Case{io::DType::kF32, StoredType::kBF16, io::DType::kBF16, "bfloat16"},
-                        Case{io::DType::kBF16, StoredType::kF32, io::DType::kF32, "float32"},
-                        Case{io::DType::kF16, StoredType::kBF16, io::DType::kBF16, "bfloat16"},
-                        Case{io::DType::kF16, StoredType::kF32, io::DType::kF32, "float32"}}) {
+  for (const Case& c : {Case{io::DType::kF32, io::DType::kBF16, io::DType::kBF16, "bfloat16"},
+                        Case{io::DType::kBF16, io::DType::kF32, io::DType::kF32, "float32"},
+                        Case{io::DType::kF16, io::DType::kBF16, io::DType::kBF16, "bfloat16"},
+                        Case{io::DType::kF16, io::DType::kF32, io::DType::kF32, "float32"}}) {
     const TempDir folder;
     test::write_tiny_checkpoint(folder / "dense", {.dtype = c.from});
     UpcycleSettings settings = settings_for(folder / "out");
@@ -157,7 +157,7 @@ TEST_CASE("a router is N(0, std) and depends on its layer and seed alone", "[mod
   settings.out = folder / "b";
   settings.layers = "1";
   settings.shard_bytes = 20'000;
-  settings.dtype = StoredType::kBF16;
+  settings.dtype = io::DType::kBF16;
   const Pair one(folder / "dense", settings);
   const char* name = "model.layers.1.mlp.gate.weight";
   CHECK(same_bytes(all.child.bytes(name), one.child.bytes(name)));
@@ -186,7 +186,7 @@ TEST_CASE("a router with a bias begins with zeros in F32, and a folder without t
   test::write_tiny_checkpoint(folder / "dense");
   UpcycleSettings settings = settings_for(folder / "out");
   settings.router = route::parse_router("top2:bias=0.001");
-  settings.dtype = StoredType::kBF16;
+  settings.dtype = io::DType::kBF16;
   const Pair pair(folder / "dense", settings);
   CHECK(pair.config.moe->router == settings.router);
   CHECK(pair.config.moe->lb_coef == 0);
@@ -210,8 +210,9 @@ TEST_CASE("a router with a bias begins with zeros in F32, and a folder without t
 TEST_CASE("a shared expert is the dense feed-forward with down doubled, routed experts add zeros",
           "[model][upcycle]") {
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16, io::DType::kF16}) {
-    for (const auto type : {StoredType::kKeep, StoredType::kF32, StoredType::kBF16}) {
-      INFO(io::dtype_name(dtype) << " as " << static_cast<int>(type));
+    for (const auto type :
+         std::vector<std::optional<io::DType>>{{}, io::DType::kF32, io::DType::kBF16}) {
+      INFO(io::dtype_name(dtype) << " as " << (type ? io::dtype_name(*type) : "keep"));
       const TempDir folder;
       test::write_tiny_checkpoint(folder / "dense", {.dtype = dtype});
       UpcycleSettings settings = settings_for(folder / "out");
@@ -220,7 +221,7 @@ TEST_CASE("a shared expert is the dense feed-forward with down doubled, routed e
       const Pair shared(folder / "dense", settings);
       CHECK(shared.config.moe->shared_expert_width == 24);
       CHECK(shared.report["shared_expert"] == true);
-      const bool is_rounded = type == StoredType::kBF16 && dtype != io::DType::kBF16;
+      const bool is_rounded = type == io::DType::kBF16 && dtype != io::DType::kBF16;
       CHECK(shared.report["preserves_function"]["exact"] == !is_rounded);
       settings.shared_expert = false;
       settings.out = folder / "plain";

@@ -185,7 +185,7 @@ namespace {
 
 AdamWSettings with_bf16_moments() {
   AdamWSettings settings;
-  settings.moments = MomentType::kBF16;
+  settings.moments = io::DType::kBF16;
   return settings;
 }
 

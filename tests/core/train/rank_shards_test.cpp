@@ -41,7 +41,7 @@ void set_gradients(Named& parameters, int64_t rank) {
   }
 }
 
-AdamWSettings settings_of(MomentType moments) {
+AdamWSettings settings_of(io::DType moments) {
   AdamWSettings settings;
   settings.weight_decay = 0.1;
   settings.moments = moments;
@@ -55,7 +55,7 @@ double distance(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 TEST_CASE("shards of several processes make the update of one, element by element", "[train]") {
-  for (const MomentType moments : {MomentType::kF32, MomentType::kBF16}) {
+  for (const io::DType moments : {io::DType::kF32, io::DType::kBF16}) {
     for (const int64_t processes : {1, 2, 3, 5}) {
       // One process, which has the sum of all gradients.
       Named alone = some_parameters(1);

@@ -234,7 +234,7 @@ TEST_CASE("stopped and gone on: 1, 2, 4, 1 processes end where one ends", "[trai
 }
 
 TEST_CASE("a checkpoint read and written by 2, 4 and 1 processes keeps its bytes", "[train]") {
-  for (const MomentType moments : {MomentType::kF32, MomentType::kBF16}) {
+  for (const io::DType moments : {io::DType::kF32, io::DType::kBF16}) {
     RankedWorld world("top1", 4);
     world.settings.save_every = 1;
     world.settings.steps = 1;

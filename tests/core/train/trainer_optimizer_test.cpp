@@ -65,7 +65,7 @@ TEST_CASE("moments in bf16 end a run where another order of the data might have"
     most = std::max(most, loss);
   }
   world.settings.seed = 0;
-  world.settings.adamw.moments = MomentType::kBF16;
+  world.settings.adamw.moments = io::DType::kBF16;
   const double narrow = final_loss(world, "bf16");
   CAPTURE(wide, narrow, least, most);
   CHECK(narrow != wide);
@@ -76,7 +76,7 @@ TEST_CASE("moments in bf16 end a run where another order of the data might have"
 
 TEST_CASE("a run with moments in bf16 goes on bit for bit and stores them as bf16", "[train]") {
   World world("top1+ir+fr");
-  world.settings.adamw.moments = MomentType::kBF16;
+  world.settings.adamw.moments = io::DType::kBF16;
   world.train();
   const fs::path whole = world.settings.run;
   const std::string weights = read_file(whole / "final" / "model.safetensors");
@@ -99,11 +99,11 @@ TEST_CASE("a run with moments in bf16 goes on bit for bit and stores them as bf1
   INFO(message);
   CHECK(message.find("' is BF16, this run keeps it in F32; give the --optimizer-state that it was "
                      "saved with") != std::string::npos);
-  world.settings.adamw.moments = MomentType::kF32;
+  world.settings.adamw.moments = io::DType::kF32;
   CHECK(test::user_error_of([&] {
           world.train();
         }).find("optimizer-state was \"bf16\", is \"fp32\"") != std::string::npos);
-  world.settings.adamw.moments = MomentType::kBF16;
+  world.settings.adamw.moments = io::DType::kBF16;
   world.train();
   CHECK(read_file(world.settings.run / "final" / "model.safetensors") == weights);
   CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));

@@ -546,7 +546,7 @@ TEST_CASE("a bf16 folder goes on from its f32 weights", "[train]") {
     upcycle.out = folder;
     upcycle.experts = 2;
     upcycle.router = route::parse_router("top1+ir");
-    upcycle.dtype = model::StoredType::kBF16;
+    upcycle.dtype = io::DType::kBF16;
     model::upcycle(parent, model::plan_upcycle(parent, upcycle), upcycle);
   };
   as_bf16(world.dir / "bf16");

@@ -189,7 +189,7 @@ TEST_CASE("sharded weights train to the bits of whole ones: f32, bf16, computed 
       {"recompute ffn",
        [](TrainSettings& s) { s.compute.recompute = model::Recompute::kFeedForward; }},
       {"recompute layer", [](TrainSettings& s) { s.compute.recompute = model::Recompute::kLayer; }},
-      {"bf16 moments", [](TrainSettings& s) { s.adamw.moments = MomentType::kBF16; }},
+      {"bf16 moments", [](TrainSettings& s) { s.adamw.moments = io::DType::kBF16; }},
       {"adapters",
        [](TrainSettings& s) {
          s.lora.rank = 4;
@@ -277,7 +277,7 @@ TEST_CASE("a run goes on sharded or not, to the bits of one that never stopped",
   TrainWorld world;
   shorten(world, 3);
   world.settings.steps = 8;
-  world.settings.adamw.moments = MomentType::kBF16;
+  world.settings.adamw.moments = io::DType::kBF16;
   const Outcome truth = run(world, 3, Shard::kOptimizer, "truth");
   run(world, 3, Shard::kWeights, "run", 2);
   run(world, 3, Shard::kOptimizer, "run", 4);

@@ -99,7 +99,7 @@ TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
   MOE_NEED_GPU();
   at::manual_seed(3);
   AdamWSettings settings;
-  settings.moments = MomentType::kBF16;  // in pieces, which have no copies
+  settings.moments = io::DType::kBF16;  // in pieces, which have no copies
   const Tensor weight = trained({33, 16});
   AdamW optimizer(whole_slices({{"weight", weight}}), settings);
   step(optimizer, weight);
@@ -110,7 +110,7 @@ TEST_CASE("a copy that AdamW left alone is made again", "[train][gpu]") {
 TEST_CASE("AdamW clips as it reads gradients, with the numbers of clipping before",
           "[train][gpu]") {
   MOE_NEED_GPU();
-  for (const auto moments : {MomentType::kF32, MomentType::kBF16}) {
+  for (const auto moments : {io::DType::kF32, io::DType::kBF16}) {
     AdamWSettings settings;
     settings.moments = moments;
     const auto stepped = [&](bool before) {

@@ -75,7 +75,7 @@ TEST_CASE("bf16 moments and products train on a GPU", "[train][gpu]") {
   MOE_NEED_GPU();
   const TimeLimit limit(kSeconds);
   FiveSteps world("top2:cf=inf");
-  world.settings.adamw.moments = MomentType::kBF16;
+  world.settings.adamw.moments = io::DType::kBF16;
   check_same(train_alone(world, kGpu, "gpu"), train_alone(world, at::kCPU, "host"));
   world.settings.compute.precision = model::Precision::kBf16;
   const auto gpu = train_alone(world, kGpu, "gpu16");
