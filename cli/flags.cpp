@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "core/base/error.h"
@@ -155,8 +156,15 @@ void add_options(CLI::App& command, const Options& options) {
     }
     // CLI11 takes "-1" for 2^64 - 1, "010" for 8, and what is too large for the largest.
     added->transform([option](const std::string& text) { return integer_text(option, text); });
-    if (option.range.is_checked) {
-      added->check([name = flag_of(option), range = option.range](const std::string& text) {
+    Range range = option.range;
+    if (!range.is_checked && (std::holds_alternative<double*>(option.member) ||
+                              std::holds_alternative<std::optional<double>*>(option.member))) {
+      range =
+          number_between(std::numeric_limits<double>::lowest(), std::numeric_limits<double>::max());
+      range.rule = "must be a finite number";
+    }
+    if (range.is_checked) {
+      added->check([name = flag_of(option), range](const std::string& text) {
         check_range(name, text, range);
         return std::string();
       });

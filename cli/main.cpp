@@ -2,8 +2,10 @@
 // can mend it, 130 interrupted after saving).
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <new>
 #include <sstream>
@@ -96,6 +98,10 @@ int print_filesystem_error(const std::filesystem::filesystem_error& error) {
 int print_failure(const std::exception& error) {
   const std::string what = error.what();
   const std::string words = what.substr(0, what.find("\nException raised from "));
+  if (words.ends_with(std::strerror(EMFILE))) {  // LibTorch's file store says no more than that
+    moe::print_text(stderr, "moe: too many open files; raise the limit (ulimit -n)\n");
+    return kFailed;
+  }
   const bool is_internal = dynamic_cast<const std::logic_error*>(&error) != nullptr ||
                            dynamic_cast<const moe::Json::exception*>(&error) != nullptr;
   moe::print_text(stderr, "moe: {}{}{}\n", is_internal ? "internal error: " : "",

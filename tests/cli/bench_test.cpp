@@ -332,6 +332,7 @@ TEST_CASE("bench refuses what it cannot measure and names it", "[cli]") {
       {{}, "subcommand"},
       {{"gemv"}, "did you mean 'gemm'?"},
       {{"gemm", "--skew", "1"}, "--skew"},
+      {{"route", "--skew=-nan"}, "--skew -nan: must be a finite number"},
       {{"gemm", "--precision", "fp8"}, "fp8"},
       {{"layer", "--router", "top9"}, "9"},
       {{"layer", "--ep-ranks", "3"}, "--ep-ranks 3"},

@@ -829,7 +829,9 @@ def run_or_stop(place, argv, **options):
     if is_hung:
         kill_group(child)
         thread.join()
-    code = 0 if was_stopped and child.returncode in (130, -signal.SIGTERM) else child.returncode
+    code = child.returncode
+    if was_stopped and code in (130, -signal.SIGTERM):
+        code = 2 if b": must be " in (collected["err"] or b"") else 0  # a loaded machine had refused, but not ended yet
     return Result(code, collected["out"] or b"", collected["err"] or b"", is_hung)
 
 

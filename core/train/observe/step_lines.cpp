@@ -54,10 +54,16 @@ std::string read_at(const Descriptor& descriptor, uint64_t begin, uint64_t end,
   return text;
 }
 
-// The byte behind the last line break of the first `end` bytes; 0 where there is none.
+// Returns the offset behind the last line break of the first `end` bytes, 0 if there is none.
+// Throws UserError if more than kMaxLineBytes follow it, which no write of a line leaves.
 uint64_t behind_last_break(const Descriptor& descriptor, uint64_t end, const fs::path& file) {
   constexpr uint64_t kBlock = uint64_t{1} << 16;
+  const uint64_t size = end;
   while (end > 0) {
+    if (size - end > kMaxLineBytes) {
+      throw UserError("{}: has a line of more than {} bytes; move the file away", file.string(),
+                      kMaxLineBytes);
+    }
     const uint64_t begin = end - std::min(end, kBlock);
     const size_t end_of_line = read_at(descriptor, begin, end, file).rfind('\n');
     if (end_of_line != std::string::npos) {
