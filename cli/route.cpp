@@ -27,6 +27,9 @@ struct RouteFlags {
 };
 
 void run_file(const RouteFlags& flags, Json input, const std::string& where) {
+  if (flags.router.router.empty()) {
+    throw UserError("{}: logits need a router, such as --router top1+ir+fr", where);
+  }
   if (flags.router.ep_ranks) {
     input["num_ranks"] = *flags.router.ep_ranks;
   }
@@ -39,9 +42,6 @@ void run_file(const RouteFlags& flags, Json input, const std::string& where) {
 }
 
 void run(RouteFlags flags) {
-  if (flags.router.router.empty()) {
-    throw UserError("logits need a router, such as --router top1+ir+fr");
-  }
   if (is_terminal(1)) {
     const char* no_color = std::getenv("NO_COLOR");
     flags.style.color = no_color == nullptr || *no_color == '\0';

@@ -125,6 +125,7 @@ TEST_CASE("route refuses what it cannot route, in a sentence", "[cli]") {
                 "2 ranks do not divide 3 experts");
   check_refused({"route", (folder / "absent").string(), "--router", "top1"},
                 "absent: no such file");
+  check_refused({"route", (folder / "absent").string()}, "absent: no such file");
   check_refused(plain(R"({"logits": [[1]], "num_ranks": 1, "home": [3]})"), "'home' names rank 3");
 }
 
