@@ -1,6 +1,5 @@
-// Shares out columns among threads. With more than a few rows multiplying takes longer than packing
-// or transposing, and the product is kernels/cpu/row_lanes.h's or gemm()'s, in the same order of
-// sums.
+// Shares out columns among threads. With more than a few rows multiplying takes longer than
+// packing, and the product is gemm()'s, in the same order of sums.
 
 #include "kernels/cpu/skinny_gemm.h"
 
@@ -14,7 +13,6 @@
 
 #include "kernels/cpu/bf16_convert.h"
 #include "kernels/cpu/few_rows.h"
-#include "kernels/cpu/row_lanes.h"
 #include "kernels/cpu/scratch.h"
 
 namespace moe::kernels {
@@ -114,10 +112,6 @@ void skinny_gemm_with(int64_t number, const GemmShape& shape, const float* a, Co
                       float* c, int64_t c_row) {
   const FewRowsKernel& kernel = few_rows_kernels().at(static_cast<size_t>(number));
   if (shape.m == 0 || shape.n == 0) {
-    return;
-  }
-  if (shape.m > kernel.rows && number == 0 && serves_row_lanes(shape, b)) {
-    row_lanes_gemm(shape, a, b, c, c_row);
     return;
   }
   if (shape.m > kernel.rows || shape.k == 0) {
