@@ -296,13 +296,10 @@ Strings bare_readers_in(const Tree& tree) {
   static const std::regex parser(
       R"(\b(Ordered)?[Jj]son::(parse|sax_parse|accept)\(|\btoml::parse)");
   static const std::regex comment("//.*");
-  static const std::set<std::string> of_system = {"core/base/available_memory.cpp",
-                                                  "core/base/system_fields.cpp",
-                                                  "core/base/usable_processors.cpp",
-                                                  "core/distributed/hosts.cpp",
-                                                  "core/distributed/launch.cpp",
-                                                  "core/distributed/members.cpp",
-                                                  "core/io/paths.cpp"};
+  static const std::set<std::string> of_system = {
+      "core/base/available_memory.cpp",  "core/base/system_fields.cpp",
+      "core/base/usable_processors.cpp", "core/distributed/launch.cpp",
+      "core/distributed/rendezvous.cpp", "core/io/paths.cpp"};
   static const std::set<std::string> parsers = {"core/base/json.cpp", "core/base/toml.cpp"};
   Strings found;
   for (const auto& [path, text] : tree) {

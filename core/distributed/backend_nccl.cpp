@@ -1,27 +1,34 @@
-// NCCL, which the CUDA half makes (kernels/cuda/nccl.cpp). Its watchdog is told to leave the
-// process alone: ours (watchdog.h) asks HealthMonitor who failed, aborts the communicators, and
-// what failed is thrown.
+// NCCL, which the CUDA library provides (kernels/cuda/nccl.cpp). Its error handling is on: an error
+// ends its watchdog thread, and with it the process (session.cpp translates the message).
 
+#include <algorithm>
 #include <cstdlib>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "core/distributed/backends.h"
-#include "core/distributed/c10d_store.h"
+#include "core/distributed/process_group.h"
 #include "kernels/ops/cuda_functions.h"
 
 namespace moe::distributed {
 
-BackendPointer make_nccl(const Membership& membership, const BackendGroup& group,
-                         at::Device device) {
-  const auto& store = dynamic_cast<const C10dStore&>(*membership.store).c10d();
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);  // read when it is made
-  if (are_on_one_host(membership.rendezvous.members())) {
+// Longer than any evaluation or checkpoint, during which a collective may be enqueued. The limit
+// that users set is that of Monitor, which knows about long operations.
+constexpr std::chrono::hours kNcclTimeout{24};
+
+std::shared_ptr<c10d::Backend> make_nccl(const ProcessGroup& group, const BackendGroup& subset,
+                                         at::Device device) {
+  const Member& first = group.members.front();
+  if (std::all_of(group.members.begin(), group.members.end(), [&](const Member& member) {
+        return member.machine == first.machine && member.address == first.address;
+      })) {
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);  // else its sockets are open to the network
   }
-  return kernels::cuda_functions().make_nccl(
-      c10::make_intrusive<c10d::PrefixStore>(group.name, store), static_cast<int>(group.rank),
-      static_cast<int>(group.size),
-      std::chrono::duration_cast<std::chrono::milliseconds>(membership.timeout), device);
+  const auto store = c10::intrusive_ptr<c10d::Store>::reclaim_copy(group.store.c10d().get());
+  auto backend = kernels::cuda_functions().make_nccl(
+      c10::make_intrusive<c10d::PrefixStore>(subset.name, store), static_cast<int>(subset.rank),
+      static_cast<int>(subset.size), kNcclTimeout, device);
+  c10d::Backend* const pointer = backend.get();
+  return {pointer, [held = std::move(backend)](c10d::Backend* /*pointer*/) {}};
 }
 
 }  // namespace moe::distributed

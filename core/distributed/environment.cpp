@@ -12,8 +12,7 @@ namespace {
 
 // Of our own launcher.
 constexpr const char* kInheritedStore = "MOE_STORE_DESCRIPTOR";
-constexpr const char* kInheritedMemory = "MOE_MEMORY_DESCRIPTOR";
-constexpr int64_t kFirstDescriptor = 3, kMostDescriptors = 1 << 20;  // 0 to 2: standard streams
+constexpr int64_t kFirstDescriptor = 3, kMaxDescriptor = 1 << 20;  // 0 to 2: standard streams
 // Below 32768, where Linux begins to give ports to whoever asks.
 constexpr uint32_t kFirstPort = 20000, kPorts = 12000;
 
@@ -95,24 +94,24 @@ void read_rank(const Reader& reader, const VariableNames& names, Environment& en
           given, missing, given);
     }
   }
-  environment.size = reader.number(names.size, 1, kMostRanks);
-  environment.rank = reader.number(names.rank, 0, kMostRanks);
+  environment.size = reader.number(names.size, 1, kMaxRanks);
+  environment.rank = reader.number(names.rank, 0, kMaxRanks);
   if (environment.rank >= environment.size) {
     throw UserError("the environment says {}={} of {}={}; ranks count from 0", names.rank,
                     environment.rank, names.size, environment.size);
   }
-  environment.local_rank = reader.maybe(names.local_rank, 0, kMostRanks).value_or(environment.rank);
+  environment.local_rank = reader.maybe(names.local_rank, 0, kMaxRanks).value_or(environment.rank);
 }
 
 // On one host, as far as the launcher says.
 bool is_one_host(const Reader& reader, const VariableNames& names, int64_t size) {
   if (names.local_size != nullptr) {
-    const auto local = reader.maybe(names.local_size, 1, kMostRanks);
+    const auto local = reader.maybe(names.local_size, 1, kMaxRanks);
     return local && *local == size;
   }
   for (const char* nodes : {"SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {
     if (reader.has(nodes)) {
-      return reader.number(nodes, 1, kMostRanks) == 1;
+      return reader.number(nodes, 1, kMaxRanks) == 1;
     }
   }
   // "node[1-4]", "a,b": several.
@@ -136,13 +135,6 @@ void read_store(const Reader& reader, const VariableNames& names, Environment& e
   const bool is_given = reader.has("MASTER_ADDR") && !reader.text("MASTER_ADDR").empty();
   if (is_given) {
     environment.store_host = reader.text("MASTER_ADDR");
-    if (environment.store_host == "0.0.0.0" || environment.store_host == "::") {
-      throw UserError(
-          "MASTER_ADDR {} is every address of a host, and ranks cannot connect to it; set it to "
-          "the "
-          "name or address of rank 0's host",
-          environment.store_host);
-    }
   } else if (!is_one_host(reader, names, environment.size)) {
     throw UserError(
         "{} started {} processes and says not that one host has them all; set MASTER_ADDR to the "
@@ -175,14 +167,11 @@ Environment read_environment(const Variables& variables) {
   const bool is_ours = reader.has(kInheritedStore);
   environment.launcher = is_ours ? "moe" : names->launcher;
   read_rank(reader, *names, environment);
-  environment.interface = reader.text("GLOO_SOCKET_IFNAME");
   if (is_ours) {
-    for (const auto& [name, number] :
-         {std::pair(kInheritedStore, &environment.inherited.store),
-          std::pair(kInheritedMemory, &environment.inherited.memory)}) {
-      *number = static_cast<int>(reader.number(name, kFirstDescriptor, kMostDescriptors));
-    }
+    environment.inherited_store =
+        static_cast<int>(reader.number(kInheritedStore, kFirstDescriptor, kMaxDescriptor));
   } else if (!environment.is_alone()) {
+    environment.interface = reader.text("GLOO_SOCKET_IFNAME");
     read_store(reader, *names, environment);
   }
   return environment;
@@ -200,9 +189,8 @@ Variables process_variables() {
   return variables;
 }
 
-Variables launched_variables(int64_t rank, int64_t size, const Inherited& inherited) {
-  return {{kInheritedStore, fmt::format("{}", inherited.store)},
-          {kInheritedMemory, fmt::format("{}", inherited.memory)},
+Variables launched_variables(int64_t rank, int64_t size, int inherited_store) {
+  return {{kInheritedStore, fmt::format("{}", inherited_store)},
           {kTorchrun.rank, fmt::format("{}", rank)},
           {kTorchrun.size, fmt::format("{}", size)},
           {kTorchrun.local_rank, fmt::format("{}", rank)},

@@ -1,6 +1,6 @@
 #pragma once
-// Starts the ranks of --ranks N as processes of this very command line, passes signals on to them,
-// and sees that none outlives the run or the others.
+// Launcher of --ranks N: starts the ranks as processes of this command line, forwards signals to
+// them, and ends them if one fails.
 
 #include "core/distributed/session.h"
 
@@ -8,8 +8,9 @@ namespace moe::distributed {
 
 inline constexpr int kInterrupted = 130;  // exit code of main()
 
-// Returns when all have ended well. When one ends badly the others are given a moment to say why,
-// then ended; thrown is what rank 0 would have said: UserError, Interrupted or std::runtime_error.
+// Returns once all ranks have exited with code 0. If one exits otherwise, gives the others time to
+// report, kills those that are left, and throws UserError, Interrupted or std::runtime_error with
+// the reason.
 void launch(const RankSettings& settings);
 
 }  // namespace moe::distributed

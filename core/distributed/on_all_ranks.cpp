@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
+#include "core/distributed/rendezvous.h"
 
 namespace moe::distributed {
 namespace {
@@ -15,7 +16,7 @@ constexpr size_t kMostShown = 120, kMostSent = 1 << 20;  // bytes of a text that
 
 // What became of `body` on this rank: "" when all is well, else a letter and a sentence.
 std::string outcome_of(Comm& comm, const std::function<void()>& body) {
-  const auto announced = comm.long_operation("what each rank does by itself");
+  const auto announced = comm.long_operation();
   try {
     body();
     return "";
@@ -87,6 +88,26 @@ void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::st
   const auto texts = gather_texts(ranks, text.substr(0, kMostSent));
   throw UserError("rank {} disagrees with rank 0 on {}{}; start all ranks with the same", rank,
                   what, first_difference(texts.front(), texts[rank]));
+}
+
+std::vector<int64_t> ranks_of_this_host(Comm& ranks) {
+  const std::vector<std::string> machines = gather_texts(ranks, this_machine());
+  std::vector<int64_t> same;
+  for (size_t rank = 0; rank < machines.size(); ++rank) {
+    if (machines[rank] == machines[static_cast<size_t>(ranks.rank())]) {
+      same.push_back(static_cast<int64_t>(rank));
+    }
+  }
+  return same;
+}
+
+std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force) {
+  if (ranks != nullptr && ranks->size() > 1) {
+    need.processes = static_cast<int64_t>(ranks_of_this_host(*ranks).size());
+  }
+  std::optional<std::string> shortage;
+  on_all_ranks(ranks, [&] { shortage = moe::check_memory(need, force); });
+  return shortage;
 }
 
 }  // namespace moe::distributed

@@ -1,26 +1,36 @@
 #pragma once
-// What ranks settle before they depend on each other: that each of them could do its part, that
-// all mean the same run, and whether something holds on one of them. Every rank makes the same
-// call; `ranks` null is one process alone.
+// Agreement between ranks: work of which a failure on one rank is thrown on all, equality of
+// settings, and the ranks that share a host. All functions are collectives. `ranks` may be null: a
+// single process.
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "core/base/available_memory.h"
 #include "core/distributed/comm.h"
 
 namespace moe::distributed {
 
-// Runs `body`, which uses no Comm, on every rank. What it throws on one it throws on all: a
-// UserError or Interrupted as such, the lowest rank's first, others as std::runtime_error that
-// names the rank. It is announced as a long operation (comm.h), so it may take its time.
+// Runs `body`, which must not use a Comm, on every rank, as a long operation (comm.h). If it throws
+// on one rank, throws on all: UserError, else Interrupted, else std::runtime_error that names the
+// rank; of several ranks, the exception of the lowest one.
 void on_all_ranks(Comm* ranks, const std::function<void()>& body);
 
-// Whether `statement` is true on any rank.
+// Returns true if `statement` is true on any rank.
 bool any_rank(Comm* ranks, bool statement);
 
-// Ranks must not differ in `what` ("the settings", "the model"), of which `text` tells all.
-// UserError on all of them names the first rank that differs from rank 0, and the first line that
-// does.
+// Throws UserError on all ranks if `text`, a description of `what` ("the settings"), differs
+// between ranks. The message names the first rank and line that differ from rank 0's.
 void check_same_on_all_ranks(Comm& ranks, const std::string& what, const std::string& text);
+
+// Returns the ranks on the host of this rank, including it, ascending.
+std::vector<int64_t> ranks_of_this_host(Comm& ranks);
+
+// Calls check_memory() on every rank, with need.processes set to the ranks of its host, before any
+// rank goes on and takes memory. Throws UserError on all ranks if memory is short on one. With
+// `force` returns the shortage of this rank instead.
+std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force);
 
 }  // namespace moe::distributed

@@ -1,74 +1,104 @@
-// Bytes travel by three operations of a backend (all_to_all, all_gather, broadcast), whatever the
-// dtype; on CPU sums are ours, so that their order is.
+// Gloo's headers are those of libgloo-dev, which are of another version than the Gloo in LibTorch.
+// So no function of Gloo is called here: devices are only passed on.
 
+#define USE_C10D_GLOO
 #include "core/distributed/process_group.h"
 
 #include <algorithm>
+#include <csignal>
+#include <future>
 #include <numeric>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "core/base/error.h"
-#include "core/distributed/backends.h"
-#include "core/distributed/failure_search.h"
-#include "core/distributed/wait_clock.h"
-#include "core/distributed/watchdog.h"
 
 namespace moe::distributed {
 namespace {
 
 using at::Tensor;
+using c10d::ProcessGroupGloo;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+using BackendPointer = std::shared_ptr<c10d::Backend>;
 
-constexpr std::chrono::milliseconds kGlance{250};  // how often a wait asks the health monitor
-// The health monitor's time limit is the one that counts: it knows of long operations.
-constexpr std::chrono::hours kNoLimit{24 * 365};
-constexpr int64_t kBlockBytes = 64 << 20;     // summed at a time: bounds the copies
-constexpr int64_t kHostBlockBytes = 2 << 20;  // the same in shared memory: stays in a cache
-constexpr int64_t kSmallBytes = 32 << 10;     // up to here one exchange beats two short ones
+constexpr std::chrono::milliseconds kCheckInterval{250};  // of the monitor, in a wait
+constexpr std::chrono::milliseconds kConnectPoll{2};
+// Set on Gloo after it has connected: Monitor limits waits, because it knows about long operations
+// and about time in which the process was stopped.
+constexpr std::chrono::hours kUnlimited{24 * 365};
+constexpr int64_t kBlockBytes = 64 << 20;  // summed at a time, to bound the copies
 
-// The same memory as bytes, flat.
-Tensor bytes_of(const Tensor& tensor) {
-  MOE_CHECK(tensor.is_contiguous(), "a tensor on its way to other ranks must be contiguous");
+// Returns the memory of a tensor as bytes [nbytes].
+Tensor as_bytes(const Tensor& tensor) {
+  MOE_CHECK(tensor.is_contiguous(), "a tensor of a collective must be contiguous");
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
-int64_t row_bytes(const Tensor& tensor) {
-  const auto row = tensor.sizes().slice(1);
-  return std::accumulate(row.begin(), row.end(), tensor.element_size(), std::multiplies<>());
+// Returns the bytes of `rows[r]` rows of `tensor`, for each r.
+std::vector<int64_t> row_bytes(std::vector<int64_t> rows, const Tensor& tensor, int64_t size) {
+  MOE_CHECK(static_cast<int64_t>(rows.size()) == size &&
+                std::accumulate(rows.begin(), rows.end(), int64_t{0}) == tensor.size(0),
+            "row counts of all_to_all do not match its tensors");
+  const int64_t bytes = c10::multiply_integers(tensor.sizes().slice(1)) * tensor.element_size();
+  std::transform(rows.begin(), rows.end(), rows.begin(), [&](int64_t row) { return row * bytes; });
+  return rows;
 }
 
-std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
-  for (auto& count : counts) {
-    count *= factor;
-  }
-  return counts;
+// Returns the line of an exception of NCCL that says what happened: the one after "Last error:",
+// else the first. A stack trace of LibTorch may follow.
+std::string nccl_cause(const std::string& text) {
+  constexpr std::string_view kCause = "Last error:\n";
+  const size_t cause = text.find(kCause);
+  const size_t begin = cause == std::string::npos ? 0 : cause + kCause.size();
+  const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  return line.empty() ? text.substr(0, text.find('\n')) : line;
 }
 
-// `terms` [n], at least 2, added up in their order into `sum` [n].
-void add_up(const std::vector<Tensor>& terms, Tensor sum) {
-  at::add_out(sum, terms[0], terms[1]);
-  for (size_t rank = 2; rank < terms.size(); ++rank) {
-    sum += terms[rank];
-  }
+BackendPointer make_gloo(const ProcessGroup& group, const BackendGroup& subset) {
+  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(group.timeout);
+  const auto options = ProcessGroupGloo::Options::create(timeout);
+  options->threads = 1;  // collectives run one after the other
+  options->devices.push_back(
+      group.interface.empty()
+          ? ProcessGroupGloo::createDeviceForHostname(group.members[group.rank].address)
+          : ProcessGroupGloo::createDeviceForInterface(group.interface));
+  const auto store = c10::intrusive_ptr<c10d::Store>::reclaim_copy(group.store.c10d().get());
+  auto gloo = c10::make_intrusive<ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>(subset.name, store), static_cast<int>(subset.rank),
+      static_cast<int>(subset.size), options);
+  gloo->setTimeout(kUnlimited);
+  c10d::Backend* const pointer = gloo.get();
+  return {pointer, [held = std::move(gloo)](c10d::Backend* /*pointer*/) {}};
 }
-
-class AnnouncedOperation : public LongOperation {
- public:
-  AnnouncedOperation(HealthMonitor& monitor, const std::string& name) : monitor_(monitor) {
-    monitor_.begin_long_operation(name);
-  }
-  ~AnnouncedOperation() override { monitor_.end_long_operation(); }
-
- private:
-  HealthMonitor& monitor_;
-};
 
 class ProcessComm : public Comm {
  public:
-  // `ranks`: its members, by their numbers in the run.
-  ProcessComm(std::shared_ptr<Membership> membership, at::Device device, const std::string& name,
-              std::vector<int64_t> ranks);
-  ~ProcessComm() override;
+  // `ranks`: its members, numbered as in the run.
+  ProcessComm(ProcessGroup& group, at::Device device, const std::string& name,
+              std::vector<int64_t> ranks)
+      : group_(group), device_(device), name_(name), ranks_(std::move(ranks)) {
+    const auto own = std::find(ranks_.begin(), ranks_.end(), group_.rank);
+    MOE_CHECK(own != ranks_.end(), "rank {} is not in {}", group_.rank, name);
+    rank_ = own - ranks_.begin();
+    connect();
+  }
+
+  // The destructor of a c10d backend blocks while an operation is under way. After a failure the
+  // other ranks will not complete it, so the backend is left to the end of the process.
+  ~ProcessComm() override {
+    bool is_broken = has_failed_ || std::uncaught_exceptions() > 0;
+    try {
+      if (!is_broken) {
+        synchronize();
+      }
+    } catch (const RankFailed&) {  // thrown again by the next collective or by Monitor::check
+      is_broken = true;
+    }
+    if (is_broken) {
+      static_cast<void>(new BackendPointer(std::move(backend_)));  // NOLINT: never destroyed
+    }
+  }
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(ranks_.size()); }
@@ -76,366 +106,232 @@ class ProcessComm : public Comm {
 
   std::unique_ptr<Transfer> all_to_all(const Tensor& input, const std::vector<int64_t>& input_rows,
                                        const Tensor& output,
-                                       const std::vector<int64_t>& output_rows) override;
-  void all_reduce(const Tensor& tensor) override;
-  void reduce_scatter(const Tensor& input, const Tensor& output) override;
+                                       const std::vector<int64_t>& output_rows) override {
+    return std::make_unique<Pending>(*this, "all_to_all",
+                                     exchange(input, row_bytes(input_rows, input, size()), output,
+                                              row_bytes(output_rows, output, size())));
+  }
+
+  void all_reduce(const Tensor& tensor) override {
+    if (tensor.numel() > 0) {
+      std::vector<Tensor> tensors = {tensor.detach().view({-1})};
+      finish("all_reduce", trace, backend().allreduce(tensors));
+    }
+  }
+
+  // On CPUs here, because c10d's Gloo reduces the whole input for it.
+  void reduce_scatter(const Tensor& input, const Tensor& output) override {
+    MOE_CHECK(input.numel() == size() * output.numel(), "{} of {}", input.numel(), output.numel());
+    Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
+    if (is_on_gpu()) {
+      return to.numel() == 0
+                 ? void()
+                 : finish("reduce_scatter", trace, backend()._reduce_scatter_base(to, from));
+    }
+    const Tensor pieces = from.view({size(), to.numel()});
+    const int64_t block = std::max<int64_t>(1, kBlockBytes / from.element_size() / size());
+    for (int64_t first = 0; first < to.numel(); first += block) {
+      const int64_t length = std::min(block, to.numel() - first);
+      sum_pieces(pieces.narrow(1, first, length), to.narrow(0, first, length));
+    }
+  }
+
   void all_gather(const Tensor& input, const Tensor& output) override {
-    gather(input, output, "all_gather");
+    start_gather(input, output, "all_gather")->wait();
   }
-  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override;
-  void broadcast(const Tensor& tensor, int64_t root) override;
-  void barrier() override;
-  std::unique_ptr<Comm> part(const std::string& name, const std::vector<int64_t>& members) override;
-
-  std::unique_ptr<LongOperation> long_operation(const std::string& name) override {
-    return std::make_unique<AnnouncedOperation>(*membership_->monitor, name);
+  std::unique_ptr<Transfer> start_all_gather(const Tensor& input, const Tensor& output) override {
+    return start_gather(input, output, "all_gather");
   }
 
-  void synchronize() override;
-
-  Operation begun(const char* name, const WorkPointer& work) {
-    return {name, position, ++communicator_.started, work};
+  void broadcast(const Tensor& tensor, int64_t root) override {
+    if (tensor.numel() > 0) {
+      std::vector<Tensor> tensors = {as_bytes(tensor)};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      finish("broadcast", trace, backend().broadcast(tensors, options));
+    }
   }
-  // On CPU until it is done; on a GPU what comes next on the current stream waits for it there.
-  // Throws RankFailed.
-  void finish(const Operation& operation);
+
+  void barrier() override {
+    const Tensor byte = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
+    start_gather(byte, at::empty({size()}, byte.options()), "barrier")->wait();
+    synchronize();
+  }
+
+  void synchronize() override {
+    if (is_on_gpu()) {
+      group_.monitor.wait_for_all();
+    }
+  }
+
+  std::unique_ptr<Comm> part(const std::string& name,
+                             const std::vector<int64_t>& members) override {
+    const std::string key =
+        fmt::format("{}/{}.{}.{}", name_, name, num_parts_++, ranks_.at(members.front()));
+    if (members.size() == 1) {
+      return solo_comm(device_);
+    }
+    std::vector<int64_t> ranks;
+    for (const int64_t member : members) {
+      ranks.push_back(ranks_.at(member));
+    }
+    auto comm = std::make_unique<ProcessComm>(group_, device_, key, std::move(ranks));
+    comm->trace = trace;
+    return comm;
+  }
+
+  std::shared_ptr<void> long_operation() override {
+    Monitor& monitor = group_.monitor;
+    monitor.begin_long_operation();
+    return {nullptr, [&monitor](void* /*none*/) { monitor.end_long_operation(); }};
+  }
 
  private:
-  WorkPointer exchange(const Tensor& input, std::vector<int64_t> input_counts, const Tensor& output,
-                       std::vector<int64_t> output_counts);
-  void gather(const Tensor& input, const Tensor& output, const char* operation);
-  void reduce_small(const Tensor& flat);
-  int64_t block_length(const Tensor& tensor) const;
-  void scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation);
-  bool is_on_gpu() const { return !device_.is_cpu(); }
-  c10d::Backend& backend();
-  [[noreturn]] void fail(const RankFailed& failure);
-  void look_for_failure(const Operation& operation, Seconds waited);
-  void wait(const Operation& operation);
-  template <typename Wait>
-  void announced(const Operation& operation, const Wait& wait);
-  BackendPointer connect();
-  bool is_one_host() const;
+  // A collective under way. Must not outlive its ProcessComm.
+  class Pending : public Transfer {
+   public:
+    Pending(ProcessComm& comm, const char* operation, WorkPointer work)
+        : comm_(comm), operation_(operation), trace_(comm.trace), work_(std::move(work)) {}
+    void wait() override { comm_.finish(operation_, trace_, work_); }
 
-  std::shared_ptr<Membership> membership_;
+   private:
+    ProcessComm& comm_;
+    const char* operation_;
+    TraceContext trace_;
+    WorkPointer work_;
+  };
+
+  bool is_on_gpu() const { return !device_.is_cpu(); }
+
+  // In a thread, because Gloo blocks until its timeout if a rank is gone. Gloo's threads inherit
+  // its signal mask: writing to a rank that is gone must not end the process.
+  void connect() {
+    Monitor& monitor = group_.monitor;
+    const int64_t number = monitor.begin("connecting", trace);
+    const auto task = std::make_shared<std::packaged_task<BackendPointer()>>(
+        [&group = group_, subset = BackendGroup{name_ + "/", rank_, size()}, device = device_] {
+          return device.is_cpu() ? make_gloo(group, subset) : make_nccl(group, subset, device);
+        });
+    auto made = task->get_future();
+    if (is_on_gpu()) {
+      (*task)();
+    } else {
+      std::thread([task] {
+        sigset_t pipe;
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+        (*task)();
+      }).detach();
+    }
+    while (made.wait_for(kConnectPoll) != std::future_status::ready) {
+      monitor.check();
+    }
+    try {
+      backend_ = made.get();
+    } catch (const std::exception& error) {
+      monitor.fail(fmt::format("ranks cannot connect ({})", nccl_cause(error.what())));
+    }
+    monitor.end(number);
+  }
+
+  // Returns the backend to start a collective.
+  c10d::Backend& backend() {
+    group_.monitor.check();
+    return *backend_;
+  }
+
+  // Blocks until the work is complete (CPU), or enqueues the wait on the current stream (GPU).
+  void finish(const char* operation, const TraceContext& context, const WorkPointer& work) {
+    Monitor& monitor = group_.monitor;
+    if (is_on_gpu()) {
+      work->wait();
+      monitor.begin(operation, context, [work] { return is_done(*work); });
+      return;
+    }
+    const int64_t number = monitor.begin(operation, context);
+    has_failed_ = true;  // unless the following returns
+    while (!work->isCompleted()) {
+      try {
+        work->wait(kCheckInterval);
+      } catch (const std::exception&) {  // the interval is over, or the work failed
+      }
+      monitor.check();
+    }
+    if (work->exception() != nullptr) {
+      monitor.fail("a connection broke");
+    }
+    work->wait();
+    has_failed_ = false;
+    monitor.end(number);
+  }
+
+  static bool is_done(c10d::Work& work) {
+    if (!work.isCompleted()) {
+      return false;
+    }
+    try {
+      if (work.exception() != nullptr) {
+        std::rethrow_exception(work.exception());
+      }
+    } catch (const std::exception& error) {
+      throw std::runtime_error(
+          fmt::format("a collective of the GPUs failed ({})", nccl_cause(error.what())));
+    }
+    return true;
+  }
+
+  WorkPointer exchange(const Tensor& input, std::vector<int64_t> input_bytes, const Tensor& output,
+                       std::vector<int64_t> output_bytes) {
+    Tensor from = as_bytes(input), to = as_bytes(output);
+    return backend().alltoall_base(to, from, output_bytes, input_bytes);
+  }
+
+  std::unique_ptr<Transfer> start_gather(const Tensor& input, const Tensor& output,
+                                         const char* operation) {
+    if (input.numel() == 0) {
+      return finished_transfer();
+    }
+    Tensor to = as_bytes(output), from = as_bytes(input);
+    return std::make_unique<Pending>(*this, operation, backend()._allgather_base(to, from));
+  }
+
+  // Receives this rank's piece of every other rank and sums them in rank order. `pieces` [size, n],
+  // `output` [n], which may alias this rank's piece.
+  void sum_pieces(const Tensor& pieces, const Tensor& output) {
+    std::vector<int64_t> bytes(size(), output.numel() * pieces.element_size());
+    bytes[rank_] = 0;
+    std::vector<Tensor> terms = pieces.unbind();
+    const Tensor own = terms[rank_];
+    terms.erase(terms.begin() + rank_);
+    const Tensor leaving = terms.size() == 1 ? terms.front() : at::cat(terms);
+    const Tensor others = at::empty({size() - 1, output.numel()}, pieces.options());
+    finish("reduce_scatter", trace, exchange(leaving, bytes, others, bytes));
+    terms = others.unbind();
+    terms.insert(terms.begin() + rank_, own);
+    Tensor sum = output;
+    at::add_out(sum, terms[0], terms[1]);
+    for (size_t rank = 2; rank < terms.size(); ++rank) {
+      sum += terms[rank];
+    }
+  }
+
+  ProcessGroup& group_;
   at::Device device_;
   std::string name_;
   std::vector<int64_t> ranks_;
   int64_t rank_ = 0;
-  int64_t parts_ = 0;
+  int64_t num_parts_ = 0;
   bool has_failed_ = false;
-  Communicator& communicator_;  // of the health monitor
-  FailureSearch search_;
   BackendPointer backend_;
 };
 
-// An exchange that its ProcessComm outlives.
-class Pending : public Transfer {
- public:
-  Pending(ProcessComm& comm, Operation operation) : comm_(comm), operation_(std::move(operation)) {}
-  void wait() override { comm_.finish(operation_); }
-
- private:
-  ProcessComm& comm_;
-  Operation operation_;
-};
-
-ProcessComm::ProcessComm(std::shared_ptr<Membership> membership, at::Device device,
-                         const std::string& name, std::vector<int64_t> ranks)
-    : membership_(std::move(membership)),
-      device_(device),
-      name_(name),
-      ranks_(std::move(ranks)),
-      communicator_(membership_->monitor->join(name)),
-      search_(*membership_, ranks_, is_on_gpu()) {
-  const auto own = std::find(ranks_.begin(), ranks_.end(), membership_->rank);
-  MOE_CHECK(own != ranks_.end(), "rank {} is not in {}", membership_->rank, name);
-  rank_ = own - ranks_.begin();
-  backend_ = connect();
-  if (is_on_gpu() && membership_->watchdog == nullptr) {
-    membership_->watchdog = std::make_shared<Watchdog>(*membership_->monitor);
-  }
-}
-
-// A backend with an operation under way waits for it when it is destroyed, and the others will not
-// come: it lives on with the membership, which the end of the process ends.
-ProcessComm::~ProcessComm() {
-  const auto& watchdog = membership_->watchdog;
-  bool is_broken = has_failed_ || std::uncaught_exceptions() > 0;
-  if (is_on_gpu() && watchdog != nullptr) {
-    try {
-      if (!is_broken) {
-        watchdog->synchronize(communicator_);
-      }
-    } catch (const RankFailed&) {  // the next operation of another Comm, or the end, says it
-      is_broken = true;
-    }
-    watchdog->forget(communicator_);
-  }
-  if (is_broken) {
-    const std::shared_ptr<c10d::Backend> backend(backend_.get(), [held = backend_](auto*) {});
-    membership_->abandoned.push_back(backend);
-  }
-  membership_->monitor->leave(communicator_);
-}
-
-BackendPointer ProcessComm::connect() {
-  const Operation connecting{"connecting", {}, ++communicator_.started, nullptr};
-  WaitClock clock;
-  const BackendGroup group{fmt::format("{}/{}/", membership_->rendezvous.run(), name_), rank_,
-                           size(), [&] { look_for_failure(connecting, clock.look()); }};
-  BackendPointer backend;
-  announced(connecting, [&] {
-    backend = is_on_gpu()     ? make_nccl(*membership_, group, device_)
-              : is_one_host() ? make_shared_memory(*membership_, group)
-                              : make_gloo(*membership_, group);
-    backend->setTimeout(kNoLimit);
-  });
-  return backend;
-}
-
-// With memory in common, unless the user asked for an interface.
-bool ProcessComm::is_one_host() const {
-  std::vector<Member> members;
-  for (const int64_t rank : ranks_) {
-    members.push_back(membership_->rendezvous.members()[rank]);
-  }
-  return membership_->interface.empty() && are_on_one_host(members);
-}
-
-void ProcessComm::fail(const RankFailed& failure) {
-  has_failed_ = true;
-  throw RankFailed(failure);
-}
-
-void ProcessComm::look_for_failure(const Operation& operation, Seconds waited) {
-  if (const auto failure = search_.find(operation, waited)) {
-    fail(*failure);
-  }
-}
-
-// To start an operation: on a GPU one that failed before may only now be known.
-c10d::Backend& ProcessComm::backend() {
-  if (is_on_gpu()) {
-    membership_->watchdog->check();
-  }
-  return *backend_;
-}
-
-void ProcessComm::wait(const Operation& operation) {
-  WaitClock clock;
-  c10d::Work& work = *operation.work;
-  while (!work.isCompleted()) {
-    try {
-      work.wait(kGlance);
-    } catch (const std::exception&) {  // the time of this glance is over
-    }
-    if (!work.isCompleted()) {
-      look_for_failure(operation, clock.look());
-    }
-  }
-  if (const std::exception_ptr failure = work.exception()) {
-    std::rethrow_exception(failure);
-  }
-  work.wait();
-}
-
-// While `wait` lasts this rank's heartbeats say that it waits. What it throws is a failure of
-// another rank, named, or of a connection.
-template <typename Wait>
-void ProcessComm::announced(const Operation& operation, const Wait& wait) {
-  HealthMonitor& monitor = *membership_->monitor;
-  monitor.begin_wait(communicator_, operation.number, operation.position.step,
-                     operation.position.layer, operation.name);
-  try {
-    wait();
-  } catch (const RankFailed&) {
-    throw;
-  } catch (const std::exception& error) {
-    fail(search_.find_broken(operation, error.what()));
-  }
-  monitor.end_wait(communicator_, operation.number);
-}
-
-void ProcessComm::finish(const Operation& operation) {
-  if (!is_on_gpu()) {
-    return announced(operation, [&] { wait(operation); });
-  }
-  // NCCL's wait() puts this stream behind the work, and throws nothing of a work that failed.
-  operation.work->wait();
-  membership_->watchdog->watch({&communicator_, backend_, search_}, operation);
-}
-
-void ProcessComm::synchronize() {
-  if (is_on_gpu()) {
-    membership_->watchdog->synchronize(communicator_);
-  }
-}
-
-WorkPointer ProcessComm::exchange(const Tensor& input, std::vector<int64_t> input_counts,
-                                  const Tensor& output, std::vector<int64_t> output_counts) {
-  Tensor from = input, to = output;
-  return backend().alltoall_base(to, from, output_counts, input_counts);
-}
-
-std::unique_ptr<Transfer> ProcessComm::all_to_all(const Tensor& input,
-                                                  const std::vector<int64_t>& input_rows,
-                                                  const Tensor& output,
-                                                  const std::vector<int64_t>& output_rows) {
-  MOE_CHECK(static_cast<int64_t>(input_rows.size()) == size() &&
-                static_cast<int64_t>(output_rows.size()) == size(),
-            "rows for each of {} ranks", size());
-  MOE_CHECK(
-      std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0}) == input.size(0) &&
-          std::accumulate(output_rows.begin(), output_rows.end(), int64_t{0}) == output.size(0),
-      "rows sent and received are those of the tensors");
-  return std::make_unique<Pending>(
-      *this,
-      begun("all_to_all", exchange(bytes_of(input), times(input_rows, row_bytes(input)),
-                                   bytes_of(output), times(output_rows, row_bytes(output)))));
-}
-
-void ProcessComm::gather(const Tensor& input, const Tensor& output, const char* operation) {
-  if (input.numel() > 0) {
-    Tensor to = bytes_of(output), from = bytes_of(input);
-    finish(begun(operation, backend()._allgather_base(to, from)));
-  }
-}
-
-std::unique_ptr<Transfer> ProcessComm::start_all_gather(const Tensor& input, const Tensor& output) {
-  if (input.numel() == 0) {
-    return finished_transfer();
-  }
-  Tensor to = bytes_of(output), from = bytes_of(input);
-  return std::make_unique<Pending>(*this, begun("all_gather", backend()._allgather_base(to, from)));
-}
-
-void ProcessComm::reduce_small(const Tensor& flat) {
-  const Tensor all = at::empty({size(), flat.numel()}, flat.options());
-  gather(flat, all, "all_reduce");
-  add_up(all.unbind(), flat);
-}
-
-void ProcessComm::all_reduce(const Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return;
-  }
-  Tensor flat = tensor.detach().view({-1});
-  if (is_on_gpu()) {
-    std::vector<Tensor> tensors = {flat};
-    return finish(begun("all_reduce", backend().allreduce(tensors)));
-  }
-  if (flat.numel() * flat.element_size() <= kSmallBytes) {
-    return reduce_small(flat);
-  }
-  const int64_t even = flat.numel() / size() * size();
-  const int64_t block = block_length(flat) * size();
-  for (int64_t first = 0; first < even; first += block) {
-    const Tensor part = flat.narrow(0, first, std::min(block, even - first));
-    const Tensor piece = at::empty({part.numel() / size()}, flat.options());
-    scatter_sums(part.view({size(), -1}), piece, "all_reduce");
-    gather(piece, part, "all_reduce");
-  }
-  if (even < flat.numel()) {
-    reduce_small(flat.narrow(0, even, flat.numel() - even));
-  }
-}
-
-// One block of a reduce_scatter: what the others have of our piece comes here and is added up.
-// `pieces` [size, n], `output` [n], which may be our piece.
-void ProcessComm::scatter_sums(const Tensor& pieces, const Tensor& output, const char* operation) {
-  std::vector<int64_t> counts(size(), output.numel() * pieces.element_size());
-  counts[rank_] = 0;
-  std::vector<Tensor> leaving = pieces.unbind();
-  const Tensor own = leaving[rank_];
-  leaving.erase(leaving.begin() + rank_);
-  const Tensor input = leaving.size() == 1 ? leaving.front() : at::cat(leaving);
-  const Tensor others = at::empty({size() - 1, output.numel()}, pieces.options());
-  finish(begun(operation, exchange(bytes_of(input), counts, bytes_of(others), counts)));
-  std::vector<Tensor> terms = others.unbind();
-  terms.insert(terms.begin() + rank_, own);
-  add_up(terms, output);
-}
-
-// Elements of a piece that are summed at a time.
-int64_t ProcessComm::block_length(const Tensor& tensor) const {
-  const int64_t bytes = is_one_host() ? kHostBlockBytes : kBlockBytes;
-  return std::max<int64_t>(1, bytes / tensor.element_size() / size());
-}
-
-void ProcessComm::reduce_scatter(const Tensor& input, const Tensor& output) {
-  MOE_CHECK(input.numel() == size() * output.numel(), "{} of {}", input.numel(), output.numel());
-  if (output.numel() == 0) {
-    return;
-  }
-  Tensor from = input.detach().view({-1}), to = output.detach().view({-1});
-  if (is_on_gpu()) {
-    return finish(begun("reduce_scatter", backend()._reduce_scatter_base(to, from)));
-  }
-  const Tensor pieces = from.view({size(), -1});
-  const int64_t block = block_length(from);
-  for (int64_t first = 0; first < to.numel(); first += block) {
-    const int64_t length = std::min(block, to.numel() - first);
-    scatter_sums(pieces.narrow(1, first, length), to.narrow(0, first, length), "reduce_scatter");
-  }
-}
-
-void ProcessComm::broadcast(const Tensor& tensor, int64_t root) {
-  if (tensor.numel() > 0) {
-    std::vector<Tensor> tensors = {bytes_of(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    finish(begun("broadcast", backend().broadcast(tensors, options)));
-  }
-}
-
-void ProcessComm::barrier() {
-  const Tensor byte = at::zeros({1}, at::TensorOptions(at::kByte).device(device_));
-  gather(byte, at::empty({size()}, byte.options()), "barrier");
-  synchronize();
-}
-
-std::unique_ptr<Comm> ProcessComm::part(const std::string& name,
-                                        const std::vector<int64_t>& members) {
-  const std::string key =
-      fmt::format("{}/{}.{}.{}", name_, name, parts_++, members.empty() ? 0 : members.front());
-  if (members.size() == 1) {
-    return solo_comm(device_);
-  }
-  std::vector<int64_t> ranks;
-  for (const int64_t member : members) {
-    ranks.push_back(ranks_.at(member));
-  }
-  auto comm = std::make_unique<ProcessComm>(membership_, device_, key, std::move(ranks));
-  comm->position = position;
-  return comm;
-}
-
 }  // namespace
 
-void Membership::check_in(const Member& member, const std::string& version) {
-  rendezvous.check_in(member, version, timeout);
-  monitor.emplace(rendezvous,
-                  pool == nullptr
-                      ? heartbeats_in_store(store, rendezvous.run())
-                      : heartbeats_in_memory(pool->map_reserved(heartbeat_bytes(size)), size),
-                  rank, timeout, store_rank);
-  monitor->start();
-}
-
-std::unique_ptr<Comm> process_comm(std::shared_ptr<Membership> membership, at::Device device) {
-  std::vector<int64_t> ranks(static_cast<size_t>(membership->size));
+std::unique_ptr<Comm> make_process_comm(ProcessGroup& group, at::Device device) {
+  std::vector<int64_t> ranks(group.members.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_unique<ProcessComm>(std::move(membership), device, "all", std::move(ranks));
-}
-
-std::exception_ptr unseen_failure(Membership& membership) {
-  if (membership.watchdog == nullptr) {
-    return nullptr;
-  }
-  const auto failure = membership.watchdog->failure();
-  membership.watchdog.reset();  // its thread has ended
-  return failure ? std::make_exception_ptr(*failure) : nullptr;
+  return std::make_unique<ProcessComm>(group, device, "all", std::move(ranks));
 }
 
 }  // namespace moe::distributed

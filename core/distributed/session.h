@@ -1,6 +1,6 @@
 #pragma once
-// A run on several ranks, seen from a command: one call, whoever starts the processes. Alone, it
-// costs nothing: no store, no thread, no process.
+// Runs a command on several ranks, no matter which launcher starts the processes. With one rank
+// there is no store, thread or process beside it.
 
 #include <functional>
 
@@ -9,28 +9,27 @@
 namespace moe::distributed {
 
 struct RankSettings {
-  int64_t ranks = 0;      // --ranks: local processes to start; 0 = not said
+  int64_t ranks = 0;      // --ranks: local processes to start; 0: not given
   double timeout_s = 30;  // --comm-timeout: how long ranks wait for each other
-  int threads = 0;        // --threads of each process; 0 = the cores are shared out
-  bool on_cuda = false;   // a GPU each
+  int threads = 0;        // --threads of each process; 0: divide the cores among them
+  bool on_cuda = false;   // one GPU a rank
 };
 
-// Runs `body` on every rank of the run. Where moe (--ranks), torchrun, mpirun or srun has started
-// this process as a rank, or there is but one, this process's body runs here. Else --ranks starts N
-// processes of this very command line, in which the same call runs the body, and waits for them.
-// So nothing of the run may stand before or behind this call, and only rank 0 prints.
+// Runs `body` on every rank. In a process that moe (--ranks), torchrun, mpirun or srun started as a
+// rank, and without --ranks, body runs in this process. With --ranks N, starts N processes of this
+// command line, whose call of this function runs body, and blocks until they have exited; so a
+// command must do nothing before or after this call, and only rank 0 may print.
 //
-// One rank alone: what body throws is thrown. Several: the sentence of a failure is said once, and
-// the process ends here with the exit code of main() (UserError 2, Interrupted 130, else 1); the
-// launcher of --ranks throws what ended its ranks, after all of them have ended.
+// One rank: throws what body throws. Several: the message of a failure is printed once and the
+// process exits here with the exit code of main() (UserError 2, Interrupted 130, else 1); with
+// --ranks, throws in the launching process what ended the ranks.
 void run_on_ranks(const RankSettings& settings, const std::function<void(Comm&)>& body);
 
-// UserError where the rank that is number `local_rank` of its host has no GPU among `gpus`.
-void check_gpu(int64_t local_rank, int64_t gpus);
+// Throws UserError if the rank with number `local_rank` on its host has no GPU of its own.
+void check_gpu(int64_t local_rank, int64_t num_gpus);
 
-// The GPU of the rank that is number `local_rank` of its host, of the `visible` ones that its
-// process sees. Where it sees one, its launcher gave it that one (srun --gpus-per-task=1, or
-// CUDA_VISIBLE_DEVICES), whatever its number is. UserError where it sees several, but too few.
-int64_t gpu_of_rank(int64_t local_rank, int64_t visible);
+// Returns the GPU of a rank. A single visible GPU is the one that its launcher assigned (srun
+// --gpus-per-task=1, CUDA_VISIBLE_DEVICES). Throws UserError if several are visible, but too few.
+int64_t gpu_of_rank(int64_t local_rank, int64_t num_visible);
 
 }  // namespace moe::distributed

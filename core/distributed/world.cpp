@@ -78,8 +78,8 @@ World::World(Comm& all_ranks, const Layout& its_layout)
       replicas(all_ranks.part("replicas",
                               ranks_from(layout.ep_rank(), layout.group(), layout.replicas))) {}
 
-void World::set_position(const Position& position) {
-  all.position = group->position = replicas->position = position;
+void World::set_trace(const TraceContext& trace) {
+  all.trace = group->trace = replicas->trace = trace;
 }
 
 }  // namespace moe::distributed

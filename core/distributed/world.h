@@ -59,7 +59,7 @@ struct World {
   std::unique_ptr<Comm> group;     // the G ranks of this replica: tokens travel here
   std::unique_ptr<Comm> replicas;  // the R processes that hold the same experts
 
-  void set_position(const Position& position);  // of all three
+  void set_trace(const TraceContext& trace);  // of all three
 };
 
 }  // namespace moe::distributed

@@ -1,7 +1,6 @@
 #include "core/eval/runner.h"
 
 #include "core/base/error.h"
-#include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/score.h"
@@ -41,8 +40,7 @@ model::Llama load_model(const EvalSettings& settings, const OpenedModel& opened,
   distributed::check_memory(settings.ranks, memory_need(settings, opened, asked),
                             settings.force_memory);
   // Reading may take much longer on one rank than on another.
-  const auto reading =
-      settings.ranks == nullptr ? nullptr : settings.ranks->long_operation("reading the model");
+  const auto reading = settings.ranks == nullptr ? nullptr : settings.ranks->long_operation();
   return model::Llama::load(opened.checkpoint, {}, settings.device, model::Storage::kStored,
                             {settings.precision});
 }

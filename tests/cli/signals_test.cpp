@@ -131,7 +131,10 @@ class World {
 
   std::string path(const std::string& name) const { return (dir_ / name).string(); }
 
-  Words train(const std::string& run, int processes, Launch launch, int steps = 300) const {
+  Words train(const std::string& run, int processes, Launch launch, int steps = 0) const {
+    if (steps == 0) {
+      steps = processes == 1 ? 300 : 100;  // processes take longer for a step
+    }
     Words words = {"train",
                    path("moe"),
                    "-o",

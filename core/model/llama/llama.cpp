@@ -157,7 +157,7 @@ Middle after_attention(const Tensor& x, const Layer& layer, const Pass& pass, in
 // For the sentence of an exchange that fails.
 void set_layer(const ExpertParallel& parallel, int64_t layer) {
   if (parallel.group != nullptr) {
-    parallel.group->position.layer = layer;
+    parallel.group->trace.layer = layer;
   }
 }
 

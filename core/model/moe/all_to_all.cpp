@@ -18,7 +18,7 @@ struct AllToAllState {
   AllToAllState(distributed::Comm& comm, std::vector<int64_t> to_others,
                 std::vector<int64_t> from_others)
       : group(comm),
-        layer(comm.position.layer),
+        layer(comm.trace.layer),
         send_counts(std::move(to_others)),
         receive_counts(std::move(from_others)) {}
 
@@ -29,9 +29,9 @@ struct AllToAllState {
     const int64_t incoming = std::accumulate(counts_in.begin(), counts_in.end(), int64_t{0});
     send_buffer = rows.contiguous();
     receive_buffer = at::empty({incoming, rows.size(1)}, rows.options());
-    const int64_t layer_before = std::exchange(group.position.layer, layer);
+    const int64_t layer_before = std::exchange(group.trace.layer, layer);
     transfer = group.all_to_all(send_buffer, counts_out, receive_buffer, counts_in);
-    group.position.layer = layer_before;
+    group.trace.layer = layer_before;
     return receive_buffer;
   }
 

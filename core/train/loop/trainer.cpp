@@ -12,7 +12,6 @@
 #include "core/base/version.h"
 #include "core/data/sources.h"
 #include "core/data/step_loader.h"
-#include "core/distributed/hosts.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/model/llama/timeline.h"
 #include "core/route/router.h"
@@ -138,7 +137,7 @@ class Run {
       timeline.emplace();
     }
     while (position_.step < steps) {
-      world_.set_position({position_.step + 1});
+      world_.set_trace({position_.step + 1});
       if (distributed::any_rank(&world_.all, callbacks_.stop_requested())) {
         interrupt();
       }
@@ -221,7 +220,7 @@ class Run {
       whole.emplace(gather_experts(model_, parent_, plan_.settings.compute, *world_.group));
     }
     const auto announced =
-        evaluator_.is_due(position_.step) ? world_.all.long_operation("evaluating") : nullptr;
+        evaluator_.is_due(position_.step) ? world_.all.long_operation() : nullptr;
     const auto evaluation = evaluator_.evaluate(whole ? *whole : model_, routing_, position_.step);
     if (evaluation) {
       add_evaluation(line, *evaluation);
@@ -576,7 +575,7 @@ void train(const TrainSettings& settings, const TrainCallbacks& callbacks,
   callbacks.on_start(plan);
   if (!start.is_done) {
     distributed::World world(all_ranks, plan.layout);
-    auto reading = all_ranks.long_operation("reading the model");  // disks differ
+    auto reading = all_ranks.long_operation();  // disks differ
     Run training(plan, examples, checkpoint, *folder, start, *evaluator, callbacks, world);
     reading.reset();
     training.steps();

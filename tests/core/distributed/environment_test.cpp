@@ -118,10 +118,6 @@ TEST_CASE("several hosts need the address of rank 0") {
       contains_text("mpirun started 2 processes") && contains_text("set MASTER_ADDR"));
   CHECK_THROWS_WITH(read_environment(without(torchrun(), "MASTER_ADDR")) /* two hosts */,
                     contains_text("set MASTER_ADDR"));
-  for (const char* wildcard : {"0.0.0.0", "::"}) {
-    CHECK_THROWS_WITH(read_environment(with(two, {{"MASTER_ADDR", wildcard}})),
-                      contains_text(wildcard) && contains_text("rank 0's host"));
-  }
   const auto there = read_environment(with(two, {{"MASTER_ADDR", "node1"}}));
   CHECK((there.store_host == "node1" && there.store_port >= 20000));
 }
@@ -144,14 +140,14 @@ TEST_CASE("half an environment, or an impossible one, is refused by name") {
                     contains_text("MASTER_PORT='70000'"));
 }
 
-TEST_CASE("what moe gives its own ranks is read back, and is no port") {
-  const auto there = read_environment(with(srun(), distributed::launched_variables(2, 3, {7, 8})));
+TEST_CASE("the variables that moe sets for its ranks are read back, and name no port") {
+  const auto there = read_environment(with(srun(), distributed::launched_variables(2, 3, 7)));
   CHECK((there.launcher == "moe" && there.rank == 2 && there.size == 3 && there.local_rank == 2));
-  CHECK((there.inherited.store == 7 && there.inherited.memory == 8));
+  CHECK(there.inherited_store == 7);
   CHECK((there.store_port == 0 && there.store_host == "127.0.0.1"));
-  CHECK(read_environment(srun()).inherited.store == -1);
+  CHECK(read_environment(srun()).inherited_store == -1);
   for (const char* word : {"2", "-1", "x", ""}) {  // 2: standard error
-    CHECK_THROWS_WITH(read_environment(with(distributed::launched_variables(0, 2, {7, 8}),
+    CHECK_THROWS_WITH(read_environment(with(distributed::launched_variables(0, 2, 7),
                                             {{"MOE_STORE_DESCRIPTOR", word}})),
                       contains_text("MOE_STORE_DESCRIPTOR='" + std::string(word) + "'"));
   }

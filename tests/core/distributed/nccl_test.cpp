@@ -1,15 +1,15 @@
-// Exchanges between GPUs, without a GPU: this file's make_nccl takes the place of the one of the
-// library, and makes a backend whose works are WorkNCCL's as the host sees them. wait() orders
-// streams and returns at once; a work is completed when the GPU is done with it; where NCCL reports
-// an error it is completed with an exception that wait() does not throw.
+// Collectives of GPUs, without a GPU: make_nccl of this file replaces the one of the library. It
+// makes a backend whose works behave as WorkNCCL for the host: wait() orders streams and returns at
+// once; a work is complete when the GPU is done with it; after an error of NCCL it is complete with
+// an exception that wait() does not throw.
 
 #include <atomic>
 #include <future>
 #include <mutex>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "core/distributed/backends.h"
+#include "core/distributed/process_group.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 
@@ -35,7 +35,6 @@ class FakeWork : public c10d::Work {
 // What a rank's backend makes, and is told.
 struct FakeGpu {
   std::vector<c10::intrusive_ptr<FakeWork>> works;
-  std::atomic<int> aborted = 0;
 };
 
 thread_local FakeGpu* gpu_of_this_rank = nullptr;  // NOLINT: read by make_nccl alone
@@ -47,7 +46,6 @@ class FakeNccl : public c10d::Backend {
 
   const std::string getBackendName() const override { return "nccl"; }
   void setTimeout(std::chrono::milliseconds /*timeout*/) override {}
-  void abort() override { ++gpu_.aborted; }
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       Tensor& /*output*/, Tensor& /*input*/, const c10d::AllgatherOptions& /*options*/) override {
     return made();
@@ -67,16 +65,16 @@ class FakeNccl : public c10d::Backend {
   FakeGpu& gpu_;
 };
 
-// What a rank does: its Comm at step 7 and layer 3, its GPU, and where the run writes how ranks
-// end.
-using Body = std::function<void(Comm&, FakeGpu&, Rendezvous&)>;
+// What a rank does: its Comm at step 7 and layer 3, its GPU, and the store.
+using Body = std::function<void(Comm&, FakeGpu&, Store&)>;
 
 constexpr Seconds kTimeout{3};
 
-// What rank 0 of two says, which lives until both are done; rank 1 lives as long.
-std::string said_of(const Body& body, const Body& other) {
-  const auto store = local_store();
-  std::string said;
+// Returns the message with which rank 0 of two fails, "" if it does not.
+std::string failure_of(const Body& body, const Body& other) {
+  const Store store = make_local_store();
+  const std::vector<Member> members(2, this_member("127.0.0.1"));
+  std::string failure;
   std::promise<void> done;
   const auto is_done = done.get_future().share();
   std::vector<std::thread> ranks;
@@ -84,25 +82,22 @@ std::string said_of(const Body& body, const Body& other) {
     ranks.emplace_back([&, rank] {
       FakeGpu gpu;
       gpu_of_this_rank = &gpu;
-      const auto membership = std::make_shared<Membership>(store, rank, 2, kTimeout);
-      membership->check_in(this_member("127.0.0.1"), "moe");
-      auto comm = process_comm(membership, at::Device(at::kCUDA, 0));
-      comm->position = {7, 3};
+      ProcessGroup group(store, rank, members, kTimeout);
+      auto comm = make_process_comm(group, at::Device(at::kCUDA, 0));
+      comm->trace = {7, 3};
       std::string own;
       try {
-        (rank == 0 ? body : other)(*comm, gpu, membership->rendezvous);
-      } catch (const RankFailed& error) {  // exit code 1 (session.cpp)
+        (rank == 0 ? body : other)(*comm, gpu, group.store);
+        group.monitor.check();
+      } catch (const RankFailed& error) {
         own = error.what();
       }
       if (rank == 0) {
-        said = own;
-        comm.reset();
-        unseen_failure(*membership);  // its watchdog has done what it had to
-        CHECK(gpu.aborted == (said.empty() ? 0 : 1));
+        failure = own;
         done.set_value();
       }
       is_done.wait();
-      for (const auto& work : gpu.works) {  // what hung goes with the process
+      for (const auto& work : gpu.works) {
         if (!work->isCompleted()) {
           work->end("");
         }
@@ -112,7 +107,7 @@ std::string said_of(const Body& body, const Body& other) {
   for (auto& rank : ranks) {
     rank.join();
   }
-  return said;
+  return failure;
 }
 
 void gather(Comm& comm) { comm.all_gather(at::zeros({2}), at::zeros({4})); }
@@ -123,33 +118,35 @@ void send_to_all(Comm& comm) {
 // `exchange`, which the GPU ends with `words` while the host is at the next layer.
 template <typename Exchange>
 Body ends_with(const std::string& words, const Exchange& exchange) {
-  return [=](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+  return [=](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     exchange(comm);
-    comm.position.layer = 4;
+    comm.trace.layer = 4;
     gpu.works.back()->end(words);
     comm.synchronize();
   };
 }
 
-void do_nothing(Comm& /*comm*/, FakeGpu& /*gpu*/, Rendezvous& /*rendezvous*/) {}
-void hang(Comm& comm, FakeGpu& /*gpu*/, Rendezvous& /*rendezvous*/) {
+void do_nothing(Comm& /*comm*/, FakeGpu& /*gpu*/, Store& /*store*/) {}
+void hang(Comm& comm, FakeGpu& /*gpu*/, Store& /*store*/) {
   gather(comm);
   comm.synchronize();
 }
 
 }  // namespace
 
-BackendPointer make_nccl(const Membership& /*membership*/, const BackendGroup& group,
-                         at::Device /*device*/) {
-  return c10::make_intrusive<FakeNccl>(group, *gpu_of_this_rank);
+std::shared_ptr<c10d::Backend> make_nccl(const ProcessGroup& /*group*/, const BackendGroup& subset,
+                                         at::Device /*device*/) {
+  auto backend = c10::make_intrusive<FakeNccl>(subset, *gpu_of_this_rank);
+  c10d::Backend* const pointer = backend.get();
+  return {pointer, [held = std::move(backend)](c10d::Backend* /*pointer*/) {}};
 }
 
 TEST_CASE("an exchange of NCCL that ends well is no failure") {
-  CHECK(said_of(ends_with("", gather), do_nothing) == "");
+  CHECK(failure_of(ends_with("", gather), do_nothing) == "");
 }
 
 TEST_CASE("the host goes on while GPUs exchange, and waits for them where it must") {
-  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     gather(comm);
     send_to_all(comm);  // begins before the first is over
     REQUIRE(gpu.works.size() == 2);
@@ -168,11 +165,11 @@ TEST_CASE("the host goes on while GPUs exchange, and waits for them where it mus
     CHECK(is_over);
     device.join();
   };
-  CHECK(said_of(body, do_nothing) == "");
+  CHECK(failure_of(body, do_nothing) == "");
 }
 
 TEST_CASE("a transfer under way while the rank computes is ordered where it is waited for") {
-  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     const auto transfer = comm.start_all_gather(at::zeros({2}), at::zeros({4}));
     CHECK(gpu.works[0]->ordered == 0);
     transfer->wait();
@@ -180,87 +177,63 @@ TEST_CASE("a transfer under way while the rank computes is ordered where it is w
     gpu.works[0]->end("");
     comm.synchronize();
   };
-  CHECK(said_of(body, do_nothing) == "");
+  CHECK(failure_of(body, do_nothing) == "");
 }
 
 TEST_CASE("what NCCL reports of a work that is over ends the run in one sentence") {
-  CHECK(said_of(ends_with("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error (run "
-                          "with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
-                          "ncclSystemError: System call failed.\nLast error:\n"
-                          "Call to ibv_reg_mr failed with error No space left\n"
-                          "Exception raised from checkForNCCLErrors\nframe #0: 0x1",
-                          send_to_all),
-                do_nothing) ==
-        "the exchange between GPUs failed (Call to ibv_reg_mr failed with error No space left): "
-        "step 7, layer 3, all_to_all");
-  CHECK(said_of(ends_with("CUDA error: an illegal memory access was encountered\n"
-                          "For debugging consider ..",
-                          gather),
-                do_nothing) ==
-        "the exchange between GPUs failed (CUDA error: an illegal memory access was encountered): "
+  CHECK(
+      failure_of(ends_with("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error (run "
+                           "with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
+                           "ncclSystemError: System call failed.\nLast error:\n"
+                           "Call to ibv_reg_mr failed with error No space left\n"
+                           "Exception raised from checkForNCCLErrors\nframe #0: 0x1",
+                           send_to_all),
+                 do_nothing) ==
+      "a collective of the GPUs failed (Call to ibv_reg_mr failed with error No space left): "
+      "step 7, layer 3, all_to_all");
+  CHECK(failure_of(ends_with("CUDA error: an illegal memory access was encountered\n"
+                             "For debugging consider ..",
+                             gather),
+                   do_nothing) ==
+        "a collective of the GPUs failed (CUDA error: an illegal memory access was encountered): "
         "step 7, layer 3, all_gather");
 }
 
 TEST_CASE("an operation that begins after another failed throws that failure") {
-  const auto body = [](Comm& comm, FakeGpu& gpu, Rendezvous& /*rendezvous*/) {
+  const auto body = [](Comm& comm, FakeGpu& gpu, Store& /*store*/) {
     gather(comm);
     gpu.works.back()->end("NCCL error: invalid usage");
-    comm.position = {8, 0};
+    comm.trace = {8, 0};
     for (int i = 0; i < 4000; ++i) {  // at most 20 s
       send_to_all(comm);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   };
-  CHECK(said_of(body, do_nothing) ==
-        "the exchange between GPUs failed (NCCL error: invalid usage): step 7, layer 3, "
+  CHECK(failure_of(body, do_nothing) ==
+        "a collective of the GPUs failed (NCCL error: invalid usage): step 7, layer 3, "
         "all_gather");
 }
 
 TEST_CASE("where another rank failed by itself, it is named and not NCCL") {
-  const auto fail = [](Comm& /*comm*/, FakeGpu& /*gpu*/, Rendezvous& rendezvous) {
-    rendezvous.write_final_record({1, Ending::kFailed, 1, "the disk is full"});
+  const auto fail = [](Comm& /*comm*/, FakeGpu& /*gpu*/, Store& store) {
+    set_verdict(store, {1, 1, "rank 1 failed (the disk is full)"});
   };
   for (const Body& body : {ends_with("NCCL error: remote process exited", gather), Body(hang)}) {
-    CHECK_THAT(said_of(body, fail),
-               contains_text("rank 1 (host ") &&
-                   contains_text(") failed (the disk is full): step 7, layer 3, all_gather"));
+    CHECK_THAT(failure_of(body, fail),
+               contains_text("rank 1 failed (the disk is full): step 7, layer 3, all_gather"));
   }
 }
 
 TEST_CASE("a rank that does not come to an exchange of GPUs is named by the one that is there") {
-  CHECK_THAT(said_of(hang, do_nothing),
+  CHECK_THAT(failure_of(hang, do_nothing),
              contains_text("rank 1 (host ") &&
-                 contains_text(") did not come: step 7, layer 3, all_gather, after "));
+                 contains_text(" did not come (its last operation: connecting): step 7, layer 3, "
+                               "all_gather, after "));
 }
 
 TEST_CASE("ranks whose exchange does not end although all are there are not to blame") {
-  CHECK_THAT(said_of(hang, hang),
+  CHECK_THAT(failure_of(hang, hang),
              contains_text("every rank waits and nothing arrives: step 7, layer 3, all_gather"));
-}
-
-TEST_CASE("a failure that no operation met is there in the end") {
-  for (const std::string words : {"", "NCCL error: invalid usage"}) {
-    FakeGpu gpu;
-    gpu_of_this_rank = &gpu;
-    const auto membership = std::make_shared<Membership>(local_store(), 0, 1, kTimeout);
-    membership->check_in(this_member("127.0.0.1"), "moe");
-    auto comm = process_comm(membership, at::Device(at::kCUDA, 0));
-    comm->position = {7, 3};
-    gather(*comm);
-    gpu.works.back()->end(words);
-    comm.reset();
-    std::string said;
-    try {
-      if (const auto unseen = unseen_failure(*membership)) {
-        std::rethrow_exception(unseen);
-      }
-    } catch (const RankFailed& error) {
-      said = error.what();
-    }
-    CHECK(said == (words.empty() ? ""
-                                 : "the exchange between GPUs failed (NCCL error: invalid usage): "
-                                   "step 7, layer 3, all_gather"));
-  }
 }
 
 }  // namespace moe::distributed

@@ -1,8 +1,9 @@
 #include "core/distributed/on_all_ranks.h"
 
 #include "core/base/error.h"
-#include "core/distributed/threads.h"
 #include "tests/support/catch.h"
+#include "tests/support/matchers.h"
+#include "tests/support/rank_threads.h"
 
 using namespace moe;
 
@@ -11,7 +12,7 @@ namespace {
 // What each of three ranks hears when rank r runs body(r).
 std::vector<std::string> heard(const std::function<void(int64_t)>& body) {
   std::vector<std::string> sentences(3);
-  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+  test::run_as_threads(3, [&](distributed::Comm& comm) {
     try {
       distributed::on_all_ranks(&comm, [&] { body(comm.rank()); });
     } catch (const UserError& error) {
@@ -60,9 +61,38 @@ TEST_CASE("one rank alone throws what it throws") {
 TEST_CASE("what holds on one rank is known to all") {
   for (const int64_t where : {-1, 0, 2}) {
     std::vector<int> found(3, -1);
-    distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+    test::run_as_threads(3, [&](distributed::Comm& comm) {
       found[comm.rank()] = distributed::any_rank(&comm, comm.rank() == where) ? 1 : 0;
     });
     CHECK(found == std::vector<int>(3, where >= 0 ? 1 : 0));
   }
+}
+
+TEST_CASE("ranks of one process share its host") {
+  test::run_as_threads(3, [](distributed::Comm& comm) {
+    if (distributed::ranks_of_this_host(comm) != std::vector<int64_t>{0, 1, 2}) {
+      throw std::runtime_error("the ranks of this host are others");
+    }
+  });
+  CHECK(distributed::ranks_of_this_host(*distributed::solo_comm()) == std::vector<int64_t>{0});
+}
+
+TEST_CASE("memory that the ranks of a host lack together is refused on all of them") {
+  // One of them could have it: more than half of what is left, less than all of it.
+  uint64_t left = UINT64_MAX;
+  for (const auto& limit : memory_limits()) {
+    left = std::min(left, limit.is_shared ? limit.left : UINT64_MAX);
+  }
+  REQUIRE(left < UINT64_MAX);
+  const MemoryNeed need{left / 4 * 3, 1, "it", "less"};
+  CHECK_FALSE(distributed::check_memory(nullptr, need, false));
+  CHECK_THROWS_WITH(
+      test::run_as_threads(
+          2, [&](distributed::Comm& comm) { distributed::check_memory(&comm, need, false); }),
+      test::contains_text("of memory in 2 processes"));
+  test::run_as_threads(2, [&](distributed::Comm& comm) {
+    if (!distributed::check_memory(&comm, need, true)) {
+      throw std::runtime_error("nothing was returned");
+    }
+  });
 }

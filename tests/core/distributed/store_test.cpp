@@ -1,4 +1,4 @@
-// The store of ranks that inherit it: a file in memory that each of them opens for itself.
+// Stores of a run: the memory file that ranks inherit, and the TCP store at one address.
 
 #include "core/distributed/store.h"
 
@@ -6,80 +6,72 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include <csignal>
-#include <thread>
 
-#include "core/distributed/shared_memory.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/user_error.h"
 
-// c10d writes a line for each answer that nobody took.
 C10_DECLARE_int(caffe2_log_level);
 
 using namespace moe;
 using distributed::Seconds;
+using distributed::Store;
 using moe::test::contains_text;
+
+namespace {
+
+uint16_t port(int offset) { return static_cast<uint16_t>(20000 + (getpid() + offset) % 12000); }
+
+}  // namespace
 
 TEST_CASE("processes that inherit a store read what the others write") {
   const Descriptor file = make_memory_file();
-  const auto one = distributed::inherited_store(file, Seconds{20});
-  const auto other = distributed::inherited_store(file, Seconds{20});
-  CHECK((one->is_private() && !one->read("key").has_value()));
-  one->set("key", "first");
-  CHECK(other->read("key") == "first");
-  other->set("key", "");
-  CHECK(one->read("key") == "");
-  std::vector<std::thread> threads;
-  for (const auto& store : {one, other}) {
-    threads.emplace_back([store] {
-      for (int line = 0; line < 50; ++line) {
-        store->append("lines", fmt::format("{} {}\n", static_cast<const void*>(store.get()), line));
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
-  const std::string lines = one->read("lines").value_or("");
-  CHECK(std::count(lines.begin(), lines.end(), '\n') == 100);
-  CHECK(other->read("lines") == lines);
+  Store one = distributed::open_inherited_store(file, Seconds{20});
+  Store other = one.connect_again();
+  CHECK_FALSE(one.read("key"));
+  one.set("key", "first");
+  CHECK(other.read("key") == "first");
+  other.set("key", "");
+  CHECK(one.read("key") == "");
+  CHECK((one.add("count", 2) == 2 && other.add("count", 0) == 2));
+  CHECK((one.set_once("once", "first") == "first" && other.set_once("once", "second") == "first"));
 }
 
-TEST_CASE("a value has an end") {
-  const auto store = distributed::local_store();
-  store->set("key", std::string(distributed::Store::kMostBytes + 5, 'x'));
-  CHECK(store->read("key")->size() == distributed::Store::kMostBytes);
+TEST_CASE("values are cut at their maximum size") {
+  Store store = distributed::make_local_store();
+  store.set("key", std::string(Store::kMaxValueBytes + 5, 'x'));
+  CHECK(store.read("key")->size() == Store::kMaxValueBytes);
 }
 
-// A rank that was stopped while it wrote holds the file's lock.
-TEST_CASE("a store whose file another process holds is silent, and does not block for ever") {
+// A process that was stopped while it wrote holds the lock of the file.
+TEST_CASE("a store whose file another process holds throws after the time limit") {
   const Descriptor file = make_memory_file();
-  const auto store = distributed::inherited_store(file, Seconds{0.6});
-  store->set("key", "text");
+  Store store = distributed::open_inherited_store(file, Seconds{0.6});
+  store.set("key", "text");
   const Descriptor holder(open(fmt::format("/proc/self/fd/{}", file.get()).c_str(), O_RDWR));
   REQUIRE(flock(holder.get(), LOCK_EX) == 0);
-  CHECK_THROWS_AS(store->read("key"), distributed::StoreIsSilent);
+  CHECK_THROWS_WITH(store.read("key"), Store::kNoAnswer);
   flock(holder.get(), LOCK_UN);
-  CHECK_THROWS_AS(store->read("key"), distributed::StoreIsSilent);
 }
 
-// Else the answer that finds nobody ends the process (SIGPIPE), as any port scanner would.
+// Otherwise the answer to a port scanner would end the process (SIGPIPE).
 TEST_CASE("clients that hang up before their answer leave the store as it is") {
   std::signal(SIGPIPE, SIG_DFL);
-  FLAGS_caffe2_log_level = 3;  // fatal
-  const auto port = static_cast<uint16_t>(20000 + getpid() % 12000);
-  const auto store = distributed::serve_store("127.0.0.1", port, "run", Seconds{20});
-  CHECK_FALSE(store->is_private());
-  // c10d's greeting, and then the question how many keys there are, again and again.
+  FLAGS_caffe2_log_level = 3;  // fatal: c10d logs a line for each
+  Store store = distributed::serve_store("127.0.0.1", port(0), "run", Seconds{20});
+  // The greeting of c10d's protocol, and 2,000 questions for the number of keys.
   std::string questions("\x00\xce\xf7\x85\x3c", 5);
   questions.append(2000, '\x07');
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(port);
+  address.sin_port = htons(port(0));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   for (int client = 0; client < 50; ++client) {
     const Descriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
@@ -88,17 +80,63 @@ TEST_CASE("clients that hang up before their answer leave the store as it is") {
     setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     send(socket.get(), questions.data(), questions.size(), MSG_NOSIGNAL);
   }
-  store->set("key", "text");
-  CHECK(store->read("key") == "text");
+  store.set("key", "text");
+  CHECK(store.read("key") == "text");
 }
 
-TEST_CASE("a descriptor that is no file in memory is refused as a store") {
+TEST_CASE("a store listens at the address that was named and at no other") {
+  FLAGS_caffe2_log_level = 3;
+  const Store first = distributed::serve_store("127.0.0.1", port(1), "run", Seconds{5});
+  const Store second = distributed::serve_store("127.0.0.2", port(1), "run", Seconds{5});
+  CHECK_THROWS_WITH(distributed::serve_store("127.0.0.1", port(1), "run", Seconds{5}),
+                    contains_text(fmt::format("rank 0 cannot listen on port {}", port(1))));
+  Store client = distributed::connect_store("127.0.0.2", port(1), "run", Seconds{5});
+  client.set("key", "text");
+  CHECK(client.read("key") == "text");
+  CHECK_THROWS_WITH(distributed::connect_store("127.0.0.1", port(2), "run", Seconds{1}),
+                    contains_text(fmt::format("127.0.0.1 port {} within 1 s", port(2))));
+}
+
+TEST_CASE("MASTER_ADDR must be an address of one host") {
+  CHECK(distributed::address_towards("127.0.0.1", 29500) == "127.0.0.1");
+  for (const char* host : {"0.0.0.0", "0", "::"}) {
+    INFO(host);
+    CHECK_THAT(test::user_error_of([&] { distributed::address_towards(host, 1); }),
+               contains_text("MASTER_ADDR '" + std::string(host) + "'") &&
+                   contains_text("every interface"));
+    CHECK_THAT(
+        test::user_error_of([&] { distributed::serve_store(host, port(3), "run", Seconds{1}); }),
+        contains_text("every interface"));
+  }
+  CHECK_THAT(test::user_error_of([] { distributed::address_towards("no.such.host.invalid", 1); }),
+             contains_text("MASTER_ADDR 'no.such.host.invalid'"));
+}
+
+TEST_CASE("a loopback interface that is down is named") {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWNET) != 0) {
+      _exit(77);
+    }
+    const std::string error =
+        test::user_error_of([] { distributed::address_towards("127.0.0.1", 1); });
+    _exit(error.find("loopback interface") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WEXITSTATUS(status) == 77) {
+    MOE_SKIP("needs the right to make a network namespace");
+  }
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+TEST_CASE("a descriptor that is no memory file is refused as a store") {
   const test::TempDir folder;
   test::write_file(folder / "file", "text");
   const Descriptor file(open((folder / "file").c_str(), O_RDWR));
-  CHECK_THROWS_WITH(distributed::inherited_store(file, Seconds{1}),
+  CHECK_THROWS_WITH(distributed::open_inherited_store(file, Seconds{1}),
                     contains_text("is not the store of a run that moe --ranks started"));
-  CHECK_THROWS_WITH(distributed::inherited_store(Descriptor(-1), Seconds{1}),
+  CHECK_THROWS_WITH(distributed::open_inherited_store(Descriptor(-1), Seconds{1}),
                     contains_text("descriptor -1 is not the store"));
   CHECK(test::read_file(folder / "file") == "text");
 }

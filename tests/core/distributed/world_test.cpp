@@ -1,8 +1,8 @@
 #include "core/distributed/world.h"
 
-#include "core/distributed/threads.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
+#include "tests/support/rank_threads.h"
 
 using namespace moe;
 using moe::test::contains_text;
@@ -39,7 +39,7 @@ TEST_CASE("a layout that cannot be is refused in a sentence") {
 
 TEST_CASE("groups and replicas are the rows and columns of the processes") {
   std::vector<std::vector<int64_t>> seen(4);
-  distributed::run_as_threads(4, [&](distributed::Comm& comm) {
+  test::run_as_threads(4, [&](distributed::Comm& comm) {
     distributed::World world(comm, distributed::make_layout(4, comm.rank(), 2, 8, 8));
     std::vector<int64_t> sums{world.group->size(), world.replicas->size()};
     for (distributed::Comm* part : {world.group.get(), world.replicas.get()}) {

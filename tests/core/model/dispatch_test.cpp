@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 
-#include "core/distributed/threads.h"
 #include "core/model/moe/layer.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "core/route/rows.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 
 namespace moe::test {
@@ -152,7 +152,7 @@ Output on_many(const Input& input) {
   const auto processes = static_cast<int64_t>(input.tokens.size());
   const int64_t experts = input.all.router.size(0);
   std::vector<Output> outputs(static_cast<size_t>(processes));
-  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+  test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, experts);
     const int64_t tokens = input.tokens[comm.rank()];
@@ -223,7 +223,7 @@ Seen rows_seen_by_many(const Input& input) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Seen> seen(input.tokens.size());
-  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+  test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
     const model::TokenSpread spread(input.tokens[comm.rank()], input.logical_ranks,

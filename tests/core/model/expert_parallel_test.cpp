@@ -9,12 +9,12 @@
 #include <algorithm>
 #include <fstream>
 
-#include "core/distributed/threads.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/mixture.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -116,7 +116,7 @@ Result on_many(const io::Checkpoint& checkpoint, const Run& run) {
   const TimeLimit limit(kSeconds);
   const auto processes = static_cast<int64_t>(run.sequences.size());
   std::vector<Result> results(run.sequences.size());
-  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+  test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, run.logical_ranks, kExperts);
     Llama model = Llama::load(checkpoint, layout);
@@ -281,7 +281,7 @@ TEST_CASE("tokens per rank are gathered once a forward, and FR and IR send nothi
   const auto counts_of = [&](const std::string& router) {
     const TimeLimit limit(kSeconds);
     std::vector<std::map<std::string, CountingComm::Count>> counts(2);
-    distributed::run_as_threads(2, [&](distributed::Comm& comm) {
+    test::run_as_threads(2, [&](distributed::Comm& comm) {
       CountingComm counting(comm);
       Llama model =
           Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));
@@ -309,7 +309,7 @@ TEST_CASE("activations in bf16 travel in bf16", "[model]") {
   const io::Checkpoint checkpoint = mixture(dir);
   const TimeLimit limit(kSeconds);
   std::vector<int64_t> bytes(2);
-  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
+  test::run_as_threads(2, [&](distributed::Comm& comm) {
     CountingComm counting(comm);
     Llama model =
         Llama::load(checkpoint, distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts));

@@ -7,11 +7,11 @@
 
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
-#include "core/distributed/threads.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"
 #include "tests/support/mixture.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -55,7 +55,7 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
 // Loads `from` by `processes` ranks, `replicas` of each share, and saves it again.
 void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, int64_t replicas) {
   const TimeLimit limit(kSeconds);
-  distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+  test::run_as_threads(processes, [&](distributed::Comm& comm) {
     const io::Checkpoint checkpoint(from);
     const auto layout =
         distributed::make_layout(processes, comm.rank(), replicas, kExperts, kExperts);
@@ -68,7 +68,7 @@ void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, 
 std::vector<std::string> errors_of(const std::function<void(distributed::Comm&)>& body) {
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
-  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+  test::run_as_threads(3, [&](distributed::Comm& comm) {
     errors[comm.rank()] = user_error_of([&] { body(comm); });
   });
   return errors;
@@ -105,7 +105,7 @@ TEST_CASE("shards of many writers are those of one", "[model]") {
   fs::create_directories(dir / "one");
   io::write_tensors(dir / "one", whole.tensor_sources(whole.default_routing()), 20'000);
   const TimeLimit limit(kSeconds);
-  distributed::run_as_threads(4, [&](distributed::Comm& comm) {
+  test::run_as_threads(4, [&](distributed::Comm& comm) {
     const auto layout = distributed::make_layout(4, comm.rank(), 1, kExperts, kExperts);
     const Llama model = Llama::load(checkpoint, layout);
     model::SharedFolder folder(dir / "many", false, comm);
@@ -136,7 +136,7 @@ TEST_CASE("adapters of many ranks are merged into what one rank merges", "[model
   const Llama whole = with_adapters({});
   model::save_folder(whole, whole.default_routing(), checkpoint, dir / "one", false);
   const TimeLimit limit(kSeconds);
-  distributed::run_as_threads(4, [&](distributed::Comm& comm) {
+  test::run_as_threads(4, [&](distributed::Comm& comm) {
     const Llama model =
         with_adapters(distributed::make_layout(4, comm.rank(), 1, kExperts, kExperts));
     model::save_folder(model, model.default_routing(), checkpoint, dir / "many", false, comm);
@@ -174,7 +174,7 @@ TEST_CASE("files that vanish under one rank are a sentence on all", "[model]") {
   make_mixture(dir, dir / "moe", io::DType::kF32);
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
-  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
+  test::run_as_threads(2, [&](distributed::Comm& comm) {
     const io::Checkpoint checkpoint(dir / "moe");
     const auto layout = distributed::make_layout(2, comm.rank(), 1, kExperts, kExperts);
     const Llama model = Llama::load(checkpoint, layout);

@@ -5,10 +5,10 @@
 
 #include <mutex>
 
-#include "core/distributed/threads.h"
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/gradients.h"
 #include "tests/support/catch.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_checkpoint.h"
 
@@ -82,7 +82,7 @@ TEST_CASE("shards of several processes make the update of one, element by elemen
 
       std::mutex mutex;
       double worst = 0, worst_norm = 0;
-      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+      test::run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World world(comm, distributed::make_layout(processes, comm.rank(), {}, 1, 0));
         std::unique_lock seeded(mutex);  // the generator is everybody's
         Named mine = some_parameters(1);

@@ -8,12 +8,12 @@
 #include <mutex>
 
 #include "core/base/random.h"
-#include "core/distributed/threads.h"
 #include "core/train/loop/trainer.h"
 #include "core/train/loop/updater.h"
 #include "core/train/run/snapshot.h"
 #include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
@@ -75,7 +75,7 @@ struct RankedWorld : TrainWorld {
     settings.run = dir / run;
     const TimeLimit limit(kSeconds);
     std::vector<StepRecord> records;
-    distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    test::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_step = [&](const StepRecord& record) {
         if (comm.rank() == 0) {
@@ -213,7 +213,7 @@ TEST_CASE("stopped and gone on: 1, 2, 4, 1 processes end where one ends", "[trai
     stop += 2;
     const TimeLimit limit(kSeconds);
     const auto go = [&] {
-      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+      test::run_as_threads(processes, [&](distributed::Comm& comm) {
         int64_t done = 0;
         TrainCallbacks callbacks;
         callbacks.on_step = [&](const StepRecord& record) { done = record.step; };
@@ -245,7 +245,7 @@ TEST_CASE("a checkpoint read and written by 2, 4 and 1 processes keeps its bytes
     for (const auto& [processes, replicas] : {Shape{2, 1}, {4, 2}, {4, 1}, {1, 1}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
-      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+      test::run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World ranks(comm,
                                  distributed::make_layout(processes, comm.rank(), replicas, 4, 8));
         const io::Checkpoint folder(from);
@@ -272,7 +272,7 @@ TEST_CASE("held-out loss is the same on many processes", "[train]") {
     std::vector<double> losses;
     world.settings.run = world.dir / fmt::format("held{}", processes);
     const TimeLimit limit(kSeconds);
-    distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    test::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       callbacks.on_evaluated = [&](const Evaluation& evaluation) {
         if (comm.rank() == processes - 1) {  // every rank finds the same
@@ -330,7 +330,7 @@ TEST_CASE("one process of a host tokenises, the others map its tokens", "[train]
   const TimeLimit limit(kSeconds);
   std::array<std::atomic<int64_t>, 2> made{};
   std::array<std::vector<std::string>, 2> lines;
-  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
+  test::run_as_threads(2, [&](distributed::Comm& comm) {
     const auto rank = static_cast<size_t>(comm.rank());
     TrainCallbacks callbacks;
     callbacks.on_reading = [&](int64_t examples, int64_t) {

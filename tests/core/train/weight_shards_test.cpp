@@ -8,7 +8,6 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/distributed/threads.h"
 #include "core/train/loop/gradients.h"
 #include "core/train/loop/trainable.h"
 #include "core/train/loop/trainer.h"
@@ -17,6 +16,7 @@
 #include "kernels/cpu/caching_allocator.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "tests/support/mixture.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 
@@ -46,7 +46,7 @@ Outcome run(TrainWorld& world, int64_t processes, Shard shard, const std::string
   const TimeLimit limit(kSeconds);
   Outcome outcome;
   const auto go = [&] {
-    distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+    test::run_as_threads(processes, [&](distributed::Comm& comm) {
       TrainCallbacks callbacks;
       int64_t done = 0;
       callbacks.on_step = [&](const StepRecord& record) {
@@ -137,7 +137,7 @@ TEST_CASE("a rank holds its part, two layers and one layer's gradient", "[train]
     memory.release();
     const uint64_t before = memory.use().live;
     const TimeLimit limit(kSeconds);
-    distributed::run_as_threads(kRanks, [&](distributed::Comm& comm) {
+    test::run_as_threads(kRanks, [&](distributed::Comm& comm) {
       distributed::World world(comm, distributed::make_layout(kRanks, comm.rank(), {}, 1, 0));
       model::Llama model =
           model::Llama::load(checkpoint, world.layout, at::kCPU, model::Storage::kF32,
@@ -309,7 +309,7 @@ TEST_CASE("a checkpoint keeps its bytes through any number of ranks, sharded or 
                                                       {1, 1, false}}) {
       const fs::path to = world.dir / fmt::format("by{}x{}", processes, replicas);
       const TimeLimit limit(kSeconds);
-      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+      test::run_as_threads(processes, [&](distributed::Comm& comm) {
         distributed::World ranks(comm,
                                  distributed::make_layout(processes, comm.rank(), replicas, 2, 4));
         const io::Checkpoint folder(from);
@@ -345,7 +345,7 @@ TEST_CASE("held-out loss and text samples are those of whole weights", "[train]"
       world.settings.shard = shard;
       world.settings.run = world.dir / (shard == Shard::kWeights ? "sharded" : "whole");
       const TimeLimit limit(kSeconds);
-      distributed::run_as_threads(processes, [&](distributed::Comm& comm) {
+      test::run_as_threads(processes, [&](distributed::Comm& comm) {
         TrainCallbacks callbacks;
         callbacks.on_evaluated = [&](const Evaluation& evaluation) {
           losses[(shard == Shard::kWeights ? 2 : 0) + comm.rank()].push_back(
@@ -363,7 +363,7 @@ TEST_CASE("held-out loss and text samples are those of whole weights", "[train]"
 
 TEST_CASE("a matrix smaller than its ranks is held by some of them, gathered and summed up",
           "[train]") {
-  distributed::run_as_threads(4, [](distributed::Comm& comm) {
+  test::run_as_threads(4, [](distributed::Comm& comm) {
     model::WeightShards shards(comm, at::kCPU, 1);
     const Tensor weight = shards.add(0, {1, 5}).requires_grad_(true);  // parts of 2, 2, 1 and 0
     const auto& sharded = *shards.find(weight);
@@ -395,7 +395,7 @@ TEST_CASE("a matrix smaller than its ranks is held by some of them, gathered and
 }
 
 TEST_CASE("gathered in bf16 a matrix is what products read, and its f32 is nowhere", "[train]") {
-  distributed::run_as_threads(3, [](distributed::Comm& comm) {
+  test::run_as_threads(3, [](distributed::Comm& comm) {
     const at::NoGradGuard no_gradients;
     model::WeightShards shards(comm, at::kCPU, 1);
     const Tensor weight = shards.add(0, {4, 5});

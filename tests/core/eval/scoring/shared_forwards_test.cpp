@@ -5,10 +5,10 @@
 
 #include <random>
 
-#include "core/distributed/threads.h"
 #include "core/eval/scoring/score.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/tiny_checkpoint.h"
@@ -109,7 +109,7 @@ TEST_CASE("scores of many ranks are those of one, to the bit", "[eval]") {
           INFO(router << ", " << count << " requests, " << ranks << " ranks, " << observes);
           const TimeLimit limit(kSeconds);
           std::vector<Outputs> outputs(static_cast<size_t>(ranks));
-          distributed::run_as_threads(ranks, [&](distributed::Comm& comm) {
+          test::run_as_threads(ranks, [&](distributed::Comm& comm) {
             outputs[comm.rank()] = score(llama, requests, &comm, observes);
           });
           for (const auto& many : outputs) {
@@ -133,7 +133,7 @@ TEST_CASE("numbers that are not finite are one sentence on all ranks", "[eval]")
   requests[8].tokens[0] = 5;  // seen by one rank
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(3);
-  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+  test::run_as_threads(3, [&](distributed::Comm& comm) {
     errors[comm.rank()] =
         test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
   });
@@ -146,7 +146,7 @@ TEST_CASE("ranks that ask for different things are refused", "[eval]") {
   const model::Llama llama = mixture("top2:cf=inf");
   const TimeLimit limit(kSeconds);
   std::vector<std::string> errors(2);
-  distributed::run_as_threads(2, [&](distributed::Comm& comm) {
+  test::run_as_threads(2, [&](distributed::Comm& comm) {
     const auto requests = random_requests(comm.rank() == 0 ? 5 : 6);
     errors[comm.rank()] =
         test::user_error_of([&] { score(llama, requests, &comm, /*observes=*/false); });
@@ -158,7 +158,7 @@ TEST_CASE("ranks that ask for different things are refused", "[eval]") {
 TEST_CASE("what is written comes back in the order of the ranks", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
-  distributed::run_as_threads(3, [&](distributed::Comm& comm) {
+  test::run_as_threads(3, [&](distributed::Comm& comm) {
     std::optional<std::string> own;
     if (comm.rank() < 2) {
       own = comm.rank() == 0 ? "" : "one";  // an empty answer is an answer

@@ -5,9 +5,9 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/distributed/threads.h"
 #include "core/model/moe/token_dispatcher.h"
 #include "tests/support/gpu.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 
 using namespace moe;
@@ -88,7 +88,7 @@ Output on_many(const Input& input, bool overlap, bool reads_counts = false) {
   const test::TimeLimit limit(100);
   const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Output> outputs(input.tokens.size());
-  distributed::run_as_threads(
+  test::run_as_threads(
       processes,
       [&](distributed::Comm& comm) {
         const auto layout =
@@ -183,7 +183,7 @@ std::vector<Dispatched> dispatched_by_all(const Input& input, bool overlap, bool
   const test::TimeLimit limit(100);
   const auto processes = static_cast<int64_t>(input.tokens.size());
   std::vector<Dispatched> all(input.tokens.size());
-  distributed::run_as_threads(
+  test::run_as_threads(
       processes,
       [&](distributed::Comm& comm) {
         const auto layout =

@@ -8,13 +8,13 @@
 
 #include <string>
 
-#include "core/distributed/threads.h"
 #include "core/model/llama/gpu_attention.h"
 #include "core/model/moe/layer.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_linear.h"
 #include "tests/support/emulated_cuda/emulator.h"
 #include "tests/support/gpu.h"
+#include "tests/support/rank_threads.h"
 
 using at::Tensor;
 using emulated::HostCalls;
@@ -195,7 +195,7 @@ TEST_CASE("a layer whose experts are distributed reads the GPU once a rank, or n
                           Case{"top2:cf=4", at::kBFloat16, 0}}) {
     for (const bool overlap : {true, false}) {
       HostCalls forward, backward;
-      distributed::run_as_threads(
+      test::run_as_threads(
           kProcesses,
           [&](distributed::Comm& comm) {
             const auto taken = [&](HostCalls& calls) {  // by one for all

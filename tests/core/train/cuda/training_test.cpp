@@ -3,8 +3,8 @@
 
 #include "core/distributed/comm.h"
 #include "core/distributed/process_group.h"
-#include "core/distributed/threads.h"
 #include "tests/support/gpu.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 
@@ -133,7 +133,7 @@ TEST_CASE("ranks that share a GPU compute what one does", "[train][gpu]") {
       INFO("router " << router << ", " << ranks << " ranks");
       std::vector<StepRecord> records;
       world.settings.run = world.dir / fmt::format("of{}", ranks);
-      distributed::run_as_threads(
+      test::run_as_threads(
           ranks,
           [&](distributed::Comm& comm) {
             TrainCallbacks callbacks;
@@ -155,9 +155,9 @@ TEST_CASE("one rank through NCCL trains as one without", "[train][gpu][nccl]") {
     MOE_SKIP("no GPU");
   }
   FiveSteps world("top1");
-  const auto membership = std::make_shared<distributed::Membership>(distributed::local_store(), 0,
-                                                                    1, distributed::Seconds{30});
-  membership->check_in(distributed::this_member("127.0.0.1"), "moe");
-  const auto comm = distributed::process_comm(membership, kGpu);
+  distributed::ProcessGroup group(distributed::make_local_store(), 0,
+                                  {distributed::this_member("127.0.0.1")},
+                                  distributed::Seconds{30});
+  const auto comm = distributed::make_process_comm(group, kGpu);
   check_same(train_on(world, *comm, "nccl"), train_alone(world, kGpu, "alone"));
 }

@@ -2,8 +2,8 @@
 // ranks as threads that share it. In a build without CUDA the GPU is an emulated one
 // (tests/support/emulated_cuda), and the runs are the same bits.
 
-#include "core/distributed/threads.h"
 #include "tests/support/gpu.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 #include "tests/support/train_world.h"
 
@@ -21,7 +21,7 @@ std::vector<double> run(TrainWorld& world, Shard shard) {
   world.settings.shard = shard;
   const TimeLimit limit(kSeconds);
   std::vector<double> said;
-  distributed::run_as_threads(
+  test::run_as_threads(
       2,
       [&](distributed::Comm& comm) {
         TrainCallbacks callbacks;

@@ -1,4 +1,6 @@
-#include "core/distributed/threads.h"
+#pragma once
+// Ranks as threads of one process, for tests of what ranks do without a cluster, and with several
+// ranks on one GPU. Every rank reads what the others show it.
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -6,6 +8,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -13,11 +16,15 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/distributed/comm.h"
 
-namespace moe::distributed {
-namespace {
+namespace moe::test {
+namespace rank_threads {
 
 using at::Tensor;
+using distributed::Comm;
+using distributed::finished_transfer;
+using distributed::Transfer;
 
 // What one rank shows the others during a collective.
 struct Shown {
@@ -184,9 +191,15 @@ class ThreadComm : public Comm {
   at::Device device_;
 };
 
-}  // namespace
+}  // namespace rank_threads
 
-void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body, at::Device device) {
+// Runs `body` once for each of `ranks` ranks, each in a thread of its own, with LibTorch's shared
+// backward thread off: it would run the backward of all ranks, and a blocking exchange in it would
+// wait for itself. Returns when all have ended. When one throws, the others' next collective throws
+// too, and the first exception is thrown here.
+inline void run_as_threads(int64_t ranks, const std::function<void(distributed::Comm&)>& body,
+                           at::Device device = at::kCPU) {
+  using namespace rank_threads;
   const auto meeting = std::make_shared<Meeting>(static_cast<size_t>(ranks));
   std::mutex mutex;
   std::exception_ptr first;
@@ -216,4 +229,4 @@ void run_as_threads(int64_t ranks, const std::function<void(Comm&)>& body, at::D
   }
 }
 
-}  // namespace moe::distributed
+}  // namespace moe::test

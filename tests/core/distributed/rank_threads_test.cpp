@@ -1,7 +1,7 @@
 // Collectives between threads against what they say: every rank's tensor is a known function of its
 // rank.
 
-#include "core/distributed/threads.h"
+#include "tests/support/rank_threads.h"
 
 #include <c10/core/AutogradState.h>
 
@@ -21,7 +21,7 @@ template <typename Body>
 void on_ranks(int64_t ranks, const Body& body) {
   std::mutex mutex;
   std::set<int64_t> wrong;
-  distributed::run_as_threads(ranks, [&](distributed::Comm& comm) {
+  test::run_as_threads(ranks, [&](distributed::Comm& comm) {
     if (!body(comm)) {
       const std::lock_guard lock(mutex);
       wrong.insert(comm.rank());
@@ -48,14 +48,14 @@ TEST_CASE("parts of a Comm talk among themselves") {
 }
 
 TEST_CASE("a rank that fails ends the others, and its own words are what is heard") {
-  CHECK_THROWS_WITH(distributed::run_as_threads(3,
-                                                [](distributed::Comm& comm) {
-                                                  if (comm.rank() == 1) {
-                                                    throw std::runtime_error("rank 1 is unwell");
-                                                  }
-                                                  const auto part = comm.part("all", {0, 1, 2});
-                                                  part->barrier();
-                                                }),
+  CHECK_THROWS_WITH(test::run_as_threads(3,
+                                         [](distributed::Comm& comm) {
+                                           if (comm.rank() == 1) {
+                                             throw std::runtime_error("rank 1 is unwell");
+                                           }
+                                           const auto part = comm.part("all", {0, 1, 2});
+                                           part->barrier();
+                                         }),
                     "rank 1 is unwell");
 }
 
