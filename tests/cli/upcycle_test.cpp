@@ -11,6 +11,7 @@
 #include "tests/support/data.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/tiny_checkpoint.h"
+#include "tests/support/training_rows.h"
 
 namespace moe {
 namespace {
@@ -508,6 +509,14 @@ TEST_CASE("moe upcycle refuses weights that are not finite, by the tensor's name
           std::string::npos);
     CHECK(names_in(folder.path()) == std::vector<std::string>{"dense"});
   }
+  // Training takes the parent as a mixture while it reads it.
+  test::write_training_rows(folder / "rows.jsonl", 8);
+  const auto trained = run_moe({"train", (folder / "dense").string(), "--upcycle", "2", "--data",
+                                (folder / "rows.jsonl").string(), "-o", (folder / "run").string(),
+                                "--steps", "1", "--seq-len", "8", "--micro-batch", "1", "--quiet"});
+  CAPTURE(trained.err);
+  CHECK(trained.exit_code == 2);
+  CHECK(trained.err.find("' has a weight that is NaN or infinite") != std::string::npos);
 }
 
 TEST_CASE("moe upcycle mixes parents and varies copies, and says what it cost", "[cli][upcycle]") {

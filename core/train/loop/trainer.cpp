@@ -43,6 +43,22 @@ model::Llama load_model(const io::Checkpoint& checkpoint, const TrainSettings& s
   return model;
 }
 
+// Throws UserError if a weight of `model`, read from `folder`, is NaN or infinite. No step would
+// come from it but by chance: an expert without tokens takes no part in the loss.
+void check_finite(const model::Llama& model, const std::filesystem::path& folder) {
+  const at::NoGradGuard no_gradients;
+  for (const auto& parameter : model.parameters()) {
+    // The largest magnitude: NaN stays NaN, and nothing overflows.
+    if (parameter.tensor.numel() > 0 &&
+        !std::isfinite(at::linalg_vector_norm(parameter.tensor, INFINITY).item<double>())) {
+      throw UserError(
+          "{}: tensor '{}' has a weight that is NaN or infinite; give a checkpoint whose weights "
+          "are finite",
+          folder.string(), parameter.name);
+    }
+  }
+}
+
 // The whole model of which `local` holds the experts of this process, with its weights now. All
 // processes of `group` call it and have it then, in as much memory as the whole model takes.
 // `parent`: a folder of a model of this shape.
@@ -114,6 +130,8 @@ class Run {
     if (start.resumed) {
       position_ = restore(start.folder, model_, updater_.optimizer());
       saved_step_ = position_.step;
+    } else {
+      check_finite(model_, settings.model);
     }
     loader_.emplace(batches_at(examples, batch_settings(settings), position_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
