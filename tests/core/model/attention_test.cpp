@@ -89,7 +89,7 @@ TEST_CASE("an attention with normed heads has the gradients of finite difference
   const Tensor x = at::randn({5, 6}, at::kDouble), mix = at::randn({5, 6}, at::kDouble);
   const std::vector<int64_t> lengths{3, 2}, none;
   const auto loss = [&](const Tensor& input, const AttentionWeights& its_weights) {
-    const Tensor heads = attended_tokens(input, its_weights, config, {lengths, none}, nullptr);
+    const Tensor heads = attended_tokens(input, its_weights, config, {lengths, none});
     return (adapted_linear(heads, its_weights.output, {}, its_weights.output_adapter) * mix).sum();
   };
   const auto check = [&](const char* name, const Tensor& at,
