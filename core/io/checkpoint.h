@@ -82,8 +82,9 @@ uint64_t write_tensors(const std::filesystem::path& folder,
 // stays so. UserError: `from` cannot be read, the disk is full.
 void copy_with_mode(const std::filesystem::path& from, const std::filesystem::path& to);
 
-// Throws UserError if a tokenizer or generation file of `folder` has more than 1 GiB. Such files are
-// copied and hashed whole, and a sparse file of any size takes no space on the disk it comes from.
+// Throws UserError if a tokenizer or generation file of `folder` has more than 1 GiB. Such files
+// are copied and hashed whole, and a sparse file of any size takes no space on the disk it comes
+// from.
 void check_tokenizer_files(const std::filesystem::path& folder);
 
 // Copies tokenizer and generation files of `from` by their exact names, with the modes they have;
