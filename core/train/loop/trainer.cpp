@@ -130,8 +130,8 @@ class Run {
     if (start.resumed) {
       position_ = restore(start.folder, model_, updater_.optimizer());
       saved_step_ = position_.step;
-    } else {
-      check_finite(model_, settings.model);
+    } else if (settings.shard != Shard::kWeights || world.layout.processes == 1) {
+      check_finite(model_, settings.model);  // of sharded weights no process has the whole
     }
     loader_.emplace(batches_at(examples, batch_settings(settings), position_.cursor, start),
                     *settings.global_batch / *settings.micro_batch);
