@@ -22,12 +22,12 @@ tensors=("${mapped[@]}" core/io/{tensor_info,safetensors,safetensors_writer,safe
 data=(core/data/{chat_forms,chat_tokens,compressed,example*,filled_text,formats,no_parquet,records,show,templates}.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
-  [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,checkpoint_writer,paths,shards,staged_folder,staging_area}.cpp core/io/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
+  [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,checkpoint_writer,paths,shards,output_list,staged_folder,staging_area}.cpp core/io/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
   [data]="${base[*]} ${data[*]}"
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{file,checksums,content_hash,line_log,partial_file,paths,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/data/sources.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{file,checksums,content_hash,line_log,partial_file,paths,output_list,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/data/sources.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
 )
