@@ -71,7 +71,7 @@ OrderedJson time_set(const model::Llama& llama, const RequestSet& set,
   eval::Scores scores;
   const auto score = [&] { scores = eval::score_requests(llama, set.requests, scoring); };
   const Timing timing = time_calls(settings.repeats, score, llama.device());
-  const uint64_t peak = peak_resident_bytes();
+  const uint64_t peak = peak_bytes(llama.device());
   int64_t tokens_asked = 0, routed_rows = 0, dropped = 0;
   for (const auto& request : set.requests) {
     tokens_asked += request.inputs();

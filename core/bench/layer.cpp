@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/bench/bench.h"
 #include "core/bench/roof.h"
@@ -28,7 +27,7 @@ class LayerBench {
       : settings_(settings), device_(device) {
     at::manual_seed(1);
     const int64_t experts = settings.experts, width = settings.width, inner = settings.inner;
-    const auto random = [&](at::IntArrayRef shape) { return at::randn(shape).to(device); };
+    const auto random = [&](at::IntArrayRef shape) { return at::randn(shape, device); };
     x_ = random({settings.tokens, width}).to(settings.use_bf16 ? at::kBFloat16 : at::kFloat);
     weights_ = {leaf(random({experts, width}) * 0.02),
                 leaf(random({experts, 2 * inner, width}) * 0.02),
@@ -69,7 +68,7 @@ class LayerBench {
     if (settings_.times_layer) {
       json["parts_ms"] = time_parts([&] { run_layer(router); }, device_);
     }
-    json["peak_bytes"] = peak_resident_bytes();
+    json["peak_bytes"] = peak_bytes(device_);
     return json;
   }
 

@@ -64,7 +64,7 @@ Timing time_product(const Product& product, ProductForm form, bool use_own_gemm,
   const auto& [name, m, k, n, count] = product;
   at::manual_seed(1);
   const auto random = [&](int64_t rows, int64_t columns) {
-    return at::randn({rows, columns}).to(options);
+    return at::randn({rows, columns}, options);
   };
   const bool is_forward = form == ProductForm::kForward;
   const bool is_weight = form == ProductForm::kWeightGradient;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/available_memory.h"
 #include "core/base/system_fields.h"
 #include "core/base/version.h"
 #include "core/model/llama/timeline.h"
@@ -92,6 +93,10 @@ OrderedJson environment(const std::string& benchmark, c10::Device device) {
     json["device"] = kernels::gpu_name(device.index());
   }
   return json;
+}
+
+uint64_t peak_bytes(c10::Device device) {
+  return device.is_cuda() ? kernels::gpu_peak_bytes(device.index()) : peak_resident_bytes();
 }
 
 uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon"); }

@@ -43,6 +43,9 @@ OrderedJson time_parts(const std::function<void()>& work, c10::Device device);
 // Returns the versions, machine, threads and date of a measurement on `device`.
 OrderedJson environment(const std::string& benchmark, c10::Device device);
 
+// Returns the most bytes that this process has held so far: tensors on the GPU, or resident memory.
+uint64_t peak_bytes(c10::Device device);
+
 // Resident bytes of this process that no file backs; 0 if the system does not report them.
 uint64_t anonymous_bytes();
 

@@ -150,7 +150,7 @@ OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
     step();
   }
   const Timing timing = time_calls(settings.repeats, step, device);
-  const uint64_t peak_bytes = peak_resident_bytes();
+  const uint64_t peak = peak_bytes(device);
   const OrderedJson parts_ms = time_parts(step, device);
 
   const model::ModelConfig& config = runner.config();
@@ -173,7 +173,7 @@ OrderedJson bench_train(const TrainSettings& settings, c10::Device device) {
           {"roof_gflops", roof / 1e9},
           {"roof_share", rate / roof},
           {"parts_ms", parts_ms},
-          {"peak_bytes", peak_bytes},
+          {"peak_bytes", peak},
           {"last_loss", last.loss},
           {"useful_rows", counters.rows()},
           {"padded_rows", runner.router().capacity_factor ? counters.padding : 0},

@@ -4,6 +4,7 @@
 
 #include "kernels/ops/cuda_functions.h"
 
+#include <ATen/Context.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -64,8 +65,12 @@ CudaHalf open_library() {
 
 // LibTorch asks once whether there is CUDA and remembers: what is to find it calls this first.
 const CudaHalf& cuda_half() {
-  static const CudaHalf half =
-      moe_cuda_functions == nullptr ? open_library() : CudaHalf{moe_cuda_functions(), ""};
+  static const CudaHalf half = [] {
+    // cuDNN's attention compiles a kernel for every length of a sequence, which takes longer than
+    // the attention of a whole batch of sequences.
+    at::globalContext().setSDPUseCuDNN(false);
+    return moe_cuda_functions == nullptr ? open_library() : CudaHalf{moe_cuda_functions(), ""};
+  }();
   return half;
 }
 

@@ -24,7 +24,7 @@ at::Tensor grouped_linear(const at::Tensor& rows, const at::Tensor& weight, cons
 // or 10.x). Elsewhere each expert has a product of its own, and the host must know the counts.
 bool has_grouped_mm(const at::Tensor& rows);
 
-// Returns the rows of each segment, gaps included. Waits for the device.
+// Returns the rows of each segment, gaps included. Waits for the device of `ends`.
 std::vector<int64_t> rows_per_expert_of(const at::Tensor& ends);
 
 // The parts of it, for autograd nodes that are larger.
@@ -57,5 +57,11 @@ at::Tensor grouped_product(const at::Tensor& in, const at::Tensor& weights, bool
 // rounded to bf16 once before they are widened.
 at::Tensor grouped_weight_gradient(const at::Tensor& left, const at::Tensor& right,
                                    const at::Tensor& weights, const at::Tensor& ends);
+
+// Returns true if the gradient of f32 `weights` [E, M, N] on a GPU is faster expert by expert,
+// though the host must read the counts for that: each product then writes f32 where the grouped one
+// writes bf16 that is widened in a second pass (6 bytes a number). False for small experts, whose
+// launches would take longer than that pass.
+bool prefers_gradients_by_expert(const at::Tensor& weights);
 
 }  // namespace moe::kernels

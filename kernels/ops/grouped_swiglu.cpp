@@ -9,11 +9,13 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "kernels/cpu/skinny_gemm.h"
 #include "kernels/cpu/swiglu_product.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_linear.h"
+#include "kernels/ops/host_copy.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/swiglu.h"
 
@@ -84,6 +86,7 @@ struct GroupedSwiglu : torch::autograd::Function<GroupedSwiglu> {
 struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const Tensor& gate_up,
                         const Tensor& down, const Tensor& ends) {
+    RECORD_USER_SCOPE("experts");
     const Tensor up = weight_operand(gate_up, rows.scalar_type());
     const Tensor back = weight_operand(down, rows.scalar_type());
     const Tensor hidden = grouped_product(rows, up, true, ends);
@@ -95,16 +98,28 @@ struct GroupedSwigluOnDevice : torch::autograd::Function<GroupedSwigluOnDevice> 
     const auto saved = context->get_saved_variables();
     const Tensor &rows = saved[0], &gate_up = saved[1], &down = saved[2], &hidden = saved[3];
     const Tensor &ends = saved[4], &up = saved[5], &back = saved[6];
+    const bool trains = context->needs_input_grad(1) || context->needs_input_grad(2);
+    std::optional<HostCopy> counts;
+    if (trains && rows.scalar_type() == at::kBFloat16 && prefers_gradients_by_expert(gate_up)) {
+      counts.emplace(ends);
+    }
     const Tensor grad_out = gradients[0].contiguous();
     auto [grad_hidden, activation] =
         inner_of(grouped_product(grad_out, back, false, ends), hidden, ends, context);
+    // Before the weights' gradients, so that the GPU has work while the host waits for the counts.
+    const Tensor grad_rows = grouped_product(grad_hidden, up, false, ends);
+    const auto weight_gradient = [&](const Tensor& left, const Tensor& right,
+                                     const Tensor& weight) {
+      return counts
+                 ? grouped_weight_gradient(left, right, weight, rows_per_expert_of(counts->get()))
+                 : grouped_weight_gradient(left, right, weight, ends);
+    };
     const Tensor grad_down =
-        activation.defined() ? grouped_weight_gradient(grad_out, activation, down, ends) : Tensor();
+        activation.defined() ? weight_gradient(grad_out, activation, down) : Tensor();
     activation.reset();  // the products that follow want the memory
-    const Tensor grad_gate_up = context->needs_input_grad(1)
-                                    ? grouped_weight_gradient(grad_hidden, rows, gate_up, ends)
-                                    : Tensor();
-    return {grouped_product(grad_hidden, up, false, ends), grad_gate_up, grad_down, Tensor()};
+    const Tensor grad_gate_up =
+        context->needs_input_grad(1) ? weight_gradient(grad_hidden, rows, gate_up) : Tensor();
+    return {grad_rows, grad_gate_up, grad_down, Tensor()};
   }
 };
 

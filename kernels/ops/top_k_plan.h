@@ -54,12 +54,12 @@ constexpr int64_t top_k_plan_parts(const TopKPlanShape& shape) {
   return std::clamp<int64_t>(std::min(by_tokens, (kBlocks + groups - 1) / groups), 1, 32);
 }
 
-// Room that the kernels want: so many int32, on the device. Four lists of requests; rows of each
+// Room that the kernels want: so many int32, on the device. Five lists of requests; rows of each
 // token; two ends a rank and one number; and a part's tokens to rectify, and the place and the
 // length of its requests of each choice.
 constexpr int64_t top_k_plan_scratch(const TopKPlanShape& shape) {
   const int64_t blocks = shape.experts * shape.ranks * top_k_plan_parts(shape);
-  return 4 * shape.tokens * (shape.k + 1) + shape.tokens + 2 * shape.ranks + 1 +
+  return 5 * shape.tokens * (shape.k + 1) + shape.tokens + 2 * shape.ranks + 1 +
          blocks * (1 + 2 * (shape.k + 1));
 }
 

@@ -1,6 +1,6 @@
 """The rows of one call of tests/gpu/run.sh, each a measurement with what is expected of it, to callN.json.
 
-usage: measure.py 1|2|3 --pack FOLDER --out FOLDER [--rehearse]
+usage: measure.py 1|2|3 --pack FOLDER --out FOLDER [--rehearse] [--only ROW]...
        measure.py 1|2|3 --list
 
 A row is "passed", "failed" (it ran and broke off, or is below its floor) or "not run", with the reason. Goals are no floors: a row
@@ -8,6 +8,7 @@ says by "met" whether its numbers reach them. --rehearse takes the CPU and toy s
 """
 import argparse
 import collections
+import concurrent.futures
 import csv
 import datetime
 import importlib.metadata
@@ -23,6 +24,7 @@ import time
 
 CALL_S = 465  # of a call: eight minutes, less unpacking
 MINUTE = 60
+SKIPPED = 77  # of a test file, all of whose cases look into the emulated GPU
 
 
 class NotRun(Exception):
@@ -81,7 +83,7 @@ class Machine:
         if limit < 5:
             raise NotRun("no time was left in this call")
         words = [str(word) for word in words]
-        print("$", " ".join(words), flush=True)
+        print("$ " + " ".join(words) + "\n", end="", flush=True)
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=limit, env=os.environ | (env or {}), cwd=self.pack)
         except subprocess.TimeoutExpired as error:
@@ -116,25 +118,71 @@ def test_row(pattern, limit_s):
         if not files:
             raise NotRun(f"the pack has no {pattern}: build and pack --target all")
         files = files[:1] if machine.rehearse else files
-        numbers, failed = {}, []
-        for file in files:
-            tags = [] if machine.rehearse else ["[gpu]"]
+
+        def one(file):
             began = time.monotonic()
             try:
-                done = machine.run([file, *tags], limit_s, may_fail=True)
-            except Failed as error:
-                numbers[file.name], done = {"said": str(error)}, None
-                failed.append(file.name)
-                continue
+                done = machine.run([file, *([] if machine.rehearse else ["[gpu]"])], limit_s, may_fail=True)
+            except (Failed, NotRun) as error:
+                return {"exit": -1, "said": str(error)}
             said = done.stdout.strip().splitlines()
-            numbers[file.name] = {"exit": done.returncode, "seconds": round(time.monotonic() - began, 1), "said": said[-1] if said else ""}
-            if done.returncode != 0:
-                numbers[file.name]["output"] = (done.stdout + done.stderr)[-3000:]
-                failed.append(file.name)
+            result = {"exit": done.returncode, "seconds": round(time.monotonic() - began, 1), "said": said[-1] if said else ""}
+            return result | ({"output": (done.stdout + done.stderr)[-6000:]} if done.returncode not in (0, SKIPPED) else {})
+
+        # Side by side: nothing is timed here, and each test spends most of its time in starting CUDA.
+        with concurrent.futures.ThreadPoolExecutor(min(6, os.cpu_count() or 1)) as pool:
+            numbers = dict(zip((file.name for file in files), pool.map(one, files)))
+        failed = [name for name, result in numbers.items() if result["exit"] not in (0, SKIPPED)]
         if failed:
             raise Failed(f"{len(failed)} of {len(files)} files: {', '.join(failed)}", numbers)
         return numbers
     return measure
+
+
+def commands_row(machine):
+    """A small mixture trained by every router, generated from and evaluated: the device beside the CPU, the losses of ten steps in fp32."""
+    config, data, quiz = machine.scratch / "small.json", machine.scratch / "sums.jsonl", machine.scratch / "quiz.jsonl"
+    config.write_text(json.dumps(shape_of(machine, 4) | {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4,
+                                                         "num_key_value_heads": 2, "vocab_size": 512, "torch_dtype": "float32"}))
+    write_tokenizer(machine.scratch / "small-tokenizer.json", 512)
+    data.write_text("".join(json.dumps({"instruction": f"What is {a} plus {b}?", "output": f"{a} plus {b} is {a + b}."}) + "\n"
+                            for a in range(20) for b in range(20)))
+    quiz.write_text("".join(json.dumps({"question": f"What is {a} plus 1?", "choices": [str(a + 1), str(a)], "answer": 0}) + "\n"
+                            for a in range(50)))
+    moe, dense = machine.pack / "bin/moe", machine.scratch / "small"
+    machine.run([moe, "init", config, "-o", dense, "-q", "--tokenizer", machine.scratch / "small-tokenizer.json"], 60)
+    routers = ("top1", "top1+ir+fr", "top2", "topp:0.4", "relu:k=1", "expert-choice")
+    runs = list(dict.fromkeys((router, *where) for router in routers
+                              for where in (("fp32", "cpu"), ("fp32", machine.device), ("bf16", machine.device))))
+
+    def one(run):
+        router, precision, device = run
+        folder = machine.scratch / "-".join(run).replace(":", "_")
+        try:
+            words = [moe, "train", dense, "--upcycle", 4, "--router", router, "--data", data, "-o", folder, "--steps", 10, "--micro-batch", 8,
+                     "--seq-len", 256, "--lr", "1e-3", "--precision", precision, "--device", device, "--json", "-q", "--force"]
+            last = json.loads(machine.run(words, MINUTE).stdout)["last_loss"]
+            if router == "expert-choice":  # trains only: no inference
+                return {"last_loss": last}
+            text = machine.run([moe, "generate", folder / "final", "--prompt", "What is 3 plus 4?", "--max-tokens", 8, "--device", device], MINUTE).stdout
+            score = json.loads(machine.run([moe, "eval", folder / "final", "--tasks", quiz, "--device", device, "--json", "-q"], MINUTE).stdout)
+            return {"last_loss": last, "text": text, "eval": score}
+        except Failed as error:
+            return {"why": str(error)}
+
+    with concurrent.futures.ThreadPoolExecutor(min(6, os.cpu_count() or 1)) as pool:
+        found = dict(zip(runs, pool.map(one, runs)))
+    numbers = {" ".join(run): result for run, result in found.items()}
+    broken = [" ".join(run) for run, result in found.items() if "why" in result]
+    if broken:
+        raise Failed(f"broke off: {', '.join(broken)}", numbers)
+    for (router, precision, device), result in found.items():
+        numbers[f"{router} {precision} {device} loss"] = result["last_loss"]
+        beside = found[router, "fp32", "cpu"]["last_loss"]
+        # Ten steps of AdamW at 1e-3 grow the rounding of one step; bf16 products have 8 bits.
+        if abs(result["last_loss"] / beside - 1) > (1e-3 if precision == "fp32" else 5e-2):
+            raise Failed(f"{router} in {precision} on {device}: loss {result['last_loss']}, {beside} on the CPU", numbers)
+    return numbers
 
 
 def products_row(machine):
@@ -328,6 +376,7 @@ Row = collections.namedtuple("Row", "name measure goals")  # goals: a number of 
 CALLS = {
     1: [Row("kernel tests", test_row("kernels_cuda_*_test", 60), {}),
         Row("model tests", test_row("core_*_cuda_*_test", 60), {}),
+        Row("commands", commands_row, {}),
         Row("grouped products", products_row, {"best_of_one": 0.95}),
         Row("layer top1", layer_row("top1"), {"of_dense": 0.95, "routing_share": ("<=", 0.025)}),
         Row("layer top1+ir+fr", layer_row("top1+ir+fr"), {"of_dense": 0.95, "routing_share": ("<=", 0.025)}),
@@ -385,13 +434,19 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--only", action="append", metavar="ROW", help="run this row of the call; may be given again")
     options = parser.parse_args()
     if options.list:
         print("\n".join(row.name for row in CALLS[options.call]))
         return 0
     machine = Machine(options.pack, options.rehearse)
     table = {"call": options.call, "machine": machine.describe(), "rehearsal": options.rehearse, "rows": []}
+    unknown = set(options.only or []) - {row.name for row in CALLS[options.call]}
+    if unknown:
+        parser.error(f"call {options.call} has no row {', '.join(sorted(unknown))}; --list names its rows")
     for row in CALLS[options.call]:
+        if options.only and row.name not in options.only:
+            continue
         table["rows"].append(measure(machine, row))
         # After each row: a call that is cut off leaves what it has.
         pathlib.Path(options.out, f"call{options.call}.json").write_text(json.dumps(table, indent=1) + "\n")

@@ -5,7 +5,7 @@
 #
 #   tests/gpu/run.sh pack [FOLDER]   here, after `recipes/setup.sh --target all gpu`: FOLDER (build/gpu-pack) has this script and
 #                                    pack.tar.gz, of less than 64 MiB together; MOE_PACK_BUILD names another build than build/gpu
-#   FOLDER/run.sh 1|2|3              there: runs a call and writes callN.json and callN.log to $OUT (or the folder it is called in):
+#   FOLDER/run.sh 1|2|3 [--only ROW]  there: runs a call and writes callN.json and callN.log to $OUT (or the folder it is called in):
 #                                    1 tests, products, a layer; 2 kernel times, compute-sanitizer; 3 training, evaluation
 #   tests/gpu/run.sh rehearse        packs build/cpu and runs the calls: as they are, where there is no GPU, and once more with
 #                                    every row that a CPU can do at the size of a toy

@@ -27,14 +27,15 @@ inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Rout
   return routing;
 }
 
+// `scores` [T, E]: those to decide by in place of the rules' own.
 inline route::Routing route_by_rules(const at::Tensor& logits,
                                      const route::RouterSettings& settings,
-                                     const route::RoutingGroup& group,
-                                     const at::Tensor& bias = {}) {
+                                     const route::RoutingGroup& group, const at::Tensor& bias = {},
+                                     const at::Tensor& scores = {}) {
   const route::RouterFunctions& functions = route::functions_of(settings);
   route::Routing routing;
-  routing.input =
-      route::make_input(logits, functions.scores(logits.detach()), settings, group, bias);
+  routing.input = route::make_input(
+      logits, scores.defined() ? scores : functions.scores(logits.detach()), settings, group, bias);
   for (const auto& rule : functions.rules(settings)) {
     routing.plan = rule(routing.input, routing.plan);
   }

@@ -21,10 +21,10 @@ void check(const Tensor& logits, const Tensor& home, const Tensor& capacity, Top
   moe::kernels::top_k_plan_cuda(
       {shape, moe::test::plan_input(there, homes, slots), to.memory(), scratch.data_ptr<int32_t>()},
       moe::test::stream_of(homes));
-  // Behind four lists of requests and the rows of each token: where the tokens of ranks begin, from
+  // Behind five lists of requests and the rows of each token: where the tokens of ranks begin, from
   // the end, and where they end.
   const Tensor ranges =
-      scratch.cpu().narrow(0, 4 * shape.tokens * (shape.k + 1) + shape.tokens, 2 * shape.ranks);
+      scratch.cpu().narrow(0, 5 * shape.tokens * (shape.k + 1) + shape.tokens, 2 * shape.ranks);
   for (int64_t rank = 0; rank < shape.ranks; ++rank) {
     const Tensor tokens = (home == rank).nonzero();
     const bool has_any = tokens.numel() > 0;

@@ -327,8 +327,12 @@ void run(const cudaLaunchConfig_t& config, const std::function<void()>& body) {
       all.last_blocks > 0 ? config.gridDim.x - std::min(all.last_blocks, config.gridDim.x) : 0;
   all.is_watched = finds_races() && !all.allows_races && is_small(config);
   pass(Moment::kLaunch);
+  // Blocks too run in an order that is drawn: what they take from each other by atomics differs.
+  std::vector<unsigned> order(config.gridDim.x - first);
+  std::iota(order.begin(), order.end(), first);
   for (unsigned y = 0; y < config.gridDim.y; ++y) {
-    for (unsigned x = first; x < config.gridDim.x; ++x) {
+    std::shuffle(order.begin(), order.end(), all.random);
+    for (const unsigned x : order) {
       here.block = {x, y, 0};
       all.run_block(config.blockDim.x);
     }

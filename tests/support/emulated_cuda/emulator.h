@@ -8,7 +8,7 @@
 
 namespace emulated {
 
-// Threads that can go on do so in an order that is drawn from this seed.
+// Blocks, and threads that can go on, run in an order that is drawn from this seed.
 void set_order(unsigned seed);
 
 // While one lives, only the last blocks of each launch run. A launch over more memory than there is

@@ -8,6 +8,7 @@
 
 #include <atomic>
 
+#include "kernels/ops/device.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
@@ -99,5 +100,6 @@ TEST_CASE("bench layer on a GPU does not round the expert weights", "[bench][gpu
   for (const OrderedJson& layer : report["layers"]) {
     CHECK(layer["layer"]["share_of_roof"] > 0);
     CHECK(layer["parts_ms"]["experts"] > 0);
+    CHECK(layer["peak_bytes"].get<uint64_t>() == kernels::gpu_peak_bytes(0));
   }
 }

@@ -4,7 +4,9 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "kernels/ops/bf16_working_copy.h"
 #include "kernels/ops/grouped_linear.h"
+#include "kernels/ops/grouped_swiglu.h"
 #include "tests/support/gpu.h"
 
 using at::Tensor;
@@ -123,5 +125,40 @@ TEST_CASE("experts' products one by one and in one launch are the plain sums", "
     check(each, truth, computed(given, ends));
     const Tensor past = counted[0].narrow(0, used_rows(each), each.unused);
     CHECK((each.unused == 0 || past.cpu().count_nonzero().item<int64_t>() == 0));
+  }
+}
+
+TEST_CASE("gradients of large experts are f32 sums where only the GPU knows their rows",
+          "[model][gpu]") {
+  MOE_NEED_GPU();
+  at::manual_seed(10);
+  const std::vector<int64_t> rows_per_expert{5, 0, 9};
+  const int64_t width = 1024, inner = 1024;
+  const Tensor rows = at::randn({16, width}).to(at::kBFloat16).to(kGpu);
+  const Tensor upstream = at::randn({16, width}).to(at::kBFloat16).to(kGpu);
+  const Tensor ends = at::tensor({5, 5, 14}, at::kInt).to(kGpu);
+  const auto weight = [](int64_t outer, int64_t depth) {
+    Tensor made = (at::randn({3, outer, depth}) / 32).to(kGpu).requires_grad_(true);
+    kernels::keep_bf16_working_copy(made);
+    return made;
+  };
+  const Tensor gate_up = weight(2 * inner, width), down = weight(width, inner);
+  REQUIRE(kernels::prefers_gradients_by_expert(gate_up));
+  const auto gradients = [&](const auto& segments) {
+    gate_up.mutable_grad() = down.mutable_grad() = Tensor();
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {  // the second is added to the first
+      kernels::grouped_swiglu(rows, gate_up, down, segments).backward(upstream);
+    }
+    return std::vector<Tensor>{gate_up.grad().cpu() / 2, down.grad().cpu() / 2};
+  };
+  const auto by_device = gradients(ends), by_host = gradients(rows_per_expert);
+  for (size_t i = 0; i < by_host.size(); ++i) {
+    CAPTURE(i);
+    const Tensor& found = by_device[i];
+    CHECK(found[1].count_nonzero().item<int64_t>() == 0);
+    CHECK(!at::equal(found, found.to(at::kBFloat16).to(at::kFloat)));
+    // What both multiply was rounded to bf16 a few times on the way, here and there.
+    CHECK((found - by_host[i]).norm().item<double>() <=
+          4 * kBf16 * by_host[i].norm().item<double>());
   }
 }

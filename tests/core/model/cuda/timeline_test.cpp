@@ -11,6 +11,8 @@
 #include <numeric>
 
 #include "core/model/llama/llama.h"
+#include "kernels/ops/grouped_linear.h"
+#include "kernels/ops/grouped_swiglu.h"
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"
@@ -67,6 +69,19 @@ TEST_CASE("the parts of a step on a GPU are those on the CPU, by the GPU's clock
   } else {
     CHECK(gpu.sum_s < gpu.host_s);
   }
+}
+
+TEST_CASE("the experts' forward is a part where only the GPU knows their rows", "[model][gpu]") {
+  MOE_NEED_GPU();
+  const auto on_gpu = [](at::IntArrayRef shape) { return at::ones(shape).to(kGpu); };
+  const Tensor ends = at::tensor({3, 5}, at::kInt).to(kGpu), rows = on_gpu({6, 8});
+  const auto parts = model::part_seconds(
+      [&] {
+        kernels::grouped_swiglu(rows, on_gpu({2, 16, 8}), on_gpu({2, 8, 8}), ends);
+        kernels::grouped_linear(rows, on_gpu({2, 8, 8}), ends);
+      },
+      kGpu);
+  CHECK((parts.size() == 1 && parts.count("experts") == 1));
 }
 
 TEST_CASE("a part inside another counts for the outer one", "[model][gpu]") {
