@@ -28,7 +28,7 @@ struct AttentionWeights {
 struct Sequences {
   const std::vector<int64_t>& lengths;
   const std::vector<int64_t>& continues;
-  const PackTables* tables = nullptr;  // on a GPU, of a pack where no sequence continues another
+  const PackTables* tables = nullptr;  // on a GPU, if its kernels take the pack
   int64_t prefix_of(size_t index) const { return continues.empty() ? -1 : continues[index]; }
 };
 

@@ -4,8 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <numeric>
 
+#include "core/base/error.h"
 #include "core/model/llama/attention.h"
 #include "core/model/llama/rope.h"
 #include "kernels/ops/rope.h"
@@ -28,11 +28,6 @@ PackHeads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads) {
   const Tensor all = qkv.view({qkv.size(0), count, qkv.size(1) / count});
   return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads),
           all.narrow(1, heads + kv_heads, kv_heads)};
-}
-
-// What the flash kernel takes: 16 bits, and heads of whole 16 bytes up to 256 wide.
-bool fits_flash(const Tensor& qkv, const ModelConfig& config) {
-  return qkv.scalar_type() == at::kBFloat16 && config.head_dim % 8 == 0 && config.head_dim <= 256;
 }
 
 struct Attended {
@@ -90,6 +85,20 @@ struct RotatedAttention : torch::autograd::Function<RotatedAttention> {
   }
 };
 
+// Returns the attention [T, H, A] of sequences that see those they continue. The flash kernel
+// aligns its causal mask to the last key: the first query of a sequence sees all of the sequence
+// that it continues.
+Tensor attend_with_prefixes(const Tensor& qkv, const PackTables& tables, int64_t heads,
+                            int64_t kv_heads, int64_t width) {
+  kernels::rope_(qkv, tables.cosine, tables.sine, tables.position, heads + kv_heads, width);
+  const Tensor all = qkv.view({qkv.size(0), heads + 2 * kv_heads, width});
+  const Tensor seen = all.narrow(1, heads, 2 * kv_heads).index_select(0, tables.key_rows);
+  return std::get<0>(at::_flash_attention_forward(
+      all.narrow(1, 0, heads), seen.narrow(1, 0, kv_heads), seen.narrow(1, kv_heads, kv_heads),
+      tables.ends, tables.key_ends, tables.longest, tables.longest_keys, /*dropout_p=*/0,
+      /*is_causal=*/true, /*return_debug_mask=*/false));
+}
+
 // Sequences of equal length that follow each other are one batch. -> [T, H, A].
 Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
   const int64_t count = heads.query.size(1);
@@ -116,42 +125,71 @@ Tensor by_lengths(const PackHeads& heads, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
+bool fits_flash(at::ScalarType type, const ModelConfig& config) {
+  return type == at::kBFloat16 && config.head_dim % 8 == 0 && config.head_dim <= 256;
+}
+
 std::optional<PackTables> pack_tables(const std::vector<int64_t>& lengths,
+                                      const std::vector<int64_t>& continues,
                                       const ModelConfig& config, at::Device device) {
-  const int64_t longest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+  std::vector<int32_t> ends{0}, key_ends{0}, position;
+  std::vector<int64_t> key_rows;
+  int64_t longest = 0, longest_keys = 0;
+  const auto append_rows = [&](size_t sequence) {
+    for (int64_t row = ends[sequence]; row < ends[sequence] + lengths[sequence]; ++row) {
+      key_rows.push_back(row);
+    }
+  };
+  for (size_t sequence = 0; sequence < lengths.size(); ++sequence) {
+    const int64_t prefix = continues.empty() ? -1 : continues[sequence], own = lengths[sequence];
+    const int64_t before = prefix < 0 ? 0 : lengths[static_cast<size_t>(prefix)];
+    ends.push_back(ends.back() + static_cast<int32_t>(own));
+    key_ends.push_back(key_ends.back() + static_cast<int32_t>(before + own));
+    for (int64_t i = 0; i < own; ++i) {
+      position.push_back(static_cast<int32_t>(before + i));
+    }
+    if (prefix >= 0) {
+      append_rows(static_cast<size_t>(prefix));
+    }
+    append_rows(sequence);
+    longest = std::max(longest, own);
+    longest_keys = std::max(longest_keys, before + own);
+  }
   if (longest == 0 ||
-      (config.rope.type == RopeType::kDynamic && longest > config.max_position_embeddings)) {
+      (config.rope.type == RopeType::kDynamic && longest_keys > config.max_position_embeddings)) {
     return std::nullopt;
   }
-  std::vector<int32_t> ends{0}, position;
-  for (const int64_t length : lengths) {
-    ends.push_back(ends.back() + static_cast<int32_t>(length));
-    const size_t before = position.size();
-    position.resize(before + static_cast<size_t>(length));
-    std::iota(position.begin() + static_cast<int64_t>(before), position.end(), 0);
-  }
   const RopeTable table = rope_table(
-      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest), 0,
-      longest);
+      rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, longest_keys),
+      0, longest_keys);
   const auto half = [&](const Tensor& both) {
     return both.narrow(1, 0, config.head_dim / 2).contiguous().to(device);
   };
-  return PackTables{at::tensor(ends, at::kInt).to(device),
+  PackTables tables{at::tensor(ends, at::kInt).to(device),
                     at::tensor(position, at::kInt).to(device), half(table.cosine), half(table.sine),
                     longest};
+  if (!continues.empty()) {
+    tables.key_rows = at::tensor(key_rows, at::kLong).to(device);
+    tables.key_ends = at::tensor(key_ends, at::kInt).to(device);
+    tables.longest_keys = longest_keys;
+  }
+  return tables;
 }
 
 Tensor packed_attention(Tensor&& qkv, const std::vector<int64_t>& lengths, const PackTables& tables,
                         const ModelConfig& config) {
   RECORD_USER_SCOPE("attention");
   const int64_t heads = config.heads, kv_heads = config.kv_heads, tokens = qkv.size(0);
-  const auto& [ends, position, cosine, sine, longest] = tables;
   Tensor out;  // [T, H, A]
-  if (fits_flash(qkv, config)) {
-    out = RotatedAttention::apply(qkv, cosine, sine, position, ends, longest, heads, kv_heads);
+  if (tables.key_rows.defined()) {
+    MOE_CHECK(fits_flash(qkv.scalar_type(), config) && !at::GradMode::is_enabled());
+    out = attend_with_prefixes(qkv.contiguous(), tables, heads, kv_heads, config.head_dim);
+  } else if (fits_flash(qkv.scalar_type(), config)) {
+    out = RotatedAttention::apply(qkv, tables.cosine, tables.sine, tables.position, tables.ends,
+                                  tables.longest, heads, kv_heads);
   } else {
-    const Tensor rotated =
-        kernels::rope(qkv, cosine, sine, position, heads + kv_heads, config.head_dim);
+    const Tensor rotated = kernels::rope(qkv, tables.cosine, tables.sine, tables.position,
+                                         heads + kv_heads, config.head_dim);
     out = by_lengths(heads_of(rotated, heads, kv_heads), lengths);
   }
   return out.reshape({tokens, heads * config.head_dim});

@@ -53,10 +53,13 @@ struct Pass {
     }
   }
 
-  // For attention on a GPU where no sequence continues another.
+  // Makes the tables of attention on a GPU, unless sequences that continue others need the
+  // operations of attention.cpp: in training, or in a type that the flash kernel does not take.
   void make_tables(at::Device device) {
-    if (device.is_cuda() && continues.empty()) {
-      if (auto made = pack_tables(lengths, config, device)) {
+    const bool shares = !continues.empty();
+    if (device.is_cuda() &&
+        (!shares || (!at::GradMode::is_enabled() && fits_flash(type, config)))) {
+      if (auto made = pack_tables(lengths, continues, config, device)) {
         tables = std::make_shared<const PackTables>(std::move(*made));
       }
     }

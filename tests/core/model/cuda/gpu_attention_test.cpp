@@ -102,7 +102,7 @@ void check(const std::vector<int64_t>& lengths, const ModelConfig& config, at::S
   const int64_t row = (config.heads + 2 * config.kv_heads) * config.head_dim;
   const Tensor qkv = at::randn({tokens, row}).to(at::kBFloat16);
   const Tensor upstream = at::randn({tokens, config.heads * config.head_dim}).to(at::kBFloat16);
-  const auto tables = pack_tables(lengths, config, kGpu);
+  const auto tables = pack_tables(lengths, {}, config, kGpu);
   REQUIRE(tables.has_value());
   const Rotation rotation{tables->cosine.cpu().to(at::kDouble), tables->sine.cpu().to(at::kDouble)};
 
@@ -145,7 +145,7 @@ TEST_CASE("attention in bf16 on a GPU rotates queries and keys where they lie", 
   at::manual_seed(12);
   const ModelConfig config = config_of(4, 2, 8);
   const std::vector<int64_t> lengths = {3, 5};
-  const auto tables = pack_tables(lengths, config, kGpu);
+  const auto tables = pack_tables(lengths, {}, config, kGpu);
   const Tensor leaf = at::randn({8, 64}).to(kGpu, at::kBFloat16).requires_grad_(true);
   const Tensor qkv = leaf * 1;
   Tensor given = qkv;
@@ -161,7 +161,7 @@ TEST_CASE("who kept what attention rotates is told in backward", "[model][gpu]")
   MOE_NEED_GPU();
   at::manual_seed(13);
   const ModelConfig config = config_of(2, 2, 8);
-  const auto tables = pack_tables({4}, config, kGpu);
+  const auto tables = pack_tables({4}, {}, config, kGpu);
   const Tensor leaf = at::randn({4, 48}).to(kGpu, at::kBFloat16).requires_grad_(true);
   Tensor qkv = leaf * 1;
   const Tensor squares = (qkv * qkv).sum();

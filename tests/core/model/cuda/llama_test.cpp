@@ -200,6 +200,20 @@ TEST_CASE("sequences that go on from others do so on a GPU", "[model][gpu]") {
   }
 }
 
+TEST_CASE("sequences that continue others in bf16 on a GPU are those of bf16 on a CPU",
+          "[model][gpu]") {
+  MOE_NEED_GPU();
+  const model::ComputeOptions bf16{model::Precision::kBf16};
+  const Folder folder("", {.hidden = 32, .std = 0.2});  // heads of 8
+  const at::NoGradGuard no_gradients;
+  model::Packed tokens = pack();
+  tokens.continues = {-1, -1, 1, -1, 1, 3};
+  const auto hidden = [&](const Llama& model) {
+    return model.forward(tokens, model.default_routing()).hidden.cpu();
+  };
+  CHECK(distance(hidden(folder.load(kGpu, bf16)), hidden(folder.load(at::kCPU, bf16))) < kBf16);
+}
+
 TEST_CASE("a model on a GPU writes what it writes on the CPU", "[model][gpu]") {
   MOE_NEED_GPU();
   for (const std::string router : {"", "top2:cf=inf", "relu:k=1"}) {

@@ -117,7 +117,7 @@ TEST_CASE("attention is RoPE and LibTorch's kernel, forward and backward, and no
   config.kv_heads = 2;
   config.head_dim = 8;
   for (const auto& lengths : {std::vector<int64_t>{3, 5}, {4, 4}}) {
-    const auto tables = model::pack_tables(lengths, config, test::kGpu);
+    const auto tables = model::pack_tables(lengths, {}, config, test::kGpu);
     const Tensor leaf = at::randn({8, 64}).to(test::kGpu, at::kBFloat16).requires_grad_(true);
     const Tensor upstream = at::randn({8, 32}).to(test::kGpu, at::kBFloat16);
     Tensor qkv = leaf.view({8, 64});
