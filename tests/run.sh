@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
 #
-#   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; readers, routing, data and
-#                         kernels again under the sanitizers; 20 s of fuzzing a target; interop with stock transformers;
-#                         tests/gpu rehearsed; the wheel; the tiles of arm64 under qemu: about 50 minutes on 2 cores
-#   tests/run.sh --all    also what takes long: tests/slow/*.sh and hostile.py, tests tagged [slow]; a minute of fuzzing (tests/fuzz/run.sh 600
-#                         before a release); all of moe and of the CPU kernels' tests for arm64
+#   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; interop with stock
+#                         transformers; tests/gpu rehearsed
+#   tests/run.sh --ci     also readers, routing, data and kernels under the sanitizers; 5 s of fuzzing a target
+#   tests/run.sh --all    also what takes long: a minute of fuzzing (tests/fuzz/run.sh 600 before a release); the wheel; moe and
+#                         the CPU kernels' tests for arm64, under qemu; tests tagged [slow]; tests/slow/*.sh and hostile.py
 #
 # A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel, arm64 or slow script's own count.
 set -euo pipefail
@@ -14,11 +14,11 @@ unset CDPATH
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$root"
 
-all=no
+extent=
 case "${1:-}" in
   '') ;;
-  --all) all=yes ;;
-  *) echo "tests/run.sh: unknown option '$1'; known: --all" >&2; exit 2 ;;
+  --ci | --all) extent=${1#--} ;;
+  *) echo "tests/run.sh: unknown option '$1'; known: --ci, --all" >&2; exit 2 ;;
 esac
 
 . tests/support/tally.sh
@@ -102,35 +102,31 @@ run_script python3 tests/releases.py
 say "cpu: tests"
 run_ctest cpu
 
-# What reads hostile bytes or indexes by hand, under address and undefined-behaviour sanitizers.
-sanitized=()
-while read -r file; do
-  target=${file#tests/}
-  target=${target%.cpp}
-  sanitized+=("${target//\//_}")
-done < <(find tests/core/base tests/core/io tests/core/data tests/core/route tests/kernels -name '*_test.cpp' | sort)
-say "asan: ${#sanitized[@]} test files"
-asan_targets=()
-for target in "${sanitized[@]}"; do asan_targets+=(--target "$target"); done
-build "${asan_targets[@]}" asan
-run_ctest asan -R "^($(IFS='|'; echo "${sanitized[*]}"))$"
-
-seconds=20
-[ "$all" = no ] || seconds=60
-say "fuzzing, $seconds s"
-run_script bash tests/fuzz/run.sh "$seconds"
-
 say "interop: stock transformers"
 run_script bash tests/interop/run.sh
 
 say "the day of a GPU: rehearsed"
 run_script bash tests/gpu/run.sh rehearse
 
-say "wheel: built, installed, used"
-run_script bash tests/wheel/run.sh
+# What reads hostile bytes or indexes by hand, under address and undefined-behaviour sanitizers.
+run_sanitizers() {
+  local file target
+  local -a sanitized=() targets=()
+  while read -r file; do
+    target=${file#tests/}
+    target=${target%.cpp}
+    sanitized+=("${target//\//_}")
+  done < <(find tests/core/base tests/core/io tests/core/data tests/core/route tests/kernels -name '*_test.cpp' | sort)
+  say "asan: ${#sanitized[@]} test files"
+  for target in "${sanitized[@]}"; do targets+=(--target "$target"); done
+  build "${targets[@]}" asan
+  run_ctest asan -R "^($(IFS='|'; echo "${sanitized[*]}"))$"
+}
 
-say "arm64: cross-compiled, under qemu"
-if [ "$all" = yes ]; then run_script bash tests/arm64.sh --all; else run_script bash tests/arm64.sh; fi
+run_fuzzing() {  # SECONDS
+  say "fuzzing, $1 s"
+  run_script bash tests/fuzz/run.sh "$1"
+}
 
 run_slow_cases() {
   local binary
@@ -141,7 +137,16 @@ run_slow_cases() {
     run_script "$binary" '[slow]'
   done
 }
-if [ "$all" = yes ]; then
+if [ -n "$extent" ]; then
+  run_sanitizers
+  if [ "$extent" = all ]; then run_fuzzing 60; else run_fuzzing 5; fi
+fi
+if [ "$extent" = all ]; then
+  say "wheel: built, installed, used"
+  run_script bash tests/wheel/run.sh
+  if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then run_script bash tests/wheel/run.sh --cuda; fi
+  say "arm64: cross-compiled, under qemu"
+  run_script bash tests/arm64.sh --all
   run_slow_cases
   for script in tests/slow/*.sh; do
     [ -e "$script" ] || continue
