@@ -208,63 +208,6 @@ Strings libtorch_where_it_may_not_be(const Tree& tree) {
   return wrong;
 }
 
-// Words of our own that once stood where the field has one, and what is said now. A name is read as
-// the words that it is made of: row_exchange, RowExchange and "row exchange" are the same.
-struct PrivateWord {
-  std::string pattern, instead;
-};
-
-const std::vector<PrivateWord>& private_words() {
-  static const std::vector<PrivateWord> words = {
-      {"lent|lends?|borrow(s|ed|er|ing)?|donors?", "shadowed experts"},
-      {"travel plan", "dispatch layout"},
-      {"row exchange", "all-to-all of rows"},
-      {"row moves|expert rows|picked|placed", "permute, unpermute, routed rows"},
-      {"thin product", "GEMV, skinny GEMM"},
-      {"rounded weight", "bf16 working copy"},
-      {"block cache", "caching allocator"},
-      {"row scores|head scores", "token log-probabilities, cross-entropy"},
-      {"written answers?", "generation tasks"},
-      {"turned", "rotated (RoPE), transposed (a matrix)"},
-      {"journal|thinned", "metrics log, downsampled"},
-      {"roll call|bad news|patience|impatient", "health monitor, failure report, heartbeat"},
-      {"own work", "long operation"},
-      {"anybody|everybody", "any_rank, all ranks"},
-      {"speaks|speaker", "is_rank_zero"},
-      {"cards?", "GPU, device"},
-  };
-  return words;
-}
-
-// "RowExchange row_exchange" -> "row exchange row exchange".
-std::string as_words(const std::string& text) {
-  std::string words;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto is = [&](size_t at, auto kind) {
-      return kind(static_cast<unsigned char>(text[at]));
-    };
-    if (i > 0 && is(i, isupper) && is(i - 1, islower)) {
-      words += ' ';
-    }
-    words += text[i] == '_' ? ' ' : static_cast<char>(tolower(static_cast<unsigned char>(text[i])));
-  }
-  return words;
-}
-
-Strings private_words_in(const Tree& tree) {
-  Strings found;
-  for (const auto& [path, text] : tree) {
-    const std::string words = as_words(text);
-    for (const auto& word : private_words()) {
-      std::smatch match;
-      if (std::regex_search(words, match, std::regex("\\b(" + word.pattern + ")\\b"))) {
-        found.push_back(path + " says " + match.str() + "; write " + word.instead);
-      }
-    }
-  }
-  return found;
-}
-
 // Declared names that do not say what the thing is: "here" for the ranks of this host.
 Strings empty_names_in(const Tree& tree) {
   static const std::regex literal(R"re("(?:[^"\\]|\\.)*")re"), comment("//.*");
@@ -458,15 +401,6 @@ TEST_CASE("No file cites what stands outside the repository", "[layout]") {
   CHECK(citations_from_outside(texts) == Strings{});
 }
 
-TEST_CASE("A private word is found in a name and in a comment", "[layout]") {
-  CHECK(private_words_in({{"core/io/a.h", "struct RowExchange;\n"}}) ==
-        Strings{"core/io/a.h says row exchange; write all-to-all of rows"});
-  CHECK(private_words_in(
-            {{"core/io/a.cpp", "// lent to another\n"}, {"core/eval/b.cpp", "int card_;"}})
-            .size() == 2);
-  CHECK(private_words_in({{"core/io/a.cpp", "// silent, discarded, an excellent talent"}}).empty());
-}
-
 TEST_CASE("What is printed passes through terminal_text()", "[layout]") {
   // These two draw lines anew, with escapes of their own, and escape the strings in them.
   const std::set<std::string> draw = {"cli/progress.cpp", "cli/step_line.cpp"};
@@ -499,10 +433,6 @@ TEST_CASE("No .cu file includes LibTorch", "[layout]") {
 
 TEST_CASE("What must build without LibTorch includes none of it", "[layout]") {
   CHECK(libtorch_where_it_may_not_be(our_tree()) == Strings{});
-}
-
-TEST_CASE("Private words stand nowhere", "[layout]") {
-  CHECK(private_words_in(our_tree()) == Strings{});
 }
 
 TEST_CASE("Files are opened and parsed in one place", "[layout]") {

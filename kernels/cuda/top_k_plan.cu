@@ -84,7 +84,7 @@ __device__ Part part_of_block(int parts) {
 struct Scratch {
   uint32_t *key, *value;              // [T * (k + 1)] requests of parts, sorted
   uint32_t *other_key, *other_value;  // the same, to sort with
-  uint32_t* placed;                   // [T * (k + 1)] values of the groups' requests, sorted
+  uint32_t* group_values;             // [T * (k + 1)] values of the groups' requests, sorted
   int32_t* served;                    // [T] rows of each token
   int32_t *before_end, *end;          // [W] tokens from a rank's first to T; behind its last, or 0
   int32_t* listed;                    // requests that have a place in the lists
@@ -235,7 +235,7 @@ __device__ void place_requests(const TopKPlanShape& shape, const TopKPlanInput& 
     for (int i = threadIdx.x; i < count; i += kSortThreads) {
       const int slot = i + before_in_others(shape, scratch, own, index, scratch.key[first + i]);
       const uint32_t value = scratch.value[first + i];
-      scratch.placed[start + slot] = value;
+      scratch.group_values[start + slot] = value;
       if (slot < fits) {
         atomicAdd(scratch.served + value / shape.choices, 1);
       }
@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(kSortThreads)
     const bool overflows = segment.first < shape.k;  // a refused fill-in is no drop
     for (int i = own.index * kSortThreads + static_cast<int>(threadIdx.x); i < requests;
          i += own.count * kSortThreads) {
-      const int64_t token = scratch.placed[start + i] / shape.choices;
-      const int64_t choice = scratch.placed[start + i] % shape.choices;
+      const int64_t token = scratch.group_values[start + i] / shape.choices;
+      const int64_t choice = scratch.group_values[start + i] % shape.choices;
       if (i < fits) {
         write_row(to, row + i, token, expert, choice, 1);
       } else if (overflows) {
@@ -409,7 +409,7 @@ Scratch pieces_of(int32_t* scratch, const TopKPlanShape& shape) {
   pieces.value = take_list();
   pieces.other_key = take_list();
   pieces.other_value = take_list();
-  pieces.placed = take_list();
+  pieces.group_values = take_list();
   pieces.served = take(shape.tokens);
   pieces.before_end = take(ranks);
   pieces.end = take(ranks);
