@@ -18,8 +18,7 @@
 #include "core/base/terminal_text.h"
 #include "core/data/chat_template.h"
 #include "core/data/chat_tokens.h"
-#include "core/io/tokenizer/text_stream.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::cli {
 

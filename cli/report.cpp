@@ -15,8 +15,8 @@
 #include "core/base/page/page.h"
 #include "core/base/terminal_text.h"
 #include "core/eval/report/output_files.h"
-#include "core/io/output_list.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
+#include "core/io/output_checks.h"
 
 namespace moe::cli {
 

@@ -14,7 +14,7 @@
 #include "core/base/option.h"
 #include "core/base/read_file.h"
 #include "core/base/terminal_text.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::cli {
 

@@ -116,7 +116,7 @@ run_sanitizers() {
     target=${file#tests/}
     target=${target%.cpp}
     sanitized+=("${target//\//_}")
-  done < <(find tests/core/base tests/core/io tests/core/data tests/core/route tests/kernels -name '*_test.cpp' | sort)
+  done < <(find tests/core/base tests/core/tokenizer tests/core/io tests/core/data tests/core/route tests/kernels -name '*_test.cpp' | sort)
   say "asan: ${#sanitized[@]} test files"
   for target in "${sanitized[@]}"; do targets+=(--target "$target"); done
   build "${targets[@]}" asan

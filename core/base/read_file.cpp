@@ -39,11 +39,11 @@ size_t read_some(const Descriptor& file, char* into, size_t size, const std::str
   }
 }
 
-[[noreturn]] void throw_too_large(const std::string& name, uint64_t max_bytes) {
+}  // namespace
+
+void throw_too_large(const std::string& name, uint64_t max_bytes) {
   throw UserError("{}: has more than the {} bytes that such a file may have", name, max_bytes);
 }
-
-}  // namespace
 
 Descriptor open_to_read(const std::filesystem::path& path, Pipes pipes) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer. It has no effect on regular files.

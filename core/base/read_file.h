@@ -36,6 +36,9 @@ Descriptor open_standard_input();
 std::string read_small_file(const std::filesystem::path& file,
                             uint64_t max_bytes = kMaxSmallFileBytes, Pipes pipes = Pipes::kRefused);
 
+// Throws the UserError of a file that has more than `max_bytes` bytes.
+[[noreturn]] void throw_too_large(const std::string& name, uint64_t max_bytes);
+
 // Returns the first `bytes` bytes of a regular file, fewer if the file is shorter.
 std::string read_file_start(const std::filesystem::path& file, size_t bytes);
 

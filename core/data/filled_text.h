@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/io/tokenizer/text_range.h"
+#include "core/tokenizer/tokenizer_model.h"
 
 namespace moe::data {
 

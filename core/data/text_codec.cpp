@@ -1,6 +1,6 @@
 #include "core/data/text_codec.h"
 
-#include "core/io/tokenizer/word_encoder.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::data {
 

@@ -34,7 +34,7 @@ struct TextCodec {
 };
 
 // Of a tokenizer, which it keeps; words that were there before are remembered
-// (core/io/tokenizer/word_encoder.h).
+// (io::WordEncoder).
 TextCodec codec_of(const std::shared_ptr<const io::Tokenizer>& tokenizer);
 
 }  // namespace moe::data

@@ -14,7 +14,7 @@
 #include "core/base/version.h"
 #include "core/data/token_file.h"
 #include "core/data/token_layout.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 
 namespace moe::data {
 

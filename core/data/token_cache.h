@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/data/examples.h"
-#include "core/io/content_hash.h"
+#include "core/io/checksums.h"
 
 namespace moe::data {
 
@@ -33,7 +33,7 @@ struct CacheLocation {
 CacheLocation cache_location(const std::string& word);
 
 // The file that ids come from; one that is not there counts as none. And what else BOS, EOS and ids
-// depend on, as a text (core/io/tokenizer/tokenizer.h, special_token_words).
+// depend on, as a text (core/tokenizer/tokenizer.h, special_token_words).
 struct TokenizerSource {
   std::filesystem::path file;
   std::string special_tokens;

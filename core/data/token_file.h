@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/data/examples.h"
-#include "core/io/content_hash.h"
+#include "core/io/checksums.h"
 #include "core/io/file.h"
 #include "core/io/mapped_file.h"
 

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/data/token_file.h"
 #include "core/data/token_layout.h"
+#include "core/io/file.h"
 
 namespace moe::data {
 

@@ -5,7 +5,7 @@
 #include "core/eval/scoring/generate_until.h"
 #include "core/eval/scoring/score.h"
 #include "core/eval/scoring/shared_forwards.h"
-#include "core/io/paths.h"
+#include "core/io/output_checks.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/memory_need.h"

@@ -12,8 +12,8 @@
 #include "core/eval/scoring/token_tally.h"
 #include "core/eval/settings.h"
 #include "core/io/checkpoint.h"
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::eval {
 

@@ -1,17 +1,24 @@
-// Reading a folder: the config, then headers only. The index is a claim about the shards, held
-// against every one of them.
+// Reads the config and the headers only. The index is checked against every shard.
 #include "core/io/checkpoint.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <set>
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
+#include "core/io/file.h"
+#include "core/io/output_checks.h"
 #include "core/io/staging_area.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::io {
 
@@ -62,7 +69,7 @@ void check_folder(const fs::path& folder) {
                   kIndexFile);
 }
 
-// tensor name -> shard name, as the index says it.
+// Reads the index: tensor name -> shard name.
 std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   const std::string where = index_path.string();
   constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
@@ -86,7 +93,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& index_path) {
   return weight_map;
 }
 
-// `tensors` in a file that has no name on any disk and goes with its mapping.
+// Writes `tensors` into a file in memory, which is freed with its mapping.
 SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const fs::path& folder) {
   Descriptor file = make_memory_file();
   std::vector<TensorInfo> infos;
@@ -99,6 +106,53 @@ SafetensorsFile file_in_memory(const std::vector<TensorSource>& tensors, const f
   }
   writer.finish();
   return {std::move(file), folder / "tensors in memory"};
+}
+
+// Files that are copied from the source folder unchanged.
+constexpr std::array<const char*, 9> kCopiedFiles = {
+    "tokenizer.model",     "tokenizer.json",     "tokenizer_config.json",
+    "tokenizer.model.v3",  "added_tokens.json",  "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json", "generation_config.json"};
+
+// Returns true if `target` is a blob of the Hugging Face cache that holds `folder`:
+// .../snapshots/REVISION[/...] has links to .../blobs. Both paths are resolved.
+bool is_blob_of(const fs::path& target, const fs::path& folder) {
+  for (fs::path path = folder; path.has_relative_path(); path = path.parent_path()) {
+    if (path.filename() == "snapshots" && target.parent_path() == path.parent_path() / "blobs") {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Returns the target of `file` if it is a link, else `file`. Throws UserError if the target is
+// outside the folder: a link in a foreign folder may name any private file of the user, and the
+// copy would publish it.
+fs::path followed(const fs::path& file) {
+  if (!fs::is_symlink(file)) {
+    return file;
+  }
+  const fs::path target = fs::canonical(file), folder = fs::canonical(file.parent_path());
+  if (!lies_in(target, folder) && !is_blob_of(target, folder)) {
+    throw UserError(
+        "{}: is a link to {}, outside of its folder, and will not be copied; put the file itself "
+        "there, or remove the link",
+        file.string(), target.string());
+  }
+  return target;
+}
+
+// Throws UserError if a tokenizer or generation file of `folder` has more than 1 GiB: such files
+// are copied and hashed whole, and a sparse file of any size takes no space on its own disk.
+void check_tokenizer_files(const fs::path& folder) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  for (const char* name : kCopiedFiles) {
+    std::error_code error;
+    const fs::path file = folder / name;
+    if (fs::is_regular_file(file, error) && fs::file_size(file, error) > kMaxBytes && !error) {
+      throw_too_large(file.string(), kMaxBytes);
+    }
+  }
 }
 
 }  // namespace
@@ -212,6 +266,55 @@ std::span<const std::byte> Checkpoint::bytes(const std::string& name) const {
 
 std::shared_ptr<const SafetensorsFile> Checkpoint::shared_file_of(const std::string& name) const {
   return files_.at(place_of(name).file);
+}
+
+void check_space(const fs::path& folder, uint64_t bytes) {
+  fs::path path = fs::absolute(folder);
+  std::error_code error;
+  while (!fs::exists(path, error) && path.has_relative_path()) {
+    path = path.parent_path();
+  }
+  const fs::space_info space = fs::space(path, error);
+  if (!error && space.available < bytes) {
+    throw UserError(
+        "{}: disk full: {} are needed, {} are free; free some space or write to another disk",
+        folder.string(), size_text(bytes), size_text(space.available));
+  }
+}
+
+void copy_with_mode(const fs::path& from, const fs::path& to) {
+  Descriptor source = open_to_read(from);
+  struct stat status {};
+  if (::fstat(source.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", from.string(), std::strerror(errno));
+  }
+  const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
+                               status.st_mode & 0777));
+  if (!copy.is_open()) {
+    throw_write_error(errno, to);
+  }
+  write_all(copy, MappedFile(std::move(source), from).bytes(), to);
+  sync(copy, to);
+}
+
+void copy_tokenizer_files(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  if (fs::equivalent(from, to, error)) {
+    return;
+  }
+  for (const char* name : kCopiedFiles) {
+    if (fs::is_regular_file(from / name, error)) {
+      copy_with_mode(followed(from / name), to / name);
+    }
+  }
+  if (tokenizer_kind(to) == TokenizerKind::kSentencepiece &&
+      !fs::exists(to / "tokenizer_config.json")) {
+    // Without it transformers picks tokenizer class and BOS by model_type, which differs between
+    // the two folders.
+    const OrderedJson config = {
+        {"tokenizer_class", "LlamaTokenizer"}, {"add_bos_token", true}, {"legacy", true}};
+    write_file(to / "tokenizer_config.json", config.dump(2) + "\n");
+  }
 }
 
 }  // namespace moe::io

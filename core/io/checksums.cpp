@@ -1,9 +1,13 @@
 #include "core/io/checksums.h"
 
 #define XXH_INLINE_ALL
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <vector>
 
 #include "core/base/error.h"
@@ -13,18 +17,19 @@
 #include "core/io/file.h"
 
 namespace moe::io {
-namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kName = "checksums.json";
-constexpr size_t kBlockBytes = size_t{1} << 20;
+namespace {
 
-// Reads, does not map: a file that another process truncates meanwhile is an error here, not a
-// signal. Throws UserError if it cannot be read.
-std::string checksum(const fs::path& file) {
+constexpr const char* kChecksumsFile = "checksums.json";
+constexpr size_t kHashBlockBytes = size_t{1} << 20;
+
+// Returns the checksum of a file. Reads instead of mapping: a file that another process truncates
+// meanwhile is an error, not a signal. Throws UserError if it cannot be read.
+std::string file_checksum(const fs::path& file) {
   FileReader in(file);
-  std::vector<char> block(kBlockBytes);
+  std::vector<char> block(kHashBlockBytes);
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   while (const auto count = in.sgetn(block.data(), static_cast<std::streamsize>(block.size()))) {
@@ -33,14 +38,14 @@ std::string checksum(const fs::path& file) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
-// Names that begin with a dot come from the system (.nfs0012, .DS_Store), not from a run.
+// Names that begin with a dot are made by the system (.nfs0012, .DS_Store), not by a run.
 bool is_hidden(const std::string& name) { return name.starts_with('.'); }
 
-std::vector<fs::path> files_of(const fs::path& folder) {
+std::vector<fs::path> summed_files(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (entry.is_regular_file() && name != kName && !is_hidden(name)) {
+    if (entry.is_regular_file() && name != kChecksumsFile && !is_hidden(name)) {
       files.push_back(entry.path());
     }
   }
@@ -48,17 +53,14 @@ std::vector<fs::path> files_of(const fs::path& folder) {
   return files;
 }
 
-// Of the list itself, by names in ascending order and without white space, so that how the file is
-// laid out does not matter.
-std::string sum_of_list(const Json& sums) {
-  const std::string text = sums.dump();
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
-}
+// Returns the checksum of the list, independent of its layout: names ascend, no white space.
+std::string list_checksum(const Json& sums) { return checksum_text(sums.dump()); }
 
 std::optional<std::string> find_damaged_file(const fs::path& folder, const Json& sums) {
   for (const auto& [name, want] : sums.items()) {
     if (name.empty() || name.find('/') != std::string::npos) {
-      return fmt::format("{} names '{}', which is no file of the folder", kName, printable(name));
+      return fmt::format("{} names '{}', which is no file of the folder", kChecksumsFile,
+                         printable(name));
     }
     const fs::path file = folder / name;
     std::error_code error;
@@ -69,7 +71,7 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
     if (type == fs::file_type::none) {
       return fmt::format("{} cannot be read: {}", name, error.message());
     }
-    if (!want.is_string() || checksum(file) != want.get<std::string>()) {
+    if (!want.is_string() || file_checksum(file) != want.get<std::string>()) {
       return name + " is not as it was written";
     }
   }
@@ -79,33 +81,98 @@ std::optional<std::string> find_damaged_file(const fs::path& folder, const Json&
 std::optional<std::string> find_added_file(const fs::path& folder, const Json& sums) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (name != kName && !is_hidden(name) && !sums.contains(name)) {
-      return fmt::format("'{}' was added later ({} does not list it)", printable(name), kName);
+    if (name != kChecksumsFile && !is_hidden(name) && !sums.contains(name)) {
+      return fmt::format("'{}' was added later ({} does not list it)", printable(name),
+                         kChecksumsFile);
     }
   }
   return std::nullopt;
 }
 
+Digest as_digest(const XXH128_hash_t& hash) { return {hash.high64, hash.low64}; }
+
 }  // namespace
+
+struct ContentHash::State {
+  XXH3_state_t xxh3;
+};
+
+std::string Digest::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
+
+ContentHash::ContentHash() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->xxh3);
+}
+ContentHash::~ContentHash() = default;
+
+void ContentHash::update(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(&state_->xxh3, bytes.data(), bytes.size());
+}
+
+void ContentHash::update_text(std::string_view text) {
+  const uint64_t length = text.size();
+  update(std::as_bytes(std::span(&length, 1)));
+  update(std::as_bytes(std::span(text)));
+}
+
+void ContentHash::update_file(const fs::path& file, const std::function<void()>& on_block) {
+  const Descriptor in = open_to_read(file);
+  struct stat status {};
+  if (::fstat(in.get(), &status) != 0) {
+    throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+  }
+  const auto length = static_cast<uint64_t>(status.st_size);
+  update(std::as_bytes(std::span(&length, 1)));
+  std::vector<std::byte> block(kHashBlockBytes);
+  uint64_t seen = 0;
+  for (;;) {
+    const ssize_t count = ::read(in.get(), block.data(), block.size());
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      throw UserError("{}: cannot be read: {}", file.string(), std::strerror(errno));
+    }
+    if (count == 0) {
+      break;
+    }
+    seen += static_cast<uint64_t>(count);
+    update(std::span(block).first(static_cast<size_t>(count)));
+    on_block();
+  }
+  if (seen != length) {
+    throw UserError("{}: changed while it was read; start again when nothing writes to it",
+                    file.string());
+  }
+}
+
+Digest ContentHash::digest() const { return as_digest(XXH3_128bits_digest(&state_->xxh3)); }
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  return as_digest(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+std::string checksum_text(std::string_view bytes) {
+  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+}
 
 void write_checksums(const fs::path& folder) {
   Json sums = Json::object();
-  for (const auto& file : files_of(folder)) {
-    sums[file.filename().string()] = checksum(file);
+  for (const auto& file : summed_files(folder)) {
+    sums[file.filename().string()] = file_checksum(file);
   }
-  const OrderedJson json = {{"xxh3", sums}, {"list", sum_of_list(sums)}};
-  write_file(folder / kName, json.dump(2) + "\n");
+  const OrderedJson json = {{"xxh3", sums}, {"list", list_checksum(sums)}};
+  write_file(folder / kChecksumsFile, json.dump(2) + "\n");
 }
 
 std::optional<std::string> find_damage(const fs::path& folder) {
   try {
-    const Json json = read_json(folder / kName, uint64_t{1} << 24);
+    const Json json = read_json(folder / kChecksumsFile, uint64_t{1} << 24);
     if (!json.is_object() || !json.contains("xxh3") || !json["xxh3"].is_object()) {
-      return fmt::format("{} is not a list of checksums", kName);
+      return fmt::format("{} is not a list of checksums", kChecksumsFile);
     }
     const Json& sums = json["xxh3"];
-    if (json.contains("list") && json["list"] != sum_of_list(sums)) {
-      return fmt::format("{} is not as it was written", kName);
+    if (json.contains("list") && json["list"] != list_checksum(sums)) {
+      return fmt::format("{} is not as it was written", kChecksumsFile);
     }
     const auto damage = find_damaged_file(folder, sums);
     return damage ? damage : find_added_file(folder, sums);

@@ -1,21 +1,60 @@
 #pragma once
-// Checksums of a folder's files, so that one that was damaged on disk is told from a whole one
-// before it is used. XXH3 at 64 bits: it finds accidents at the speed of memory; it is no
-// signature.
+// XXH3 hashes: of content, at 128 bits, to name a cache by what it was made from; and of a folder's
+// files, at 64 bits, to detect damage before they are used. XXH3 runs at the speed of memory and
+// detects accidents; it is no signature.
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 namespace moe::io {
 
-// Writes FOLDER/checksums.json over every other regular file in it whose name does not begin with a
-// dot: {"xxh3": {"model.safetensors": "0123456789abcdef", ...}, "list": sum of "xxh3" itself}.
+struct Digest {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Digest&) const = default;
+  std::string hex() const;  // 32 digits
+};
+
+class ContentHash {
+ public:
+  ContentHash();
+  ~ContentHash();
+  ContentHash(const ContentHash&) = delete;
+  ContentHash& operator=(const ContentHash&) = delete;
+
+  void update(std::span<const std::byte> bytes);
+  // Adds the length, then the text, so that ("ab", "c") and ("a", "bc") differ.
+  void update_text(std::string_view text);
+  // Adds the length and the bytes of a file, a block at a time. `on_block` is called between blocks
+  // and may throw. Throws UserError if the file is missing, not a regular file or not readable, or
+  // if its length changes meanwhile.
+  void update_file(const std::filesystem::path& file, const std::function<void()>& on_block);
+  Digest digest() const;  // of everything added so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+Digest digest_of(std::span<const std::byte> bytes);
+
+// Returns the 64-bit hash of `bytes` as 16 hexadecimal digits.
+std::string checksum_text(std::string_view bytes);
+
+// Writes FOLDER/checksums.json with the checksum of every other regular file of the folder whose
+// name does not begin with a dot: {"xxh3": {"model.safetensors": "0123456789abcdef", ...}, "list":
+// checksum of "xxh3" itself}.
 void write_checksums(const std::filesystem::path& folder);
 
-// What is wrong with the folder, in words: a file that is missing, shorter, of another content than
-// when the checksums were written or put there later; a list that was changed. Nothing when all is
-// well. A list of an older version, which has no sum of its own, is believed.
+// Returns a description of the first damage: a file that is missing, has other content than when
+// the checksums were written, or was added later; a list that was changed. Returns nothing if there
+// is none. A list of an older version, without a checksum of itself, is trusted.
 std::optional<std::string> find_damage(const std::filesystem::path& folder);
 
 }  // namespace moe::io

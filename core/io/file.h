@@ -1,37 +1,81 @@
 #pragma once
-// The system calls under every file we write, with their interruptions, short writes and full disks
-// handled in one place.
+// Writing of files: the system calls, with interruptions, short writes and full disks handled in
+// one place, and files that appear under their name whole or not at all. Files are opened for
+// reading by core/base/read_file.h.
+
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/base/descriptor.h"
 
 namespace moe::io {
 
-// UserError: missing, not a regular file (folders, pipes, devices), not readable.
-Descriptor open_to_read(const std::filesystem::path& path);
-
-// Makes an empty file for writing. UserError when it cannot be made.
+// Creates or empties a file and opens it for writing. Throws UserError if that fails.
 Descriptor create_file(const std::filesystem::path& path);
 
-// The failed call's meaning: UserError "disk full" for ENOSPC, EDQUOT and EFBIG, std::system_error
-// for the rest.
+// Throws UserError "disk full" if `error` is ENOSPC, EDQUOT or EFBIG, else std::system_error.
 [[noreturn]] void throw_write_error(int error, const std::filesystem::path& path);
 
+// Writes all of `bytes` at the file's position. `path` names the file in errors.
 void write_all(const Descriptor& file, std::span<const std::byte> bytes,
                const std::filesystem::path& path);
+// Blocks until the file, or the entries of the folder, are on the disk.
 void sync(const Descriptor& file, const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
 
-// Writes and syncs a whole small file.
+// Writes and syncs a small file.
 void write_file(const std::filesystem::path& path, std::span<const std::byte> bytes);
 void write_file(const std::filesystem::path& path, const std::string& text);
 
-// "13.5 GB", "812 bytes": for people. Decimal units, as disks are sold.
+// Returns the parent of `path`; "." if `path` has none.
+std::filesystem::path parent_folder(const std::filesystem::path& path);
+
+// Returns true if `path` exists; a dangling symbolic link counts.
+bool is_taken(const std::filesystem::path& path);
+
+// Returns `bytes` for people, in decimal units as disks are sold: "13.5 GB", "812 bytes".
 std::string size_text(uint64_t bytes);
+
+// A file that appears under its name whole or not at all: it is written as NAME.partial-XXXXXX and
+// renamed by commit(). Several processes may write the same name at once, each its own file; the
+// last commit wins. sweep_partial_files() removes the partial file of a killed process.
+class PartialFile {
+ public:
+  // The folder of `target` must exist. `mode` is that of open(2). Throws UserError if no file can
+  // be made there.
+  explicit PartialFile(std::filesystem::path target, mode_t mode = 0666);
+  ~PartialFile();  // removes the file if it was not committed
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+
+  const Descriptor& file() const { return file_; }
+  const std::filesystem::path& path() const { return path_; }
+  void commit();  // syncs and renames
+
+ private:
+  std::filesystem::path target_, path_;
+  Descriptor file_;
+};
+
+// Writes a small file as a PartialFile. A symbolic link of that name is replaced, not followed.
+void write_whole(const std::filesystem::path& file, const std::string& text);
+
+// Makes a file without a name in `folder`. Its space is free again when it is closed, also by a
+// kill.
+Descriptor make_nameless_file(const std::filesystem::path& folder);
+
+// Removes the partial files of `folder` that no process is writing: regular files of this user
+// whose target's name satisfies `is_target`, that begin with `first_bytes` and that are not locked.
+// A file that is still empty stays.
+void sweep_partial_files(const std::filesystem::path& folder,
+                         const std::function<bool(std::string_view)>& is_target,
+                         std::string_view first_bytes);
 
 }  // namespace moe::io

@@ -1,11 +1,9 @@
 #include "core/io/line_log.h"
 
-#define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <cerrno>
 #include <cstring>
@@ -13,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
+#include "core/io/checksums.h"
 
 namespace moe::io {
 
@@ -23,8 +22,7 @@ namespace {
 constexpr size_t kSumDigits = 16;
 constexpr std::chrono::seconds kSyncPeriod{2};
 
-// Nobody else appends while this lives. File systems without locks are trusted: an append of theirs
-// is one write.
+// The lock for appending. On file systems without locks an append is one write.
 class Lock {
  public:
   explicit Lock(const Descriptor& file) : descriptor_(file.get()) {
@@ -38,10 +36,6 @@ class Lock {
  private:
   int descriptor_;
 };
-
-std::string sum_of(std::string_view text) {
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
-}
 
 Descriptor open_to_append(const fs::path& path) {
   std::error_code failure;
@@ -98,7 +92,7 @@ LineLog::LineLog(fs::path file, const std::string& title)
 void LineLog::read(const std::string& title) {
   const std::string text = read_whole(file_, path_);
   const std::string head = title + "\n";
-  // A title that was cut short is the start of a file of ours that got no further.
+  // An incomplete title is that of a log whose first write was interrupted.
   if (text.compare(0, head.size(), head, 0, std::min(text.size(), head.size())) != 0) {
     throw UserError("{}: does not begin with '{}', so it is something else; give another file",
                     path_.string(), printable(title));
@@ -116,7 +110,7 @@ void LineLog::read(const std::string& title) {
     const size_t newline = text.find('\n', begin);
     const std::string_view line(text.data() + begin, newline - begin);
     const bool is_whole = line.size() > kSumDigits && line[kSumDigits] == ' ' &&
-                          line.substr(0, kSumDigits) == sum_of(line.substr(kSumDigits + 1));
+                          line.substr(0, kSumDigits) == checksum_text(line.substr(kSumDigits + 1));
     if (is_whole) {
       lines_.emplace_back(line.substr(kSumDigits + 1));
     } else {
@@ -128,7 +122,7 @@ void LineLog::read(const std::string& title) {
 
 void LineLog::append(std::string_view text) {
   MOE_CHECK(text.find('\n') == std::string_view::npos);
-  const std::string line = fmt::format("{} {}\n", sum_of(text), text);
+  const std::string line = fmt::format("{} {}\n", checksum_text(text), text);
   {
     const Lock lock(file_);
     write_all(file_, std::as_bytes(std::span(line)), path_);

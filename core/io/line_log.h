@@ -1,11 +1,10 @@
 #pragma once
-// A text file that grows by lines while others may write to it too, and that survives a kill at any
-// moment. Every line carries its own checksum: what an interrupted write left at the end is cut
-// off, a line that was damaged is left out and counted, the others stay. Several processes may
-// append at once: each line is one write at the end of the file, under its lock.
+// An append-only text log that several processes may write at once and that survives a kill at any
+// moment. Every line carries its checksum: an incomplete last line is cut off, a damaged line is
+// skipped and counted. Each line is one write at the end of the file, under a lock.
 //
-//   line 1    the title, what the file holds
-//   others    16 hex digits, XXH3 at 64 bits of what follows the space; a space; the text
+//   line 1    the title of the log
+//   others    16 hex digits (checksum_text() of the text), a space, the text
 
 #include <chrono>
 #include <filesystem>
@@ -19,18 +18,18 @@ namespace moe::io {
 
 class LineLog {
  public:
-  // Opens `file` or makes it, with its folders. UserError: it cannot be read or written, it has
-  // another title (then it is left as it is), a full disk.
+  // Opens `file`, or makes it and its folders. Throws UserError if it cannot be read or written, if
+  // it has another title (it then stays unchanged), or if the disk is full.
   LineLog(std::filesystem::path file, const std::string& title);
 
-  // What stood there when it was opened, in order.
+  // The texts that the file held when it was opened, in order.
   const std::vector<std::string>& lines() const { return lines_; }
-  int64_t damaged() const { return damaged_; }      // lines left out
-  int64_t cut_bytes() const { return cut_bytes_; }  // of a line that was never finished
+  int64_t damaged() const { return damaged_; }      // lines skipped
+  int64_t cut_bytes() const { return cut_bytes_; }  // length of the incomplete last line
   const std::filesystem::path& path() const { return path_; }
 
-  // `text` without line breaks. From then on a killed process does not lose it; every two seconds
-  // it goes to the disk itself, where a machine that stops does not lose it either.
+  // Appends `text`, which must have no line breaks. It then survives a kill of the process. The
+  // file is synced every two seconds, so that earlier lines survive a crash of the machine.
   void append(std::string_view text);
 
  private:

@@ -1,23 +1,29 @@
 #pragma once
-// A file mapped read-only: a write through a span ends the process. Moved, not copied; spans live
-// as long as it does. The pages belong to the kernel's cache and count as no anonymous memory of
-// ours. A file that another program cuts short while it is mapped is the one fault that cannot be
-// checked beforehand: the process ends when it reads there, with a sentence that names the file
-// (mapped_ranges.h).
+// A file mapped read-only. Its pages belong to the kernel's page cache and count as no anonymous
+// memory of this process.
+//
+// A mapped file that another program truncates, or whose disk fails, raises SIGBUS when it is read.
+// The first mapping installs a handler, which ends the process with exit code 1 after a sentence
+// that names the file. A SIGBUS outside every mapping goes to the handler that was there before (a
+// sanitizer's, LibTorch's), or has its default effect.
 
 #include <cstddef>
 #include <filesystem>
 #include <span>
 
-#include "core/io/file.h"
-#include "core/io/mapped_ranges.h"
+#include "core/base/descriptor.h"
 
 namespace moe::io {
 
+struct MappedRange;  // mapped_file.cpp: an entry in the list that the handler of SIGBUS searches
+
+// Moved, not copied. Spans are valid while the object lives. A write through a span ends the
+// process.
 class MappedFile {
  public:
+  // Throws UserError if the file is missing, not a regular file, not readable or cannot be mapped.
   explicit MappedFile(const std::filesystem::path& path);
-  // Maps a file that is open to read; `path` is its name in errors.
+  // Maps a file that is open for reading; `path` names it in errors.
   MappedFile(Descriptor file, const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
@@ -27,16 +33,15 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   int descriptor() const { return descriptor_.get(); }  // for copies inside the kernel
-  // Gives the pages of `part` back to the kernel's cache, so that a streaming copy keeps none
-  // resident. They may be read again: then from the cache, or from the disk if the kernel needed
-  // the memory.
+  // Unmaps the pages of `part`, so that a streaming copy keeps none resident. Later reads take them
+  // from the page cache, or from the disk.
   void drop(std::span<const std::byte> part) const;
 
  private:
   Descriptor descriptor_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
-  MappedRange range_;
+  MappedRange* range_ = nullptr;
 };
 
 }  // namespace moe::io

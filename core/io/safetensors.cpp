@@ -1,9 +1,11 @@
-// Reading: nothing of the header is believed before it is checked against the file's size, and no
-// tensor is handed out before all of them were seen to tile the data exactly.
+// Nothing in the header is trusted before it is checked against the file size, and no tensor is
+// accessible before all of them are known to tile the data exactly.
 #include "core/io/safetensors.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <string_view>
 #include <tuple>
 
@@ -16,16 +18,47 @@ namespace moe::io {
 
 namespace {
 
+struct DTypeRow {
+  DType dtype;
+  const char* name;
+  int64_t bytes;
+  bool is_floating;
+};
+
+constexpr std::array kDTypes = {
+    DTypeRow{DType::kF32, "F32", 4, true},   DTypeRow{DType::kF16, "F16", 2, true},
+    DTypeRow{DType::kBF16, "BF16", 2, true}, DTypeRow{DType::kF64, "F64", 8, false},
+    DTypeRow{DType::kI64, "I64", 8, false},  DTypeRow{DType::kI32, "I32", 4, false},
+    DTypeRow{DType::kI16, "I16", 2, false},  DTypeRow{DType::kI8, "I8", 1, false},
+    DTypeRow{DType::kU8, "U8", 1, false},    DTypeRow{DType::kBool, "BOOL", 1, false},
+};
+
+const DTypeRow& dtype_row(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  MOE_CHECK(index < kDTypes.size() && kDTypes.at(index).dtype == dtype);
+  return kDTypes.at(index);
+}
+
+DType parse_dtype(const std::string& name, const std::string& where) {
+  std::string supported;
+  for (const auto& row : kDTypes) {
+    if (name == row.name) {
+      return row.dtype;
+    }
+    supported += supported.empty() ? row.name : std::string(", ") + row.name;
+  }
+  throw UserError("{}: unknown dtype '{}' (known: {})", where, printable(name, 40), supported);
+}
+
 constexpr uint64_t kLengthBytes = 8;
 
 struct TensorEntry {
   TensorInfo info;
-  uint64_t begin = 0, end = 0;  // in the data, which starts behind the header
+  uint64_t begin = 0, end = 0;  // in the data, which starts after the header
 };
 
-// The text of the header. Errors: a file too short for what it claims, or no safetensors file at
-// all.
-std::string_view header_text(std::span<const std::byte> file, const std::string& where) {
+// Returns the text of the header. Throws UserError if the file is truncated or no safetensors file.
+std::string_view read_header_text(std::span<const std::byte> file, const std::string& where) {
   if (file.size() < kLengthBytes) {
     throw UserError("{}: {} bytes are too few for a safetensors file; fetch it again", where,
                     file.size());
@@ -61,8 +94,8 @@ std::vector<int64_t> parse_shape(const Json& entry, const std::string& where) {
   return shape;
 }
 
-// The bytes that dtype and shape ask for. Multiplied left to right as TensorInfo::elements() does,
-// so that a shape which passes here overflows nowhere.
+// Returns the bytes of a tensor of this dtype and shape. Multiplies left to right, as
+// TensorInfo::elements() does, so that a shape that passes here overflows nowhere.
 int64_t checked_bytes(const TensorInfo& info, const std::string& where) {
   int64_t product = 1;
   bool overflows = false;
@@ -113,7 +146,7 @@ std::map<std::string, std::string> parse_metadata(const Json& value, const std::
   return metadata;
 }
 
-// `entries` by offset must tile [0, data_bytes).
+// Throws UserError if `entries`, sorted by offset, do not tile [0, data_bytes).
 void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
                   const std::string& where) {
   uint64_t claimed = 0;
@@ -145,13 +178,31 @@ void check_tiling(const std::vector<TensorEntry>& entries, uint64_t data_bytes,
 
 }  // namespace
 
+int64_t dtype_bytes(DType dtype) { return dtype_row(dtype).bytes; }
+
+const char* dtype_name(DType dtype) { return dtype_row(dtype).name; }
+
+bool is_floating(DType dtype) { return dtype_row(dtype).is_floating; }
+
+int64_t TensorInfo::elements() const {
+  int64_t product = 1;
+  for (const int64_t size : shape) {
+    product *= size;
+  }
+  return product;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
     : SafetensorsFile(open_to_read(path), path) {}
 
 SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& path)
     : path_(path), file_(std::move(file), path) {
   const std::string where = path.string();
-  const std::string_view text = header_text(file_.bytes(), where);
+  const std::string_view text = read_header_text(file_.bytes(), where);
   const Json header = parse_json(text, where + ": header", DuplicateKeys::kRefused);
   std::vector<TensorEntry> entries;
   for (const auto& [name, value] : header.items()) {

@@ -5,8 +5,8 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/io/output_list.h"
-#include "core/io/paths.h"
+#include "core/io/file.h"
+#include "core/io/output_checks.h"
 #include "core/io/staging_area.h"
 
 namespace moe::io {
@@ -37,8 +37,8 @@ void check_replaceable(const fs::path& out, bool force) {
   check_written_by_moe(out);
 }
 
-// Whether a kill between the two renames of replace() left the folder that was OUT in `area`.
-// UserError where it may not be put back, or is the only copy beside another OUT.
+// Returns true if a kill between the two renames of put_in_place() left the former OUT in `area`.
+// Throws UserError if it may not be restored, or is the only copy beside another OUT.
 bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
   if (!area.has(Slot::kOld)) {
     return false;
@@ -53,7 +53,7 @@ bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
     check_removable(area.replaced());
     return true;
   }
-  if (area.has(Slot::kNew)) {  // so the run that moved it away did not put its own there
+  if (area.has(Slot::kNew)) {  // so OUT is not the result of the killed run
     throw UserError(
         "{}: was made after a run was killed that had moved the one before to {}; move that one, "
         "or give another output folder",
@@ -73,8 +73,8 @@ void sync_tree(const fs::path& folder) {
   sync_folder(folder);
 }
 
-// The old and the new change names in one step where the file system can; the old one is removed
-// last of all, with the area.
+// Swaps the names of the old and the new folder in one step if the file system can. The old one is
+// removed last, with the area.
 void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
   if (!area.has(Slot::kOut)) {
     if (!area.rename(Slot::kNew, Slot::kOut, RENAME_NOREPLACE)) {
@@ -85,7 +85,7 @@ void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
   if (!force) {
     throw UserError("{}: was made by another while this run wrote", out.string());
   }
-  check_replaceable(out, force);  // it may be another than at the start
+  check_replaceable(out, force);  // OUT may have changed since the start
   if (area.rename(Slot::kNew, Slot::kOut, RENAME_EXCHANGE)) {
     return;
   }
@@ -104,7 +104,7 @@ void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
   }
 }
 
-// What is left is marked: the next run removes it.
+// A failure leaves a marked folder, which the next run removes.
 void remove_quietly(StagingArea& area) {
   try {
     area.remove();
@@ -143,7 +143,7 @@ StagedFolder::~StagedFolder() {
   }
   try {
     StagingArea(out_, std::move(lock_)).remove();
-  } catch (const std::exception&) {  // marked: the next run removes it
+  } catch (const std::exception&) {  // it is marked, so the next run removes it
   }
 }
 
@@ -167,7 +167,7 @@ void StagedFolder::commit() {
   }
   StagingArea area(out_, std::move(lock_));
   owns_partial_ = false;
-  if (!failure.empty()) {  // hours of work: kept where the message says
+  if (!failure.empty()) {  // keep hours of work
     area.disown();
     throw UserError("{}; what this run made is in {}: rename it", failure, partial_.string());
   }

@@ -16,8 +16,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
-#include "core/io/paths.h"
-#include "core/io/staged_folder.h"
+#include "core/io/file.h"
 
 namespace moe::io {
 
@@ -29,12 +28,12 @@ constexpr const char* kMarker = ".moe-staging";
 
 fs::path area_of(const fs::path& out) { return fs::path(out) += ".partial"; }
 
-// The name of an area while it has no marker yet, or no marker any more.
+// Returns the name of an area before it is marked and after its marker is removed.
 fs::path unmarked_area_of(const fs::path& out) {
   return out.parent_path() / ("." + out.filename().string() + ".moe-staging");
 }
 
-// The lines by which an area of `out` is known; a copy of it under another name is not one.
+// Returns the lines that identify an area of `out`; a copy of it under another name differs.
 std::string marker_head(const fs::path& out) {
   return "moe staging 1\n" + out.filename().string() + "\n";
 }
@@ -45,7 +44,7 @@ std::string marker_text(const fs::path& out) {
          "next moe that\nwrites there removes new/, old/ and this file.\n";
 }
 
-// Whether the folder that is open as `folder` is a folder of this user.
+// Returns true if the open folder belongs to this user.
 bool is_own_folder(const Descriptor& folder) {
   struct stat status {};
   return ::fstat(folder.get(), &status) == 0 && status.st_uid == ::geteuid();
@@ -55,7 +54,7 @@ bool is_own_folder(const Descriptor& folder) {
   throw fs::filesystem_error(call, path, std::error_code(errno, std::generic_category()));
 }
 
-// The folder `name` in `parent`, not what a link of that name points to. Check is_open().
+// Opens the folder `name` in `parent` without following a link; the result may not be open.
 Descriptor open_folder_at(int parent, const std::string& name) {
   return Descriptor(
       ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -66,7 +65,7 @@ bool is_taken_at(int parent, const std::string& name) {
   return ::fstatat(parent, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-// The folder that `out` is in; not open where there is none. From `root` on no link is followed.
+// Opens the parent of `out`; not open if there is none. Follows no link below `root`.
 Descriptor open_parent(const fs::path& out, const fs::path& root) {
   fs::path reached = root.empty() ? parent_folder(out) : root;
   fs::path below;
@@ -116,8 +115,8 @@ std::vector<std::string> names_in(const Descriptor& folder) {
   return names;
 }
 
-// Removes the file or folder `name` of `parent` with all that it holds, following no link. `path`
-// is its path for errors. Nothing happens if there is none.
+// Removes the file or folder `name` of `parent` recursively, following no link. `path` is its path
+// for errors. Does nothing if there is none.
 void remove_tree_at(int parent, const std::string& name, const fs::path& path) {
   if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) {
     return;
@@ -150,7 +149,7 @@ bool has_marker(const Descriptor& folder, const fs::path& out) {
          text == head;
 }
 
-// A name in `folder` that is none of `known`.
+// Returns a name in `folder` that is none of `known`.
 std::optional<std::string> foreign_name(const Descriptor& folder,
                                         std::initializer_list<std::string_view> known) {
   for (const auto& name : names_in(folder)) {
@@ -168,8 +167,8 @@ void lock(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// Whether `folder` still is `name` in `parent`: it may have been renamed or removed before its
-// lock.
+// Returns true if `folder` still is `name` in `parent`: it may have been renamed or removed before
+// it was locked.
 bool has_name(const Descriptor& folder, const Descriptor& parent, const std::string& name) {
   struct stat held {
   }, named{};
@@ -185,7 +184,7 @@ bool has_name(const Descriptor& folder, const Descriptor& parent, const std::str
       folder.string(), out.string());
 }
 
-// A marked folder holds what is ours and nothing else.
+// Throws UserError if a marked folder holds a foreign name.
 void check_content(const Descriptor& folder, const fs::path& out) {
   if (const auto name = foreign_name(folder, {kMarker, "new", "old"})) {
     throw UserError(
@@ -195,8 +194,8 @@ void check_content(const Descriptor& folder, const fs::path& out) {
   }
 }
 
-// The folder without a name of ours yet, made now or left by a process that died right after; it
-// holds nothing but, at most, the marker.
+// Makes the area under its unmarked name and locks it, or takes over one that a killed process left
+// and that holds at most the marker.
 Descriptor make_unmarked(const Descriptor& parent, const fs::path& folder, const fs::path& out) {
   const std::string name = folder.filename().string();
   for (;;) {
@@ -236,7 +235,7 @@ void write_marker(const Descriptor& folder, const fs::path& path, const fs::path
   }
 }
 
-// renameat2 between two open folders: false where the flag is unknown.
+// Calls renameat2() between two open folders. Returns false, with errno set, if it fails.
 bool rename_at(int from_folder, const std::string& from, int to_folder, const std::string& to,
                unsigned flag) {
   return ::renameat2(from_folder, from.c_str(), to_folder, to.c_str(), flag) == 0;
@@ -286,7 +285,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
       return std::nullopt;
     }
     if (error == ENOENT) {
-      continue;  // it was made meanwhile
+      continue;  // it has been made meanwhile
     }
     if (error != 0 && error != ENOTDIR && error != ELOOP) {
       errno = error;
@@ -296,7 +295,7 @@ std::optional<StagingArea> StagingArea::find(const fs::path& out, const fs::path
       if (is_taken_at(parent.get(), name)) {
         throw_in_the_way(folder, out);
       }
-      continue;  // it was removed meanwhile
+      continue;  // it has been removed meanwhile
     }
     lock(handle, out);
     if (!has_name(handle, parent, name)) {
@@ -317,11 +316,11 @@ StagingArea StagingArea::create(const fs::path& out, const fs::path& root) {
   }
   Descriptor handle = make_unmarked(parent, unmarked, out);
   try {
-    write_marker(handle, unmarked, out);  // synced: a power loss may keep the name below alone
+    write_marker(handle, unmarked, out);  // synced: a power loss may keep the rename alone
     if (!rename_at(parent.get(), unmarked_name, parent.get(), name, RENAME_NOREPLACE) &&
         (!is_unknown_flag(errno) ||
          !rename_at(parent.get(), unmarked_name, parent.get(), name, 0))) {
-      throw_errno("rename", folder);  // also where a folder with anything in it has the name
+      throw_errno("rename", folder);  // also if a non-empty folder has the name
     }
   } catch (const std::exception&) {
     ::unlinkat(handle.get(), kMarker, 0);
@@ -382,7 +381,7 @@ void StagingArea::clear() const {
 
 void StagingArea::remove() {
   clear();
-  // Never without both marker and name of ours: a kill here leaves what the next run takes over.
+  // The folder keeps its marker or its unmarked name, so that the next run can take it over.
   std::string name = folder_.filename().string();
   const std::string unmarked = unmarked_area_of(out_).filename().string();
   if (!is_taken_at(parent_.get(), unmarked) &&
@@ -425,10 +424,10 @@ void remove_leftovers(const fs::path& out, const fs::path& root) {
       }
       left->remove();
     }
-    if (is_taken(unmarked_area_of(whole))) {  // taken over, as any next write would
+    if (is_taken(unmarked_area_of(whole))) {  // take it over, as the next write would
       StagingArea::emptied(std::nullopt, whole, root).remove();
     }
-  } catch (const UserError&) {  // not ours, or another process works there
+  } catch (const UserError&) {  // not ours, or held by another process
   } catch (const fs::filesystem_error&) {
   }
 }

@@ -2,7 +2,7 @@
 // command that needs one.
 
 #include "core/base/json.h"
-#include "core/io/tokenizer/byte_level.h"
+#include "core/tokenizer/unicode.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/run_binary.h"

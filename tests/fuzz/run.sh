@@ -17,19 +17,19 @@ build=build/fuzz
 
 # The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
 base=(core/base/{error,json,read_file,terminal_text,utf8}.cpp)
-mapped=("${base[@]}" core/io/{file,mapped_file,mapped_ranges}.cpp)
-tensors=("${mapped[@]}" core/io/{tensor_info,safetensors,safetensors_writer,safetensors_header}.cpp)
+mapped=("${base[@]}" core/io/{file,mapped_file}.cpp)
+tensors=("${mapped[@]}" core/io/{safetensors,safetensors_writer}.cpp)
 data=(core/data/{chat_forms,chat_tokens,compressed,example*,filled_text,formats,no_parquet,records,show,templates}.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
-  [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,checkpoint_writer,paths,shards,output_list,staged_folder,staging_area}.cpp core/io/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
+  [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,output_checks,staged_folder,staging_area}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
   [data]="${base[*]} ${data[*]}"
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{file,checksums,content_hash,line_log,partial_file,paths,output_list,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/data/sources.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
-  [tokenizer]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
-  [tokenizer_json]="${mapped[*]} $(echo core/io/tokenizer/*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,file,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/data/sources.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
+  [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
+  [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )
 # NDEBUG as in a release: toml++ 3.3 asserts of bad keys and dates what its next line refuses.
 flags=(-std=c++20 -O1 -g1 -I. -DNDEBUG -DFMT_HEADER_ONLY -DTOML_HEADER_ONLY=1 -fsanitize=fuzzer-no-link,address,undefined

@@ -3,7 +3,7 @@
 // goes through it and back.
 
 #include "core/base/error.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

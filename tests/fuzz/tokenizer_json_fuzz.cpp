@@ -3,8 +3,7 @@
 
 #include "core/base/error.h"
 #include "core/base/utf8.h"
-#include "core/io/tokenizer/tiktoken.h"
-#include "core/io/tokenizer/tokenizer_json.h"
+#include "core/tokenizer/tokenizer_model.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace {

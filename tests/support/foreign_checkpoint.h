@@ -3,6 +3,7 @@
 // stock mixtures, with their config keys, their tensor names, no "moe" object. Names and shapes are
 // listed here by hand, from files that transformers 5.23 wrote.
 
+#include "core/io/file.h"
 #include "tests/support/tiny_checkpoint.h"
 
 namespace moe::test {

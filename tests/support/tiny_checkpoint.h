@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/io/checkpoint.h"
+#include "core/io/file.h"
 
 namespace moe::test {
 

@@ -3,8 +3,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/io/output_list.h"
-#include "core/io/paths.h"
+#include "core/io/output_checks.h"
 
 namespace moe::eval {
 

@@ -14,7 +14,7 @@ void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::vector<std::filesystem::path>& inputs = {});
 
 // Throws UserError if one of `files` exists and is not in its folder's list of what moe wrote there
-// (core/io/output_list.h): for names that the user did not spell.
+// (core/io/output_checks.h): for names that the user did not spell.
 void check_own_output(const std::vector<std::filesystem::path>& files);
 
 }  // namespace moe::eval

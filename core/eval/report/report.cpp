@@ -5,8 +5,8 @@
 
 #include "core/base/error.h"
 #include "core/eval/report/output_files.h"
-#include "core/io/output_list.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
+#include "core/io/output_checks.h"
 
 namespace moe::eval {
 namespace {

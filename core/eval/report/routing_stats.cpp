@@ -8,7 +8,7 @@
 #include "core/base/utf8.h"
 #include "core/base/version.h"
 #include "core/eval/report/output_files.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 #include "core/route/counters_json.h"
 
 namespace moe::eval {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::eval {
 

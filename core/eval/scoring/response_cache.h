@@ -18,7 +18,7 @@
 #include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/generate_until.h"
 #include "core/io/checkpoint.h"
-#include "core/io/content_hash.h"
+#include "core/io/checksums.h"
 #include "core/io/line_log.h"
 
 namespace moe::eval {

@@ -14,7 +14,7 @@
 #include "core/base/error.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/shared_forwards.h"
-#include "core/io/content_hash.h"
+#include "core/io/checksums.h"
 #include "kernels/ops/token_log_probs.h"
 
 namespace moe::eval {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "core/io/safetensors.h"
+#include "core/io/safetensors_writer.h"
 
 namespace moe::model {
 

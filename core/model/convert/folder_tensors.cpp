@@ -4,8 +4,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/io/shards.h"
-#include "core/io/shared_safetensors.h"
+#include "core/io/safetensors_writer.h"
 
 namespace moe::model {
 

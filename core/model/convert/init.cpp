@@ -5,11 +5,12 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
-#include "core/io/paths.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/io/output_checks.h"
+#include "core/io/staged_folder.h"
 #include "core/model/config/layer_list.h"
 #include "core/model/convert/granularity.h"
 #include "core/model/convert/random_tensor.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::model {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/io/safetensors.h"
+#include "core/io/safetensors_writer.h"
 
 namespace moe::model {
 

@@ -14,10 +14,10 @@
 #include "core/base/error.h"
 #include "core/base/random.h"
 #include "core/io/mapped_file.h"
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/convert/balanced_kmeans.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::model {
 

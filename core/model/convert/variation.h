@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/io/safetensors.h"
+#include "core/io/safetensors_writer.h"
 #include "core/model/convert/granularity.h"
 
 namespace moe::model {

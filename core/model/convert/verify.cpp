@@ -8,11 +8,11 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/io/content_hash.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/io/checksums.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/model/llama/memory_need.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::model {
 

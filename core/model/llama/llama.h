@@ -14,6 +14,7 @@
 
 #include "core/distributed/world.h"
 #include "core/io/checkpoint.h"
+#include "core/io/staged_folder.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/folder_tensors.h"
 #include "core/model/llama/attention.h"

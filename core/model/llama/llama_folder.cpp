@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/base/error.h"
+#include "core/io/file.h"
 #include "core/model/llama/llama_weights.h"
 #include "core/model/llama/memory_need.h"
 

@@ -7,8 +7,8 @@
 
 #include "core/base/error.h"
 #include "core/data/chat_template.h"
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/config/config.h"
+#include "core/tokenizer/tokenizer.h"
 
 namespace moe::train {
 

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "core/base/error.h"
-#include "core/io/tokenizer/text_stream.h"
 #include "core/model/llama/generate.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/train/loop/head_loss.h"
 #include "core/train/loop/training_data.h"
 

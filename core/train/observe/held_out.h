@@ -13,8 +13,8 @@
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
 #include "core/io/checkpoint.h"
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/llama/llama.h"
+#include "core/tokenizer/tokenizer.h"
 #include "core/train/observe/text_samples.h"
 #include "core/train/run/settings.h"
 

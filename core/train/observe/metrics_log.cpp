@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
+#include "core/io/file.h"
 #include "core/train/observe/report.h"
 
 namespace moe::train {

@@ -10,7 +10,7 @@
 #include "core/base/html.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/run/options.h"
 

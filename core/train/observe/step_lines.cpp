@@ -14,7 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 
 namespace moe::train {
 

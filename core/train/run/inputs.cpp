@@ -12,7 +12,7 @@
 #include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/data/sources.h"
-#include "core/io/content_hash.h"
+#include "core/io/checksums.h"
 
 namespace moe::train {
 

@@ -9,7 +9,7 @@
 // The keys are those of settings.toml. `as` says what a file is read as: in a folder its path below
 // the folder, of a data file whether it is text, and its weight. A file of equal size and
 // time of modification is taken to be the same and is not read. "xxh3" is over all bytes of a data
-// file (128 bits, core/io/content_hash.h); of safetensors and benchmarks over 4 KiB of each 4 MiB,
+// file (128 bits, core/io/checksums.h); of safetensors and benchmarks over 4 KiB of each 4 MiB,
 // which tells models apart without reading their gigabytes.
 
 #include <cstdint>

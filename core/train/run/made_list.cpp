@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "core/base/read_file.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 
 namespace moe::train {
 

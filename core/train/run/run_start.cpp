@@ -12,7 +12,7 @@
 #include "core/base/system_fields.h"
 #include "core/base/version.h"
 #include "core/distributed/on_all_ranks.h"
-#include "core/io/partial_file.h"
+#include "core/io/file.h"
 #include "core/io/staging_area.h"
 #include "core/train/observe/history.h"
 #include "core/train/observe/step_lines.h"

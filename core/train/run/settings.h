@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
-#include "core/io/tensor_info.h"
+#include "core/io/safetensors.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/upcycle_request.h"
 #include "core/model/llama/compute.h"

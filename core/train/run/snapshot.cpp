@@ -9,7 +9,8 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/io/checksums.h"
-#include "core/io/shared_safetensors.h"
+#include "core/io/file.h"
+#include "core/io/safetensors_writer.h"
 #include "core/model/convert/shared_folder.h"
 #include "core/train/loop/rank_shards.h"
 

@@ -3,7 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/data/records.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

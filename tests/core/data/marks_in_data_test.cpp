@@ -5,8 +5,8 @@
 
 #include "core/base/json.h"
 #include "core/data/chat_tokens.h"
-#include "core/io/tokenizer/byte_level.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
+#include "core/tokenizer/unicode.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 #include "tests/support/places.h"

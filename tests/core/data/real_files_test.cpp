@@ -6,7 +6,7 @@
 
 #include "core/base/json.h"
 #include "core/data/examples.h"
-#include "core/io/tokenizer/tokenizer.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/user_error.h"

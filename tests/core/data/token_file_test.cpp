@@ -7,6 +7,7 @@
 #include "core/data/batches.h"
 #include "core/data/shuffle.h"
 #include "core/data/token_layout.h"
+#include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

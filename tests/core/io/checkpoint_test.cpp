@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/temp_dir.h"

@@ -1,5 +1,4 @@
-#include "core/io/content_hash.h"
-
+#include "core/io/checksums.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

@@ -1,7 +1,6 @@
-#include "core/io/partial_file.h"
-
 #include <sys/stat.h>
 
+#include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,3 +1,5 @@
+#include "core/io/safetensors_writer.h"
+
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -5,7 +7,6 @@
 #include <csignal>
 #include <random>
 
-#include "core/io/safetensors.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

@@ -1,13 +1,11 @@
 // Files written in parts by several, against the same file written by one.
 
-#include "core/io/shared_safetensors.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
-#include "core/io/shards.h"
+#include "core/io/safetensors_writer.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

@@ -10,7 +10,8 @@
 #include <functional>
 
 #include "core/io/checkpoint.h"
-#include "core/io/shared_safetensors.h"
+#include "core/io/safetensors_writer.h"
+#include "core/io/staged_folder.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

@@ -12,9 +12,9 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/config/weights.h"
 #include "core/model/llama/generate.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"

@@ -9,10 +9,10 @@
 #include <cmath>
 
 #include "core/base/random.h"
-#include "core/io/tokenizer/tokenizer.h"
 #include "core/model/convert/upcycle.h"
 #include "core/model/llama/llama.h"
 #include "core/route/router.h"
+#include "core/tokenizer/tokenizer.h"
 #include "tests/support/catch.h"
 #include "tests/support/places.h"
 #include "tests/support/stored_numbers.h"

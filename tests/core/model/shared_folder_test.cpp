@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/distributed/comm.h"
+#include "core/io/file.h"
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
 #include "tests/support/gradcheck.h"

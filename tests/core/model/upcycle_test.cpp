@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/io/file.h"
 #include "core/model/convert/dtype_conversion.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"

@@ -1,5 +1,6 @@
 #include "core/model/config/weights.h"
 
+#include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"

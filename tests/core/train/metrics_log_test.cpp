@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "core/base/available_memory.h"
+#include "core/io/file.h"
 #include "core/train/observe/report.h"
 #include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"

@@ -1,0 +1,268 @@
+#include "core/io/output_checks.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <system_error>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/io/file.h"
+
+namespace moe::io {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Returns `path` absolute, with links resolved if the file system can, without a trailing slash.
+fs::path resolved(const fs::path& path) {
+  std::error_code error;
+  fs::path whole = fs::weakly_canonical(fs::absolute(path), error);
+  whole = error ? fs::absolute(path).lexically_normal() : whole;
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+bool is_below(const fs::path& whole, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), whole.begin(), whole.end()).first ==
+         folder.end();
+}
+
+// Decodes a path of /proc/self/mountinfo, where a space is \040.
+fs::path unescaped(const std::string& field) {
+  std::string path;
+  for (size_t at = 0; at < field.size(); ++at) {
+    int byte = 0;
+    if (field[at] == '\\' && std::from_chars(field.data() + at + 1,
+                                             field.data() + std::min(at + 4, field.size()), byte, 8)
+                                     .ec == std::errc()) {
+      path += static_cast<char>(byte);
+      at += 3;
+    } else {
+      path += field[at];
+    }
+  }
+  return path;
+}
+
+constexpr std::string_view kListHead = "moe output 1\n";
+constexpr uint64_t kMaxListBytes = uint64_t{1} << 20;
+
+// Name -> size; no size for folders and where it is unknown.
+using OutputList = std::map<std::string, std::optional<uint64_t>>;
+
+// Returns nothing if `folder` has no list, or something else of that name.
+std::optional<OutputList> read_output_list(const fs::path& folder) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer.
+  const Descriptor file(
+      ::open((folder / kOutputList).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status {};
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+      static_cast<uint64_t>(status.st_size) > kMaxListBytes) {
+    return std::nullopt;
+  }
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  if (::pread(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+      !text.starts_with(kListHead)) {
+    return std::nullopt;
+  }
+  OutputList list;
+  for (size_t begin = kListHead.size(); begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t space = line.find(' ');
+    if (space == std::string::npos) {
+      continue;
+    }
+    uint64_t bytes = 0;
+    const auto [stop, error] = std::from_chars(line.data(), line.data() + space, bytes);
+    const bool has_size = error == std::errc() && stop == line.data() + space;
+    list[line.substr(space + 1)] = has_size ? std::optional(bytes) : std::nullopt;
+  }
+  return list;
+}
+
+std::string output_list_text(const OutputList& list) {
+  std::string text(kListHead);
+  for (const auto& [name, bytes] : list) {
+    MOE_CHECK(name.find('\n') == std::string::npos, "'{}' has a line break", printable(name));
+    text += fmt::format("{} {}\n", bytes ? std::to_string(*bytes) : "-", name);
+  }
+  return text;
+}
+
+// Calls `on_entry` with every entry below `folder` except the list, and its name relative to
+// `folder`, until it returns true. Follows no links.
+void for_each_entry(
+    const fs::path& folder,
+    const std::function<bool(const fs::directory_entry&, const std::string& name)>& on_entry) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().lexically_relative(folder).string();
+    if (name != kOutputList && on_entry(entry, name)) {
+      return;
+    }
+  }
+}
+
+// Returns the first entry below `folder` that moe is not known to have written.
+std::optional<std::string> find_foreign_entry(const fs::path& folder, const OutputList& list,
+                                              bool compares_sizes) {
+  std::optional<std::string> found;
+  for_each_entry(folder, [&](const fs::directory_entry& entry, const std::string& name) {
+    const auto listed = list.find(name);
+    const fs::file_status status = entry.symlink_status();
+    const bool is_ours = listed != list.end() &&
+                         (fs::is_directory(status) ||
+                          (fs::is_regular_file(status) && (!compares_sizes || !listed->second ||
+                                                           *listed->second == entry.file_size())));
+    if (!is_ours) {
+      found = name;
+    }
+    return !is_ours;
+  });
+  return found;
+}
+
+}  // namespace
+
+bool lies_in(const fs::path& inner, const fs::path& outer) {
+  return is_below(resolved(inner), resolved(outer));
+}
+
+void check_removable(const fs::path& folder) {
+  if (!is_taken(folder)) {
+    return;
+  }
+  const char* home = std::getenv("HOME");
+  std::error_code error;
+  const fs::path working_folder = fs::current_path(error);  // none when it was removed
+  if ((!error && lies_in(working_folder, folder)) ||
+      (home != nullptr && *home != '\0' && lies_in(home, folder))) {
+    throw UserError(
+        "{}: holds the working or the home folder and will not be replaced; give another output "
+        "folder",
+        folder.string());
+  }
+}
+
+void check_not_mounted(const fs::path& folder) {
+  const fs::path whole = resolved(folder);
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line, field; std::getline(mounts, line);) {
+    std::istringstream fields(line);
+    for (int index = 0; index < 5; ++index) {  // id, parent, device, root, where it is mounted
+      fields >> field;
+    }
+    const fs::path mount = unescaped(field);
+    if (is_below(mount, whole)) {
+      throw UserError(
+          "{}: is a mount point or holds one ({}) and cannot be replaced; give a folder below it, "
+          "or another output folder",
+          folder.string(), mount.string());
+    }
+  }
+}
+
+void check_inputs_outside(const fs::path& folder, const std::vector<fs::path>& inputs) {
+  if (!is_taken(folder)) {
+    return;
+  }
+  for (const auto& input : inputs) {
+    if (input.empty() || !lies_in(input, folder)) {
+      continue;
+    }
+    if (lies_in(folder, input)) {
+      throw UserError("{}: is read by this command and would be replaced; give another output",
+                      folder.string());
+    }
+    throw UserError("{}: {} lies inside it and would be removed; give another output folder",
+                    folder.string(), input.string());
+  }
+}
+
+void write_output_list(const fs::path& folder) {
+  OutputList list;
+  for_each_entry(folder, [&](const fs::directory_entry& entry, const std::string& name) {
+    list[name] = entry.is_regular_file() ? std::optional(entry.file_size()) : std::nullopt;
+    return false;
+  });
+  write_file(folder / kOutputList, output_list_text(list));
+}
+
+void add_to_output_list(const fs::path& folder, const std::vector<std::string>& names) {
+  OutputList list = read_output_list(folder).value_or(OutputList());
+  for (const auto& name : names) {
+    list[name] = std::nullopt;
+  }
+  write_whole(folder / kOutputList, output_list_text(list));
+}
+
+bool is_listed_output(const fs::path& folder, const std::string& name) {
+  const auto list = read_output_list(folder);
+  const fs::file_status status = fs::symlink_status(folder / name);
+  return list && list->count(name) > 0 && (!fs::exists(status) || fs::is_regular_file(status));
+}
+
+std::optional<std::string> find_unlisted(const fs::path& folder) {
+  const auto list = read_output_list(folder);
+  return list ? find_foreign_entry(folder, *list, /*compares_sizes=*/false) : std::nullopt;
+}
+
+void check_is_own_page(const fs::path& file) {
+  if (!is_taken(file)) {
+    return;
+  }
+  // The second is in the head of pages of older versions, which lack the first.
+  constexpr std::string_view kGenerators[] = {
+      "<meta name=\"generator\" content=\"moe\">",
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action "
+      "'none'\">"};
+  const Descriptor page(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat status {};
+  std::string head(512, '\0');
+  const bool is_file =
+      page.is_open() && ::fstat(page.get(), &status) == 0 && S_ISREG(status.st_mode);
+  const ssize_t count = is_file ? ::pread(page.get(), head.data(), head.size(), 0) : 0;
+  head.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  const bool is_own = std::any_of(std::begin(kGenerators), std::end(kGenerators),
+                                  [&](auto mark) { return head.find(mark) != std::string::npos; });
+  if (!is_own) {
+    throw UserError(
+        "{}: is not a page that moe wrote and will not be replaced; move it, or give another "
+        "output",
+        file.string());
+  }
+}
+
+void check_written_by_moe(const fs::path& folder) {
+  const auto list = read_output_list(folder);
+  const auto foreign =
+      find_foreign_entry(folder, list.value_or(OutputList()), /*compares_sizes=*/true);
+  if (!foreign) {
+    return;
+  }
+  const std::string file = (folder / printable(*foreign)).string();
+  if (!list) {
+    throw UserError(
+        "{}: is not known to be written by moe (no {} there) and will not be replaced; move or "
+        "remove {} yourself, or give another output folder",
+        file, kOutputList, folder.string());
+  }
+  throw UserError(
+      "{}: is not in the list of what moe wrote there ({}), or was changed since, and will not be "
+      "replaced; move it, or give another output folder",
+      file, (folder / kOutputList).string());
+}
+
+}  // namespace moe::io

@@ -1,0 +1,54 @@
+#pragma once
+// Checks before an output file or folder is replaced or removed, and FOLDER/.moe-output, the list
+// of the files that moe wrote into an output folder.
+//
+// `--force` replaces a folder whose every entry is listed; in a folder that moe shares with other
+// files (moe eval -o) it replaces the listed files only. The first line of the list is `moe output
+// 1`; each further line is `BYTES NAME`, or `- NAME` for a folder and for a file of unknown size.
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moe::io {
+
+// Returns true if `inner` is `outer` or below it, after links are resolved. Neither needs to exist.
+bool lies_in(const std::filesystem::path& inner, const std::filesystem::path& outer);
+
+// Throws UserError if `folder` exists and holds the working folder or the user's home folder. No
+// flag overrides this.
+void check_removable(const std::filesystem::path& folder);
+
+// Throws UserError if a file system is mounted on `folder` or below it: such a folder can be
+// neither renamed nor removed.
+void check_not_mounted(const std::filesystem::path& folder);
+
+// Throws UserError if `folder` (or file) exists and is or holds one of `inputs`, the files that a
+// command reads to make its output.
+void check_inputs_outside(const std::filesystem::path& folder,
+                          const std::vector<std::filesystem::path>& inputs);
+
+inline constexpr const char* kOutputList = ".moe-output";
+
+// Writes the list of everything below `folder`, which moe has just written.
+void write_output_list(const std::filesystem::path& folder);
+
+// Adds `names`, files that are about to be written into `folder`, to its list.
+void add_to_output_list(const std::filesystem::path& folder, const std::vector<std::string>& names);
+
+// Returns true if the list of `folder` has `name`, and that is a regular file or missing.
+bool is_listed_output(const std::filesystem::path& folder, const std::string& name);
+
+// Returns the name of an entry below `folder` that its list lacks; nothing if there is none, or no
+// list (older versions wrote none).
+std::optional<std::string> find_unlisted(const std::filesystem::path& folder);
+
+// Throws UserError if moe may not replace `folder`: it holds something and has no list, or holds an
+// entry that is not listed or has another size than the listed one. The message names that entry.
+void check_written_by_moe(const std::filesystem::path& folder);
+
+// Throws UserError if `file` exists and is not a page that moe wrote (core/base/page/page.html).
+void check_is_own_page(const std::filesystem::path& file);
+
+}  // namespace moe::io

@@ -1,0 +1,264 @@
+#include "core/tokenizer/patterns.h"
+
+#include <oniguruma.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/tokenizer/unicode.h"
+
+namespace moe::io {
+
+namespace {
+
+constexpr size_t kMaxPatternBytes = size_t{64} << 10;
+
+const OnigUChar* onig_text(std::string_view text) {
+  return reinterpret_cast<const OnigUChar*>(text.data());
+}
+
+void start_oniguruma() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::array<OnigEncoding, 1> encodings = {ONIG_ENCODING_UTF8};
+    onig_initialize(encodings.data(), 1);
+  });
+}
+
+std::string onig_message(int code, OnigErrorInfo* info = nullptr) {
+  std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
+  const int size = onig_error_code_to_str(text.data(), code, info);
+  return printable({reinterpret_cast<const char*>(text.data()), static_cast<size_t>(size)});
+}
+
+struct FreeRegion {
+  void operator()(OnigRegion* region) const { onig_region_free(region, /*free_self=*/1); }
+};
+
+struct FreeMatchParam {
+  void operator()(OnigMatchParam* param) const { onig_free_match_param(param); }
+};
+
+// Returns limits on the backtracking of one search, linear in the size of `text`: without them
+// (a*b)?c takes quadratic time, and other expressions exponential time, in a text that lacks b.
+std::unique_ptr<OnigMatchParam, FreeMatchParam> search_limits(std::string_view text) {
+  std::unique_ptr<OnigMatchParam, FreeMatchParam> param(onig_new_match_param());
+  onig_initialize_match_param(param.get());
+  const auto limit = static_cast<unsigned long>(100'000 + 64 * text.size());
+  onig_set_retry_limit_in_match_of_match_param(param.get(), limit);
+  onig_set_retry_limit_in_search_of_match_param(param.get(), limit);
+  return param;
+}
+
+double thread_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+size_t next_character(std::string_view text, size_t at) {
+  do {
+    ++at;
+  } while (at < text.size() && is_continuation_byte(text[at]));
+  return at;
+}
+
+// Joins each match to the previous section, unless that is a match too: the second match in a row
+// begins its own section. With reverse iterators, "previous" is the next one in the text.
+template <typename Iterator, typename Join>
+Sections merge_matches(Iterator first, Iterator last, const Join& join) {
+  Sections merged;
+  bool previous_is_match = false;
+  for (; first != last; ++first) {
+    if (first->is_match && !previous_is_match && !merged.empty()) {
+      join(merged.back(), *first);
+    } else {
+      merged.push_back(*first);
+    }
+    previous_is_match = first->is_match;
+  }
+  return merged;
+}
+
+Sections join_runs(const Sections& sections) {
+  Sections runs;
+  bool previous_is_match = false;
+  for (const auto& section : sections) {
+    if (section.is_match == previous_is_match && !runs.empty()) {
+      runs.back().end = section.end;
+    } else {
+      runs.push_back(section);
+    }
+    previous_is_match = section.is_match;
+  }
+  return runs;
+}
+
+}  // namespace
+
+Regex::Regex(const std::string& pattern, const std::string& where) : where_(where) {
+  start_oniguruma();
+  if (pattern.size() > kMaxPatternBytes) {
+    throw UserError("{}: a regular expression of {} bytes, more than the {} that one may have",
+                    where, pattern.size(), kMaxPatternBytes);
+  }
+  regex_t* compiled = nullptr;
+  OnigErrorInfo info{};
+  const OnigUChar* begin = onig_text(pattern);
+  const int code = onig_new(&compiled, begin, begin + pattern.size(), ONIG_OPTION_NONE,
+                            ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+  if (code != ONIG_NORMAL) {
+    throw UserError("{}: the regular expression '{}' is broken: {}", where, printable(pattern),
+                    onig_message(code, &info));
+  }
+  compiled_ = std::shared_ptr<re_pattern_buffer>(compiled, onig_free);
+}
+
+Sections Regex::find(std::string_view text) const {
+  Sections sections;
+  constexpr size_t kSearchesPerCheck = 64;
+  const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
+  const auto limits = search_limits(text);
+  // Published tokenizers take 0.1 us a byte. Thread CPU time, so that a busy machine does not
+  // count.
+  const double max_seconds = 5 + 1e-5 * static_cast<double>(text.size());
+  double start_seconds = 0;
+  size_t searches = 0;
+  const OnigUChar* begin = onig_text(text);
+  const OnigUChar* end = begin + text.size();
+  size_t at = 0, between = 0;
+  bool follows_match = false;  // a match ends at `at`
+  while (!text.empty() && at <= text.size()) {
+    if (++searches % kSearchesPerCheck == 0) {
+      start_seconds = searches == kSearchesPerCheck ? thread_seconds() : start_seconds;
+      if (thread_seconds() - start_seconds > max_seconds) {
+        throw UserError("{}: a regular expression takes more than {:.0f} s for a text of {} bytes",
+                        where_, max_seconds, text.size());
+      }
+    }
+    const int found = onig_search_with_param(compiled_.get(), begin, end, begin + at, end,
+                                             region.get(), ONIG_OPTION_NONE, limits.get());
+    if (found == ONIG_MISMATCH) {
+      break;
+    }
+    if (found < 0) {
+      throw UserError("{}: a regular expression gives up on a text of {} bytes: {}", where_,
+                      text.size(), onig_message(found));
+    }
+    const auto first = static_cast<size_t>(region->beg[0]);
+    const auto last = static_cast<size_t>(region->end[0]);
+    if (first == last && follows_match && last == between) {
+      at = next_character(text, at);
+      continue;
+    }
+    if (between < first) {
+      sections.push_back({between, first, false});
+    }
+    sections.push_back({first, last, true});
+    at = between = last;
+    follows_match = true;
+  }
+  if (between < text.size()) {
+    sections.push_back({between, text.size(), false});
+  }
+  return sections;
+}
+
+Pattern regex_pattern(const std::string& pattern, const std::string& where) {
+  return [regex = Regex(pattern, where)](std::string_view text) { return regex.find(text); };
+}
+
+Pattern literal_pattern(const std::string& text, const std::string& where) {
+  if (text.empty()) {
+    return regex_pattern("", where);
+  }
+  return [text](std::string_view inside) {
+    Sections sections;
+    size_t between = 0;
+    for (size_t at = inside.find(text); at != std::string_view::npos;
+         at = inside.find(text, between)) {
+      if (between < at) {
+        sections.push_back({between, at, false});
+      }
+      sections.push_back({at, at + text.size(), true});
+      between = at + text.size();
+    }
+    if (between < inside.size()) {
+      sections.push_back({between, inside.size(), false});
+    }
+    return sections;
+  };
+}
+
+Sections match_characters(std::string_view text, const std::function<bool(char32_t)>& is_match) {
+  Sections sections;
+  size_t between = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t begin = at;
+    if (!is_match(next_code_point(text, at))) {
+      continue;
+    }
+    if (between < begin) {
+      sections.push_back({between, begin, false});
+    }
+    sections.push_back({begin, at, true});
+    between = at;
+  }
+  if (between < text.size()) {
+    sections.push_back({between, text.size(), false});
+  }
+  return sections;
+}
+
+Behavior parse_behavior(const std::string& name, const std::string& where) {
+  static constexpr std::array<std::pair<const char*, Behavior>, 5> kNames = {{
+      {"Removed", Behavior::kRemoved},
+      {"Isolated", Behavior::kIsolated},
+      {"MergedWithPrevious", Behavior::kMergedWithPrevious},
+      {"MergedWithNext", Behavior::kMergedWithNext},
+      {"Contiguous", Behavior::kContiguous},
+  }};
+  for (const auto& [known, behavior] : kNames) {
+    if (name == known) {
+      return behavior;
+    }
+  }
+  throw UserError(
+      "{}: the behavior '{}' is unknown; known: Removed, Isolated, MergedWithPrevious, "
+      "MergedWithNext, Contiguous",
+      where, printable(name));
+}
+
+Sections apply_behavior(const Sections& sections, Behavior behavior) {
+  switch (behavior) {
+    case Behavior::kRemoved: {
+      Sections rest;
+      std::copy_if(sections.begin(), sections.end(), std::back_inserter(rest),
+                   [](const Section& section) { return !section.is_match; });
+      return rest;
+    }
+    case Behavior::kIsolated:
+      return sections;
+    case Behavior::kMergedWithPrevious:
+      return merge_matches(sections.begin(), sections.end(),
+                           [](Section& to, const Section& from) { to.end = from.end; });
+    case Behavior::kMergedWithNext: {
+      Sections merged =
+          merge_matches(sections.rbegin(), sections.rend(),
+                        [](Section& to, const Section& from) { to.begin = from.begin; });
+      std::reverse(merged.begin(), merged.end());
+      return merged;
+    }
+    case Behavior::kContiguous:
+      break;
+  }
+  return join_runs(sections);
+}
+
+}  // namespace moe::io

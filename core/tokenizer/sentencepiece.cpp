@@ -1,0 +1,247 @@
+// The only file that includes the headers of sentencepiece.
+#include <sentencepiece_processor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "core/base/error.h"
+#include "core/base/utf8.h"
+#include "core/tokenizer/tokenizer_model.h"
+#include "core/tokenizer/unicode.h"
+
+namespace moe::io {
+
+namespace {
+
+// A field of a protobuf message: a number (wire type 0) or bytes (type 2).
+struct Field {
+  uint64_t number = 0;
+  uint64_t value = 0;
+  std::string_view bytes;
+};
+
+std::optional<uint64_t> take_varint(std::string_view& rest) {
+  uint64_t value = 0;
+  for (int shift = 0; shift < 64 && !rest.empty(); shift += 7) {
+    const auto byte = static_cast<uint8_t>(rest.front());
+    rest.remove_prefix(1);
+    value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+    if (byte < 0x80) {
+      return value;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Field> take_field(std::string_view& rest) {
+  const auto key = take_varint(rest);
+  if (!key) {
+    return std::nullopt;
+  }
+  Field field{*key >> 3, 0, {}};
+  const uint64_t type = *key & 7;
+  uint64_t length = type == 1 ? 8 : type == 5 ? 4 : 0;
+  if (type == 0 || type == 2) {
+    const auto number = take_varint(rest);
+    if (!number) {
+      return std::nullopt;
+    }
+    (type == 0 ? field.value : length) = *number;
+  } else if (length == 0) {
+    return std::nullopt;
+  }
+  if (length > rest.size()) {
+    return std::nullopt;
+  }
+  field.bytes = rest.substr(0, length);
+  rest.remove_prefix(length);
+  return field;
+}
+
+// Returns true if every field of `message` is understood and `take` returns true for each.
+bool all_fields(std::string_view message, const std::function<bool(const Field&)>& take) {
+  while (!message.empty()) {
+    const auto field = take_field(message);
+    if (!field || !take(*field)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Returns true if a SentencePiece message is a normal, unknown, control or byte piece without a
+// space after another letter. User-defined and unused pieces have rules of their own.
+bool is_plain_piece(std::string_view message, bool& has_space) {
+  uint64_t type = 1;
+  std::string_view text;
+  const bool read = all_fields(message, [&](const Field& field) {
+    text = field.number == 1 ? field.bytes : text;
+    type = field.number == 3 ? field.value : type;
+    return true;
+  });
+  has_space = has_space || text == kSpaceMark;
+  while (text.starts_with(kSpaceMark)) {
+    text.remove_prefix(kSpaceMark.size());
+  }
+  return read && (type == 1 || type == 2 || type == 3 || type == 6) &&
+         text.find(kSpaceMark) == std::string_view::npos;
+}
+
+// Returns true if a TrainerSpec is BPE with the space before its word.
+bool is_plain_trainer(std::string_view message) {
+  uint64_t type = 1;
+  bool suffix = false;
+  const bool read = all_fields(message, [&](const Field& field) {
+    type = field.number == 3 ? field.value : type;
+    suffix = field.number == 24 ? field.value != 0 : suffix;
+    return true;
+  });
+  return read && type == 2 && !suffix;
+}
+
+// Returns the rule of a NormalizerSpec; kNone unless it has no table of characters, adds a space
+// first and writes spaces as U+2581.
+WordRule normalizer_rule(std::string_view message) {
+  bool prefix = true, collapses = true, escapes = true, has_table = false;
+  const bool read = all_fields(message, [&](const Field& field) {
+    has_table = has_table || ((field.number == 2 || field.number == 6) && !field.bytes.empty());
+    prefix = field.number == 3 ? field.value != 0 : prefix;
+    collapses = field.number == 4 ? field.value != 0 : collapses;
+    escapes = field.number == 5 ? field.value != 0 : escapes;
+    return true;
+  });
+  if (!read || has_table || !prefix || !escapes) {
+    return WordRule::kNone;
+  }
+  return collapses ? WordRule::kCollapses : WordRule::kKeeps;
+}
+
+// Returns true if a piece holds a byte 0, on which the library aborts while it builds its index.
+bool has_piece_with_nul(std::string_view model) {
+  bool has_nul = false;
+  all_fields(model, [&](const Field& field) {
+    if (field.number == 1) {
+      all_fields(field.bytes, [&](const Field& part) {
+        has_nul = has_nul || (part.number == 1 && part.bytes.find('\0') != std::string_view::npos);
+        return true;
+      });
+    }
+    return true;
+  });
+  return has_nul;
+}
+
+class Sentencepiece : public TokenizerModel {
+ public:
+  Sentencepiece(std::string_view bytes, const std::string& where) : where_(where) {
+    if (has_piece_with_nul(bytes) || !processor_.LoadFromSerializedProto(bytes).ok() ||
+        processor_.GetPieceSize() == 0) {
+      throw UserError("{}: is no sentencepiece model, or a broken one; fetch it again", where);
+    }
+    word_rule_ = word_rule_of(bytes);
+  }
+
+  std::vector<int64_t> encode(std::string_view text) const override;
+  std::vector<int64_t> encode_plain(std::string_view text, bool /*begins_text*/) const override {
+    return encode(text);  // a space precedes any text, and no text becomes a control piece
+  }
+  std::vector<int64_t> encode_template(std::string_view text,
+                                       const std::vector<TextRange>& /*plain*/) const override {
+    return encode(text);
+  }
+  std::string decode(const std::vector<int64_t>& ids) const override;
+
+  bool has(int64_t id) const override { return id >= 0 && id < processor_.GetPieceSize(); }
+  std::string piece(int64_t id) const override {
+    return processor_.IdToPiece(static_cast<int>(id));
+  }
+  std::string bytes(int64_t id) const override { return bytes_of_piece(piece(id)); }
+  // PieceToId() returns the unknown token for a text that is no token.
+  int64_t find(const std::string& token) const override {
+    const int id = processor_.PieceToId(token);
+    return has(id) && processor_.IdToPiece(id) == token ? id : -1;
+  }
+  int64_t special_id(const std::string& token) const override {
+    const int64_t id = find(token);
+    return id >= 0 && processor_.IsControl(static_cast<int>(id)) ? id : -1;
+  }
+  int64_t vocab_size() const override { return processor_.GetPieceSize(); }
+  int64_t bos_id() const override { return processor_.bos_id(); }
+  int64_t eos_id() const override { return processor_.eos_id(); }
+  WordRule word_rule() const override { return word_rule_; }
+
+ private:
+  // The library loads some broken models and fails only when they are used.
+  void check(const sentencepiece::util::Status& status) const {
+    if (!status.ok()) {
+      throw UserError("{}: a broken sentencepiece model ({}); fetch it again", where_,
+                      printable(status.ToString(), 200));
+    }
+  }
+
+  sentencepiece::SentencePieceProcessor processor_;
+  std::string where_;  // the file, for errors
+  WordRule word_rule_ = WordRule::kNone;
+};
+
+std::vector<int64_t> Sentencepiece::encode(std::string_view text) const {
+  std::vector<int> ids;
+  check(processor_.Encode(text, &ids));
+  return {ids.begin(), ids.end()};
+}
+
+std::string Sentencepiece::decode(const std::vector<int64_t>& ids) const {
+  std::vector<std::string> pieces;
+  std::string bytes;  // of the byte pieces at the end of `pieces`
+  const auto end_bytes = [&] {
+    if (find_invalid_utf8(bytes) != kValidUtf8) {
+      std::fill_n(pieces.rbegin(), bytes.size(), "\uFFFD");
+    }
+    bytes.clear();
+  };
+  for (const int64_t id : ids) {
+    const int index = static_cast<int>(id);
+    if (!has(id) || processor_.IsControl(index) || processor_.IsUnknown(index)) {
+      continue;  // no text; the library aborts on an id beyond its vocabulary
+    }
+    const std::string& piece = processor_.IdToPiece(index);
+    if (processor_.IsByte(index)) {
+      bytes += static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));  // <0xE2>
+    } else {
+      end_bytes();
+    }
+    pieces.push_back(piece);
+  }
+  end_bytes();
+  std::string text;
+  check(processor_.Decode(pieces, &text));
+  return text;
+}
+
+}  // namespace
+
+WordRule word_rule_of(std::string_view model) {
+  bool has_space = false, plain_trainer = false;
+  WordRule rule = WordRule::kNone;
+  const bool plain = all_fields(model, [&](const Field& field) {
+    if (field.number == 1) {
+      return is_plain_piece(field.bytes, has_space);
+    }
+    if (field.number == 2) {
+      plain_trainer = is_plain_trainer(field.bytes);
+    } else if (field.number == 3) {
+      rule = normalizer_rule(field.bytes);
+    }
+    return true;
+  });
+  return plain && has_space && plain_trainer ? rule : WordRule::kNone;
+}
+
+std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
+                                                   const std::string& where) {
+  return std::make_unique<Sentencepiece>(bytes, where);
+}
+
+}  // namespace moe::io

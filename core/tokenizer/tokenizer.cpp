@@ -1,0 +1,323 @@
+#include "core/tokenizer/tokenizer.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/read_file.h"
+#include "core/base/utf8.h"
+#include "core/tokenizer/bpe.h"
+#include "core/tokenizer/unicode.h"
+
+namespace moe::io {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// A special token as the files beside a tokenizer.json name it, by its text or its id.
+struct SpecialName {
+  bool is_named = false;  // also true if a file states that there is none
+  std::string text;       // empty: by `id`
+  int64_t id = -1;
+};
+
+struct SpecialNames {
+  SpecialName bos, eos;
+  std::optional<bool> adds_bos;  // "add_bos_token"
+};
+
+void read_special_text(const Json& json, const std::string& key, const std::string& where,
+                       SpecialName& name) {
+  const auto value = json.find(key);
+  if (name.is_named || value == json.end()) {
+    return;
+  }
+  name.is_named = true;
+  if (!value->is_null()) {
+    name.text =
+        value->is_object() ? get_string(*value, "content", where) : get_string(json, key, where);
+  }
+}
+
+// Returns the id or the ids of `key`; none if it is absent or null.
+std::vector<int64_t> optional_ids(const Json& json, const std::string& key,
+                                  const std::string& where) {
+  const auto value = json.find(key);
+  if (value == json.end() || value->is_null()) {
+    return {};
+  }
+  return value->is_array() ? get_ints(json, key, where)
+                           : std::vector<int64_t>{get_int(json, key, where)};
+}
+
+void read_special_id(const Json& json, const std::string& key, const std::string& where,
+                     SpecialName& name) {
+  const auto value = json.find(key);
+  if (name.is_named || value == json.end() || value->is_null()) {
+    return;
+  }
+  name.is_named = true;
+  if (const std::vector<int64_t> ids = optional_ids(json, key, where); !ids.empty()) {
+    name.id = ids.front();
+  }
+}
+
+// Returns the object in `file`; an empty one if there is no such file.
+Json read_optional_object(const fs::path& file) {
+  if (!fs::exists(file)) {
+    return Json::object();
+  }
+  Json json = read_json(file);
+  if (!json.is_object()) {
+    throw UserError("{}: must be an object", file.string());
+  }
+  return json;
+}
+
+std::string special_words(const SpecialName& name) {
+  return fmt::format("{} '{}' {}", name.is_named, name.text, name.id);
+}
+
+// Reads FOLDER/tokenizer_config.json ("bos_token": text, {"content": text}, or null for none), then
+// special_tokens_map.json, then config.json ("bos_token_id", the first of several). A missing file
+// names nothing. Throws UserError if a file is broken or a value has another type.
+SpecialNames read_special_names(const fs::path& folder) {
+  SpecialNames names;
+  for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const std::string where = (folder / file).string();
+    const Json json = read_optional_object(folder / file);
+    read_special_text(json, "bos_token", where, names.bos);
+    read_special_text(json, "eos_token", where, names.eos);
+    if (!names.adds_bos && json.contains("add_bos_token") && !json["add_bos_token"].is_null()) {
+      names.adds_bos = get_bool(json, "add_bos_token", where, false);
+    }
+  }
+  const std::string where = (folder / "config.json").string();
+  const Json json = read_optional_object(folder / "config.json");
+  read_special_id(json, "bos_token_id", where, names.bos);
+  read_special_id(json, "eos_token_id", where, names.eos);
+  return names;
+}
+
+constexpr uint64_t kMaxTokenizerBytes = uint64_t{256} << 20;
+
+bool begins_as_tiktoken(const fs::path& file) { return is_tiktoken(read_file_start(file, 1024)); }
+
+TokenizerKind file_kind(const fs::path& file) {
+  if (file.filename() == "tokenizer.json") {
+    return TokenizerKind::kTokenizerJson;
+  }
+  return begins_as_tiktoken(file) ? TokenizerKind::kTiktoken : TokenizerKind::kSentencepiece;
+}
+
+std::unique_ptr<const TokenizerModel> read_model(const fs::path& file, TokenizerKind kind) {
+  const std::string where = file.string();
+  if (kind == TokenizerKind::kTokenizerJson) {
+    return read_tokenizer_json(read_json(file, kMaxTokenizerBytes), where);
+  }
+  const std::string bytes = read_small_file(file, kMaxTokenizerBytes);
+  return kind == TokenizerKind::kTiktoken ? read_tiktoken(bytes, where)
+                                          : read_sentencepiece(bytes, where);
+}
+
+// Returns the id of a special token that other files name, or `own` if they do not.
+int64_t named_id(const SpecialName& name, const TokenizerModel& model, int64_t own) {
+  if (!name.is_named) {
+    return own;
+  }
+  const int64_t id = name.text.empty() ? name.id : model.find(name.text);
+  return model.has(id) ? id : -1;
+}
+
+// Returns true if the first token of "a" begins with a space.
+bool puts_space_first(const TokenizerModel& model) {
+  const std::vector<int64_t> ids = model.encode("a");
+  const std::string first = ids.empty() ? "" : model.piece(ids.front());
+  return first.starts_with("\u2581") || first.starts_with("\u0120");
+}
+
+constexpr size_t kMaxWholeBytes = size_t{4} << 20;
+
+// Encodes a text that cannot be split. sentencepiece allocates about 170 bytes per byte of text.
+std::vector<int64_t> encode_whole(const Tokenizer& tokenizer, std::string_view text) {
+  if (text.size() > kMaxWholeBytes) {
+    throw UserError(
+        "{:.1f} MB of text without a place to cut it at (a space) are too much for the tokenizer, "
+        "which takes at most {:.1f} MB at once; split the record",
+        static_cast<double>(text.size()) / 1e6, static_cast<double>(kMaxWholeBytes) / 1e6);
+  }
+  return tokenizer.encode(text);
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::load(const fs::path& folder, int64_t vocab_size) {
+  const fs::path file = tokenizer_file(folder);
+  if (file.empty()) {
+    throw UserError(
+        "{}: has neither tokenizer.model nor tokenizer.json: text needs one of them; without them "
+        "upcycling, inspecting and training on pre-tokenised rows work",
+        folder.string());
+  }
+  Tokenizer tokenizer;
+  tokenizer.kind_ = file_kind(file);
+  tokenizer.model_ = read_model(file, tokenizer.kind_);
+  if (vocab_size > 0 && tokenizer.vocab_size() > vocab_size) {
+    throw UserError(
+        "{}: has {} tokens, config.json says vocab_size {}: tokenizer and model do not belong "
+        "together",
+        file.string(), tokenizer.vocab_size(), vocab_size);
+  }
+  tokenizer.adds_space_ = puts_space_first(*tokenizer.model_);
+  tokenizer.read_special_ids(folder);
+  tokenizer.read_stop_ids(folder);
+  return tokenizer;
+}
+
+void Tokenizer::read_special_ids(const fs::path& folder) {
+  bos_id_ = model_->bos_id();
+  eos_id_ = model_->eos_id();
+  if (kind_ == TokenizerKind::kSentencepiece) {  // its own file names BOS and EOS
+    const fs::path config = folder / "tokenizer_config.json";
+    adds_bos_ =
+        fs::exists(config) && get_bool(read_json(config), "add_bos_token", config.string(), false);
+    return;
+  }
+  const SpecialNames names = read_special_names(folder);
+  bos_id_ = named_id(names.bos, *model_, bos_id_);
+  eos_id_ = named_id(names.eos, *model_, eos_id_);
+  const auto before = model_->before_text();
+  adds_bos_ = names.adds_bos.value_or(!before.empty() && before.front() == bos_id_) && bos_id_ >= 0;
+}
+
+void Tokenizer::read_stop_ids(const fs::path& folder) {
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    if (stop_ids_.empty()) {
+      stop_ids_ = optional_ids(read_optional_object(folder / file), "eos_token_id",
+                               (folder / file).string());
+    }
+  }
+  std::erase_if(stop_ids_, [](int64_t id) { return id < 0; });
+  if (eos_id_ >= 0 && std::find(stop_ids_.begin(), stop_ids_.end(), eos_id_) == stop_ids_.end()) {
+    stop_ids_.insert(stop_ids_.begin(), eos_id_);
+  }
+}
+
+std::vector<int64_t> Tokenizer::with_special(const std::vector<int64_t>& ids) const {
+  std::vector<int64_t> all = model_->before_text();
+  if (kind_ == TokenizerKind::kSentencepiece && adds_bos_ && bos_id_ >= 0) {
+    all.push_back(bos_id_);
+  }
+  all.insert(all.end(), ids.begin(), ids.end());
+  const auto after = model_->after_text();
+  all.insert(all.end(), after.begin(), after.end());
+  return all;
+}
+
+std::string Tokenizer::piece(int64_t id) const {
+  return model_->has(id) ? model_->piece(id) : fmt::format("<{}>", id);
+}
+
+fs::path tokenizer_file(const fs::path& folder) {
+  const fs::path model = folder / "tokenizer.model", json = folder / "tokenizer.json";
+  const bool has_json = fs::exists(json);
+  if (fs::exists(model) && !(has_json && begins_as_tiktoken(model))) {
+    return model;
+  }
+  return has_json ? json : fs::path();
+}
+
+std::optional<TokenizerKind> tokenizer_kind(const fs::path& folder) {
+  const fs::path file = tokenizer_file(folder);
+  return file.empty() ? std::nullopt : std::optional(file_kind(file));
+}
+
+std::string special_token_words(const fs::path& folder) {
+  const auto kind = tokenizer_kind(folder);
+  if (!kind || kind == TokenizerKind::kSentencepiece) {
+    return "";
+  }
+  const SpecialNames names = read_special_names(folder);
+  return fmt::format("bos {} eos {}", special_words(names.bos), special_words(names.eos));
+}
+
+std::string TextStream::push(const std::vector<int64_t>& ids) {
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  constexpr std::string_view kReplacement = "\uFFFD";  // decoded for an incomplete character
+  std::string text = tokenizer_.decode(ids_);
+  while (text.ends_with(kReplacement)) {
+    text.resize(text.size() - kReplacement.size());
+  }
+  return take(text);
+}
+
+std::string TextStream::finish() { return take(tokenizer_.decode(ids_)); }
+
+// A later token may invalidate a run of byte tokens; `text` is then shorter than the returned text.
+std::string TextStream::take(const std::string& text) {
+  if (given_.starts_with(text)) {
+    return "";
+  }
+  std::string more = text_behind(given_, text);
+  given_ = text;
+  return more;
+}
+
+std::string text_behind(const std::string& before, const std::string& whole) {
+  const auto differs =
+      std::mismatch(before.begin(), before.end(), whole.begin(), whole.end()).second;
+  auto at = static_cast<size_t>(differs - whole.begin());
+  while (at > 0 && at < whole.size() && is_continuation_byte(whole[at])) {
+    --at;
+  }
+  return whole.substr(at);
+}
+
+WordEncoder::WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)
+    : tokenizer_(std::move(tokenizer)), cache_(std::make_unique<WordCache>()) {}
+
+WordEncoder::~WordEncoder() = default;
+
+std::vector<int64_t> WordEncoder::encode(std::string_view text) {
+  if (tokenizer_->kind() != TokenizerKind::kSentencepiece) {
+    return tokenizer_->encode(text);
+  }
+  const WordRule rule = tokenizer_->word_rule();
+  // U+2581 in the text itself would count as a space; invalid UTF-8 may decode differently if
+  // split.
+  if (rule == WordRule::kNone || text.find(kSpaceMark) != std::string_view::npos ||
+      find_invalid_utf8(text) != kValidUtf8) {
+    return encode_whole(*tokenizer_, text);
+  }
+  std::vector<int64_t> ids;
+  const bool collapses = rule == WordRule::kCollapses;
+  // The tokenizer puts a space before every text, so one of the spaces before a word is dropped,
+  // except before the first word.
+  for (size_t at = 0; at < text.size();) {
+    const size_t letter = std::min(text.find_first_not_of(' ', at), text.size());
+    size_t end = std::min(text.find(' ', letter), text.size());
+    if (collapses) {
+      if (letter < end) {
+        add_word(text.substr(letter, end - letter), ids);
+      }
+    } else {
+      if (text.find_first_not_of(' ', end) == std::string_view::npos) {
+        end = text.size();  // trailing spaces stay with their word
+      }
+      const size_t begin = at == 0 ? 0 : at + 1;
+      add_word(text.substr(begin, end - begin), ids);
+    }
+    at = end;
+  }
+  return ids;
+}
+
+void WordEncoder::add_word(std::string_view word, std::vector<int64_t>& ids) {
+  cache_->append(word, ids, [this](std::string_view text, std::vector<int64_t>& found) {
+    const auto word_ids = encode_whole(*tokenizer_, text);
+    found.insert(found.end(), word_ids.begin(), word_ids.end());
+  });
+}
+
+}  // namespace moe::io

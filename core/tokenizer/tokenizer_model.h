@@ -1,0 +1,102 @@
+#pragma once
+// The interface of the kinds of tokenizers, and the readers of their files. The rest of the program
+// uses class Tokenizer (core/tokenizer/tokenizer.h), which documents these functions.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/json.h"
+
+namespace moe::io {
+
+// Bytes [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0, end = 0;
+  bool operator==(const TextRange&) const = default;
+};
+
+// Returns the first byte at or after `at` that lies in one of `ranges`, which are sorted and
+// disjoint; npos if there is none.
+inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
+  const auto next = std::partition_point(ranges.begin(), ranges.end(),
+                                         [&](const TextRange& range) { return range.end <= at; });
+  return next == ranges.end() ? std::string_view::npos : std::max(at, next->begin);
+}
+
+// Whether a sentencepiece model may encode a text word by word. If it is BPE, changes nothing of
+// its input but spaces, and no piece has a space after another letter, then no merge joins two
+// words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
+enum class WordRule {
+  kNone,       // encode whole texts only
+  kKeeps,      // every space counts
+  kCollapses,  // spaces at the ends are dropped, a run of spaces is one (remove_extra_whitespaces)
+};
+
+class TokenizerModel {
+ public:
+  TokenizerModel() = default;
+  TokenizerModel(const TokenizerModel&) = delete;
+  TokenizerModel& operator=(const TokenizerModel&) = delete;
+  virtual ~TokenizerModel() = default;
+
+  virtual std::vector<int64_t> encode(std::string_view text) const = 0;
+  // No text becomes a special token. `begins_text`: nothing precedes `text`.
+  virtual std::vector<int64_t> encode_plain(std::string_view text, bool begins_text) const = 0;
+  // No text that overlaps one of `plain` becomes a special token.
+  virtual std::vector<int64_t> encode_template(std::string_view text,
+                                               const std::vector<TextRange>& plain) const = 0;
+  virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
+
+  virtual bool has(int64_t id) const = 0;
+  virtual std::string piece(int64_t id) const = 0;  // requires has(id)
+  virtual std::string bytes(int64_t id) const = 0;
+  virtual int64_t find(const std::string& token) const = 0;  // the id of a token's text, or -1
+  // Returns the id of a token that is matched before a text is split, or that no text can become;
+  // else -1.
+  virtual int64_t special_id(const std::string& token) const = 0;
+  virtual int64_t vocab_size() const = 0;
+
+  // BOS and EOS by the tokenizer's own file; -1 if it has none.
+  virtual int64_t bos_id() const = 0;
+  virtual int64_t eos_id() const = 0;
+  // The special tokens that the file puts around a text.
+  virtual std::vector<int64_t> before_text() const { return {}; }
+  virtual std::vector<int64_t> after_text() const { return {}; }
+
+  virtual WordRule word_rule() const { return WordRule::kNone; }
+};
+
+// Reads LLaMA's and LLaMA-2's tokenizer.model by the sentencepiece library. `where` opens every
+// error. Throws UserError if `bytes` are no serialised ModelProto.
+std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes,
+                                                   const std::string& where);
+
+// Returns the rule of `model`, a serialised ModelProto (sentencepiece_model.proto); kNone for
+// anything that is not understood. The library does not provide this.
+WordRule word_rule_of(std::string_view model);
+
+// Reads tokenizer.json, the file of the tokenizers library. Ids and decoded texts are those of its
+// release 0.23, except for code points that Unicode assigned after the tables of the libraries used
+// here (patterns.h, unicode.h). Its truncation and padding are for batches and are ignored. Throws
+// UserError for a model other than BPE, dropout, prefixes and suffixes of subwords, a stage of a
+// type that is not supported, a merge or unknown token that the vocabulary lacks, and ids that
+// contradict one another.
+std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where);
+
+// Reads Meta's tokenizer.model of Llama 3, a tiktoken file: a line for each token, its bytes in
+// base64, a space, its rank. The rank is the id, and the pair merges whose bytes together have the
+// lowest rank. The file lacks the regular expression that splits words and the 256 special tokens
+// after its 128,000; both come from Meta's published tokenizer. Throws UserError for a broken line,
+// a rank that is missing or repeated, another number of tokens than Llama 3's, and a byte that is
+// no token.
+std::unique_ptr<TokenizerModel> read_tiktoken(std::string_view bytes, const std::string& where);
+
+// Returns true if the first line of `bytes` is one of a tiktoken file.
+bool is_tiktoken(std::string_view bytes);
+
+}  // namespace moe::io
