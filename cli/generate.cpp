@@ -16,8 +16,7 @@
 #include "core/base/error.h"
 #include "core/base/option.h"
 #include "core/base/terminal_text.h"
-#include "core/data/chat_template.h"
-#include "core/data/chat_tokens.h"
+#include "core/data/templates.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::cli {

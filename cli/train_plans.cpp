@@ -8,7 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/terminal_text.h"
-#include "core/data/show.h"
+#include "core/data/example_set.h"
 #include "core/train/loop/training_data.h"
 
 namespace moe::cli {

@@ -1,6 +1,5 @@
-# Parquet, included with MOE_PARQUET: core/data/parquet_load.cpp instead of core/data/no_parquet.cpp, and libmoe_parquet.so
-# beside the binary. Arrow's headers and libraries are those inside the pyarrow wheel (recipes/parquet.txt); only that
-# shared object links them.
+# libmoe_parquet.so beside the binary, which core/data/records.cpp loads for the first Parquet file. Included with MOE_PARQUET.
+# Arrow's headers and libraries are those inside the pyarrow wheel (recipes/parquet.txt); only this shared object links them.
 set(MOE_PYARROW "" CACHE PATH "the pyarrow folder of a site-packages; empty = that of .venv")
 if(NOT MOE_PYARROW)
   file(GLOB moe_pyarrow ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/pyarrow)
@@ -12,9 +11,6 @@ list(LENGTH moe_arrow_libraries moe_arrow_count)
 if(NOT moe_arrow_count EQUAL 2)
   message(FATAL_ERROR "MOE_PARQUET needs pyarrow: recipes/setup.sh --python recipes/parquet.txt --no-build")
 endif()
-
-target_sources(moe_data PRIVATE ${CMAKE_SOURCE_DIR}/core/data/parquet_load.cpp)
-target_link_libraries(moe_data PUBLIC ${CMAKE_DL_LIBS})
 
 add_library(moe_parquet SHARED ${CMAKE_SOURCE_DIR}/core/data/parquet.cpp)
 target_include_directories(moe_parquet SYSTEM PRIVATE ${moe_pyarrow}/include)

@@ -1,17 +1,147 @@
 #include "core/data/batches.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
-#include "core/data/shuffle.h"
 
 namespace moe::data {
 
+uint64_t SplitMix64::next() {
+  state_ += 0x9E3779B97F4A7C15ULL;
+  uint64_t mixed = state_;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBULL;
+  return mixed ^ (mixed >> 31);
+}
+
+uint64_t SplitMix64::below(uint64_t bound) {
+  MOE_CHECK(bound > 0);
+  // Rejects the first 2^64 mod bound values, which would be drawn once too often.
+  const uint64_t surplus = (0 - bound) % bound;
+  uint64_t value = next();
+  while (value < surplus) {
+    value = next();
+  }
+  return value % bound;
+}
+
+std::vector<int64_t> shuffled_order(int64_t count, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  // Mixes seed and epoch one after the other, so that (1, 2) and (2, 1) are unrelated.
+  SplitMix64 seeds(seed);
+  SplitMix64 random(seeds.next() + static_cast<uint64_t>(epoch));
+  for (size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1], order[random.below(i)]);
+  }
+  return order;
+}
+
 namespace {
 
-// Ends the row, or the piece of one, that holds the last `length` ids of the batch; `labels` are
-// the row's, not yet shifted.
+// The examples of one file, pass after pass, starting anywhere.
+class Passes {
+ public:
+  Passes(const MixedFile& file, size_t index, bool shuffle, uint64_t seed, int64_t first)
+      : file_(file), shuffle_(shuffle), next_(first) {
+    // Each file has its own seed, so that files of one length are not shuffled alike.
+    seed_ = SplitMix64(seed).next() + index;
+  }
+
+  int64_t next() {
+    const int64_t pass = next_ / file_.count, place = next_ % file_.count;
+    ++next_;
+    if (!shuffle_) {
+      return file_.begin + place;
+    }
+    if (pass != pass_) {
+      order_ = shuffled_order(file_.count, seed_, pass);
+      pass_ = pass;
+    }
+    return file_.begin + order_[static_cast<size_t>(place)];
+  }
+
+ private:
+  MixedFile file_;
+  bool shuffle_;
+  uint64_t seed_;
+  int64_t next_;
+  int64_t pass_ = -1;
+  std::vector<int64_t> order_;  // of pass_
+};
+
+// Returns the file of draw number `draw` (from 1) after `drawn` draws of each: of the files that
+// may draw without getting a whole example ahead, the one that would be the first to fall behind.
+size_t next_file(const std::vector<double>& shares, const std::vector<int64_t>& drawn,
+                 int64_t draw) {
+  const double margin = 1.0 / std::max(1.0, 2.0 * static_cast<double>(shares.size()) - 2.0);
+  constexpr double kRounding = 1e-9;
+  size_t chosen = 0;
+  double earliest = std::numeric_limits<double>::infinity();
+  for (size_t index = 0; index < shares.size(); ++index) {
+    const double lack =
+        shares[index] * static_cast<double>(draw) - static_cast<double>(drawn[index]);
+    const double deadline = (1 - margin - lack) / shares[index];
+    if (lack >= margin - kRounding && deadline < earliest) {
+      earliest = deadline;
+      chosen = index;
+    }
+  }
+  MOE_CHECK(std::isfinite(earliest), "draw {}", draw);
+  return chosen;
+}
+
+}  // namespace
+
+Mixture::Mixture(std::vector<MixedFile> files, const std::vector<std::string>& names)
+    : files_(std::move(files)), draws_(files_.size(), 0) {
+  MOE_CHECK(!files_.empty() && names.size() == files_.size());
+  int64_t total = 0;
+  double weights = 0;
+  for (const auto& file : files_) {
+    MOE_CHECK(file.count > 0 && file.weight > 0);
+    total += file.count;
+    weights += file.weight;
+  }
+  std::vector<double> shares;
+  for (const auto& file : files_) {
+    shares.push_back(file.weight / weights);
+  }
+  for (int64_t draw = 1; draw <= total; ++draw) {
+    const size_t file = next_file(shares, draws_, draw);
+    turns_.push_back(file);
+    ++draws_[file];
+  }
+  for (size_t index = 0; index < files_.size(); ++index) {
+    if (draws_[index] == 0) {
+      throw UserError(
+          "--data {}: a weight of {} among {} draws none of its examples in an epoch of {}; raise "
+          "it or leave the file out",
+          names[index], files_[index].weight, weights, total);
+    }
+  }
+}
+
+std::vector<int64_t> Mixture::order(bool shuffle, uint64_t seed, int64_t epoch) const {
+  std::vector<Passes> passes;
+  for (size_t index = 0; index < files_.size(); ++index) {
+    passes.emplace_back(files_[index], index, shuffle, seed, epoch * draws_[index]);
+  }
+  std::vector<int64_t> order;
+  order.reserve(turns_.size());
+  for (const size_t file : turns_) {
+    order.push_back(passes[file].next());
+  }
+  return order;
+}
+
+namespace {
+
+// Ends a row, or a piece of one: appends its length and the shifted `labels` to the batch.
 void finish_row(Batch& batch, const std::vector<int32_t>& labels) {
   for (size_t t = 1; t < labels.size(); ++t) {
     batch.targets.push_back(labels[t]);
@@ -30,7 +160,7 @@ std::vector<MixedFile> mixed_files(const Examples& examples) {
   return files;
 }
 
-// UserError where an example does not fit into a row of its own.
+// Throws UserError if an example does not fit into a row.
 void check_lengths(const Examples& examples, int64_t seq_len) {
   for (int64_t index = 0; index < examples.size(); ++index) {
     if (examples.length(index) > seq_len) {
@@ -72,7 +202,7 @@ BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings
   if (!examples.weights.empty()) {
     mixture_.emplace(mixed_files(examples), examples.files);
   }
-  constexpr int64_t kMaxEpoch = int64_t{1} << 31;  // times the draws of a file it must not overflow
+  constexpr int64_t kMaxEpoch = int64_t{1} << 31;  // times the draws of a file: no overflow
   const auto check = [](const char* name, int64_t value, int64_t end) {
     if (value < 0 || value >= end) {
       throw UserError("cursor.{} is {}, 0 to {} are possible with these data", name, value,
@@ -168,6 +298,63 @@ void BatchStream::set_order() {
   } else if (order_.empty()) {
     order_.resize(static_cast<size_t>(count));
     std::iota(order_.begin(), order_.end(), int64_t{0});
+  }
+}
+
+StepLoader::StepLoader(BatchStream stream, int64_t batches, size_t steps_ahead)
+    : stream_(std::move(stream)), batches_(batches), steps_ahead_(steps_ahead) {
+  MOE_CHECK(batches > 0 && steps_ahead > 0);
+  thread_ = std::thread([this] { work(); });
+}
+
+StepLoader::~StepLoader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+StepBatches StepLoader::next() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !ready_.empty() || error_ != nullptr; });
+  if (ready_.empty()) {
+    std::rethrow_exception(error_);
+  }
+  StepBatches step = std::move(ready_.front());
+  ready_.pop_front();
+  lock.unlock();
+  changed_.notify_all();
+  return step;
+}
+
+void StepLoader::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stops_ || ready_.size() < steps_ahead_; });
+    if (stops_) {
+      return;
+    }
+    lock.unlock();
+    StepBatches step;
+    std::exception_ptr error;
+    try {
+      for (int64_t batch = 0; batch < batches_; ++batch) {
+        step.batches.push_back(stream_.next());
+      }
+      step.cursor = stream_.cursor();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    if (error != nullptr) {
+      error_ = error;
+      changed_.notify_all();
+      return;
+    }
+    ready_.push_back(std::move(step));
+    changed_.notify_all();
   }
 }
 

@@ -1,8 +1,59 @@
 #include "core/data/example_set.h"
 
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <string_view>
+#include <utility>
+
 #include "core/base/error.h"
+#include "core/base/terminal_text.h"
+#include "core/base/utf8.h"
 
 namespace moe::data {
+
+namespace {
+
+// Returns `text` as a number; 0 if it is out of range, nothing if it is none.
+std::optional<double> parse_weight(std::string_view text) {
+  double value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number =
+      result.ec != std::errc::invalid_argument && result.ptr == text.data() + text.size();
+  return is_number ? std::optional(result.ec == std::errc() ? value : 0) : std::nullopt;
+}
+
+Source parse_source(const std::string& word) {
+  const size_t colon = word.rfind(':');
+  if (colon == std::string::npos || std::filesystem::exists(word)) {
+    return {word};
+  }
+  const std::optional<double> weight = parse_weight(std::string_view(word).substr(colon + 1));
+  if (!weight) {
+    return {word};  // reading it fails with "no such file"
+  }
+  if (!std::isfinite(*weight) || *weight <= 0) {
+    throw UserError("--data {}: the weight after the colon must be a positive number", word);
+  }
+  return {word.substr(0, colon), *weight};
+}
+
+}  // namespace
+
+std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& words) {
+  std::vector<Source> sources;
+  for (const auto& word : words) {
+    sources.push_back(parse_source(word.string()));
+  }
+  for (const auto& source : sources) {
+    if ((source.weight > 0) != (sources.front().weight > 0)) {
+      const auto& without = source.weight > 0 ? sources.front() : source;
+      throw UserError("--data {}: has no weight, others have; give every file one, or none",
+                      without.file.string());
+    }
+  }
+  return sources;
+}
 
 namespace {
 
@@ -79,6 +130,47 @@ Example Examples::at(int64_t index) const {
 
 std::string Examples::where(int64_t index) const {
   return fmt::format("{} line {}", files.at(file_of(index)), store->line(index));
+}
+
+namespace {
+
+constexpr size_t kMaxPieceBytes = 200;
+
+struct Marks {
+  const char *open, *close;
+};
+constexpr Marks kColour = {"\033[32m", "\033[0m"};
+constexpr Marks kBrackets = {"\u27E6", "\u27E7"};
+
+// The label of the first token is not predicted.
+bool carries_loss(const Example& example, size_t position) {
+  return position > 0 && position < example.labels.size() && example.labels[position] != kNoLoss;
+}
+
+std::string shown(const std::string& text, size_t max_bytes) {
+  return terminal_text(printable(text, max_bytes), /*one_line=*/true);
+}
+
+}  // namespace
+
+std::string show_example(const Example& example, const std::string& where,
+                         const std::function<std::string(int64_t)>& piece, bool colour) {
+  const Marks& marks = colour ? kColour : kBrackets;
+  std::string tokens;
+  size_t learned = 0;
+  for (size_t t = 0; t < example.ids.size(); ++t) {
+    const bool with_loss = carries_loss(example, t);
+    learned += with_loss ? 1 : 0;
+    tokens += t == 0 ? "" : " ";
+    tokens += with_loss && !carries_loss(example, t - 1) ? marks.open : "";
+    tokens += shown(piece(example.ids[t]), kMaxPieceBytes);
+    if (with_loss && example.labels[t] != example.ids[t]) {
+      tokens += "\u2192" + shown(piece(example.labels[t]), kMaxPieceBytes);
+    }
+    tokens += with_loss && !carries_loss(example, t + 1) ? marks.close : "";
+  }
+  return fmt::format("{}: {} tokens, {} with loss\n{}\n", shown(where, 4096), example.ids.size(),
+                     learned, tokens);
 }
 
 }  // namespace moe::data

@@ -1,28 +1,39 @@
 #pragma once
-// The examples of a run, and the one interface behind which their tokens are kept: a plain vector
-// (here, the obvious one) or a mapped file (core/data/token_file.h), which holds a data set that is
-// larger than memory. Tokens are copied out piece by piece, so that a store may pack them as it
-// likes.
+// The examples of a run: the data files they come from, and their tokens behind one interface, in
+// memory or in a mapped file (core/data/token_file.h) that may be larger than memory.
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace moe::data {
 
+// A data file of --data (`a.jsonl:0.7`). Without weights the files are joined: an epoch is every
+// example once. With weights they are mixed (class Mixture): weights are relative shares of the
+// examples that an epoch draws.
+struct Source {
+  std::filesystem::path file;
+  double weight = 0;  // 0 = none given
+};
+
+// Parses the words of --data. A path that exists is not split into file and weight. Throws
+// UserError if some files only have a weight, or if a weight is no positive number.
+std::vector<Source> parse_sources(const std::vector<std::filesystem::path>& words);
+
 inline constexpr int32_t kNoLoss = -100;  // the label that transformers ignores
 
 struct Example {
-  std::vector<int32_t> ids;
-  std::vector<int32_t>
-      labels;        // as long as ids; labels[t] is what to predict at t (not shifted), or kNoLoss
-  int32_t file = 0;  // index into Examples::files
-  int64_t line = 0;  // where its record starts
+  std::vector<int32_t> ids;     // [S]
+  std::vector<int32_t> labels;  // [S], the target at each position (not shifted), or kNoLoss
+  int32_t file = 0;             // index into Examples::files
+  int64_t line = 0;             // of the first byte of its record
 };
 
-// Examples 0..size()-1 in file order. A store does not change once it is read from, and may then be
-// read by several threads.
+// Examples 0..size()-1 in file order. Tokens are copied out, so a store may pack them. Immutable
+// once it is read from; then safe to read from several threads.
 class ExampleStore {
  public:
   virtual ~ExampleStore() = default;
@@ -36,7 +47,7 @@ class ExampleStore {
                           std::vector<int32_t>& labels) const = 0;
 };
 
-// Where a file's examples stand: begin..begin+count-1.
+// The examples begin..begin+count-1 of a file.
 struct FileRange {
   int64_t begin = 0, count = 0, tokens = 0;
 };
@@ -44,14 +55,12 @@ struct FileRange {
 struct Examples {
   std::shared_ptr<const ExampleStore> store;  // null: none
   std::vector<std::string> files;
-  // What was found, one a file: "Alpaca records, gzip".
-  std::vector<std::string> forms;
-  std::vector<FileRange> ranges;  // one a file
-  std::vector<double>
-      weights;           // one a file, > 0; empty = the files are joined (core/data/mixture.h)
-  bool all_rows = true;  // every example came pre-tokenised
+  std::vector<std::string> forms;  // one a file: "Alpaca records, gzip"
+  std::vector<FileRange> ranges;   // one a file
+  std::vector<double> weights;     // one a file, > 0; empty: the files are joined
+  bool all_rows = true;            // every example came pre-tokenised
 
-  // Of examples that are in memory; `files` are what Example::file counts.
+  // Returns examples in memory; Example::file indexes `files`.
   static Examples in_memory(std::vector<Example> items, std::vector<std::string> files);
 
   int64_t size() const { return store == nullptr ? 0 : store->size(); }
@@ -61,5 +70,12 @@ struct Examples {
   Example at(int64_t index) const;         // a copy
   std::string where(int64_t index) const;  // "FILE line N", for messages
 };
+
+// Returns an example for display: its tokens as `piece` names them ("▁Say", "<0x0A>", "</s>"),
+// separated by spaces. Tokens that carry loss are green with `colour`, else each run of them is in
+// ⟦ and ⟧; a token with another label is shown as "a→b". The first line has `where` and counts the
+// tokens. The result ends with a newline and is safe to print.
+std::string show_example(const Example& example, const std::string& where,
+                         const std::function<std::string(int64_t)>& piece, bool colour);
 
 }  // namespace moe::data

@@ -11,14 +11,13 @@ namespace moe::data {
 
 namespace {
 
-// In the order in which a record is tried: a key list that is all there decides. The second key
-// of some forms tells them from their neighbours.
+// The forms in the order in which a record is tried; the first one with all keys is its form.
 struct FormatRow {
   Format format;
   const char* name;
   const char* words;
   const char* key;
-  std::array<const char*, 2> also;  // one of these too, where not null
+  std::array<const char*, 2> also;  // and one of these, if not null
 };
 constexpr std::array<FormatRow, 8> kFormats = {{
     {Format::kRows, "rows", "pre-tokenised rows", "input_ids", {}},
@@ -31,7 +30,7 @@ constexpr std::array<FormatRow, 8> kFormats = {{
     {Format::kText, "text", "text documents", "text", {}},
 }};
 
-const FormatRow& row_of(Format format) {
+const FormatRow& format_row(Format format) {
   for (const auto& row : kFormats) {
     if (row.format == format) {
       return row;
@@ -63,7 +62,7 @@ struct ChatKeys {
 constexpr ChatKeys kMessageKeys = {"messages", "role", "content", "system, user, assistant"};
 constexpr ChatKeys kShareGptKeys = {"conversations", "from", "value", "system, human, gpt"};
 
-Role role_of(const Json& message, const ChatKeys& keys, const std::string& where) {
+Role parse_role(const Json& message, const ChatKeys& keys, const std::string& where) {
   const std::string name = get_string(message, keys.role, where);
   if (name == "system") {
     return Role::kSystem;
@@ -78,13 +77,13 @@ Role role_of(const Json& message, const ChatKeys& keys, const std::string& where
                   where, keys.role, printable(name, 40), keys.known);
 }
 
-// Takes the messages of one conversation in their order.
+// Builds a conversation from its messages in order.
 class TurnBuilder {
  public:
   explicit TurnBuilder(const ChatKeys& keys) : keys_(keys) {}
 
   void add(const Json& message, const std::string& where) {
-    const Role role = role_of(message, keys_, where);
+    const Role role = parse_role(message, keys_, where);
     if (role == Role::kSystem) {
       require(is_first_, where, "a system text may only stand first; remove the record or move it");
       conversation_.system = get_string(message, keys_.text, where);
@@ -116,7 +115,7 @@ class TurnBuilder {
 
   const ChatKeys& keys_;
   Conversation conversation_;
-  std::optional<std::string> question_;  // the one without an answer yet
+  std::optional<std::string> question_;  // not answered yet
   bool is_first_ = true;
 };
 
@@ -141,7 +140,7 @@ Conversation read_chat(const Json& record, const ChatKeys& keys, const std::stri
   return turns.take(where);
 }
 
-// One instruction, perhaps with an input, and one response.
+// Reads one instruction with an optional input, and one response.
 Conversation read_single(const Json& record, const char* input_key, const char* response_key,
                          const std::string& where) {
   Turn turn;
@@ -182,9 +181,9 @@ Format parse_format(const std::string& name) {
                   near.empty() ? "" : ", did you mean '" + near + "'?", fmt::join(known, ", "));
 }
 
-const char* format_name(Format format) { return row_of(format).name; }
-const char* format_words(Format format) { return row_of(format).words; }
-const char* format_key(Format format) { return row_of(format).key; }
+const char* format_name(Format format) { return format_row(format).name; }
+const char* format_words(Format format) { return format_row(format).words; }
+const char* format_key(Format format) { return format_row(format).key; }
 
 bool is_conversation(Format format) { return format != Format::kRows && format != Format::kText; }
 
@@ -197,7 +196,7 @@ std::optional<Format> recognise(const Json& record, Objective objective) {
       return row.format;
     }
   }
-  // A field is missing: the reader of the nearest form says which.
+  // A field is missing: the reader of the nearest form names it.
   for (const auto& row : kFormats) {
     if (record.contains(row.key)) {
       return row.format;

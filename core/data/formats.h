@@ -1,7 +1,7 @@
 #pragma once
-// What one record of a data file says, in each of the forms that people have. Six of them are a
-// conversation: turns of an instruction and its response, perhaps under a system text. How a
-// conversation becomes text is core/data/templates.h; the table of forms is core/io/formats.md.
+// The forms of a record of a data file, of which core/io/formats.md has the table. Six of them are
+// a conversation: turns of an instruction and its response, with an optional system text.
+// core/data/templates.h makes text of a conversation.
 
 #include <optional>
 #include <string>
@@ -24,11 +24,11 @@ struct Turn {
 struct Conversation {
   std::string system;       // empty = none
   std::vector<Turn> turns;  // at least one after read_conversation, no response blank
-  // The prompt of a pair brings its own end: the papers' template adds no newline to it.
+  // The record is a prompt pair: the template `paper` adds no newline to its prompt.
   bool verbatim = false;
 };
 
-// "alpaca", "openorca", ...: what --format takes. UserError lists the known names.
+// Parses --format: "alpaca", "openorca", ... Throws UserError listing the known names.
 Format parse_format(const std::string& name);
 const char* format_name(Format format);
 const char* format_words(Format format);  // "Alpaca records", for messages
@@ -36,18 +36,19 @@ const char* format_key(Format format);    // the key that every record of the fo
 
 bool is_conversation(Format format);  // all but rows and text
 
-// The form of a record by its keys; nothing where no form is known. With Objective::kLm a record
-// that has a text is one, whatever else it holds.
+// Returns the form of a record by its keys; nothing if it has none. With Objective::kLm every
+// record with a text is kText.
 std::optional<Format> recognise(const Json& record, Objective objective);
 
 bool is_blank(std::string_view text);
 
-// "'text', 'id'" for messages; long lists are cut.
+// Returns "'text', 'id'" for messages; long lists are cut.
 std::string keys_of(const Json& record);
 
-// A conversation of `record`, an object. What follows the last response is left out: nothing is
-// learned there. UserError, opening with `where`: a missing key, a wrong type, an unknown role, a
-// conversation that does not begin with a question or does not alternate, a blank response.
+// Reads the conversation of `record`, an object. Turns after the last response are dropped: they
+// have no loss. Throws UserError, opening with `where`, for a missing key, a wrong type, an unknown
+// role, a conversation that does not begin with a question or does not alternate, and a blank
+// response.
 Conversation read_conversation(const Json& record, Format format, const std::string& where);
 
 }  // namespace moe::data

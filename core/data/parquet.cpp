@@ -1,8 +1,5 @@
-// The rows of a Parquet file as JSON lines, by the Arrow C++ libraries. Becomes libmoe_parquet.so
-// and nothing else (core/data/parquet.h says why). A batch of rows is in memory at a time; every
-// batch is validated before it is read, because the file is hostile until then.
-
-#include "core/data/parquet.h"
+// libmoe_parquet.so: the rows of a Parquet file as JSON lines, by the Arrow C++ libraries, which
+// nothing else links. A batch of rows is in memory at a time and is validated before it is read.
 
 #include <arrow/api.h>
 #include <arrow/io/file.h>
@@ -13,7 +10,7 @@
 #include <string>
 
 #include "core/base/error.h"
-#include "core/data/compressed.h"
+#include "core/data/records.h"
 
 namespace {
 
@@ -21,8 +18,8 @@ using Json = nlohmann::ordered_json;
 using moe::UserError;
 using moe::data::BrokenStream;
 
-constexpr int64_t kBatch_rows = 256;
-constexpr int kDeepest = 32;
+constexpr int64_t kBatchRows = 256;
+constexpr int kMaxDepth = 32;
 
 void check(const arrow::Status& status) {
   if (!status.ok()) {
@@ -63,9 +60,9 @@ Json struct_of(const arrow::StructArray& array, int64_t row, int depth) {
   return object;
 }
 
-// What is neither text, number, truth value, list nor struct stands as Arrow writes it.
+// Other types than text, number, bool, list and struct become Arrow's text of them.
 Json value_of(const arrow::Array& array, int64_t row, int depth) {
-  if (depth > kDeepest) {
+  if (depth > kMaxDepth) {
     throw BrokenStream("the columns are nested too deep for training data");
   }
   if (array.IsNull(row)) {
@@ -115,7 +112,7 @@ class ParquetBuffer : public std::streambuf {
     parquet::ReaderProperties reading = parquet::default_reader_properties();
     reading.enable_buffered_stream();  // a page at a time, not a whole column chunk
     parquet::ArrowReaderProperties arrow_side;
-    arrow_side.set_batch_size(kBatch_rows);
+    arrow_side.set_batch_size(kBatchRows);
     arrow_side.set_pre_buffer(false);
     parquet::arrow::FileReaderBuilder builder;
     check(builder.Open(check(arrow::io::ReadableFile::Open(file)), reading));

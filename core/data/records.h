@@ -1,45 +1,68 @@
 #pragma once
 // A data file as a stream of records: JSON lines, the elements of a JSON array, or the documents of
-// a plain text. One record at a time is in memory, so a file may be larger than that; a record may
-// not exceed kMaxRecordBytes. gzip and zstd are unpacked on the way (core/data/compressed.h); lines
-// are those of the text inside.
+// a plain text. One record is in memory at a time, so a file may be larger than memory.
 //
-// The form is told from the first character that is no white space: '[' = array, '{' = JSON lines,
-// else text. A name that ends in .txt (.txt.gz, .txt.zst) is always text. Documents of a text stand
-// between lines
-// `<|endoftext|>`; white space at their ends is dropped, and so are documents that hold nothing
-// else.
+// gzip, zstd and Parquet files are recognised by their first bytes and unpacked while they are
+// read, 64 KiB at a time (zstd adds its window, at most 128 MiB). A UTF-8 byte order mark at the
+// front is dropped. A file that unpacks to more than kMaxExpansion times its size is refused after
+// kFreeBytes. Parquet rows become JSON lines: row N is line N in errors.
+//
+// The form is told from the first character that is no white space: '[' is an array, '{' JSON
+// lines, else text. A name that ends in .txt (.txt.gz, .txt.zst) is always text. Documents of a
+// text are separated by lines `<|endoftext|>`; white space at their ends is dropped, and so are
+// empty documents.
 
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <streambuf>
 #include <string>
 
-#include "core/data/compressed.h"
-
 namespace moe::data {
+
+enum class Packing { kNone, kGzip, kZstd, kParquet };
+
+const char* packing_name(Packing packing);  // "gzip", "zstd", "Parquet" or ""
+
+inline constexpr uint64_t kMaxExpansion = 500;
+inline constexpr uint64_t kFreeBytes = uint64_t{256} << 20;
+inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;
+
+// The packed data are truncated, damaged or a bomb. RecordReader adds file and line.
+class BrokenStream : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct OpenFile {
+  std::unique_ptr<std::streambuf> bytes;
+  Packing packing = Packing::kNone;
+};
+
+// Throws UserError if the file is missing, not a regular file or unreadable, if it is Arrow, zip,
+// bzip2, xz or a picture, or if it is Parquet and its reader is not built (the message says what to
+// do). Reading from `bytes` throws BrokenStream.
+OpenFile open_data_file(const std::filesystem::path& file);
 
 enum class RecordForm { kJsonLines, kJsonArray, kText };
 
-inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;
-
 struct Record {
   std::string text;
-  int64_t line = 1;  // where it starts, from 1
+  int64_t line = 1;  // of its first byte, from 1
 };
 
 class RecordReader {
  public:
-  // UserError: the file is missing, a folder, empty, or of a form that open_data_file refuses.
+  // Throws UserError if open_data_file() does, or if the file is empty.
   explicit RecordReader(const std::filesystem::path& file);
 
   RecordForm form() const { return form_; }
   Packing packing() const { return file_bytes_.packing; }
-  // The next record, or nothing at the end. UserError naming file and line: too long a record, an
-  // array that is not closed or holds something between its elements, text that is not UTF-8,
-  // packed data that are cut short or damaged.
+  // Returns the next record, or nothing at the end. Throws UserError naming file and line for a
+  // record of more than kMaxRecordBytes, an array that is not closed or holds something between its
+  // elements, text that is not UTF-8, and packed data that are truncated or damaged.
   std::optional<Record> next();
 
  private:
@@ -49,7 +72,7 @@ class RecordReader {
   std::optional<Record> next_line();
   std::optional<Record> next_element();
   std::optional<Record> next_document();
-  bool read_line(std::string& line);  // false at the end of the file
+  bool read_line(std::string& line);  // returns false at the end of the file
   int peek();
   int take();  // one byte, counting lines; EOF at the end
   void skip_space();
@@ -64,3 +87,8 @@ class RecordReader {
 };
 
 }  // namespace moe::data
+
+// The entry of libmoe_parquet.so (parquet.cpp), which is loaded from the folder of the binary when
+// the first Parquet file is opened: the Arrow libraries are large and linked by nothing else. The
+// caller owns the result. Throws UserError if the file is no Parquet file.
+extern "C" std::streambuf* moe_open_parquet(const char* file);

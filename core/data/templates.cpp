@@ -3,24 +3,301 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
+#include "core/base/read_file.h"
 #include "core/base/utf8.h"
-#include "core/data/chat_forms.h"
 
 namespace moe::data {
 
+namespace fs = std::filesystem;
+
 namespace {
 
-// System text (of the first turn), instruction and input, a line each.
+using Kind = ChatPiece::Kind;
+
+// Collects the pieces of a conversation. Those between begin_answer(true) and end_answer() are
+// learned.
+class ChatWriter {
+ public:
+  void text(const std::string& text) {
+    if (!text.empty()) {
+      pieces_.push_back({Kind::kText, text, is_learned_});
+    }
+  }
+  void mark(const std::string& text) { pieces_.push_back({Kind::kMark, text, is_learned_}); }
+  void bos() { pieces_.push_back({Kind::kBos}); }
+  void eos() { pieces_.push_back({Kind::kEos, "", is_learned_}); }
+
+  void begin_answer(bool is_learned) {
+    answer_ = pieces_.size();
+    is_learned_ = is_learned;
+  }
+  void end_answer() { is_learned_ = false; }
+
+  std::vector<ChatPiece> pieces() { return std::move(pieces_); }
+  std::vector<ChatPiece> before_last_answer() {
+    pieces_.resize(answer_);
+    return std::move(pieces_);
+  }
+
+ private:
+  std::vector<ChatPiece> pieces_;
+  size_t answer_ = 0;  // the first piece of the last answer
+  bool is_learned_ = false;
+};
+
+std::string question_text(const Turn& turn) {
+  return turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input);
+}
+
+void write_llama3(ChatWriter& out, const Conversation& conversation, bool only_last) {
+  const auto header = [&](const std::string& role) {
+    out.mark("<|start_header_id|>");
+    out.text(role);
+    out.mark("<|end_header_id|>");
+    out.text("\n\n");
+  };
+  const auto message = [&](const std::string& role, const std::string& content) {
+    header(role);
+    out.text(strip(content));
+    out.mark("<|eot_id|>");
+  };
+  out.bos();
+  if (!conversation.system.empty()) {
+    message("system", conversation.system);
+  }
+  for (const Turn& turn : conversation.turns) {
+    message("user", question_text(turn));
+    header("assistant");
+    out.begin_answer(!only_last || &turn == &conversation.turns.back());
+    out.text(strip(turn.response));
+    out.mark("<|eot_id|>");
+    out.end_answer();
+  }
+}
+
+void write_chatml(ChatWriter& out, const Conversation& conversation, bool only_last) {
+  const auto message = [&](const std::string& role, const std::string& content) {
+    out.mark("<|im_start|>");
+    out.text(role + "\n" + content);
+    out.mark("<|im_end|>");
+    out.text("\n");
+  };
+  if (!conversation.system.empty()) {
+    message("system", conversation.system);
+  }
+  for (const Turn& turn : conversation.turns) {
+    message("user", question_text(turn));
+    out.mark("<|im_start|>");
+    out.text("assistant\n");
+    out.begin_answer(!only_last || &turn == &conversation.turns.back());
+    out.text(turn.response);
+    out.mark("<|im_end|>");
+    out.end_answer();
+    out.text("\n");
+  }
+}
+
+void write_zephyr(ChatWriter& out, const Conversation& conversation, bool only_last) {
+  const auto message = [&](const std::string& mark, const std::string& content) {
+    out.mark(mark);
+    out.text("\n" + content);
+    out.eos();
+    out.text("\n");
+  };
+  if (!conversation.system.empty()) {
+    message("<|system|>", conversation.system);
+  }
+  for (const Turn& turn : conversation.turns) {
+    message("<|user|>", question_text(turn));
+    out.mark("<|assistant|>");
+    out.text("\n");
+    out.begin_answer(!only_last || &turn == &conversation.turns.back());
+    out.text(turn.response);
+    out.eos();
+    out.end_answer();
+    out.text("\n");
+  }
+}
+
+// One of Mistral's spacings.
+struct Mistral {
+  enum class System { kFirst, kLast, kMarked };
+  const char* name;
+  const char *before_inst, *after_inst, *before_end, *before_answer;
+  bool strips_answers;
+  System system;
+};
+
+constexpr std::array<Mistral, 5> kMistrals = {{
+    {"mistral", " ", " ", " ", " ", false, Mistral::System::kFirst},
+    {"mistral-v0", "", " ", " ", "", false, Mistral::System::kFirst},
+    {"mistral-v3", "", " ", "", " ", true, Mistral::System::kLast},
+    {"mistral-tekken", "", "", "", "", false, Mistral::System::kLast},
+    {"mistral-v7", "", "", "", "", false, Mistral::System::kMarked},
+}};
+
+void write_mistral(const Mistral& form, ChatWriter& out, const Conversation& conversation,
+                   bool only_last) {
+  const auto& turns = conversation.turns;
+  const bool has_system = !conversation.system.empty();
+  out.bos();
+  if (has_system && form.system == Mistral::System::kMarked) {
+    out.mark("[SYSTEM_PROMPT]");
+    out.text(conversation.system);
+    out.mark("[/SYSTEM_PROMPT]");
+  }
+  for (const Turn& turn : turns) {
+    const bool is_last = &turn == &turns.back();
+    const bool has_system_before_it =
+        has_system && ((form.system == Mistral::System::kFirst && &turn == &turns.front()) ||
+                       (form.system == Mistral::System::kLast && is_last));
+    out.text(form.before_inst);
+    out.mark("[INST]");
+    out.text(form.after_inst + (has_system_before_it ? conversation.system + "\n\n" : "") +
+             question_text(turn) + form.before_end);
+    out.mark("[/INST]");
+    out.begin_answer(!only_last || is_last);
+    out.text(form.before_answer + (form.strips_answers ? strip(turn.response) : turn.response));
+    out.eos();
+    out.end_answer();
+  }
+}
+
+void write_chat(const std::string& form, ChatWriter& out, const Conversation& conversation,
+                bool only_last) {
+  if (form == "llama3") {
+    return write_llama3(out, conversation, only_last);
+  }
+  if (form == "chatml") {
+    return write_chatml(out, conversation, only_last);
+  }
+  if (form == "zephyr") {
+    return write_zephyr(out, conversation, only_last);
+  }
+  const auto mistral = std::find_if(kMistrals.begin(), kMistrals.end(),
+                                    [&](const Mistral& spacing) { return form == spacing.name; });
+  MOE_CHECK(mistral != kMistrals.end(), "no chat form '{}'", form);
+  write_mistral(*mistral, out, conversation, only_last);
+}
+
+}  // namespace
+
+const std::vector<std::string>& chat_form_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all = {"llama3", "chatml", "zephyr"};
+    for (const auto& form : kMistrals) {
+      all.emplace_back(form.name);
+    }
+    return all;
+  }();
+  return names;
+}
+
+std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
+                                   bool only_last) {
+  ChatWriter out;
+  write_chat(form, out, conversation, only_last);
+  return out.pieces();
+}
+
+namespace {
+
+constexpr const char *kTemplateFile = "chat_template.jinja",
+                     *kTokenizerConfig = "tokenizer_config.json";
+
+// Returns the default of "chat_template"; empty if there is none.
+std::string default_template(const Json& config) {
+  const auto entry = config.is_object() ? config.find("chat_template") : config.end();
+  if (entry == config.end()) {
+    return "";
+  }
+  if (entry->is_string()) {
+    return entry->get<std::string>();
+  }
+  for (const auto& named : *entry) {
+    if (named.is_object() && named.value("name", Json()) == "default" &&
+        named.value("template", Json()).is_string()) {
+      return named["template"].get<std::string>();
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string chat_form_by_marks(const std::string& chat_template) {
+  const auto has = [&](std::string_view mark) {
+    return chat_template.find(mark) != std::string::npos;
+  };
+  if (has("<|im_start|>")) {
+    return "chatml";
+  }
+  if (has("<|start_header_id|>")) {
+    return "llama3";
+  }
+  if (has("[INST]")) {
+    if (has("[SYSTEM_PROMPT]")) {
+      return "mistral-v7";
+    }
+    if (has("<<SYS>>")) {
+      return "llama2";
+    }
+    if (has(" [INST]")) {
+      return "mistral";
+    }
+    const bool is_tight = has("\"[INST]\"") || has("'[INST]'");
+    return is_tight ? "mistral-tekken" : has(" [/INST]") ? "mistral-v0" : "mistral-v3";
+  }
+  if (has("<|user|>") && (has("eos_token") || has("</s>") || has("<|endoftext|>")) &&
+      !has("<|end|>")) {
+    return "zephyr";
+  }
+  return "";
+}
+
+std::string chat_form_of(const fs::path& folder) {
+  std::string text;
+  fs::path file = folder / kTemplateFile;
+  if (fs::exists(file)) {
+    constexpr uint64_t kMaxTemplateBytes = uint64_t{1} << 20;
+    text = read_small_file(file, kMaxTemplateBytes);
+  } else if (file = folder / kTokenizerConfig; fs::exists(file)) {
+    text = default_template(read_json(file));
+  }
+  const std::string remedy =
+      fmt::format("name one with --template: {}, llama2", fmt::join(chat_form_names(), ", "));
+  if (text.empty()) {
+    throw UserError("{}: has no chat template ({} or \"chat_template\" of {}); {}", folder.string(),
+                    kTemplateFile, kTokenizerConfig, remedy);
+  }
+  const std::string form = chat_form_by_marks(text);
+  if (form.empty()) {
+    throw UserError("{}: the chat template is of no form that moe knows; {}", file.string(),
+                    remedy);
+  }
+  return form;
+}
+
+std::string named_template(const std::string& word, const fs::path& folder) {
+  return word == "auto" ? chat_form_of(folder) : word;
+}
+
+namespace {
+
+// Returns system text (of the first turn), instruction and input, a line each.
 FilledText plain_instruct(const Conversation& conversation, size_t index) {
   const Turn& turn = conversation.turns[index];
   FilledText text;
   if (index == 0 && !conversation.system.empty()) {
     text.data(conversation.system + "\n");
   }
-  return text.data(turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input));
+  return text.data(question_text(turn));
 }
 
 TurnText paper_turn(const Conversation& conversation, size_t index) {
@@ -55,7 +332,7 @@ TurnText llama2_turn(const Conversation& conversation, size_t index) {
   if (index == 0 && !conversation.system.empty()) {
     content.own("<<SYS>>\n").data(conversation.system).own("\n<</SYS>>\n\n");
   }
-  content.data(turn.instruction + (turn.input.empty() ? "" : "\n" + turn.input));
+  content.data(question_text(turn));
   return {true, FilledText().own("[INST] ").append(content.stripped()).own(" [/INST]"), true,
           FilledText().data(turn.response).stripped().own(" ")};
 }
@@ -76,15 +353,15 @@ char unescape(char c, const std::string& word) {
   }
 }
 
-// The texts around the placeholders, and the placeholders between them: one more text than names.
-struct Pieces {
+// The texts around the placeholders, and the names between them: one more text than names.
+struct TemplatePieces {
   std::vector<std::string> texts{""};
   std::vector<std::string> names;
 };
 
 // A placeholder is a word of lower-case letters in braces; other braces are text.
-Pieces cut(const std::string& word) {
-  Pieces pieces;
+TemplatePieces split_placeholders(const std::string& word) {
+  TemplatePieces pieces;
   for (size_t at = 0; at < word.size(); ++at) {
     if (word[at] == '\\' && at + 1 < word.size()) {
       pieces.texts.back() += unescape(word[++at], word);
@@ -104,7 +381,7 @@ Pieces cut(const std::string& word) {
   return pieces;
 }
 
-// UserError where the names are not instruction and response, once each and in this order.
+// Throws UserError unless the names are instruction and response, once each and in this order.
 void check_names(const std::vector<std::string>& names, const std::string& word) {
   const std::string shown = printable(word);
   size_t instructions = 0, responses = 0;
@@ -160,7 +437,7 @@ Template Template::parse(const std::string& word) {
         printable(word, 40), near.empty() ? "" : ", did you mean '" + near + "'?",
         fmt::join(known, ", "));
   }
-  Pieces pieces = cut(word);
+  TemplatePieces pieces = split_placeholders(word);
   check_names(pieces.names, word);
   parsed.kind_ = Kind::kOwn;
   parsed.before_ = std::move(pieces.texts[0]);
@@ -193,6 +470,49 @@ TurnText Template::render(const Conversation& conversation, size_t turn) const {
               .append(plain_instruct(conversation, turn))
               .own(between_.substr(0, between_.size() - (has_space ? 1 : 0))),
           has_space, FilledText().data(conversation.turns[turn].response).own(after_)};
+}
+
+namespace {
+
+// Returns the conversation up to its last answer, which is not read.
+std::vector<ChatPiece> question_pieces(const std::string& form, const Conversation& conversation) {
+  ChatWriter out;
+  write_chat(form, out, conversation, /*only_last=*/true);
+  return out.before_last_answer();
+}
+
+// Returns the piece that ends an answer.
+ChatPiece end_of_turn(const std::string& form) {
+  return form == "llama3"   ? ChatPiece{Kind::kMark, "<|eot_id|>"}
+         : form == "chatml" ? ChatPiece{Kind::kMark, "<|im_end|>"}
+                            : ChatPiece{Kind::kEos};
+}
+
+std::vector<int64_t> token_ids(const std::vector<ChatToken>& tokens) {
+  std::vector<int64_t> ids;
+  for (const auto& token : tokens) {
+    ids.push_back(token.id);
+  }
+  return ids;
+}
+
+}  // namespace
+
+Question question_tokens(const Template& form, const std::string& question,
+                         const TextCodec& codec) {
+  const Conversation conversation{"", {{question, "", ""}}};
+  if (form.is_chat()) {
+    const ChatPiece end = end_of_turn(form.chat_form());
+    return {token_ids(chat_tokens(question_pieces(form.chat_form(), conversation), codec)),
+            token_ids(chat_tokens({end}, codec))};
+  }
+  TurnText text = form.render(conversation, 0);
+  text.prompt.own(text.space_before_response && !codec.leading_space ? " " : "");
+  Question result{codec.encode_filled(text.prompt), {codec.eos}};
+  if (text.begins_with_bos && codec.bos >= 0) {
+    result.ids.insert(result.ids.begin(), codec.bos);
+  }
+  return result;
 }
 
 }  // namespace moe::data

@@ -5,28 +5,67 @@
 //   BOS prompt response EOS [BOS] prompt response EOS ...
 //
 //   paper    the papers' plain [instruct][response] (core/train/README.md): system, instruction and
-//            input on lines of their own, then the response. The prompt of a pair stands as it is.
-//   alpaca   Stanford's two prompts, with and without an input. A system text takes the place of
-//            the opening sentences; later turns have none.
+//            input on lines of their own, then the response. The prompt of a pair is unchanged.
+//   alpaca   Stanford's two prompts, with and without an input. A system text replaces the opening
+//            sentences; later turns have none.
 //   llama2   LLaMA-2 chat as Meta's code has it: `[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A `, a
 //            BOS before every turn, texts stripped; the space after the answer is part of it.
-//   llama3, chatml, zephyr, mistral and its kin: chat forms, which write a conversation as a whole
-//            (chat_forms.h) and not turn by turn as above
 //   a text   the user's own, with {instruction} and {response}, once each and in this order; \n,
-//   \t,
-//            \\, \{ and \} are escapes. It is applied to every turn; system and input stand in
-//            {instruction} as in `paper`. What follows {response} is learned with it.
+//            \t, \\, \{ and \} are escapes. It is applied to every turn; system and input are part
+//            of {instruction} as in `paper`. Text after {response} is learned with it.
+//
+// Chat forms write a conversation as a whole, as published chat templates do. No template language
+// is run; tests/interop/chat_templates.py compares each with transformers.
+//
+//   llama3   BOS <|start_header_id|>role<|end_header_id|>\n\nU<|eot_id|>, texts stripped
+//   chatml   <|im_start|>role\nU<|im_end|>\n
+//   zephyr   <|user|>\nU EOS \n <|assistant|>\nA EOS \n
+//   mistral  BOS [INST] U [/INST] A EOS, of which Mistral published five spacings:
+//            mistral-v0      "[INST] U [/INST]A"      7B-Instruct-v0.1 as first published
+//            mistral         " [INST] U [/INST] A"    v1: 7B-Instruct-v0.1 and v0.2 today
+//            mistral-v3      "[INST] U[/INST] A"      7B-Instruct-v0.3; answers stripped
+//            mistral-tekken  "[INST]U[/INST]A"        Nemo
+//            mistral-v7      the same, after [SYSTEM_PROMPT]S[/SYSTEM_PROMPT]
+//            A system text precedes the first question, in v3 and tekken the last one, with a
+//            blank line between.
+//
+// A conversation without a system text is written without one. A mark such as <|im_start|> is a
+// special token if the vocabulary has one; marks in the texts themselves are plain text
+// (chat_tokens()).
 
+#include <cstdint>
+#include <filesystem>
 #include <string>
+#include <vector>
 
-#include "core/data/filled_text.h"
 #include "core/data/formats.h"
+#include "core/data/text_codec.h"
 
 namespace moe::data {
 
+const std::vector<std::string>& chat_form_names();
+
+// Returns the whole conversation. Answers and the ends of their turns are learned, with `only_last`
+// those of the last turn. `form` must be one of chat_form_names().
+std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
+                                   bool only_last);
+
+// Returns the name of the chat form of a model folder, by the marks in its chat template:
+// chat_template.jinja, or "chat_template" of tokenizer_config.json (a text, or a list of {"name",
+// "template"} of which "default" counts). Text that the template itself adds (a date, a default
+// system text) is not reproduced. Throws UserError if the folder has no chat template or one of
+// another form.
+std::string chat_form_of(const std::filesystem::path& folder);
+
+// Returns the form of a chat template by its text; empty if no form fits.
+std::string chat_form_by_marks(const std::string& chat_template);
+
+// Returns `word` of --template, or the form of the folder if it is "auto".
+std::string named_template(const std::string& word, const std::filesystem::path& folder);
+
 struct TurnText {
   bool begins_with_bos = false;
-  FilledText prompt;  // without the space before the response, where the template has one
+  FilledText prompt;  // without the space before the response, if the template has one
   bool space_before_response = false;
   FilledText response;
 };
@@ -34,17 +73,18 @@ struct TurnText {
 class Template {
  public:
   Template() = default;  // paper
-  // A name or a text. UserError: neither, a placeholder that is missing, unknown, twice or out of
-  // order, an unknown escape.
+  // Parses a name or a text. Throws UserError for an unknown name, an unknown escape, and a
+  // placeholder that is missing, unknown, repeated or out of order.
   static Template parse(const std::string& word);
 
-  // Two templates with the same words render alike; says what a cache of tokens was made with.
+  // Returns a text that differs for templates that render differently; part of the key of a token
+  // cache.
   std::string words() const;
 
   bool is_chat() const { return kind_ == Kind::kChat; }
   const std::string& chat_form() const { return form_; }  // its name
 
-  // A turn of any other.
+  // Returns a turn of a template that is no chat form.
   TurnText render(const Conversation& conversation, size_t turn) const;
 
  private:
@@ -53,5 +93,11 @@ class Template {
   std::string form_;                      // of a chat
   std::string before_, between_, after_;  // of the user's own: around {instruction} and {response}
 };
+
+// The prompt of a single question, and the tokens that end its answer.
+struct Question {
+  std::vector<int64_t> ids, end;
+};
+Question question_tokens(const Template& form, const std::string& question, const TextCodec& codec);
 
 }  // namespace moe::data

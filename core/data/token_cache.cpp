@@ -13,7 +13,6 @@
 #include "core/base/read_file.h"
 #include "core/base/version.h"
 #include "core/data/token_file.h"
-#include "core/data/token_layout.h"
 #include "core/io/file.h"
 
 namespace moe::data {
@@ -28,7 +27,7 @@ fs::path environment_path(const char* name) {
   return path.is_absolute() ? path : fs::path();  // as the XDG specification asks
 }
 
-// Where a temporary file may grow large: what the user says, else a disk and not memory.
+// Returns a folder for a large temporary file: $TMPDIR, else one on a disk, not in memory.
 fs::path temporary_folder() {
   const fs::path named = environment_path("TMPDIR");
   if (!named.empty()) {
@@ -37,7 +36,7 @@ fs::path temporary_folder() {
   return ::access("/var/tmp", W_OK) == 0 ? fs::path("/var/tmp") : fs::temp_directory_path();
 }
 
-// Tells a file that was written to meanwhile.
+// Detects that a file was written to meanwhile.
 struct Stamp {
   ino_t inode = 0;
   off_t bytes = 0;
@@ -45,22 +44,22 @@ struct Stamp {
   bool operator==(const Stamp&) const = default;
 };
 
-Stamp stamp_of(const fs::path& file) {
+Stamp read_stamp(const fs::path& file) {
   struct stat status {};
-  ::stat(file.c_str(), &status);  // a file that vanished has a stamp of its own
+  ::stat(file.c_str(), &status);  // a missing file has the default stamp
   return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-std::vector<Stamp> stamps_of(const std::vector<Source>& sources) {
+std::vector<Stamp> read_stamps(const std::vector<Source>& sources) {
   std::vector<Stamp> stamps;
   for (const auto& source : sources) {
-    stamps.push_back(stamp_of(source.file));
+    stamps.push_back(read_stamp(source.file));
   }
   return stamps;
 }
 
-// A name that ends in .txt, packed or not, makes text of a file whatever it holds.
-std::string ends_of(const fs::path& file) {
+// Returns the extensions of a file: .txt, packed or not, makes every file a text.
+std::string extensions(const fs::path& file) {
   return file.stem().extension().string() + file.extension().string();
 }
 
@@ -72,7 +71,7 @@ Examples examples_of(const CacheRequest& request, std::shared_ptr<const TokenFil
   return examples;
 }
 
-// The same, and the other processes of the run may map the file.
+// As examples_of(), and offers the file to the other processes of the run.
 Examples shared_examples(const CacheRequest& request, const io::Digest& key,
                          std::shared_ptr<const TokenFile> tokens) {
   if (request.shared != nullptr) {
@@ -93,7 +92,7 @@ void write_tokens(const CacheRequest& request, const Descriptor& file, const fs:
   writer.finish(forms);
 }
 
-// The file of an earlier run, if it is there and whole.
+// Returns the file of an earlier run, if it exists and is intact.
 std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const fs::path& file,
                                              const io::Digest& key,
                                              std::vector<std::string>& notes) {
@@ -119,12 +118,12 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
                                           const std::vector<Stamp>& stamps) {
   write_tokens(request, file, name, key);
   for (size_t index = 0; index < stamps.size(); ++index) {
-    if (stamp_of(request.sources[index].file) != stamps[index]) {
+    if (read_stamp(request.sources[index].file) != stamps[index]) {
       throw UserError("{}: changed while it was read; start again when nothing writes to it",
                       request.sources[index].file.string());
     }
   }
-  // Opened by its number, not by its name, under which another run may put its own meanwhile.
+  // Opened by its descriptor: another run may have renamed its own file to the name.
   const fs::path number = fmt::format("/proc/self/fd/{}", file.get());
   try {
     return std::make_shared<TokenFile>(io::MappedFile(open_to_read(number), name), key,
@@ -136,16 +135,16 @@ std::shared_ptr<const TokenFile> tokenise(const CacheRequest& request, const Des
 }
 
 constexpr std::string_view kEnding = ".tokens";
-constexpr int kTextRules = 2;  // one more where the same record gives other ids than before
+constexpr int kTextRules = 2;  // incremented when the same record gives other ids than before
 
-// KEY.tokens, with the digits of a key.
+// Returns true for KEY.tokens, with the digits of a key.
 bool is_cache_name(std::string_view name) {
   constexpr size_t kDigits = 32;
   return name.size() == kDigits + kEnding.size() && name.ends_with(kEnding) &&
          name.find_first_not_of("0123456789abcdef") == kDigits;
 }
 
-// A new file to write in the cache, or none where the folder cannot be written and need not be.
+// Makes a new file in the cache; returns null if the folder cannot be written and may_fail is set.
 std::unique_ptr<io::PartialFile> make_file(const CacheLocation& location, const fs::path& target,
                                            std::vector<std::string>& notes) {
   std::error_code error;
@@ -203,7 +202,7 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
     hash.update_text(tokenizer.special_tokens);
   }
   for (const auto& source : sources) {
-    hash.update_text(ends_of(source.file));
+    hash.update_text(extensions(source.file));
     hash.update_file(source.file, on_block);
   }
   return hash.digest();
@@ -253,7 +252,7 @@ std::shared_ptr<const TokenFile> HostTokens::next(int64_t vocab_size, size_t fil
 
 Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>& notes) {
   for (const auto& source : request.sources) {
-    open_data_file(source.file);  // a file that is missing or of no known form is told at once
+    open_data_file(source.file);  // reports a missing or unknown file before any is read
   }
   if (request.shared != nullptr) {
     if (auto tokens = request.shared->next(request.vocab_size, request.sources.size())) {
@@ -261,7 +260,7 @@ Examples open_or_tokenise(const CacheRequest& request, std::vector<std::string>&
       return examples_of(request, std::move(tokens));
     }
   }
-  const std::vector<Stamp> stamps = stamps_of(request.sources);
+  const std::vector<Stamp> stamps = read_stamps(request.sources);
   const auto on_block = [&] { request.on_progress(0, 0); };
   const io::Digest key =
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);

@@ -1,15 +1,24 @@
-// Reads a token file through the map.
-
 #include "core/data/token_file.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <limits>
 
 #include "core/base/error.h"
-#include "core/data/token_layout.h"
+#include "core/io/file.h"
 
 namespace moe::data {
 
 namespace {
+
+uint64_t round_up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
+
+// Returns the bytes of the ids of an example, up to its labels.
+uint64_t ids_bytes(uint64_t tokens, uint32_t id_bytes) {
+  return round_up(tokens * id_bytes, sizeof(uint32_t));
+}
 
 using layout::load;
 
@@ -19,13 +28,13 @@ void require(bool holds, const char* words) {
   }
 }
 
-// A header that is whole and of this key; counts and offsets are still to be believed.
+// Returns the header, after checking its digest and key; counts and offsets are not checked yet.
 layout::Header check_header(std::span<const std::byte> bytes, const io::Digest& key,
                             int64_t vocab_size) {
   require(bytes.size() >= sizeof(layout::Header), "is cut short");
   const auto header = load<layout::Header>(bytes.data());
   require(header.magic == layout::kMagic, "is no file of tokens, or was not finished");
-  const io::Digest own = io::digest_of(bytes.first(layout::kHeaderSummed_bytes));
+  const io::Digest own = io::digest_of(bytes.first(layout::kHeaderSummedBytes));
   require(own == io::Digest{header.header_high, header.header_low}, "has a damaged header");
   require(header.version == kTokenFileVersion, "is of another version of moe");
   require(key == io::Digest{header.key_high, header.key_low} &&
@@ -36,14 +45,141 @@ layout::Header check_header(std::span<const std::byte> bytes, const io::Digest& 
   return header;
 }
 
+constexpr size_t kBufferBytes = size_t{1} << 20;
+
+template <typename T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+template <typename T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+// Sets `runs` to the lengths of the runs, alternately without and with loss. Returns false if a
+// label is neither its token nor kNoLoss.
+bool find_runs(const Example& example, std::vector<uint32_t>& runs) {
+  runs.assign(1, 0);
+  bool learned = false;
+  for (size_t t = 0; t < example.ids.size(); ++t) {
+    const bool learns = example.labels[t] != kNoLoss;
+    if (learns && example.labels[t] != example.ids[t]) {
+      return false;
+    }
+    if (learns != learned) {
+      runs.push_back(0);
+      learned = learns;
+    }
+    ++runs.back();
+  }
+  return true;
+}
+
+uint32_t id_bytes_for(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
+
 }  // namespace
+
+TokenFileWriter::TokenFileWriter(const Descriptor& file, const std::filesystem::path& name,
+                                 const io::Digest& key, int64_t vocab_size)
+    : file_(file), name_(name), key_(key), vocab_size_(vocab_size) {
+  put(bytes_of(layout::Header{layout::kUnfinishedMagic}));
+  flush();
+}
+
+void TokenFileWriter::add(const Example& example) {
+  MOE_CHECK(!example.ids.empty() && example.ids.size() == example.labels.size());
+  MOE_CHECK(example.ids.size() < std::numeric_limits<uint32_t>::max());
+  const auto file = static_cast<size_t>(example.file);
+  MOE_CHECK(file + 1 >= ranges_.size(), "file {} after {}", file, ranges_.size());
+  while (ranges_.size() <= file) {
+    ranges_.push_back({examples(), 0, 0});
+  }
+  const auto tokens = static_cast<int64_t>(example.ids.size());
+  ++ranges_.back().count;
+  ranges_.back().tokens += tokens;
+  tokens_ += tokens;
+  index_.push_back(written_);
+  std::vector<uint32_t> runs;
+  const bool has_runs = find_runs(example, runs);
+  layout::Block block;
+  block.tokens = static_cast<uint32_t>(tokens);
+  block.runs = has_runs ? static_cast<uint32_t>(runs.size()) : layout::kLabelsFollow;
+  block.line = example.line;
+  put(bytes_of(block));
+  if (id_bytes_for(vocab_size_) == 2) {
+    std::vector<uint16_t> narrow(example.ids.begin(), example.ids.end());
+    narrow.resize(narrow.size() + narrow.size() % 2);
+    put(bytes_of(narrow));
+  } else {
+    put(bytes_of(example.ids));
+  }
+  put(has_runs ? bytes_of(runs) : bytes_of(example.labels));
+  const std::vector<std::byte> padding(round_up(written_, layout::kAlignBytes) - written_);
+  put(padding);
+}
+
+void TokenFileWriter::finish(const std::vector<FileForm>& forms) {
+  MOE_CHECK(forms.size() == ranges_.size(), "{} forms, {} files", forms.size(), ranges_.size());
+  flush();
+  layout::Header header;
+  header.version = kTokenFileVersion;
+  header.id_bytes = id_bytes_for(vocab_size_);
+  header.key_high = key_.high;
+  header.key_low = key_.low;
+  header.vocab_size = static_cast<uint64_t>(vocab_size_);
+  header.files = forms.size();
+  header.examples = index_.size();
+  header.tokens = static_cast<uint64_t>(tokens_);
+  header.blocks_end = written_;
+  const io::Digest blocks = blocks_.digest();
+  header.blocks_high = blocks.high;
+  header.blocks_low = blocks.low;
+  std::vector<layout::File> files;
+  for (size_t file = 0; file < forms.size(); ++file) {
+    files.push_back(
+        {static_cast<uint32_t>(forms[file].format), static_cast<uint32_t>(forms[file].packing),
+         static_cast<uint64_t>(ranges_[file].count), static_cast<uint64_t>(ranges_[file].tokens)});
+  }
+  io::ContentHash tables;
+  tables.update(bytes_of(index_));
+  tables.update(bytes_of(files));
+  header.tables_high = tables.digest().high;
+  header.tables_low = tables.digest().low;
+  const io::Digest own = io::digest_of(bytes_of(header).first(layout::kHeaderSummedBytes));
+  header.header_high = own.high;
+  header.header_low = own.low;
+  io::write_all(file_, bytes_of(index_), name_);
+  io::write_all(file_, bytes_of(files), name_);
+  if (::lseek(file_.get(), 0, SEEK_SET) != 0) {
+    io::throw_write_error(errno, name_);
+  }
+  io::write_all(file_, bytes_of(header), name_);
+}
+
+void TokenFileWriter::put(std::span<const std::byte> bytes) {
+  written_ += bytes.size();
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  if (buffer_.size() >= kBufferBytes) {
+    flush();
+  }
+}
+
+void TokenFileWriter::flush() {
+  const bool is_header = written_ == sizeof(layout::Header);
+  if (!is_header) {
+    blocks_.update(buffer_);
+  }
+  io::write_all(file_, buffer_, name_);
+  buffer_.clear();
+}
 
 TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_size)
     : file_(std::move(file)) {
   const std::span<const std::byte> bytes = file_.bytes();
   const layout::Header header = check_header(bytes, key, vocab_size);
   const uint64_t end = header.blocks_end, size = bytes.size();
-  require(end >= sizeof(layout::Header) && end <= size && end % layout::kAlign_bytes == 0,
+  require(end >= sizeof(layout::Header) && end <= size && end % layout::kAlignBytes == 0,
           "is cut short");
   const uint64_t tables = size - end;
   require(header.examples <= tables / sizeof(uint64_t) &&
@@ -67,7 +203,7 @@ TokenFile::TokenFile(io::MappedFile file, const io::Digest& key, int64_t vocab_s
   check_blocks(end, vocab_size);
 }
 
-// Table of files: known forms, counts that add up.
+// Checks the table of files: known forms, counts that add up.
 void TokenFile::check_files(uint64_t files) {
   const std::byte* table = index_ + static_cast<uint64_t>(size_) * sizeof(uint64_t);
   int64_t begin = 0;
@@ -87,7 +223,7 @@ void TokenFile::check_files(uint64_t files) {
   require(begin == size_, "does not add up");
 }
 
-// The blocks tile the file from header to index and hold the tokens that their files say.
+// Checks that the blocks tile the file from header to index and hold the tokens of their files.
 void TokenFile::check_blocks(uint64_t end, int64_t vocab_size) const {
   uint64_t offset = sizeof(layout::Header);
   int64_t index = 0;
@@ -105,8 +241,8 @@ void TokenFile::check_blocks(uint64_t end, int64_t vocab_size) const {
   require(offset == end, "has bytes that belong to no example");
 }
 
-// Where the block at `offset` ends; all of it lies before `end`, its ids and labels are of the
-// vocabulary.
+// Returns the end of the block at `offset`, after checking that it lies before `end` and that its
+// ids and labels are in the vocabulary.
 uint64_t TokenFile::check_block(uint64_t offset, uint64_t end, int64_t vocab_size) const {
   require(end - offset >= sizeof(layout::Block), "has an example that is cut short");
   const std::byte* at = file_.bytes().data() + offset;
@@ -114,14 +250,13 @@ uint64_t TokenFile::check_block(uint64_t offset, uint64_t end, int64_t vocab_siz
   const bool has_labels = block.runs == layout::kLabelsFollow;
   const uint64_t followers = has_labels ? block.tokens : block.runs;
   // At most 2^32 * 8 + 2^32 * 4: no overflow.
-  const uint64_t bytes =
-      layout::round_up(sizeof(layout::Block) + layout::ids_bytes(block.tokens, id_bytes_) +
-                           followers * sizeof(uint32_t),
-                       layout::kAlign_bytes);
+  const uint64_t bytes = round_up(
+      sizeof(layout::Block) + ids_bytes(block.tokens, id_bytes_) + followers * sizeof(uint32_t),
+      layout::kAlignBytes);
   require(block.tokens > 0 && block.line > 0 && bytes <= end - offset,
           "has an example that is cut short");
   const std::byte* ids = at + sizeof(layout::Block);
-  const std::byte* rest = ids + layout::ids_bytes(block.tokens, id_bytes_);
+  const std::byte* rest = ids + ids_bytes(block.tokens, id_bytes_);
   uint64_t in_runs = 0;
   for (uint64_t follower = 0; follower < followers; ++follower, rest += sizeof(uint32_t)) {
     const auto label = load<int32_t>(rest);
@@ -164,7 +299,7 @@ void TokenFile::add_labels(int64_t index, int64_t begin, int64_t end,
   const std::byte* at = block(index);
   const auto head = load<layout::Block>(at);
   const std::byte* ids = at + sizeof(layout::Block);
-  const std::byte* rest = ids + layout::ids_bytes(head.tokens, id_bytes_);
+  const std::byte* rest = ids + ids_bytes(head.tokens, id_bytes_);
   if (head.runs == layout::kLabelsFollow) {
     for (int64_t t = begin; t < end; ++t) {
       labels.push_back(load<int32_t>(rest + static_cast<int64_t>(sizeof(int32_t)) * t));

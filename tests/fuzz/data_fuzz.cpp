@@ -10,8 +10,8 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/data/example_set.h"
 #include "core/data/examples.h"
-#include "core/data/show.h"
 
 namespace {
 

@@ -19,7 +19,7 @@ build=build/fuzz
 base=(core/base/{error,json,read_file,terminal_text,utf8}.cpp)
 mapped=("${base[@]}" core/io/{file,mapped_file}.cpp)
 tensors=("${mapped[@]}" core/io/{safetensors,safetensors_writer}.cpp)
-data=(core/data/{chat_forms,chat_tokens,compressed,example*,filled_text,formats,no_parquet,records,show,templates}.cpp)
+data=(core/data/{example_set,examples,formats,records,templates,text_codec}.cpp core/tokenizer/*.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
   [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,output_checks,staged_folder,staging_area}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
@@ -27,7 +27,7 @@ declare -A sources=(
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"
   [logits]="${base[*]} core/route/read_logits.cpp"
-  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,file,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/data/sources.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
+  [run]="${base[*]} ${data[*]} $(echo core/io/{checksums,file,line_log,output_checks,staged_folder,staging_area}.cpp core/train/observe/{history,relu_stages,load_map,downsampled,panels,text_samples,step_lines}.cpp core/train/run/{inputs,run_folder,made_list,settings_file,options,evaluation_settings}.cpp core/base/{option,toml}.cpp core/model/convert/upcycle_request.cpp core/model/llama/compute.cpp core/train/loop/schedule.cpp core/route/router_*.cpp)"
   [tokenizer]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
   [tokenizer_json]="${mapped[*]} $(echo core/tokenizer/*.cpp)"
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Chat forms (core/data/chat_forms.h) held to transformers' apply_chat_template, token by token.
+"""Chat forms (core/data/templates.h) held to transformers' apply_chat_template, token by token.
 
 Conversations of one and of several turns, with and without a system text, go through `moe train` (ids and which of them carry loss, read
 from the cache of tokens) and their first question through `moe generate --chat`, which tells the form by the folder's own template.

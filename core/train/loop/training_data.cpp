@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/data/chat_template.h"
+#include "core/data/templates.h"
 #include "core/model/config/config.h"
 #include "core/tokenizer/tokenizer.h"
 

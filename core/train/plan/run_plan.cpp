@@ -6,7 +6,7 @@
 
 #include "core/base/available_memory.h"
 #include "core/base/error.h"
-#include "core/data/chat_template.h"
+#include "core/data/templates.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"
 #include "core/train/loop/coefficients.h"

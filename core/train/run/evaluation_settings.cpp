@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/data/sources.h"
+#include "core/data/example_set.h"
 #include "core/train/run/options.h"
 
 namespace moe::train {

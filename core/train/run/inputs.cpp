@@ -11,7 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/data/sources.h"
+#include "core/data/example_set.h"
 #include "core/io/checksums.h"
 
 namespace moe::train {

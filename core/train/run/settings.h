@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/data/batches.h"
+#include "core/data/examples.h"
 #include "core/io/safetensors.h"
 #include "core/model/config/config.h"
 #include "core/model/convert/upcycle_request.h"
@@ -36,7 +37,7 @@ struct AdamWSettings {
 struct TrainSettings {
   std::filesystem::path model;              // the folder to start from
   std::filesystem::path run;                // RUN
-  std::vector<std::filesystem::path> data;  // words of --data: core/data/sources.h
+  std::vector<std::filesystem::path> data;  // words of --data: data::parse_sources()
   std::optional<data::Format> format;       // open: told from each file's first record
   std::string text_template = "paper";      // [instruct][response]; core/data/templates.h; or
                                             // "auto", until the model's folder is open

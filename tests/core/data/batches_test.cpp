@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/data/shuffle.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

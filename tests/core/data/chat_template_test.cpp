@@ -1,8 +1,7 @@
 // A folder's own chat template, told by its marks.
 
-#include "core/data/chat_template.h"
-
 #include "core/base/json.h"
+#include "core/data/templates.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"

@@ -1,10 +1,9 @@
 // Chat forms through a tokenizer of one id a byte. tests/interop/chat_templates.py holds the same
 // to transformers with real ones.
 
-#include "core/data/chat_tokens.h"
-
 #include <algorithm>
 
+#include "core/data/templates.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 

@@ -1,10 +1,9 @@
-#include "core/data/compressed.h"
-
 #include <zlib.h>
 #include <zstd.h>
 
 #include <algorithm>
 
+#include "core/data/records.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 

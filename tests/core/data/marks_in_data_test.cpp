@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/base/json.h"
-#include "core/data/chat_tokens.h"
+#include "core/data/templates.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/tokenizer/unicode.h"
 #include "tests/support/byte_codec.h"

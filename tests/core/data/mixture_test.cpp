@@ -1,10 +1,8 @@
-#include "core/data/mixture.h"
-
 #include <cmath>
 #include <set>
 
 #include "core/data/batches.h"
-#include "core/data/shuffle.h"
+#include "core/data/examples.h"
 #include "tests/support/byte_codec.h"
 #include "tests/support/catch.h"
 

@@ -1,5 +1,4 @@
-#include "core/data/show.h"
-
+#include "core/data/example_set.h"
 #include "tests/support/catch.h"
 
 using namespace moe::data;

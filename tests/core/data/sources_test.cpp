@@ -1,5 +1,4 @@
-#include "core/data/sources.h"
-
+#include "core/data/example_set.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

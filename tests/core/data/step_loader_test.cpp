@@ -1,9 +1,8 @@
-#include "core/data/step_loader.h"
-
 #include <atomic>
 #include <chrono>
 
 #include "core/base/error.h"
+#include "core/data/batches.h"
 #include "tests/support/catch.h"
 
 using namespace moe;

@@ -5,8 +5,6 @@
 #include <fstream>
 
 #include "core/data/batches.h"
-#include "core/data/shuffle.h"
-#include "core/data/token_layout.h"
 #include "core/io/file.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -90,7 +88,7 @@ std::string forge(std::string bytes) {
   header.tables_high = tables.high;
   header.tables_low = tables.low;
   const auto own =
-      io::digest_of(std::as_bytes(std::span(&header, 1)).first(layout::kHeaderSummed_bytes));
+      io::digest_of(std::as_bytes(std::span(&header, 1)).first(layout::kHeaderSummedBytes));
   header.header_high = own.high;
   header.header_low = own.low;
   std::memcpy(bytes.data(), &header, sizeof(header));
