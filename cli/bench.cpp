@@ -10,7 +10,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/bench/timing.h"
 
 namespace moe::cli {

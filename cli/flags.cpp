@@ -8,9 +8,9 @@
 #include <sstream>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/base/toml.h"
-#include "core/base/usable_processors.h"
+#include "core/base/resources.h"
 #include "kernels/ops/device.h"
 
 namespace moe::cli {

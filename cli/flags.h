@@ -58,7 +58,7 @@ c10::Device device_of(const std::string& name);
 // says what holds.
 void add_inference_precision(CLI::App& command, std::optional<model::Precision>& precision);
 
-// A recipe is a TOML file with one table a command, read by parse_toml() (core/base/toml.h):
+// A recipe is a TOML file with one table a command, read by parse_toml() (core/base/json.h):
 // CLI11's own reader misreads `#` inside strings. read_recipes gives the app its --config;
 // add_config lets it stand after a command's name. Tables of other commands are checked and left;
 // an unknown table or key is an error that names the nearest known one.

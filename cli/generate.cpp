@@ -12,10 +12,10 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
-#include "core/base/terminal_text.h"
+#include "core/base/resources.h"
+#include "core/base/text.h"
 #include "core/data/templates.h"
 #include "core/tokenizer/tokenizer.h"
 

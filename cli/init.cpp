@@ -10,7 +10,7 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/model/convert/inspect.h"
 
 namespace moe::cli {

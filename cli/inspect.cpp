@@ -11,7 +11,7 @@
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "core/base/option.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/model/convert/expert_distances.h"
 
 namespace moe::cli {

@@ -17,7 +17,7 @@
 #include "cli/reference.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/base/version.h"
 #include "kernels/cpu/caching_allocator.h"
 

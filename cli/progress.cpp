@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 
 namespace moe::cli {
 

@@ -13,7 +13,7 @@
 #include "core/base/json.h"
 #include "core/base/option.h"
 #include "core/base/page/page.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"

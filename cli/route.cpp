@@ -12,7 +12,7 @@
 #include "cli/route_table.h"
 #include "core/base/error.h"
 #include "core/base/option.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/route/read_logits.h"
 
 namespace moe::cli {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cli/progress.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 
 namespace moe::cli {
 

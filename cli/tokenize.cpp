@@ -13,7 +13,7 @@
 #include "core/base/json.h"
 #include "core/base/option.h"
 #include "core/base/read_file.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/tokenizer/tokenizer.h"
 
 namespace moe::cli {

@@ -7,7 +7,7 @@
 #include "cli/progress.h"
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/data/example_set.h"
 #include "core/train/loop/training_data.h"
 

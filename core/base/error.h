@@ -1,10 +1,7 @@
 #pragma once
-// The two families of failure that code throws on purpose (the third, a failing machine, is
-// std::exception as it comes).
-//
-// UserError: the user can mend it. One sentence: what is wrong, where, how to mend. main() prints
-// it and exits with 2. MOE_CHECK: we are wrong. Prints the condition, the place and the values,
-// exits with 1.
+// Errors. UserError is one that the user can fix: one sentence with what is wrong, where, and how
+// to fix it; exit code 2. MOE_CHECK is a fault of the program: condition, source line and values;
+// exit code 1. Failures of the machine are other exceptions; exit code 1.
 
 #include <fmt/format.h>
 
@@ -22,7 +19,7 @@ class UserError : public std::runtime_error {
       : std::runtime_error(fmt::format(text, std::forward<Args>(args)...)) {}
 };
 
-// Work stopped by SIGINT or SIGTERM after what can be resumed was saved; main() exits with 130.
+// Thrown after SIGINT or SIGTERM, once the state to resume from is saved. Exit code 130.
 class Interrupted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -30,14 +27,14 @@ class Interrupted : public std::runtime_error {
 
 [[noreturn]] void fail_check(const char* condition, const char* file, int line, std::string values);
 
-// The known name closest to `unknown` by edit distance, or "" when none is near. For "did you
-// mean".
+// Returns the name of `known` closest to `unknown` by edit distance, for "did you mean"; "" if none
+// is near.
 std::string nearest_name(std::string_view unknown, const std::vector<std::string>& known);
 
 }  // namespace moe
 
-// MOE_CHECK(rows == expected, "rows {} expected {}", rows, expected): an invariant of ours, on in
-// release.
+// MOE_CHECK(rows == expected, "rows {} expected {}", rows, expected) checks an invariant, also in
+// release builds.
 #define MOE_CHECK(condition, ...)                                                     \
   do {                                                                                \
     if (!(condition)) {                                                               \

@@ -5,8 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/base/terminal_text.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe {
 
@@ -22,8 +21,8 @@ void check_utf8(std::string_view text, const std::string& where) {
   }
 }
 
-// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without its machine-made
-// front.
+// Returns "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without its
+// prefix.
 std::string parser_words(const Json::exception& error) {
   std::string_view words = error.what();
   if (words.starts_with('[')) {
@@ -36,9 +35,9 @@ std::string parser_words(const Json::exception& error) {
   return printable(words, 300);
 }
 
-// Builds a value from the events of nlohmann's parser. The parser does not recurse, but copying,
-// comparing and dumping a value do: depth is limited here. Linear: nlohmann's own parser with a
-// callback visits all members of an object each time that one of them ends.
+// Builds a value from the events of nlohmann's parser. Limits the depth: the parser does not
+// recurse, but copying, comparing and dumping a value do. Takes linear time, unlike nlohmann's
+// parser with a callback, which visits all members of an object after each of them.
 template <typename AnyJson>
 class JsonBuilder {
  public:
@@ -100,7 +99,7 @@ class JsonBuilder {
   const std::string& where_;
   DuplicateKeys duplicates_;
   AnyJson root_;
-  std::vector<AnyJson*> open_;  // objects and arrays that have not ended, outermost first
+  std::vector<AnyJson*> open_;  // unclosed objects and arrays, outermost first
   AnyJson* member_ = nullptr;   // of the innermost open object: the value of its last key
   AnyJson* last_ = nullptr;     // the value that was added last
 };
@@ -112,11 +111,11 @@ AnyJson parse_checked(std::string_view text, const std::string& where, Duplicate
   }
   check_utf8(text, where);
   JsonBuilder<AnyJson> builder(where, duplicates);
-  AnyJson::sax_parse(text, &builder);  // a fault throws
+  AnyJson::sax_parse(text, &builder);  // throws on errors
   return builder.take();
 }
 
-// What a value is, in a word or two, for "must be ..., is ...".
+// Returns a short description of a value for "must be ..., is ...".
 std::string describe(const Json& value) {
   if (value.is_object()) {
     return "an object";
@@ -127,7 +126,7 @@ std::string describe(const Json& value) {
   return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
 }
 
-// The value of `key`, or nullptr when it is missing. `json` must be an object.
+// Returns the value of `key`, or null if it is missing. `json` must be an object.
 const Json* find(const Json& json, const std::string& key, const std::string& where) {
   if (!json.is_object()) {
     throw UserError("{}: must be an object with a key '{}', is {}", where, key, describe(json));
@@ -244,7 +243,7 @@ std::vector<int64_t> get_ints(const Json& json, const std::string& key, const st
   std::vector<int64_t> numbers;
   numbers.reserve(list.size());
   for (const Json& value : list) {
-    // The element's name is made only for an error: lists of token ids are long.
+    // Formats the name of an element for errors only: lists of token ids are long.
     constexpr auto kWhole = Json::value_t::number_unsigned;
     const bool plain = value.type() == kWhole && value.get<uint64_t>() <= kLargestInt;
     numbers.push_back(plain ? value.get<int64_t>()

@@ -1,10 +1,12 @@
 #pragma once
-// The JSON we read: every file is hostile until read. Depth is limited, numbers are checked, errors
-// name file and place.
+// JSON and TOML, both as Json. Files are hostile until they are checked: depth is limited, numbers
+// are checked, errors name file and place. Nothing else calls the parsers of nlohmann-json and
+// toml++ (tests/layout_test.cpp).
 
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,30 +14,36 @@
 namespace moe {
 
 using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;  // for files we write: keys keep their order
+using OrderedJson = nlohmann::ordered_json;  // for files that moe writes: keys keep their order
 
 inline constexpr int kMaxJsonDepth = 64;
 
 enum class DuplicateKeys { kLastWins, kRefused };
 
 // Parses `text`; `where` opens every error ("model/config.json" or "data.jsonl line 7"). Throws
-// UserError on broken JSON, invalid UTF-8 (with the byte's offset), numbers beyond a double, and
+// UserError for invalid JSON, invalid UTF-8 (with the byte's offset), numbers beyond a double, and
 // nesting beyond kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::string& where,
                 DuplicateKeys duplicates = DuplicateKeys::kLastWins);
 
-// Reads and parses a file of at most `max_bytes`. Throws UserError when it is missing, too large or
-// broken.
+// Parses as parse_json() does; keys keep their order.
+OrderedJson parse_ordered_json(std::string_view text, const std::string& where);
+
+// Returns nothing where parse_json() throws: for files whose damage is no error.
+std::optional<Json> try_parse_json(std::string_view text);
+
+// Reads and parses a file. Throws UserError if it is missing, invalid or has more than `max_bytes`
+// bytes.
 Json read_json(const std::filesystem::path& file, uint64_t max_bytes = uint64_t{1} << 30);
 
 // Returns `json` as text to print: indented by `indent` spaces (-1: one line), with invalid UTF-8
 // replaced by U+FFFD and control characters escaped (terminal_json()).
 std::string json_text(const OrderedJson& json, int indent = -1);
 
-// The value of `key` in the object `json`, of the asked type. Missing key or wrong type: UserError
-// naming `where` and the key. The forms with a fallback take it for a missing key and for null.
-// Integers are whole numbers of 64 bits (4.0 is none); doubles may be written as integers, and are
-// finite.
+// Return the value of `key` in the object `json`. Throw UserError naming `where` and the key if the
+// key is missing or the value has another type. The overloads with a fallback return it if the key
+// is missing or null. Integers are whole numbers of 64 bits (4.0 is none); doubles are finite and
+// may be written as integers.
 int64_t get_int(const Json& json, const std::string& key, const std::string& where);
 int64_t get_int(const Json& json, const std::string& key, const std::string& where,
                 int64_t fallback);
@@ -47,5 +55,14 @@ std::string get_string(const Json& json, const std::string& key, const std::stri
 std::string get_string(const Json& json, const std::string& key, const std::string& where,
                        const std::string& fallback);
 std::vector<int64_t> get_ints(const Json& json, const std::string& key, const std::string& where);
+
+inline constexpr int kMaxTomlNesting = 64;  // open brackets and braces
+inline constexpr int kMaxTomlDots = 32;     // in one key
+
+// Parses TOML (recipes, settings of runs, task files) into an object. Tables become objects with
+// ascending keys, dates and times strings; floating-point numbers may be infinite or NaN. Throws
+// UserError that opens with `where` and the line for invalid TOML (including a repeated key),
+// nesting beyond the bounds, and a letter outside ASCII that is in no string and no comment.
+Json parse_toml(std::string_view text, const std::string& where);
 
 }  // namespace moe

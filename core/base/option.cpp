@@ -15,8 +15,8 @@ namespace moe {
 
 namespace {
 
-constexpr int64_t kMostCount = int64_t{1} << 40;
-constexpr double kEndless = std::numeric_limits<double>::infinity();
+constexpr int64_t kMaxCount = int64_t{1} << 40;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::string quoted_list(const std::vector<std::string>& texts) {
   std::string list;
@@ -26,7 +26,7 @@ std::string quoted_list(const std::vector<std::string>& texts) {
   return list.empty() ? "" : "[" + list + "]";
 }
 
-// A member's value as TOML writes it; empty where it has none.
+// Returns a member's value as TOML; empty if it has none.
 struct TomlText {
   std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
   std::string operator()(const int* value) const { return fmt::format("{}", *value); }
@@ -68,7 +68,7 @@ bool set_number(To& to, const std::string& text) {
   return is_number;
 }
 
-std::string rule_of(const Range& range, double value) {
+std::string range_rule(const Range& range, double value) {
   if (range.rule != nullptr) {
     return range.rule;
   }
@@ -76,7 +76,7 @@ std::string rule_of(const Range& range, double value) {
     return fmt::format("must be a whole number of {} to {}", range.least, range.most);
   }
   const char* kind = range.is_whole ? "whole number" : "number";
-  if (range.most < (range.is_whole ? static_cast<double>(kMostCount) : kEndless)) {
+  if (range.most < (range.is_whole ? static_cast<double>(kMaxCount) : kInfinity)) {
     return fmt::format("must be a {} of {} to {}", kind, range.least, range.most);
   }
   if (range.is_open && range.least == 0) {
@@ -89,7 +89,7 @@ std::string rule_of(const Range& range, double value) {
 
 [[noreturn]] void refuse_number(const std::string& flag, const std::string& number,
                                 const Range& range, double value) {
-  throw UserError("{} {}: {}", flag, number, rule_of(range, value));
+  throw UserError("{} {}: {}", flag, number, range_rule(range, value));
 }
 
 // Parses `text` as a decimal Integer within its limits and those of the option's range.
@@ -114,7 +114,7 @@ std::string checked_integer(const Option& option, const std::string& text) {
 
 }  // namespace
 
-Range whole_from(int64_t least) { return whole_between(least, kMostCount); }
+Range whole_from(int64_t least) { return whole_between(least, kMaxCount); }
 
 Range whole_between(int64_t least, int64_t most) {
   return {.least = static_cast<double>(least),
@@ -123,10 +123,10 @@ Range whole_between(int64_t least, int64_t most) {
           .is_whole = true};
 }
 
-Range number_from(double least) { return number_between(least, kEndless); }
+Range number_from(double least) { return number_between(least, kInfinity); }
 
 Range positive_number() {
-  return {.least = 0, .most = kEndless, .is_checked = true, .is_open = true};
+  return {.least = 0, .most = kInfinity, .is_checked = true, .is_open = true};
 }
 
 Range number_between(double least, double most) {

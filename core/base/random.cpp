@@ -40,13 +40,6 @@ const Ziggurat& ziggurat() {
   return table;
 }
 
-uint64_t splitmix64(uint64_t& state) {
-  uint64_t z = (state += 0x9e3779b97f4a7c15ULL);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
-  return z ^ (z >> 31);
-}
-
 uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const char c : text) {
@@ -75,11 +68,29 @@ inline double symmetric(uint64_t bits) {
 
 }  // namespace
 
+uint64_t SplitMix64::next() {
+  state_ += 0x9E3779B97F4A7C15ULL;
+  uint64_t mixed = state_;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ULL;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBULL;
+  return mixed ^ (mixed >> 31);
+}
+
+uint64_t SplitMix64::below(uint64_t bound) {
+  MOE_CHECK(bound > 0);
+  // Rejects the first 2^64 mod bound values, which would be drawn once too often.
+  const uint64_t surplus = (0 - bound) % bound;
+  uint64_t value = next();
+  while (value < surplus) {
+    value = next();
+  }
+  return value % bound;
+}
+
 Random::Random(uint64_t seed, std::string_view stream) {
-  uint64_t mixer = seed;
-  mixer = splitmix64(mixer) ^ fnv1a(stream);
+  SplitMix64 mixer(SplitMix64(seed).next() ^ fnv1a(stream));
   for (auto& word : state_) {
-    word = splitmix64(mixer);
+    word = mixer.next();
   }
 }
 
@@ -90,7 +101,7 @@ double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 uint64_t Random::below(uint64_t count) {
   MOE_CHECK(count >= 1);
   const uint64_t refuse =
-      (0 - count) % count;  // 2^64 mod count: drawing again below it leaves whole multiples
+      (0 - count) % count;  // 2^64 mod count: rejecting values below it removes the bias
   uint64_t drawn = bits();
   while (drawn < refuse) {
     drawn = bits();
@@ -98,8 +109,8 @@ uint64_t Random::below(uint64_t count) {
   return drawn % count;
 }
 
-// A point beyond the certain part of its layer: the tail of layer 0, or the wedge under the curve
-// of the others.
+// Draws from the uncertain part of a layer: the tail of layer 0, or the wedge under the curve of
+// the others.
 double Random::normal_outside(uint64_t layer, double u, bool& accepted) {
   const Ziggurat& table = ziggurat();
   accepted = true;

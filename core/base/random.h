@@ -1,12 +1,6 @@
 #pragma once
-// Random numbers from a seed and a name, never from the surroundings: the same (seed, stream) gives
-// the same numbers on every machine, whatever was drawn elsewhere. So a tensor's values depend on
-// its own name and on nothing beside it.
-//
-// Bits: xoshiro256++ (Blackman and Vigna 2019), its state filled by splitmix64 from seed and name.
-// Normals: the ziggurat of Marsaglia and Tsang (2000) with 256 layers, in Doornik's form (2005,
-// bits of layer and value apart): exact in distribution, about 4 ns a number, which is what writing
-// gigabytes of random weights needs.
+// Random numbers that are a function of a seed and a stream name, the same on every machine. The
+// values of a tensor thus depend on its name alone.
 
 #include <array>
 #include <cstdint>
@@ -15,6 +9,21 @@
 
 namespace moe {
 
+// SplitMix64 (Steele, Lea, Flood 2014), for orders and for the states of other generators.
+class SplitMix64 {
+ public:
+  explicit SplitMix64(uint64_t state) : state_(state) {}
+  uint64_t next();
+  uint64_t below(uint64_t bound);  // uniform in [0, bound), bound > 0, without modulo bias
+
+ private:
+  uint64_t state_;
+};
+
+// xoshiro256++ (Blackman and Vigna 2019), its state filled by SplitMix64 from seed and name.
+// Normals are drawn by the ziggurat of Marsaglia and Tsang (2000) with 256 layers, in Doornik's
+// form (2005, separate bits for layer and value): exact in distribution, about 4 ns a number, fast
+// enough for gigabytes of random weights.
 class Random {
  public:
   explicit Random(uint64_t seed, std::string_view stream = "");

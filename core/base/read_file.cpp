@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "core/base/error.h"
 
@@ -40,6 +42,18 @@ size_t read_some(const Descriptor& file, char* into, size_t size, const std::str
 }
 
 }  // namespace
+
+Descriptor make_memory_file() {
+  constexpr int kFirstNumber = STDERR_FILENO + 1;
+  Descriptor file(memfd_create("moe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file.is_open() && file.get() < kFirstNumber) {  // a standard stream is closed
+    file = Descriptor(fcntl(file.get(), F_DUPFD_CLOEXEC, kFirstNumber));
+  }
+  if (!file.is_open() || fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) {
+    throw std::system_error(errno, std::generic_category(), "a file in memory");
+  }
+  return file;
+}
 
 void throw_too_large(const std::string& name, uint64_t max_bytes) {
   throw UserError("{}: has more than the {} bytes that such a file may have", name, max_bytes);

@@ -1,21 +1,53 @@
 #pragma once
-// Reading of files that are small or read from front to end. Every file of a model, a run, a task
-// or a data set is opened here or mapped (core/io/mapped_file.h, which opens by open_to_read()
-// too): opening never waits for the other end of a named pipe, a folder or a device is refused by a
-// sentence, and sizes are limited.
+// File descriptors, and reading of files that are small or read front to back. Every file of a
+// model, a run, a task or a data set is opened here or mapped (core/io/mapped_file.h, which uses
+// open_to_read() too): opening never waits for the other end of a named pipe, folders and devices
+// are refused, and sizes are limited.
+
+#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <streambuf>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "core/base/descriptor.h"
-#include "core/base/json.h"
-
 namespace moe {
+
+// An open file descriptor, which closes itself. Moved, not copied.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+      reset();
+      number_ = other.release();
+    }
+    return *this;
+  }
+
+  int get() const { return number_; }
+  bool is_open() const { return number_ >= 0; }
+  int release() { return std::exchange(number_, -1); }
+
+ private:
+  void reset() {
+    if (number_ >= 0) {
+      close(number_);
+    }
+  }
+
+  int number_ = -1;
+};
+
+// Returns an empty file in memory, readable by this user only, which is freed with its last
+// descriptor and mapping. Its size may be sealed. The descriptor is never that of a standard
+// stream. Throws std::system_error if the system has no more.
+Descriptor make_memory_file();
 
 // kAllowed: the file may also be a named pipe or a character device, such as /dev/stdin or the
 // shell's <(command). For files that the user names on the command line and that are read once.
@@ -36,7 +68,7 @@ Descriptor open_standard_input();
 std::string read_small_file(const std::filesystem::path& file,
                             uint64_t max_bytes = kMaxSmallFileBytes, Pipes pipes = Pipes::kRefused);
 
-// Throws the UserError of a file that has more than `max_bytes` bytes.
+// Throws UserError: the file `name` has more than `max_bytes` bytes.
 [[noreturn]] void throw_too_large(const std::string& name, uint64_t max_bytes);
 
 // Returns the first `bytes` bytes of a regular file, fewer if the file is shorter.
@@ -77,11 +109,5 @@ class FileReader : public std::streambuf {
   std::vector<char> buffer_;
   bool has_newline_ = false;
 };
-
-// Parses JSON text as parse_json() does (core/base/json.h); keys keep their order.
-OrderedJson parse_ordered_json(std::string_view text, const std::string& where);
-
-// Returns nothing where parse_json() throws: for files whose damage is no error.
-std::optional<Json> try_parse_json(std::string_view text);
 
 }  // namespace moe

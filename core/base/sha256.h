@@ -1,6 +1,6 @@
 #pragma once
-// SHA-256 (FIPS 180-4), to say which files a result was made from. About 300 MB/s: for configs and
-// samples, not for whole checkpoints.
+// SHA-256 (FIPS 180-4), to identify the files that a result was made from. About 300 MB/s: for
+// configs and samples, not for checkpoints.
 
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@ class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
   void update(std::string_view text);
-  std::string hex();  // the digest of all so far; call once, at the end
+  std::string hex();  // the digest of all updates; call once, at the end
 
  private:
   void block(const uint8_t* bytes);

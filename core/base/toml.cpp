@@ -1,4 +1,6 @@
-#include "core/base/toml.h"
+// Depth is checked before toml++ is called: it builds, prints and destroys nested tables by
+// recursion and does not limit the dots of a key, so that "a.a.a. .. = 1" of a hundred kilobytes
+// overflows the stack.
 
 #include <toml++/toml.h>
 
@@ -7,13 +9,14 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/json.h"
+#include "core/base/text.h"
 
 namespace moe {
 namespace {
 
-// The offset behind the string whose opening quote is at `at`.
-size_t end_of_string(std::string_view text, size_t at) {
+// Returns the offset after the string whose opening quote is at `at`.
+size_t string_end(std::string_view text, size_t at) {
   const char quote = text[at];
   const bool is_long = text.substr(at).starts_with(std::string(3, quote));
   const size_t width = is_long ? 3 : 1;
@@ -29,19 +32,19 @@ size_t end_of_string(std::string_view text, size_t at) {
   return text.size();
 }
 
-// Whether `c` may stand inside a dotted key: a bare key's letters, and white space around dots.
-bool is_of_key(char c) {
+// Returns true for the characters of a dotted key: bare keys, and white space around dots.
+bool is_key_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == ' ' ||
          c == '\t';
 }
 
-int64_t line_of(std::string_view text, size_t at) {
+int64_t line_number(std::string_view text, size_t at) {
   return 1 + std::count(text.begin(), text.begin() + static_cast<int64_t>(at), '\n');
 }
 
-// Scans for brackets and dots outside strings and comments. Up to the first syntax error it sees
-// the same strings as the parser, and the parser reads nothing behind that. Letters outside ASCII
-// are refused because toml++ 3.3 looks them up in a table that does not have most below U+049A.
+// Throws UserError if brackets or dots outside strings and comments nest too deep. Up to the first
+// syntax error it sees the same strings as the parser, which reads nothing after that. Letters
+// outside ASCII are refused because the table of toml++ 3.3 lacks most below U+049A.
 void check_toml_depth(std::string_view text, const std::string& where) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   int brackets = 0, dots = 0;
@@ -49,7 +52,7 @@ void check_toml_depth(std::string_view text, const std::string& where) {
        at < text.size();) {
     const char c = text[at];
     if (c == '"' || c == '\'') {
-      at = end_of_string(text, at);
+      at = string_end(text, at);
       continue;
     }
     if (c == '#') {
@@ -58,17 +61,17 @@ void check_toml_depth(std::string_view text, const std::string& where) {
     }
     if (static_cast<unsigned char>(c) >= 0x80) {
       throw UserError("{} line {}: a letter outside ASCII; put the text or the key in quotes",
-                      where, line_of(text, at));
+                      where, line_number(text, at));
     }
     if (c == '.') {
       ++dots;
-    } else if (!is_of_key(c)) {
+    } else if (!is_key_character(c)) {
       dots = 0;
     }
     brackets += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
     if (brackets > kMaxTomlNesting || dots > kMaxTomlDots) {
       throw UserError("{} line {}: nested deeper than {} brackets or {} dots in a key", where,
-                      line_of(text, at), kMaxTomlNesting, kMaxTomlDots);
+                      line_number(text, at), kMaxTomlNesting, kMaxTomlDots);
     }
     ++at;
   }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/roof.h"
 #include "core/eval/asked.h"

@@ -4,9 +4,9 @@
 
 #include <numeric>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
 #include "core/model/config/weights.h"

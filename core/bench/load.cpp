@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "core/base/available_memory.h"
+#include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
 #include "core/model/config/weights.h"

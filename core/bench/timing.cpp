@@ -12,8 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/base/available_memory.h"
-#include "core/base/system_fields.h"
+#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/model/llama/timeline.h"
 #include "kernels/ops/device.h"

@@ -5,9 +5,9 @@
 #include <fstream>
 #include <utility>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/roof.h"
 #include "core/data/batches.h"

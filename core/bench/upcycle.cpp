@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "core/base/disk_probe.h"
+#include "core/base/resources.h"
 #include "core/bench/bench.h"
 #include "core/bench/timing.h"
 

@@ -7,27 +7,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/random.h"
 
 namespace moe::data {
-
-uint64_t SplitMix64::next() {
-  state_ += 0x9E3779B97F4A7C15ULL;
-  uint64_t mixed = state_;
-  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBULL;
-  return mixed ^ (mixed >> 31);
-}
-
-uint64_t SplitMix64::below(uint64_t bound) {
-  MOE_CHECK(bound > 0);
-  // Rejects the first 2^64 mod bound values, which would be drawn once too often.
-  const uint64_t surplus = (0 - bound) % bound;
-  uint64_t value = next();
-  while (value < surplus) {
-    value = next();
-  }
-  return value % bound;
-}
 
 std::vector<int64_t> shuffled_order(int64_t count, uint64_t seed, int64_t epoch) {
   std::vector<int64_t> order(static_cast<size_t>(count));

@@ -25,19 +25,8 @@
 
 namespace moe::data {
 
-// SplitMix64 (Steele, Lea, Flood 2014). Not of the standard library, whose distributions differ
-// between implementations: an order must be the same everywhere.
-class SplitMix64 {
- public:
-  explicit SplitMix64(uint64_t state) : state_(state) {}
-  uint64_t next();
-  uint64_t below(uint64_t bound);  // uniform in [0, bound), bound > 0, without modulo bias
-
- private:
-  uint64_t state_;
-};
-
-// Returns a permutation of 0..count-1 that depends on (seed, epoch) alone (Fisher-Yates).
+// Returns a permutation of 0..count-1 that depends on (seed, epoch) alone: a Fisher-Yates shuffle
+// by SplitMix64, which is the same everywhere, unlike the distributions of the standard library.
 std::vector<int64_t> shuffled_order(int64_t count, uint64_t seed, int64_t epoch);
 
 struct MixedFile {

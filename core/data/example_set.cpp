@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/terminal_text.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::data {
 

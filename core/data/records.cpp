@@ -13,7 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::data {
 

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::data {
 

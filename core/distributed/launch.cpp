@@ -15,7 +15,7 @@
 #include <sstream>
 
 #include "core/base/error.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/distributed/environment.h"
 #include "core/distributed/monitor.h"
 

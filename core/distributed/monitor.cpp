@@ -6,7 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::distributed {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/available_memory.h"
+#include "core/base/resources.h"
 #include "core/distributed/comm.h"
 
 namespace moe::distributed {

@@ -11,7 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/distributed/environment.h"
 
 namespace moe::distributed {

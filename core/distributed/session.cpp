@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/base/terminal_text.h"
+#include "core/base/text.h"
 #include "core/base/version.h"
 #include "core/distributed/environment.h"
 #include "core/distributed/launch.h"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "core/base/descriptor.h"
+#include "core/base/read_file.h"
 
 namespace c10d {
 class Store;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/available_memory.h"
+#include "core/base/resources.h"
 #include "core/eval/scoring/response_cache.h"
 #include "core/eval/scoring/token_tally.h"
 #include "core/eval/settings.h"

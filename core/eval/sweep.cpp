@@ -8,7 +8,7 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/eval/asked.h"
 #include "core/eval/evaluate.h"
 #include "core/eval/report/output_files.h"

@@ -13,8 +13,9 @@
 #include <system_error>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"
 #include "core/io/staging_area.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/descriptor.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/io/checksums.h"
 
 namespace moe::io {

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <span>
 
-#include "core/base/descriptor.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

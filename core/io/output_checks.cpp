@@ -15,7 +15,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/io/file.h"
 
 namespace moe::io {

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <string>
 
-#include "core/base/descriptor.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

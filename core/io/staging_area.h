@@ -16,7 +16,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/base/descriptor.h"
+#include "core/base/read_file.h"
 
 namespace moe::io {
 

@@ -8,7 +8,7 @@
 #include <queue>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/unicode.h"
 
 namespace moe::io {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/tokenizer_model.h"
 #include "core/tokenizer/unicode.h"
 

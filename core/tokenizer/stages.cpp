@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/patterns.h"
 #include "core/tokenizer/unicode.h"
 

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
 #include "core/tokenizer/unicode.h"
 

@@ -1,7 +1,7 @@
 #include <optional>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/pipeline.h"
 
 namespace moe::io {

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::io {
 
@@ -52,22 +52,6 @@ constexpr ByteLevelTables make_byte_level_tables() {
 constexpr ByteLevelTables kByteLevel = make_byte_level_tables();
 
 }  // namespace
-
-char32_t next_code_point(std::string_view text, size_t& at) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) {
-    at += 1;
-    return lead;
-  }
-  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  char32_t value = lead & (0x7F >> length);
-  for (size_t i = 1; i < length; ++i) {
-    value = value << 6 | (byte(i) & 0x3F);
-  }
-  at += length;
-  return value;
-}
 
 void append_code_point(std::string& text, char32_t code_point) {
   std::array<utf8proc_uint8_t, 4> bytes{};

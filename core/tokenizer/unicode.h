@@ -1,6 +1,6 @@
 #pragma once
-// Code points of well-formed UTF-8, the classes and forms of them that tokenizers need, and the two
-// spellings of raw bytes in tokens. Classes are those of utf8proc's tables (Unicode 15): code
+// The classes and forms of code points that tokenizers need, and the two spellings of raw bytes in
+// tokens. Classes are those of utf8proc's tables (Unicode 15): code
 // points that Unicode assigned later belong to none.
 
 #include <cstddef>
@@ -9,11 +9,9 @@
 #include <string>
 #include <string_view>
 
-namespace moe::io {
+#include "core/base/text.h"
 
-// Returns the code point that begins at `at` and advances `at` past it. `text` must be well-formed
-// UTF-8 (core/base/utf8.h) and `at` the beginning of a character.
-char32_t next_code_point(std::string_view text, size_t& at);
+namespace moe::io {
 
 void append_code_point(std::string& text, char32_t code_point);
 

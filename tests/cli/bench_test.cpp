@@ -5,7 +5,7 @@
 #include <map>
 
 #include "core/base/json.h"
-#include "core/base/usable_processors.h"
+#include "core/base/resources.h"
 #include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/matchers.h"

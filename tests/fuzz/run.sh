@@ -16,13 +16,13 @@ targets=("${@:2}")
 build=build/fuzz
 
 # The sources of each target beside its own; none of them may include LibTorch (tests/layout_test.cpp).
-base=(core/base/{error,json,read_file,terminal_text,utf8}.cpp)
+base=(core/base/{error,json,read_file,text}.cpp)
 mapped=("${base[@]}" core/io/{file,mapped_file}.cpp)
 tensors=("${mapped[@]}" core/io/{safetensors,safetensors_writer}.cpp)
 data=(core/data/{example_set,examples,formats,records,templates,text_codec}.cpp core/tokenizer/*.cpp)
 declare -A sources=(
   [safetensors]="${tensors[*]}"
-  [config]="${tensors[*]} core/base/descriptor.cpp $(echo core/io/{checkpoint,output_checks,staged_folder,staging_area}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
+  [config]="${tensors[*]} $(echo core/io/{checkpoint,output_checks,staged_folder,staging_area}.cpp core/tokenizer/*.cpp core/model/config/{architecture,config*,weights}.cpp core/route/router_*.cpp)"
   [data]="${base[*]} ${data[*]}"
   [task_data]="${base[*]} $(echo core/eval/formats/*.cpp)"
   [task]="${base[*]} core/base/toml.cpp core/eval/tasks/prompt_template.cpp $(echo core/eval/formats/text.cpp)"

@@ -6,7 +6,6 @@
 
 #include "core/base/error.h"
 #include "core/base/json.h"
-#include "core/base/toml.h"
 #include "core/eval/tasks/prompt_template.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -2,7 +2,7 @@
 // 3's tokenizer.model. Refused with UserError, or text goes through it and back.
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/tokenizer/tokenizer_model.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,9 +1,8 @@
 #pragma once
-// One HTML file that shows results, described by JSON: the report of a run, a sweep. It needs
-// nothing else, no network and no other file. Words and tables are plain HTML, so that they stay
-// without a script; the page's own script (page.js) draws lines and heat maps from the numbers that
-// stand in it as JSON. Every text of the JSON is taken as hostile: it can change what the page
-// says, never what it does.
+// An HTML file that shows results (a run, a sweep), described by JSON. It is self-contained: no
+// network, no other file. Text and tables are plain HTML and need no script; the page's own script
+// (page.js) draws lines and heat maps from JSON inside the page. All text is escaped: it is treated
+// as hostile.
 //
 // The page, a key that has a default may be left out:
 //   program   "moe train": what made it
@@ -46,9 +45,10 @@
 
 namespace moe {
 
+// Returns the page.
 std::string make_page(OrderedJson page);
 
-// As many significant digits as a screen can show, so that points take little of a page.
+// Returns `value` with the significant digits that a screen can show, to keep pages small.
 double rounded_for_screen(double value);
 
 }  // namespace moe

@@ -3,8 +3,9 @@
 #include <array>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"

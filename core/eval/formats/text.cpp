@@ -6,7 +6,7 @@
 
 #include <array>
 
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 
 namespace moe::eval {
 namespace {

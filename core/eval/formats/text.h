@@ -1,6 +1,6 @@
 #pragma once
 // Python's string semantics, where the harness's prompts and metrics depend on them. All text is
-// valid UTF-8 (core/base/utf8.h checks). Classes of characters are those of utf8proc's Unicode; the
+// valid UTF-8 (core/base/text.h checks). Classes of characters are those of utf8proc's Unicode; the
 // harness has its Python's. They differ in characters that only the later of the two knows.
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/base/version.h"
 #include "core/eval/report/output_files.h"
 #include "core/io/file.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 
 namespace moe::eval {
 

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/eval/scoring/shared_forwards.h"
 #include "core/io/checksums.h"

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "core/base/error.h"
-#include "core/base/toml.h"
+#include "core/base/json.h"
 #include "core/eval/formats/text.h"
 #include "core/eval/tasks/task_file.h"
 

@@ -5,9 +5,8 @@
 #include <unordered_map>
 
 #include "core/base/error.h"
-#include "core/base/terminal_text.h"
-#include "core/base/toml.h"
-#include "core/base/utf8.h"
+#include "core/base/json.h"
+#include "core/base/text.h"
 #include "core/eval/formats/csv.h"
 #include "core/eval/formats/documents.h"
 #include "core/eval/formats/lines.h"

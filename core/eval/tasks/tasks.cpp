@@ -5,7 +5,7 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/eval/formats/lines.h"
 #include "core/eval/tasks/data_files.h"
 #include "core/eval/tasks/few_shot.h"

@@ -8,11 +8,11 @@
 #include <map>
 #include <span>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
 #include "core/base/random.h"
+#include "core/base/resources.h"
 #include "core/base/sha256.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/base/version.h"
 #include "core/io/output_checks.h"
 #include "core/io/staged_folder.h"

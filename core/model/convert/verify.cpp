@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/checksums.h"
 #include "core/model/convert/upcycle.h"

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <fstream>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/data/batches.h"
 #include "core/data/example_set.h"

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/train/observe/panels.h"
 

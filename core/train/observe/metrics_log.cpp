@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/file.h"
 #include "core/train/observe/report.h"

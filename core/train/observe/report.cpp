@@ -7,9 +7,10 @@
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/html.h"
+#include "core/base/json.h"
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
+#include "core/base/text.h"
 #include "core/io/file.h"
 #include "core/train/observe/report_data.h"
 #include "core/train/run/options.h"

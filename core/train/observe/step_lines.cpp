@@ -13,6 +13,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/read_file.h"
 #include "core/io/file.h"
 

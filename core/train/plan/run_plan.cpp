@@ -4,8 +4,8 @@
 #include <numeric>
 #include <set>
 
-#include "core/base/available_memory.h"
 #include "core/base/error.h"
+#include "core/base/resources.h"
 #include "core/data/templates.h"
 #include "core/model/config/weights.h"
 #include "core/model/convert/upcycle.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/available_memory.h"
+#include "core/base/resources.h"
 #include "core/data/batches.h"
 #include "core/data/token_cache.h"
 #include "core/distributed/world.h"

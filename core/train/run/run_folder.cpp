@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/base/utf8.h"
+#include "core/base/text.h"
 #include "core/io/checksums.h"
 #include "core/io/file.h"
 #include "core/io/output_checks.h"

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/base/system_fields.h"
+#include "core/base/resources.h"
 #include "core/base/version.h"
 #include "core/distributed/on_all_ranks.h"
 #include "core/io/file.h"

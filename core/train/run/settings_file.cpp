@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/base/error.h"
-#include "core/base/toml.h"
+#include "core/base/json.h"
 #include "core/train/run/options.h"
 
 namespace moe::train {

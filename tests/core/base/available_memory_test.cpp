@@ -1,7 +1,6 @@
 // Trees of files stand in for /proc and /sys: the machine that runs the tests does not matter.
 
-#include "core/base/available_memory.h"
-
+#include "core/base/resources.h"
 #include "tests/support/catch.h"
 #include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"

@@ -1,5 +1,4 @@
-#include "core/base/disk_probe.h"
-
+#include "core/base/resources.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"

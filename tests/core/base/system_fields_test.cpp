@@ -1,5 +1,4 @@
-#include "core/base/system_fields.h"
-
+#include "core/base/resources.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

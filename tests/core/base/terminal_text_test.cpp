@@ -1,6 +1,5 @@
-#include "core/base/terminal_text.h"
-
 #include "core/base/json.h"
+#include "core/base/text.h"
 #include "tests/support/catch.h"
 
 TEST_CASE("a message is one line, and words of any length in it are cut", "[base]") {
@@ -44,4 +43,10 @@ TEST_CASE("JSON for a terminal says the same text in escapes", "[base]") {
   CHECK(shown == "\"a\\u001b[31m\\u007f\\u009b\\u202e\u00fc\\n\"");
   CHECK(moe::Json::parse(shown) == text);
   CHECK(moe::json_text(std::string("broken \xff")) == "\"broken \ufffd\"");
+}
+
+TEST_CASE("a number is written with a comma a thousand", "[base]") {
+  using moe::grouped;
+  CHECK((grouped(0) == "0" && grouped(999) == "999" && grouped(1000) == "1,000"));
+  CHECK((grouped(-1234567) == "-1,234,567" && grouped(-999) == "-999"));
 }

@@ -1,8 +1,7 @@
 // TOML as JSON, and what would overflow the stack of a parser that recurses.
-#include "core/base/toml.h"
-
 #include <cmath>
 
+#include "core/base/json.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

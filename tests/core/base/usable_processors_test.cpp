@@ -1,11 +1,10 @@
 // Trees of files stand in for /proc and /sys; what the scheduler allows is set here.
 
-#include "core/base/usable_processors.h"
-
 #include <sched.h>
 
 #include <thread>
 
+#include "core/base/resources.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,8 +1,7 @@
-#include "core/base/utf8.h"
-
 #include <cstdint>
 #include <optional>
 
+#include "core/base/text.h"
 #include "tests/support/catch.h"
 
 using moe::find_invalid_utf8;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/base/error.h"
+#include "core/base/random.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

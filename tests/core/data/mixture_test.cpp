@@ -1,6 +1,7 @@
 #include <cmath>
 #include <set>
 
+#include "core/base/random.h"
 #include "core/data/batches.h"
 #include "core/data/examples.h"
 #include "tests/support/byte_codec.h"

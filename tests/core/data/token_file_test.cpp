@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "core/base/random.h"
 #include "core/data/batches.h"
 #include "core/io/file.h"
 #include "tests/support/catch.h"

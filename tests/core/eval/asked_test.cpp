@@ -8,7 +8,7 @@
 #include <atomic>
 #include <thread>
 
-#include "core/base/system_fields.h"
+#include "core/base/resources.h"
 #include "core/eval/evaluate.h"
 #include "core/model/llama/memory_need.h"
 #include "tests/support/catch.h"

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "core/base/available_memory.h"
+#include "core/base/resources.h"
 #include "core/io/file.h"
 #include "core/train/observe/report.h"
 #include "core/train/observe/report_data.h"

@@ -99,6 +99,13 @@ TEST_CASE("a page asks for nothing outside itself", "[base]") {
   CHECK(count_of(page, "prefers-color-scheme: dark") >= 1);
 }
 
+TEST_CASE("text is escaped, and control characters are replaced", "[base]") {
+  const std::string page = make_page(page_of("a<b> & \"c\" 'd' \xC3\xA9\t\x1b[31m\x7f"));
+  CHECK(count_of(
+            page,
+            "<h2>a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39; \xC3\xA9\t\uFFFD[31m\uFFFD</h2>") == 4);
+}
+
 TEST_CASE("a section of which the script would draw a part is a fault of ours", "[base]") {
   OrderedJson page = page_of("plain");
   page["sections"][0]["panels"].push_back({{"kind", "text"}, {"text", "plain"}});

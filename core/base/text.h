@@ -1,0 +1,67 @@
+#pragma once
+// UTF-8, and text for people. Files are hostile until they are checked: their text must neither
+// break a parser nor, quoted in a message, control the terminal. Everything that is printed passes
+// through terminal_text() or print_text() (tests/layout_test.cpp).
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace moe {
+
+inline constexpr size_t kValidUtf8 = std::string_view::npos;
+
+// Returns the offset of the first byte that is not part of well-formed UTF-8 (Unicode 15, table
+// 3-7: no overlong forms, no surrogates, nothing above U+10FFFF), or kValidUtf8.
+size_t find_invalid_utf8(std::string_view text);
+
+// Returns true if `byte` continues a character of well-formed UTF-8.
+constexpr bool is_continuation_byte(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80U;
+}
+
+// Returns the code point that begins at `at` and advances `at` past it. `text` must be well-formed
+// UTF-8 and `at` the beginning of a character.
+char32_t next_code_point(std::string_view text, size_t& at);
+
+// Returns `text` with U+FFFD in place of what is not well-formed: one for each longest run of bytes
+// that begins a character, else one a byte (Unicode 15, section 3.9, "maximal subparts").
+std::string replace_invalid_utf8(std::string_view text);
+
+// Returns `text` for an error message: control characters and invalid UTF-8 become '?', text beyond
+// `max_bytes` becomes "...".
+std::string printable(std::string_view text, size_t max_bytes = 120);
+
+// Returns `text` for a terminal: control characters, invalid UTF-8 and marks of writing direction,
+// which could move the cursor, change colours or reorder letters, are written as \x1b or \u{202e}.
+// Line breaks and tabs stay unless `one_line` is set.
+std::string terminal_text(std::string_view text, bool one_line = false);
+
+// Formats and prints text that may hold foreign strings: fmt::print() of terminal_text(). Line
+// breaks stay; a name that could forge a line is passed through terminal_text() first.
+template <typename... Args>
+void print_text(std::FILE* file, fmt::format_string<Args...> format, Args&&... args) {
+  fmt::print(file, "{}", terminal_text(fmt::format(format, std::forward<Args>(args)...)));
+}
+template <typename... Args>
+void print_text(fmt::format_string<Args...> format, Args&&... args) {
+  print_text(stdout, format, std::forward<Args>(args)...);
+}
+
+// Returns `json`, which must be valid JSON, with each character inside a string that
+// terminal_text() would escape as the escape \u00XX of JSON.
+std::string terminal_json(std::string_view json);
+
+// Returns a message as it is shown to the user: one line; words of more than 200 bytes, such as a
+// long path, are shortened in the middle; at most 4000 bytes.
+std::string message_text(std::string_view message);
+
+// Returns "1,234,567" for 1234567.
+std::string grouped(int64_t number);
+
+}  // namespace moe
