@@ -186,8 +186,6 @@ void write_chat(const std::string& form, ChatWriter& out, const Conversation& co
   write_mistral(*mistral, out, conversation, only_last);
 }
 
-}  // namespace
-
 const std::vector<std::string>& chat_form_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all = {"llama3", "chatml", "zephyr"};
@@ -198,6 +196,8 @@ const std::vector<std::string>& chat_form_names() {
   }();
   return names;
 }
+
+}  // namespace
 
 std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
                                    bool only_last) {
@@ -229,8 +229,7 @@ std::string default_template(const Json& config) {
   return "";
 }
 
-}  // namespace
-
+// Returns the form of a chat template by its text; empty if no form fits.
 std::string chat_form_by_marks(const std::string& chat_template) {
   const auto has = [&](std::string_view mark) {
     return chat_template.find(mark) != std::string::npos;
@@ -283,6 +282,8 @@ std::string chat_form_of(const fs::path& folder) {
   }
   return form;
 }
+
+}  // namespace
 
 std::string named_template(const std::string& word, const fs::path& folder) {
   return word == "auto" ? chat_form_of(folder) : word;

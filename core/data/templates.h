@@ -43,24 +43,16 @@
 
 namespace moe::data {
 
-const std::vector<std::string>& chat_form_names();
-
 // Returns the whole conversation. Answers and the ends of their turns are learned, with `only_last`
-// those of the last turn. `form` must be one of chat_form_names().
+// those of the last turn. `form` is one of the names above.
 std::vector<ChatPiece> chat_pieces(const std::string& form, const Conversation& conversation,
                                    bool only_last);
 
-// Returns the name of the chat form of a model folder, by the marks in its chat template:
-// chat_template.jinja, or "chat_template" of tokenizer_config.json (a text, or a list of {"name",
-// "template"} of which "default" counts). Text that the template itself adds (a date, a default
-// system text) is not reproduced. Throws UserError if the folder has no chat template or one of
-// another form.
-std::string chat_form_of(const std::filesystem::path& folder);
-
-// Returns the form of a chat template by its text; empty if no form fits.
-std::string chat_form_by_marks(const std::string& chat_template);
-
-// Returns `word` of --template, or the form of the folder if it is "auto".
+// Returns `word` of --template; if it is "auto", the chat form of a model folder, by the marks in
+// its chat template: chat_template.jinja, or "chat_template" of tokenizer_config.json (a text, or a
+// list of {"name", "template"} of which "default" counts). Text that the template itself adds (a
+// date, a default system text) is not reproduced. Throws UserError if the folder has no chat
+// template or one of another form.
 std::string named_template(const std::string& word, const std::filesystem::path& folder);
 
 struct TurnText {

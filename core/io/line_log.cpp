@@ -98,8 +98,7 @@ void LineLog::read(const std::string& title) {
                     path_.string(), printable(title));
   }
   const size_t end = text.size() < head.size() ? 0 : text.rfind('\n') + 1;
-  cut_bytes_ = static_cast<int64_t>(text.size() - end);
-  if (cut_bytes_ > 0 && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) {
+  if (end < text.size() && ::ftruncate(file_.get(), static_cast<off_t>(end)) != 0) {
     throw UserError("{}: cannot be written: {}", path_.string(), std::strerror(errno));
   }
   if (end == 0) {

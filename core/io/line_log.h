@@ -24,8 +24,7 @@ class LineLog {
 
   // The texts that the file held when it was opened, in order.
   const std::vector<std::string>& lines() const { return lines_; }
-  int64_t damaged() const { return damaged_; }      // lines skipped
-  int64_t cut_bytes() const { return cut_bytes_; }  // length of the incomplete last line
+  int64_t damaged() const { return damaged_; }  // lines skipped
   const std::filesystem::path& path() const { return path_; }
 
   // Appends `text`, which must have no line breaks. It then survives a kill of the process. The
@@ -38,7 +37,7 @@ class LineLog {
   std::filesystem::path path_;
   Descriptor file_;
   std::vector<std::string> lines_;
-  int64_t damaged_ = 0, cut_bytes_ = 0;
+  int64_t damaged_ = 0;
   std::chrono::steady_clock::time_point synced_;
 };
 

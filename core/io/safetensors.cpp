@@ -134,16 +134,15 @@ TensorEntry parse_entry(const std::string& name, const Json& value, const std::s
   return entry;
 }
 
-std::map<std::string, std::string> parse_metadata(const Json& value, const std::string& file) {
+// Throws UserError if the metadata are not an object of strings.
+void check_metadata(const Json& value, const std::string& file) {
   const std::string where = file + ": __metadata__";
   if (!value.is_object()) {
     throw UserError("{}: must be an object of strings", where);
   }
-  std::map<std::string, std::string> metadata;
   for (const auto& [key, unused] : value.items()) {
-    metadata[key] = get_string(value, key, where);
+    get_string(value, key, where);
   }
-  return metadata;
 }
 
 // Throws UserError if `entries`, sorted by offset, do not tile [0, data_bytes).
@@ -207,7 +206,7 @@ SafetensorsFile::SafetensorsFile(Descriptor file, const std::filesystem::path& p
   std::vector<TensorEntry> entries;
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
-      metadata_ = parse_metadata(value, where);
+      check_metadata(value, where);
     } else {
       entries.push_back(parse_entry(name, value, where));
     }

@@ -50,7 +50,6 @@ class SafetensorsFile {
   // elements out, do not cast. Throws UserError if there is no such tensor.
   std::span<const std::byte> bytes(const std::string& name) const;
   const MappedFile& file() const { return file_; }
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   std::filesystem::path path_;
@@ -58,7 +57,6 @@ class SafetensorsFile {
   std::vector<TensorInfo> tensors_;
   std::map<std::string, std::pair<size_t, size_t>>
       ranges_;  // name -> [begin, end) in the mapped file
-  std::map<std::string, std::string> metadata_;
 };
 
 }  // namespace moe::io

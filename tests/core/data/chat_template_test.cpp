@@ -28,9 +28,15 @@ TEST_CASE("marks tell the form", "[data]") {
       {"'<|user|>\\n' + content + '<|end|>' eos_token", ""},
       {"{{ messages }}", ""},
       {"", ""}};
+  const TempDir dir;
   for (const auto& [text, form] : known) {
     CAPTURE(text);
-    CHECK(chat_form_by_marks(text) == form);
+    write_file(dir / "chat_template.jinja", text);
+    if (form.empty()) {
+      CHECK_FALSE(user_error_of([&] { named_template("auto", dir.path()); }).empty());
+    } else {
+      CHECK(named_template("auto", dir.path()) == form);
+    }
   }
 }
 
@@ -41,21 +47,20 @@ TEST_CASE("a folder has its chat template in one of two files", "[data]") {
   };
   const std::string chatml = "<|im_start|>", llama3 = "<|start_header_id|>";
   CHECK_THAT(
-      user_error_of([&] { chat_form_of(dir.path()); }),
+      user_error_of([&] { named_template("auto", dir.path()); }),
       contains_text("has no chat template") && contains_text("--template: llama3, chatml, zephyr"));
   config(chatml);
-  CHECK(chat_form_of(dir.path()) == "chatml");
+  CHECK(named_template("auto", dir.path()) == "chatml");
   config({{{"name", "rag"}, {"template", "x"}}, {{"name", "default"}, {"template", llama3}}});
-  CHECK(chat_form_of(dir.path()) == "llama3");
+  CHECK(named_template("auto", dir.path()) == "llama3");
   config({{{"name", "rag"}, {"template", llama3}}, 7, {{"name", 1}}});
-  CHECK_THAT(user_error_of([&] { chat_form_of(dir.path()); }),
+  CHECK_THAT(user_error_of([&] { named_template("auto", dir.path()); }),
              contains_text("has no chat template"));
   config("{{ a date }}");
   CHECK_THAT(
-      user_error_of([&] { chat_form_of(dir.path()); }),
+      user_error_of([&] { named_template("auto", dir.path()); }),
       contains_text("tokenizer_config.json: the chat template is of no form that moe knows"));
   write_file(dir / "chat_template.jinja", chatml);
-  CHECK(chat_form_of(dir.path()) == "chatml");
   CHECK(named_template("auto", dir.path()) == "chatml");
   CHECK(named_template("paper", dir.path()) == "paper");
 }

@@ -81,7 +81,7 @@ TEST_CASE("what is written is read back: every dtype, scalars, empty tensors, in
   CHECK(writer.written_bytes() == data.size());
 
   const SafetensorsFile file(dir / "m");
-  CHECK(file.metadata().at("format") == "pt");
+  CHECK(moe::test::read_file(dir / "m").find(R"("__metadata__":{"format":"pt"})") == 9);
   size_t at = 0;
   for (const auto& tensor : tensors) {
     CHECK(text_of(file.bytes(tensor.name)) == data.substr(at, static_cast<size_t>(tensor.bytes())));

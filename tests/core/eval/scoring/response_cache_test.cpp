@@ -113,7 +113,6 @@ TEST_CASE("a run that recalls some forwards ends in the numbers of one that reca
       CHECK(same(run(world.llama, requests, settings, cache), plain));
       CHECK(cache.hits() > 0);
       CHECK(cache.hits() < 40);
-      CHECK(cache.log().cut_bytes() == 40);
     }
     ResponseCache cache(file, model);
     CHECK(same(run(world.llama, requests, settings, cache), plain));
