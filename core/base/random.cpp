@@ -16,8 +16,7 @@ constexpr double kTailStart =
 // holds the tail.
 struct Ziggurat {
   std::array<double, kLayers + 1> x{};
-  std::array<double, kLayers>
-      ratio{};  // x[i + 1] / x[i]: below it a point lies under the curve for certain
+  std::array<double, kLayers> ratio{};  // x[i + 1] / x[i]: points below it are under the curve
 
   Ziggurat() {
     const double height = std::exp(-0.5 * kTailStart * kTailStart);

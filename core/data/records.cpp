@@ -213,7 +213,7 @@ Packing find_packing(std::string_view head) {
   if (head.starts_with("\x1F\x8B")) {
     return Packing::kGzip;
   }
-  // A skippable frame (0x184D2A50 to 5F) may stand first.
+  // A skippable frame (0x184D2A50 to 5F) may come first.
   const bool skippable = head.size() >= 4 && (static_cast<uint8_t>(head[0]) & 0xF0) == 0x50 &&
                          head.substr(1, 3) == "\x2A\x4D\x18"sv;
   return skippable || head.starts_with("\x28\xB5\x2F\xFD") ? Packing::kZstd : Packing::kNone;

@@ -34,7 +34,7 @@ std::string shape_text(const std::vector<int64_t>& shape);  // "[4096, 11008]"
 
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' own limit
 
-// One mapped file. The constructors check all of it: the header lies within the file, dtypes are
+// A mapped file. The constructors check all of it: the header lies within the file, dtypes are
 // known, offsets follow from the shapes and cover the data without gaps or overlaps. They throw
 // UserError naming file and tensor.
 class SafetensorsFile {

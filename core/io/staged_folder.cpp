@@ -38,7 +38,7 @@ void check_replaceable(const fs::path& out, bool force) {
 }
 
 // Returns true if a kill between the two renames of put_in_place() left the former OUT in `area`.
-// Throws UserError if it may not be restored, or is the only copy beside another OUT.
+// Throws UserError if it may not be restored, or is the only copy while another OUT exists.
 bool finds_replaced(const StagingArea& area, const fs::path& out, bool force) {
   if (!area.has(Slot::kOld)) {
     return false;

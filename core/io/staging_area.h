@@ -1,5 +1,5 @@
 #pragma once
-// OUT.partial, the folder beside OUT in which OUT is made and from which it is renamed:
+// OUT.partial, the sibling of OUT in which OUT is made and from which it is renamed:
 //
 //   .moe-staging  the marker: states that the folder is ours, and for which OUT
 //   new/          the folder being written; after a swap of two names, the folder that was replaced

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A special token as the files beside a tokenizer.json name it, by its text or its id.
+// A special token as the files next to a tokenizer.json name it, by its text or its id.
 struct SpecialName {
   bool is_named = false;  // also true if a file states that there is none
   std::string text;       // empty: by `id`

@@ -28,7 +28,7 @@ inline size_t next_in_ranges(const std::vector<TextRange>& ranges, size_t at) {
   return next == ranges.end() ? std::string_view::npos : std::max(at, next->begin);
 }
 
-// Whether a sentencepiece model may encode a text word by word. If it is BPE, changes nothing of
+// How a sentencepiece model may encode a text word by word. If it is BPE, changes nothing of
 // its input but spaces, and no piece has a space after another letter, then no merge joins two
 // words, and the ids of a text are exactly those of its words in a row. LLaMA's model is such.
 enum class WordRule {

@@ -6,15 +6,15 @@
 //
 // The page, a key that has a default may be left out:
 //   program   "moe train": what made it
-//   state     "finished", beside the program; default none
+//   state     "finished", next to the program; default none
 //   title     the headline
 //   facts     [{name, value, note}]: the few numbers to see first; note is smaller, default none
 //   notes     [{text, is_warning}]: what to know before believing the rest; default no warning
 //   x         the horizontal AXIS of its panels
 //   sections  [{id, title, note, x, panels: [PANEL]}], from top to bottom. id is the anchor of
-//             #id; an empty title shows none, note stands below it, x is an AXIS of its own.
+//             #id; an empty title shows none, note is below it, x is an AXIS of its own.
 //             Sections without panels are left out. Drawn panels (lines, bars, heat map) do not
-//             stand in a section with others.
+//             share a section with others.
 //   footer    a sentence about the page; default none
 //
 // An AXIS is {label}: whole numbers, {label, names}: places 0, 1, .. with a name each, or {label,
@@ -35,7 +35,7 @@
 //   heat map  title, subtitle, y: {label, names}: the rows, values: [..] column by column, in
 //             hundredths of an equal share (100 = balanced, 0 = nothing)
 //   table     columns: [..], rows: [{name, cells: [text]}]; the first column has the names
-//   fields    rows: [{name, text}]: names beside texts
+//   fields    rows: [{name, text}]: names next to texts
 //   texts     title, texts: [{name, text}]: long texts below a title; an empty one is "nothing"
 //   text      text, as it is
 
