@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/flags.h"
-#include "core/train/run/options.h"
+#include "core/train/config/options.h"
 
 namespace moe::cli {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/distributed/session.h"
-#include "core/train/run/settings.h"
+#include "core/train/config/settings.h"
 
 namespace CLI {
 class App;

@@ -23,8 +23,8 @@
 #include "core/model/convert/inspect.h"
 #include "core/model/convert/verify.h"
 #include "core/route/router.h"
-#include "core/train/plan/known_failures.h"
-#include "core/train/run/last_learning_rate.h"
+#include "core/train/loop/plan.h"
+#include "core/train/observe/metrics.h"
 #include "kernels/cpu/caching_allocator.h"
 
 namespace moe::cli {

@@ -3,7 +3,7 @@
 // user can get wrong is found before RUN is made. On the CPU the same settings give the same
 // numbers bit for bit, for the same number of threads.
 
-#include "core/train/plan/run_plan.h"
+#include "core/train/loop/plan.h"
 
 namespace moe::train {
 

@@ -14,7 +14,7 @@
 #include <span>
 
 #include "core/base/error.h"
-#include "core/train/run/made_list.h"
+#include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {
 namespace {

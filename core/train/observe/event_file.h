@@ -13,7 +13,7 @@
 
 #include "core/base/json.h"
 #include "core/io/file.h"
-#include "core/train/run/run_folder.h"
+#include "core/train/checkpoint/run_folder.h"
 
 namespace moe::train {
 

@@ -6,12 +6,199 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string_view>
 
 #include "core/base/error.h"
 #include "core/base/read_file.h"
-#include "core/train/observe/panels.h"
 
 namespace moe::train {
+
+namespace {
+
+constexpr size_t kMostPrompts = 16, kMostKept = 12;  // files of ours have three prompts
+
+OrderedJson pair_of(const TextSample& sample) {
+  return OrderedJson::array({sample.step, sample.text});
+}
+
+TextSample sample_of(const Json& pair, const std::string& prompt, const std::string& where) {
+  if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+      !pair[1].is_string()) {
+    throw UserError("{}: a sample must be [step, text]", where);
+  }
+  return {pair[0], prompt, pair[1]};
+}
+
+}  // namespace
+
+std::string line_of(const TextSample& sample) {
+  const OrderedJson json = {
+      {"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}};
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+std::optional<TextSample> read_sample(const Json& line) {
+  const auto is_text = [&](const char* key) { return line.contains(key) && line[key].is_string(); };
+  if (!line.is_object() || !line.value("step", Json()).is_number_integer() || !is_text("prompt") ||
+      !is_text("text")) {
+    return std::nullopt;
+  }
+  return TextSample{line["step"], line["prompt"], line["text"]};
+}
+
+void for_each_sample(const std::filesystem::path& file,
+                     const std::function<void(const TextSample&)>& on_sample) {
+  if (!std::filesystem::exists(file)) {
+    return;
+  }
+  FileReader in(file);
+  for (std::string line; in.read_whole_line(line);) {
+    const auto sample = read_sample(try_parse_json(line).value_or(Json()));
+    if (!sample) {
+      break;
+    }
+    on_sample(*sample);
+  }
+}
+
+void SampleHistory::add(const TextSample& sample) {
+  auto entry = std::find_if(prompts_.begin(), prompts_.end(),
+                            [&](const Prompt& prompt) { return prompt.prompt == sample.prompt; });
+  if (entry == prompts_.end()) {
+    if (prompts_.size() == kMostPrompts) {
+      return;
+    }
+    entry = prompts_.insert(entry, {sample.prompt, 0, 1, {}, {}});
+  }
+  if (entry->count % entry->stride == 0) {
+    entry->kept.push_back(sample);
+  }
+  entry->last = sample;
+  ++entry->count;
+  if (entry->kept.size() > kMostKept) {
+    entry->stride *= 2;
+    std::vector<TextSample> fewer;
+    for (size_t i = 0; i < entry->kept.size(); i += 2) {
+      fewer.push_back(std::move(entry->kept[i]));
+    }
+    entry->kept = std::move(fewer);
+  }
+}
+
+OrderedJson SampleHistory::to_json() const {
+  OrderedJson json = OrderedJson::array();
+  for (const auto& prompt : prompts_) {
+    OrderedJson samples = OrderedJson::array();
+    for (const auto& sample : prompt.kept) {
+      samples.push_back(pair_of(sample));
+    }
+    json.push_back({{"prompt", prompt.prompt},
+                    {"count", prompt.count},
+                    {"stride", prompt.stride},
+                    {"kept", samples},
+                    {"last", pair_of(prompt.last)}});
+  }
+  return json;
+}
+
+SampleHistory SampleHistory::from_json(const Json& json, const std::string& where) {
+  SampleHistory history;
+  if (!json.is_array() || json.size() > kMostPrompts) {
+    throw UserError("{}: samples must be an array of at most {} prompts", where, kMostPrompts);
+  }
+  for (const auto& entry : json) {
+    Prompt prompt{get_string(entry, "prompt", where),
+                  get_int(entry, "count", where),
+                  get_int(entry, "stride", where),
+                  {},
+                  sample_of(entry.value("last", Json()), entry["prompt"], where)};
+    const Json samples = entry.value("kept", Json());
+    if (prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMostKept) {
+      throw UserError("{}: samples of a prompt must be 1 to {}, their stride positive", where,
+                      kMostKept);
+    }
+    for (const auto& pair : samples) {
+      prompt.kept.push_back(sample_of(pair, prompt.prompt, where));
+    }
+    history.prompts_.push_back(std::move(prompt));
+  }
+  return history;
+}
+
+std::vector<const TextSample*> a_few(const SampleHistory::Prompt& prompt) {
+  constexpr size_t kFew = 6;
+  std::vector<const TextSample*> all, few;
+  for (const auto& sample : prompt.kept) {
+    all.push_back(&sample);
+  }
+  if ((prompt.count - 1) % prompt.stride != 0) {
+    all.push_back(&prompt.last);
+  }
+  for (size_t i = 0; i < std::min(kFew, all.size()); ++i) {
+    few.push_back(all[all.size() <= kFew ? i : i * (all.size() - 1) / (kFew - 1)]);
+  }
+  return few;
+}
+
+namespace {
+
+constexpr const char* kOptimizer = "Optimizer";
+constexpr const char* kMachine = "Machine";
+
+}  // namespace
+
+const std::vector<PanelSpec>& single_curve_panels() {
+  static const std::vector<PanelSpec> panels = {
+      {kLearningGroup, "Load-balance loss", "unscaled, sum over layers", "load_balance_loss", 1,
+       false, false, true},
+      {kLearningGroup, "Entropy loss", "unscaled, sum over layers", "entropy_loss", 1, false, false,
+       true},
+      {kLearningGroup, "L1 loss", "unscaled, sum over layers", "l1_loss", 1, false, false, true},
+      {kLearningGroup, "Router z-loss", "unscaled, sum over layers", "z_loss", 1, false, false,
+       true},
+      {kLearningGroup, "Balance within sequences", "unscaled, sum over layers",
+       "sequence_balance_loss", 1, false, false, true},
+      {kLearningGroup, "Auxiliary losses", "as added to the loss", "auxiliary_loss", 1, false,
+       false, true},
+      {kLearningGroup, "Lambda", "weight of L1", "lambda"},
+      {kLearningGroup, "Router bias", "largest of the choice, all layers", "bias_max"},
+      {kLearningGroup, "Sparsity", "share of experts that do not run", "sparsity"},
+      {kOptimizer, "Learning rate", "", "lr", 1, true},
+      {kOptimizer, "Gradient norm", "before clipping", "grad_norm", 1, true, true},
+      {kMachine, "Speed", "tokens per second", "tokens_per_second", 1, true, true},
+      {kMachine, "Memory", "GB, the process at its largest", "peak_memory_bytes", 1e-9, true},
+      {kRoutingGroup, "Experts per token", "rows over tokens", "experts_per_token"},
+      {kRoutingGroup, "Dropped", "% of requests", "dropped_share", 100, true},
+      {kRoutingGroup, "Unserved", "% of tokens, no expert at all", "unserved_share", 100, true},
+      {kRoutingGroup, "Filled", "% of fill-in requests (FR)", "filled_share", 100, true},
+      {kRoutingGroup, "Rectified", "% of tokens, IR rows", "ir_share", 100, true},
+      {kRoutingGroup, "Load", "busiest expert over the mean, worst layer", "load_max_over_mean"},
+      {kRoutingGroup, "Dead experts", "without a token, over all layers", "dead_experts", 1, true},
+      {kRoutingGroup, "Router entropy", "nats per token", "entropy"},
+  };
+  return panels;
+}
+
+std::string task_of_curve(const std::string& curve) {
+  constexpr std::string_view kPrefix = "tasks/", kSuffix = "/acc";
+  if (!curve.starts_with(kPrefix) || !curve.ends_with(kSuffix) ||
+      curve.size() <= kPrefix.size() + kSuffix.size()) {
+    return "";
+  }
+  return curve.substr(kPrefix.size(), curve.size() - kPrefix.size() - kSuffix.size());
+}
+
+bool is_drawn(const std::string& curve) {
+  static const std::set<std::string> drawn = [] {
+    std::set<std::string> names = {"loss", "held_out_loss"};
+    for (const auto& panel : single_curve_panels()) {
+      names.insert(panel.curve);
+    }
+    return names;
+  }();
+  return drawn.count(curve) > 0 || !task_of_curve(curve).empty();
+}
 
 namespace {
 

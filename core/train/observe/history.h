@@ -1,20 +1,89 @@
 #pragma once
-// All steps of a run as its report shows them, in bounded memory: fed the lines of metrics.jsonl
-// and samples.jsonl one by one. Checkpoints keep it, so that a run that goes on need not read those
-// files again.
+// What the model wrote after held-out prompts, as RUN/samples.jsonl has it and as the report shows
+// it.
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/base/json.h"
-#include "core/train/observe/downsampled.h"
-#include "core/train/observe/load_map.h"
-#include "core/train/observe/relu_stages.h"
-#include "core/train/observe/text_samples.h"
+#include "core/train/observe/curves.h"
 
 namespace moe::train {
+
+// Greedy text after a held-out prompt, with the weights after `step` steps.
+struct TextSample {
+  int64_t step = 0;
+  std::string prompt, text;
+};
+
+// A line of samples.jsonl: {"step", "prompt", "text"}.
+std::string line_of(const TextSample& sample);
+std::optional<TextSample> read_sample(const Json& line);  // nothing: it is no line of ours
+
+// The samples of a file, one by one; it ends where a line is broken or cut short. A file that is
+// not there has none.
+void for_each_sample(const std::filesystem::path& file,
+                     const std::function<void(const TextSample&)>& on_sample);
+
+// The samples of a run of any length in bounded memory: of each prompt the first, the last and some
+// at equal distances between them.
+class SampleHistory {
+ public:
+  void add(const TextSample& sample);  // steps ascend
+
+  struct Prompt {
+    std::string prompt;
+    int64_t count = 0, stride = 1;  // of all samples those whose number the stride divides stay
+    std::vector<TextSample> kept;
+    TextSample last;
+  };
+  const std::vector<Prompt>& prompts() const { return prompts_; }  // in the order they came
+
+  OrderedJson to_json() const;
+  // UserError, opened by `where`: it is not what to_json() makes.
+  static SampleHistory from_json(const Json& json, const std::string& where);
+
+ private:
+  std::vector<Prompt> prompts_;
+};
+
+// At most six of a prompt, the first and the last among them.
+std::vector<const TextSample*> a_few(const SampleHistory::Prompt& prompt);
+
+// Which numbers of metrics.jsonl a report draws, each in a panel of its own. A history keeps only
+// these, so that its size does not depend on what else a line holds.
+
+inline constexpr const char* kLossGroup = "Loss";
+inline constexpr const char* kLearningGroup = "Learning";
+inline constexpr const char* kRoutingGroup = "Routing, all layers";
+
+// A panel of one curve of metrics.jsonl.
+struct PanelSpec {
+  const char* group;
+  std::string title;
+  const char* unit;
+  const char* curve;
+  double scale = 1;  // what values are multiplied by to be in `unit`
+  bool from_zero = false, is_smoothed = false;
+  bool is_loss = false;  // may be seen on a log scale, and begins after the warm-up
+};
+
+const std::vector<PanelSpec>& single_curve_panels();
+
+// The task whose accuracy the curve "tasks/TASK/acc" is; empty where it is another curve.
+std::string task_of_curve(const std::string& curve);
+
+// Whether the curve of this name stands in a panel: one of the table, the losses, an accuracy.
+bool is_drawn(const std::string& curve);
+
+// All steps of a run as its report shows them, in bounded memory: fed the lines of metrics.jsonl
+// and samples.jsonl one by one. Checkpoints keep it, so that a run that goes on need not read those
+// files again.
 
 class History {
  public:

@@ -2,6 +2,7 @@
 // What one step of training says of itself, and its line in metrics.jsonl (../README.md,
 // and core/route/README.md for the counters).
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -9,7 +10,10 @@
 
 #include "core/base/json.h"
 #include "core/route/counters.h"
-#include "core/train/observe/text_samples.h"
+#include "core/train/checkpoint/run_folder.h"
+#include "core/train/observe/event_file.h"
+#include "core/train/observe/history.h"
+#include "core/train/observe/step_lines.h"
 
 namespace moe::train {
 
@@ -63,5 +67,55 @@ OrderedJson to_json(const StepRecord& record);
 
 // held_out_loss, tasks and evaluation_seconds, put on the line of their step.
 void add_evaluation(OrderedJson& line, const Evaluation& evaluation);
+
+// What a run writes of its steps: metrics.jsonl, samples.jsonl, the same for TensorBoard,
+// report.html. One process of a run keeps it. A checkpoint holds, as history.json, how far those
+// files went when it was saved, and the history of the run in bounded size, so that going on costs
+// the same after a million steps as after ten.
+
+// The log between two steps.
+struct LogState {
+  LinesMark metrics, samples;
+  EventMark events;
+  History history;
+};
+
+// CHECKPOINT/history.json.
+void write_log_state(const LogState& state, const std::filesystem::path& checkpoint);
+// Nothing where the checkpoint has none (one of an older version). UserError: it is none of ours.
+std::optional<LogState> read_log_state(const std::filesystem::path& checkpoint);
+
+class MetricsLog {
+ public:
+  // Goes on behind the first `steps` steps of the run in `folder`, which outlives it, from
+  // `checkpoint` (empty: from none). What its files tell of later steps is cut off. Lines of
+  // earlier ones stay; `notes` is told which are missing.
+  MetricsLog(const RunFolder& folder, int64_t steps, const std::filesystem::path& checkpoint,
+             std::vector<std::string>& notes);
+
+  void append(const OrderedJson& line, const std::vector<TextSample>& samples = {});
+  LogState state() const;
+  // All that was appended is on the disk when it returns, and so are the names in the run's folder.
+  // Any thread may call it.
+  void sync() const;
+  void report() const;  // writes the page anew
+
+ private:
+  void read_metrics(int64_t steps, bool has_history, std::vector<std::string>& notes);
+  void make_events();
+
+  const RunFolder& folder_;
+  StepLines metrics_, samples_;
+  std::optional<EventFile> events_;  // always there when it is made
+  History history_;
+};
+
+// The learning rate of the last step that a model folder was trained with, where moe knows it: a
+// run that goes on far above it unlearns (core/train/loop/plan.h).
+
+// Of a checkpoint (its history.json), of RUN/final (the last line of RUN/metrics.jsonl), or of a
+// mixture that was made of either (its upcycle.json). Nothing where none of them says it, and where
+// the file is damaged: what is said for people alone stops no run.
+std::optional<double> last_learning_rate(const std::filesystem::path& model);
 
 }  // namespace moe::train

@@ -11,8 +11,8 @@
 #include "core/base/page/page.h"
 #include "core/base/read_file.h"
 #include "core/io/partial_file.h"
-#include "core/train/observe/report_data.h"
-#include "core/train/run/options.h"
+#include "core/train/config/options.h"
+#include "core/train/observe/report.h"
 
 namespace moe::train {
 

@@ -1,5 +1,4 @@
-#include "core/train/loop/coefficients.h"
-
+#include "core/train/config/losses.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

@@ -1,8 +1,7 @@
-#include "core/train/observe/downsampled.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "core/train/observe/curves.h"
 #include "tests/support/catch.h"
 
 using namespace moe::train;

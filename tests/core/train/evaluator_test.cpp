@@ -1,11 +1,10 @@
-#include "core/train/observe/evaluator.h"
-
 #include <cmath>
 
-#include "core/train/loop/gradients.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/training_data.h"
+#include "core/train/observe/evaluation.h"
 #include "core/train/observe/history.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/training_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/mixture.h"
 #include "tests/support/temp_dir.h"

@@ -1,11 +1,10 @@
 // What warns before the first step, against counts by hand and against the gates' own gradients.
 
-#include "core/train/plan/known_failures.h"
-
 #include <cmath>
 #include <functional>
 
 #include "core/route/route.h"
+#include "core/train/loop/plan.h"
 #include "tests/support/catch.h"
 
 using namespace moe;

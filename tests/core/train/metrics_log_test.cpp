@@ -1,8 +1,6 @@
 // The log of a run that goes on: nothing is lost, later steps leave no trace, and what it costs
 // does not depend on how many steps there were. What a million steps cost:
 //   build/cpu/core_train_metrics_log_test "[slow]"
-#include "core/train/observe/metrics_log.h"
-
 #include <malloc.h>
 
 #include <chrono>
@@ -10,8 +8,8 @@
 #include <fstream>
 
 #include "core/base/available_memory.h"
+#include "core/train/observe/metrics.h"
 #include "core/train/observe/report.h"
-#include "core/train/observe/report_data.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
 

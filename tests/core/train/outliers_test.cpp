@@ -1,8 +1,7 @@
-#include "core/train/loop/outliers.h"
-
 #include <cmath>
 
 #include "core/base/random.h"
+#include "core/train/step/updater.h"
 #include "tests/support/catch.h"
 
 using namespace moe;

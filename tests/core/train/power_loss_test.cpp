@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/io/checksums.h"
-#include "core/train/observe/metrics_log.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/checkpoint/snapshot.h"
+#include "core/train/observe/metrics.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_binary.h"
 #include "tests/support/tiny_checkpoint.h"

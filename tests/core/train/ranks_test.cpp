@@ -8,9 +8,9 @@
 #include <mutex>
 
 #include "core/base/random.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/updater.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/step/updater.h"
 #include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/rank_threads.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/train/observe/report_data.h"
+#include "core/train/observe/report.h"
 #include "tests/support/catch.h"
 #include "tests/support/page.h"
 #include "tests/support/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "core/train/run/run_folder.h"
+#include "core/train/checkpoint/run_folder.h"
 
 #include "core/io/checksums.h"
 #include "core/io/staged_folder.h"

@@ -1,5 +1,4 @@
-#include "core/train/loop/schedule.h"
-
+#include "core/train/config/settings.h"
 #include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 

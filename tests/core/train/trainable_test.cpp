@@ -1,4 +1,4 @@
-#include "core/train/loop/trainable.h"
+#include "core/train/step/trainable.h"
 
 #include "core/model/convert/upcycle.h"
 #include "tests/support/catch.h"

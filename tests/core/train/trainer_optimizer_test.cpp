@@ -1,8 +1,8 @@
 // What the optimizer's settings do to a whole run: moments in bf16, decay, outliers.
 
 #include "core/base/error.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/run/snapshot.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 

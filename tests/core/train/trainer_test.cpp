@@ -2,7 +2,7 @@
 
 #include "core/base/error.h"
 #include "core/model/convert/upcycle.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
 

@@ -8,11 +8,11 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/train/loop/gradients.h"
-#include "core/train/loop/trainable.h"
+#include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/trainer.h"
-#include "core/train/loop/updater.h"
-#include "core/train/run/snapshot.h"
+#include "core/train/step/gradients.h"
+#include "core/train/step/trainable.h"
+#include "core/train/step/updater.h"
 #include "kernels/cpu/caching_allocator.h"
 #include "kernels/ops/bf16_working_copy.h"
 #include "tests/support/mixture.h"
